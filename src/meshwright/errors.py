@@ -1,0 +1,66 @@
+"""Errors that teach: values, cause, place and fix, all violations at once.
+
+A :class:`Diagnostic` is one violation. A :class:`MeshwrightError` carries every violation found, prints
+them one below the other, and knows its exit code: 2 for misuse (bad input, illegal plan), 1 for "ran, and
+the answer is no" (a legal plan that does not fit). The long explanation of a code (``meshwright explain
+P003``) is data in ``catalog/codes/``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class Diagnostic(msgspec.Struct, frozen=True, kw_only=True):
+    """One violation. ``code`` is a letter for the area and three digits (``P003``); ``place`` names the
+    key and where it was said (``plan.tp = 6   <- plan.toml:4``); ``help`` says how to mend it."""
+
+    code: str
+    message: str
+    place: str = ""
+    help: str = ""
+
+    def __str__(self) -> str:
+        lines = [f"error[{self.code}]: {self.message}"]
+        if self.place:
+            lines.append(f"  {self.place}")
+        if self.help:
+            lines.append(f"  help: {self.help}")
+        return "\n".join(lines)
+
+
+class MeshwrightError(Exception):
+    """Bad input or an illegal plan: every violation found, exit code 2."""
+
+    exit_code = 2
+
+    def __init__(self, diagnostics: Diagnostic | Iterable[Diagnostic]):
+        if isinstance(diagnostics, Diagnostic):
+            diagnostics = (diagnostics,)
+        self.diagnostics: tuple[Diagnostic, ...] = tuple(diagnostics)
+        super().__init__("\n".join(str(d) for d in self.diagnostics))
+
+    @classmethod
+    def one(cls, code: str, message: str, *, place: str = "", help: str = "") -> MeshwrightError:
+        """The error with a single violation."""
+        return cls(Diagnostic(code=code, message=message, place=place, help=help))
+
+
+class Infeasible(MeshwrightError):
+    """A legal question whose answer is no (does not fit in memory or power): exit code 1."""
+
+    exit_code = 1
+
+
+def nearest(name: str, choices: Sequence[str], count: int = 3) -> str:
+    """A help line that names the choices closest to `name`: ``did you mean h100_sxm, h100_pcie?``."""
+    close = difflib.get_close_matches(name.lower(), [c.lower() for c in choices], n=count, cutoff=0.5)
+    by_lower = {c.lower(): c for c in choices}
+    if close:
+        return "did you mean " + ", ".join(by_lower[c] for c in close) + "?"
+    listed = sorted(choices)
+    shown = ", ".join(listed[:12]) + (", ..." if len(listed) > 12 else "")
+    return f"known: {shown}"
