@@ -1,0 +1,302 @@
+"""The task graph: what a plan lowers to, as flat arrays.
+
+A *task* occupies one or more *streams* (a rank class and one of its queues) for a duration that is looked
+up by its cost key. Streams run in order, so program order is part of the graph; explicit edges carry the
+rest. Tasks are stored in topological order: every edge without lag points backwards. That makes the timing
+a single forward pass (``simulate/engine.py``) and makes a deadlock visible here, when the graph is built,
+not while it runs.
+
+Durations are not in the graph. ``cost_key[i]`` indexes a table of durations beside it, so a draw of
+lengths, stragglers or costs re-times the same graph.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+
+#: What a task does. F, B, W, BW are passes over (part of) a model chunk; the rest name what is moved or done.
+KINDS: tuple[str, ...] = (
+    "F",
+    "B",
+    "W",
+    "BW",
+    "recompute",
+    "send",
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "ring",
+    "optimizer",
+    "host",
+    "op",
+    "copy",
+)
+KIND = {name: index for index, name in enumerate(KINDS)}
+#: Queues a rank has. ``compute`` runs kernels; the others carry one kind of traffic each, in order.
+QUEUES: tuple[str, ...] = ("compute", "tp", "cp", "ep", "dp", "dp_gather", "pp_next", "pp_prev", "copy", "host")
+QUEUE = {name: index for index, name in enumerate(QUEUES)}
+#: Per-task attribute columns, -1 where one does not apply.
+ATTRIBUTES: tuple[str, ...] = ("stage", "chunk", "microbatch", "layer", "step")
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
+    """The streams of a graph: ``rank[s]`` is a rank class, ``queue[s]`` an index into :data:`QUEUES`.
+
+    ``ranks`` names each rank class and ``multiplicity`` says how many real ranks it stands for.
+    """
+
+    rank: NDArray[np.int32]
+    queue: NDArray[np.int32]
+    ranks: tuple[str, ...]
+    multiplicity: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
+    """State allocated (positive bytes) or freed (negative) when a task starts or ends.
+
+    Columns of equal length: ``task``, ``rank`` (class), ``at_end`` (bool), ``num_bytes`` and ``category``
+    (index into ``categories``).
+    """
+
+    task: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    at_end: NDArray[np.bool_]
+    num_bytes: NDArray[np.float64]
+    category: NDArray[np.int32]
+    categories: tuple[str, ...]
+
+
+class TaskGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """``num_tasks`` tasks in topological order.
+
+    ``kind`` [N] indexes :data:`KINDS`; ``member``/``member_ptr`` are the streams task i occupies (CSR);
+    ``dep``/``dep_ptr`` the tasks it waits for (CSR), ``dep_lag`` the lag of each edge in steps;
+    ``cost_key`` [N] indexes ``keys``; ``attributes`` is an int32 array [5, N] in the order of
+    :data:`ATTRIBUTES`.
+    """
+
+    streams: Streams
+    kind: NDArray[np.uint8]
+    member_ptr: NDArray[np.int32]
+    member: NDArray[np.int32]
+    dep_ptr: NDArray[np.int32]
+    dep: NDArray[np.int32]
+    dep_lag: NDArray[np.int32]
+    cost_key: NDArray[np.int32]
+    keys: tuple[str, ...]
+    attributes: NDArray[np.int32]
+    memory: MemoryEvents | None = None
+
+    @property
+    def num_tasks(self) -> int:
+        return len(self.kind)
+
+    @property
+    def has_lag(self) -> bool:
+        return bool(self.dep_lag.any())
+
+    def attribute(self, name: str) -> NDArray[np.int32]:
+        """One attribute column [N], -1 where it does not apply."""
+        return self.attributes[ATTRIBUTES.index(name)]
+
+    def digest(self) -> str:
+        """A hash of everything that decides the timing but the durations: equal graphs, equal digests."""
+        h = hashlib.sha256()
+        for array in (self.kind, self.member_ptr, self.member, self.dep_ptr, self.dep, self.dep_lag, self.cost_key):
+            h.update(np.ascontiguousarray(array).tobytes())
+        h.update(np.ascontiguousarray(self.attributes).tobytes())
+        h.update("\0".join(self.keys).encode())
+        return h.hexdigest()[:16]
+
+    def text(self) -> str:
+        """One line a task: ``12 F compute@0 mb3 s0 <- 4 7``. For reading and for golden tests."""
+        return "\n".join(self._line(i) for i in range(self.num_tasks))
+
+    def _line(self, i: int) -> str:
+        where = ",".join(
+            f"{QUEUES[self.streams.queue[s]]}@{self.streams.ranks[self.streams.rank[s]]}"
+            for s in self.member[self.member_ptr[i] : self.member_ptr[i + 1]]
+        )
+        marks = [
+            f"{name}{value}" for name, value in zip(("s", "c", "mb", "l", "t"), self.attributes[:, i]) if value >= 0
+        ]
+        lo, hi = self.dep_ptr[i], self.dep_ptr[i + 1]
+        deps = [f"{d}" + (f"(-{lag})" if lag else "") for d, lag in zip(self.dep[lo:hi], self.dep_lag[lo:hi])]
+        arrow = f" <- {' '.join(deps)}" if deps else ""
+        return " ".join([str(i), KINDS[self.kind[i]], where, *marks, f"[{self.keys[self.cost_key[i]]}]"]) + arrow
+
+
+def diff(a: TaskGraph, b: TaskGraph) -> list[str]:
+    """The lines in which two graphs differ, ``-`` of `a` and ``+`` of `b`; empty for equal graphs."""
+    left, right = a.text().splitlines(), b.text().splitlines()
+    return [line for line in difflib.unified_diff(left, right, lineterm="", n=0) if line[:2] not in ("--", "++", "@@")]
+
+
+class GraphBuilder:
+    """Collects tasks in program order per stream, in any order across streams, then sorts.
+
+    Columns are given as arrays (``extend``) or one by one (``add``); both append. ``build`` orders the
+    tasks topologically and raises G001 naming the tasks of a cycle if the program order of the streams
+    and the edges contradict each other (a deadlock).
+    """
+
+    def __init__(self, ranks: Sequence[str], multiplicity: Sequence[int] | None = None):
+        self.ranks = tuple(ranks)
+        self.multiplicity = tuple(multiplicity or (1,) * len(self.ranks))
+        self._kind: list[NDArray] = []
+        self._key: list[NDArray] = []
+        self._attr: list[NDArray] = []
+        self._members: list[tuple[NDArray, NDArray]] = []  # (task, stream)
+        self._edges: list[tuple[NDArray, NDArray, NDArray]] = []  # (task, depends on, lag)
+        self._events: list[tuple[NDArray, NDArray, NDArray, NDArray, NDArray]] = []
+        self._categories: dict[str, int] = {}
+        self._keys: dict[str, int] = {}
+        self._count = 0
+
+    def key(self, name: str) -> int:
+        """The index of a cost key, new or known."""
+        return self._keys.setdefault(name, len(self._keys))
+
+    def stream(self, rank: int, queue: str) -> int:
+        return rank * len(QUEUES) + QUEUE[queue]
+
+    def extend(self, kind, key, *, stream=None, **attributes) -> NDArray[np.int64]:
+        """Append n tasks, the longest argument deciding n; scalars are spread. Returns their numbers.
+
+        `stream` may be None when members are given through :meth:`occupy`.
+        """
+        columns = [np.atleast_1d(np.asarray(c)) for c in (kind, key, *attributes.values())]
+        n = max(len(c) for c in columns)
+        if stream is not None:
+            stream = np.atleast_1d(np.asarray(stream))
+            n = max(n, len(stream))
+        ids = np.arange(self._count, self._count + n)
+        self._count += n
+        attr = np.full((len(ATTRIBUTES), n), -1, np.int32)
+        for name, column in zip(attributes, columns[2:]):
+            attr[ATTRIBUTES.index(name)] = column
+        self._kind.append(np.broadcast_to(columns[0], n).astype(np.uint8))
+        self._key.append(np.broadcast_to(columns[1], n).astype(np.int32))
+        self._attr.append(attr)
+        if stream is not None:
+            self.occupy(ids, np.broadcast_to(stream, n))
+        return ids
+
+    def add(self, kind: str, key: str, streams: int | Iterable[int], after: Iterable[int] = (), **attributes) -> int:
+        """Append one task on one or several streams, after the tasks given. Returns its number."""
+        task = int(self.extend(KIND[kind], self.key(key), **attributes)[0])
+        for s in (streams,) if isinstance(streams, int | np.integer) else streams:
+            self.occupy([task], [s])
+        for d in after:
+            self.depend([task], [d])
+        return task
+
+    def occupy(self, tasks, streams) -> None:
+        self._members.append((np.asarray(tasks), np.asarray(streams)))
+
+    def depend(self, tasks, on, lag=0) -> None:
+        tasks, on = np.atleast_1d(np.asarray(tasks)), np.atleast_1d(np.asarray(on))
+        self._edges.append((tasks, on, np.broadcast_to(np.asarray(lag), tasks.shape)))
+
+    def memory(self, tasks, rank, at_end: bool, num_bytes, category: str) -> None:
+        """Tasks that allocate (bytes > 0) or free (< 0) on a rank class when they start or end."""
+        tasks = np.atleast_1d(np.asarray(tasks))
+        index = self._categories.setdefault(category, len(self._categories))
+        spread = [np.broadcast_to(np.asarray(c), tasks.shape) for c in (rank, at_end, num_bytes, index)]
+        self._events.append((tasks, *spread))
+
+    def build(self) -> TaskGraph:
+        """The graph in topological order.
+
+        Raises:
+            MeshwrightError: G001 when stream order and edges form a cycle.
+        """
+        from meshwright.toposort import topological_order
+
+        n = self._count
+        task, stream = (_cat([m[i] for m in self._members], np.int64) for i in (0, 1))
+        member_ptr, member = _csr(task, stream, n)
+        edge_to, edge_from, lag = (_cat([e[i] for e in self._edges], np.int64) for i in (0, 1, 2))
+        dep_ptr, dep = _csr(edge_to, edge_from, n)
+        _, dep_lag = _csr(edge_to, lag, n)
+        order, done = topological_order(member_ptr, member, dep_ptr, dep, dep_lag, len(self.ranks) * len(QUEUES))
+        attributes = np.concatenate(self._attr, axis=1) if self._attr else np.empty((len(ATTRIBUTES), 0), np.int32)
+        kind, key = _cat(self._kind, np.uint8), _cat(self._key, np.int32)
+        keys = tuple(self._keys)
+        if done < n:
+            _refuse_cycle(order, done, n, kind, attributes)
+        rank_of = np.empty(n, np.int64)
+        rank_of[order] = np.arange(n)
+        used = np.unique(member)
+        renumber = np.zeros(len(self.ranks) * len(QUEUES), np.int64)
+        renumber[used] = np.arange(len(used))
+        streams = Streams(
+            rank=(used // len(QUEUES)).astype(np.int32),
+            queue=(used % len(QUEUES)).astype(np.int32),
+            ranks=self.ranks,
+            multiplicity=self.multiplicity,
+        )
+        new_member_ptr, new_member = _csr(rank_of[task], renumber[stream], n)
+        new_dep_ptr, new_dep = _csr(rank_of[edge_to], rank_of[edge_from], n)
+        _, new_lag = _csr(rank_of[edge_to], lag, n)
+        return TaskGraph(
+            streams=streams,
+            kind=kind[order],
+            member_ptr=new_member_ptr,
+            member=new_member,
+            dep_ptr=new_dep_ptr,
+            dep=new_dep,
+            dep_lag=new_lag,
+            cost_key=key[order],
+            keys=keys,
+            attributes=np.ascontiguousarray(attributes[:, order]),
+            memory=self._memory(rank_of),
+        )
+
+    def _memory(self, rank_of: NDArray[np.int64]) -> MemoryEvents | None:
+        if not self._events:
+            return None
+        task, rank, at_end, num_bytes, category = (_cat([e[i] for e in self._events], np.float64) for i in range(5))
+        return MemoryEvents(
+            task=rank_of[task.astype(np.int64)].astype(np.int32),
+            rank=rank.astype(np.int32),
+            at_end=at_end.astype(np.bool_),
+            num_bytes=num_bytes,
+            category=category.astype(np.int32),
+            categories=tuple(self._categories),
+        )
+
+
+def _cat(parts: list, dtype) -> NDArray:
+    return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
+
+
+def _csr(row: NDArray, value: NDArray, num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Rows and values as (pointer, values), values of one row in the order given."""
+    by_row = np.argsort(row, kind="stable")
+    pointer = np.zeros(num_rows + 1, np.int32)
+    np.cumsum(np.bincount(row, minlength=num_rows), out=pointer[1:])
+    return pointer, value[by_row].astype(np.int32)
+
+
+def _refuse_cycle(order: NDArray, done: int, n: int, kind: NDArray, attributes: NDArray) -> None:
+    stuck = np.setdiff1d(np.arange(n), order[:done])[:6]
+    named = ", ".join(f"{KINDS[kind[i]]}(stage {attributes[0, i]}, microbatch {attributes[2, i]})" for i in stuck)
+    raise MeshwrightError.one(
+        "G001",
+        f"deadlock: {n - done} of {n} tasks can never start",
+        place=f"first of them: {named}",
+        help="the order on some stream asks for a task before the task it depends on; check the schedule's order",
+    )

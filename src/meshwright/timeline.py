@@ -1,0 +1,201 @@
+"""What both executors return: task spans, memory over time, and who made it, as columns.
+
+A span is one task on one stream of one rank class. Its key (rank, queue, kind, stage, chunk, microbatch,
+layer, step, occurrence) is stable, so a simulated and a measured timeline of the same plan can be laid side
+by side. Spans and ranks may be missing: a measured timeline of one rank is legal.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph import ATTRIBUTES, KINDS, QUEUES, TaskGraph
+
+FORMAT_VERSION = 1
+
+
+class MemoryTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """Allocated bytes of one rank class over time: step function, ``num_bytes[c, i]`` of category c from
+    ``time_s[i]`` on. ``static`` categories are constant and included."""
+
+    time_s: NDArray[np.float64]
+    categories: tuple[str, ...]
+    num_bytes: NDArray[np.float64]
+
+    @property
+    def total(self) -> NDArray[np.float64]:
+        return self.num_bytes.sum(axis=0)
+
+    def peak(self) -> tuple[float, float, dict[str, float]]:
+        """(bytes, second, bytes by category) at the highest total."""
+        at = int(np.argmax(self.total))
+        alive = {c: float(b) for c, b in zip(self.categories, self.num_bytes[:, at])}
+        return float(self.total[at]), float(self.time_s[at]), alive
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Spans as columns [S]; ``rank``/``queue`` index ``ranks`` and :data:`QUEUES`; attributes are -1 where
+    they do not apply. ``waited_for[i]`` is the span whose end let span i start, -1 for none; ``task`` the
+    task of the graph (equal for all members of a collective). ``parts`` splits a duration by cause."""
+
+    ranks: tuple[str, ...]
+    multiplicity: tuple[int, ...]
+    task: NDArray[np.int32]
+    rank: NDArray[np.int32]
+    queue: NDArray[np.int32]
+    kind: NDArray[np.uint8]
+    attributes: NDArray[np.int32]
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    waited_for: NDArray[np.int32]
+    cost_key: NDArray[np.int32]
+    keys: tuple[str, ...]
+    parts: dict[str, NDArray[np.float64]] = {}
+    memory: tuple[MemoryTrace, ...] = ()
+    identity: dict[str, str] = {}
+
+    @property
+    def makespan_s(self) -> float:
+        return float(self.end_s.max(initial=0.0))
+
+    @property
+    def num_spans(self) -> int:
+        return len(self.start_s)
+
+    def attribute(self, name: str) -> NDArray[np.int32]:
+        return self.attributes[ATTRIBUTES.index(name)]
+
+    def of_rank(self, rank: int, queue: str = "compute") -> NDArray[np.int64]:
+        """Spans of one queue of one rank class, in order of start."""
+        chosen = np.flatnonzero((self.rank == rank) & (self.queue == QUEUES.index(queue)))
+        return chosen[np.argsort(self.start_s[chosen], kind="stable")]
+
+    def critical_path(self) -> NDArray[np.int64]:
+        """Spans from the start of the step to its end, each of which started when the one before ended."""
+        if not self.num_spans:
+            return np.empty(0, np.int64)
+        path = [int(np.argmax(self.end_s))]
+        while self.waited_for[path[-1]] >= 0:
+            path.append(int(self.waited_for[path[-1]]))
+        return np.array(path[::-1])
+
+    def busy_s(self, rank: int, queue: str = "compute") -> float:
+        chosen = self.of_rank(rank, queue)
+        return float((self.end_s[chosen] - self.start_s[chosen]).sum())
+
+    def bubble(self) -> float:
+        """Share of the compute queues' time, between a rank's first and last task, that is idle: the worst
+        rank's idle time over its active span, as pipeline papers define it."""
+        spans = [self._active(r) for r in range(len(self.ranks))]
+        longest = max((last - first for first, last, _ in spans), default=0.0)
+        busy = max((b for _, _, b in spans), default=0.0)
+        return 0.0 if longest <= 0 else (longest - busy) / longest
+
+    def _active(self, rank: int) -> tuple[float, float, float]:
+        chosen = self.of_rank(rank)
+        if not len(chosen):
+            return 0.0, 0.0, 0.0
+        return (
+            float(self.start_s[chosen].min()),
+            float(self.end_s[chosen].max()),
+            float((self.end_s[chosen] - self.start_s[chosen]).sum()),
+        )
+
+    def exposed_comm(self, rank: int) -> dict[str, float]:
+        """Seconds each communication queue of a rank was busy while its compute queue was idle."""
+        compute = self.of_rank(rank)
+        out = {}
+        for queue in QUEUES[1:]:
+            chosen = self.of_rank(rank, queue)
+            if len(chosen):
+                out[queue] = _outside(
+                    self.start_s[chosen], self.end_s[chosen], self.start_s[compute], self.end_s[compute]
+                )
+        return out
+
+    def peak_memory(self) -> list[float]:
+        """Highest total bytes of each rank class."""
+        return [m.peak()[0] for m in self.memory]
+
+    def names(self, spans: NDArray | None = None) -> list[str]:
+        """Readable name of spans: ``F mb3 s1``."""
+        chosen = range(self.num_spans) if spans is None else spans
+        marks = dict(zip(ATTRIBUTES, ("s", "c", "mb", "layer ", "step ")))
+        return [
+            " ".join(
+                [KINDS[self.kind[i]], *(f"{marks[a]}{v}" for a, v in zip(ATTRIBUTES, self.attributes[:, i]) if v >= 0)]
+            )
+            for i in chosen
+        ]
+
+
+def _outside(start: NDArray, end: NDArray, busy_start: NDArray, busy_end: NDArray) -> float:
+    """Total length of the intervals [start, end) not covered by the disjoint, sorted busy intervals."""
+    covered = 0.0
+    for s, e in zip(start, end):
+        lo = np.searchsorted(busy_end, s, side="right")
+        hi = np.searchsorted(busy_start, e, side="left")
+        covered += float(np.clip(np.minimum(busy_end[lo:hi], e) - np.maximum(busy_start[lo:hi], s), 0, None).sum())
+    return float((end - start).sum()) - covered
+
+
+def from_times(
+    graph: TaskGraph,
+    start_s: NDArray[np.float64],
+    end_s: NDArray[np.float64],
+    *,
+    parts: dict[str, NDArray[np.float64]] | None = None,
+    memory: tuple[MemoryTrace, ...] = (),
+    identity: dict[str, str] | None = None,
+) -> Timeline:
+    """The timeline of a graph whose tasks start and end at the given seconds [N].
+
+    `parts` maps a cause to its seconds per cost key; they sum to the key's duration.
+    """
+    width = np.diff(graph.member_ptr)
+    task = np.repeat(np.arange(graph.num_tasks, dtype=np.int32), width)
+    stream = graph.member
+    first_span = np.zeros(graph.num_tasks, np.int64)
+    first_span[task[::-1]] = np.arange(len(task))[::-1]
+    waited_task = _binding(graph, start_s, end_s)
+    waited = np.where(waited_task >= 0, first_span[np.maximum(waited_task, 0)], -1)
+    keys = graph.cost_key[task]
+    return Timeline(
+        ranks=graph.streams.ranks,
+        multiplicity=graph.streams.multiplicity,
+        task=task,
+        rank=graph.streams.rank[stream],
+        queue=graph.streams.queue[stream],
+        kind=graph.kind[task],
+        attributes=graph.attributes[:, task],
+        start_s=start_s[task],
+        end_s=end_s[task],
+        waited_for=waited[task].astype(np.int32),
+        cost_key=keys,
+        keys=graph.keys,
+        parts=parts or {},
+        memory=memory,
+        identity=identity or {},
+    )
+
+
+def _binding(graph: TaskGraph, start: NDArray, end: NDArray) -> NDArray[np.int64]:
+    """For each task the predecessor (dependency or previous task of a stream) that ended last, i.e. let it
+    start; -1 when it started at the beginning. Dependencies win ties over the own stream."""
+    n = graph.num_tasks
+    best = np.full(n, -1, np.int64)
+    best_end = np.zeros(n)
+    task_of_member = np.repeat(np.arange(n), np.diff(graph.member_ptr))
+    by_stream = np.argsort(graph.member, kind="stable")
+    same = graph.member[by_stream][1:] == graph.member[by_stream][:-1]
+    followers, leaders = task_of_member[by_stream][1:][same], task_of_member[by_stream][:-1][same]
+    task_of_edge = np.repeat(np.arange(n), np.diff(graph.dep_ptr))
+    now = graph.dep_lag == 0
+    to = np.concatenate([followers, task_of_edge[now]])
+    frm = np.concatenate([leaders, graph.dep[now]])
+    ordered = np.argsort(end[frm], kind="stable")
+    best[to[ordered]] = frm[ordered]
+    best_end[to[ordered]] = end[frm[ordered]]
+    return np.where(best_end >= start - 1e-12, best, -1)
