@@ -1,0 +1,97 @@
+"""Family: one schedule of the literature, as a record: its names, its paper, its legal shapes, its builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic
+
+if TYPE_CHECKING:
+    from meshwright.schedules.actions import Actions
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """What a schedule is built for. ``vpp`` is chunks per rank: num_stages / num_ranks."""
+
+    num_ranks: int
+    num_microbatches: int
+    vpp: int
+    params: dict[str, Any] = {}
+
+    @property
+    def num_stages(self) -> int:
+        return self.num_ranks * self.vpp
+
+
+class Family(msgspec.Struct, frozen=True, kw_only=True):
+    """A pipeline schedule by name.
+
+    ``placement`` says which rank holds stage s of p ranks: ``linear`` (s), ``loop`` (s mod p), ``v`` (down and
+    back up), ``wave`` (down and up again and again), ``bidirectional`` (two ranks hold each stage). ``vpps``
+    are the legal chunks per rank, empty for any. ``rules`` gives what is illegal beyond the counts being
+    positive and vpp being legal. ``order`` builds the actions of a legal shape. ``params`` are the further
+    arguments it takes, each with its default. All families compute the same gradients.
+    """
+
+    name: str
+    title: str
+    paper: str
+    placement: str
+    splits_backward: bool
+    order: Callable[[Shape], Actions]
+    aliases: tuple[str, ...] = ()
+    default_vpp: int = 1
+    vpps: tuple[int, ...] = ()
+    rules: Callable[[Shape], list[Diagnostic]] | None = None
+    params: dict[str, Any] = {}
+
+    def legality(
+        self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any
+    ) -> list[Diagnostic]:
+        """Every violation of this shape (S010 a count below 1, S011 vpp, S012 an unknown parameter, and the
+        family's own rules, S013); empty when `build` will succeed. `vpp` None is the family's default."""
+        shape = self.shape(num_ranks, num_microbatches, vpp, **params)
+        counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "vpp": shape.vpp}
+        found = [
+            Diagnostic(
+                code="S010",
+                message=f"{key}={value} for {self.name}: at least 1 is needed",
+                place=f"schedule.{key} = {value}",
+            )
+            for key, value in counts.items()
+            if value < 1
+        ]
+        if self.vpps and shape.vpp >= 1 and shape.vpp not in self.vpps:
+            legal, counts = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
+            found.append(
+                Diagnostic(
+                    code="S011",
+                    message=f"{self.name} holds {counts} stages on each rank, not vpp={shape.vpp}",
+                    place=f"schedule.vpp = {shape.vpp}",
+                    help=f"write {legal}" + ("" if self.vpps != (1,) else ", or take `interleaved` for more"),
+                )
+            )
+        for key in params.keys() - self.params.keys():
+            found.append(
+                Diagnostic(
+                    code="S012",
+                    message=f"{self.name} takes no parameter {key!r}",
+                    place=f"schedule.{key}",
+                    help="it takes " + (", ".join(self.params) or "none"),
+                )
+            )
+        if not found and self.rules is not None:
+            found += self.rules(shape)
+        return found
+
+    def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Shape:
+        """The shape with the family's defaults filled in."""
+        return Shape(
+            num_ranks=num_ranks,
+            num_microbatches=num_microbatches,
+            vpp=self.default_vpp if vpp is None else vpp,
+            params=self.params | params,
+        )
