@@ -1,0 +1,48 @@
+"""Numbers as people write them: ``8k`` tokens, ``15t`` tokens, ``1.5e12``; and as people read them back."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_SUFFIX = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmbt]?)", re.IGNORECASE)
+
+
+def parse_count(text: str, *, binary_k: bool = False) -> int | None:
+    """``"512"``, ``"15t"``, ``"1.5e12"`` as a whole number; None when it is not one.
+
+    With `binary_k`, ``8k`` is 8192: lengths and batches are powers of two, so that is what people mean.
+    """
+    match = _COUNT.fullmatch(text.strip().replace("_", ""))
+    if not match:
+        return None
+    number, suffix = float(match[1]), match[2].lower()
+    scale = 1024 if binary_k and suffix == "k" else _SUFFIX.get(suffix, 1)
+    value = number * scale
+    return int(value) if math.isfinite(value) and value == int(value) else None
+
+
+def seconds(value: float) -> str:
+    """A duration in the unit that reads best: ``1.23 ms``, ``4.56 s``, ``3.2 h``, ``12.1 days``."""
+    for limit, scale, unit in (
+        (1e-3, 1e6, "us"),
+        (1.0, 1e3, "ms"),
+        (600.0, 1.0, "s"),
+        (172_800.0, 1 / 3600, "h"),
+    ):
+        if abs(value) < limit:
+            return f"{value * scale:.3g} {unit}" if unit != "s" else f"{value:.3f} s"
+    return f"{value / 86_400:.1f} days"
+
+
+def gibibytes(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def big(value: float) -> str:
+    """A count with a suffix: ``70.6B``, ``15T``, ``8.03B``."""
+    for scale, suffix in ((1e15, "e15"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= scale:
+            return f"{value / scale:.3g}{suffix}"
+    return f"{value:.3g}"
