@@ -1,0 +1,1 @@
+"""What the user says: model, cluster and workload, immutable and without torch."""

@@ -1,0 +1,166 @@
+"""The Cluster a user names: from the catalog, from a TOML file, or composed as a short name.
+
+``load("64xh100")`` is 64 devices in that device's standard nodes; ``load("selene")`` a catalog entry;
+``load("mine.toml")`` a file. The records are in :mod:`meshwright.spec.hardware` and
+:mod:`meshwright.spec.cluster_tree` and are named here too.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from meshwright import catalog
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.spec import cluster_file as file
+from meshwright.spec import cluster_names as short
+from meshwright.spec.cluster_names import Machine
+from meshwright.spec.cluster_tree import Cluster, Island
+from meshwright.spec.hardware import Device, Efficiency, Level, Node, source_of
+
+__all__ = [
+    "Cluster",
+    "Device",
+    "Efficiency",
+    "Island",
+    "Level",
+    "Machine",
+    "Node",
+    "clusters",
+    "devices",
+    "from_toml",
+    "load",
+    "load_device",
+    "source_of",
+    "to_toml",
+]
+
+
+def load(text: str) -> Cluster:
+    """The cluster a text names: a ``.toml`` path, a catalog name, or a short name such as ``64xh100``.
+
+    Raises:
+        MeshwrightError: C001 unknown name, C002 not a short name, C003 counts that fill no node, C004 to C009
+            and C012 for what is wrong in a file.
+    """
+    text = text.strip()
+    if text.lower().endswith(".toml"):
+        return from_toml(file.read(Path(text)), place=text)
+    if not short.looks_like_short_name(text):
+        return _named(text)
+    terms = short.parse(text)
+    found = [_machine(term.name) for term in terms]
+    unknown = [term for term, machine in zip(terms, found) if machine is None]
+    if unknown:
+        raise MeshwrightError(_unknown("device or machine", term.name, f"cluster = {text}") for term in unknown)
+    islands = tuple(
+        short.island_from(term, machine, counts_machines=machine.name in _cluster_names().values())
+        for term, machine in zip(terms, found)
+    )
+    return short.join(text, islands)
+
+
+def load_device(name: str) -> Device:
+    """The catalog device of that name or alias; case, ``-`` and ``_`` do not matter.
+
+    Raises:
+        MeshwrightError: C001 with the nearest names.
+    """
+    known = _device_names().get(_plain(name))
+    if known is None:
+        raise MeshwrightError(_unknown("device", name, ""))
+    return _catalog_device(known)
+
+
+def devices() -> tuple[Device, ...]:
+    """Every device of the catalog, sorted by name."""
+    return tuple(_catalog_device(name) for name in catalog.names("devices"))
+
+
+def clusters() -> tuple[Cluster, ...]:
+    """Every cluster of the catalog, sorted by name; a machine type is shown as one machine."""
+    return tuple(_named(name) for name in catalog.names("clusters"))
+
+
+def from_toml(text: str, *, place: str = "") -> Cluster:
+    """A cluster from the text of a TOML file, validated; `place` is the file's name in error messages.
+
+    Raises:
+        MeshwrightError: every violation (C004 to C009, C012).
+    """
+    table = file.parse(text, place)
+    if "machine" in table:
+        machine = file.machine_from(table, place, load_device)
+        return _one_machine(machine, table.get("title", ""))
+    return file.cluster_from(table, place, load_device)
+
+
+def to_toml(cluster: Cluster) -> str:
+    """The TOML text of a cluster; `from_toml` reads it back equal. A catalog device is written by name."""
+    return file.cluster_text(
+        cluster,
+        lambda device: _device_names().get(_plain(device.name)) is not None and _catalog_device(device.name) == device,
+    )
+
+
+def _named(name: str) -> Cluster:
+    known = _cluster_names().get(_plain(name))
+    if known is not None:
+        return from_toml(_catalog_text("clusters", known), place=f"catalog cluster {known}")
+    if _plain(name) in _device_names():
+        return load(f"1x{name}")
+    raise MeshwrightError(_unknown("cluster", name, ""))
+
+
+@cache
+def _catalog_device(name: str) -> Device:
+    return file.device_from(file.parse(_catalog_text("devices", name), name), f"catalog device {name}")
+
+
+def _catalog_text(kind: str, name: str) -> str:
+    return catalog.folder(kind).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _machine(name: str) -> Machine | None:
+    """What a term of a short name is built of: a device's standard node, or a machine type of the catalog."""
+    if _plain(name) in _device_names():
+        device = load_device(name)
+        return Machine(name=device.name, device=device, node=device.node, levels=device.levels)
+    known = _cluster_names().get(_plain(name))
+    if known is None:
+        return None
+    table = file.parse(_catalog_text("clusters", known), known)
+    if "machine" not in table:
+        return None
+    return file.machine_from(table, f"catalog cluster {known}", load_device)
+
+
+def _one_machine(machine: Machine, title: str) -> Cluster:
+    term = short.Term(text=machine.name, name=machine.name, first=1, second=None)
+    island = short.island_from(term, machine, counts_machines=True)
+    return Cluster(name=machine.name, islands=(island,), title=title)
+
+
+def _unknown(what: str, name: str, place: str) -> Diagnostic:
+    choices = list(_device_names()) if what == "device" else [*_cluster_names(), *_device_names()]
+    return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=nearest(_plain(name), choices))
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("-", "_").replace(" ", "_")
+
+
+@cache
+def _device_names() -> dict[str, str]:
+    """Name or alias, plain -> file name."""
+    found = {}
+    for name in catalog.names("devices"):
+        head = file.parse(_catalog_text("devices", name), name)
+        found |= {_plain(alias): name for alias in (name, *head.get("aliases", ()))}
+    return found
+
+
+@cache
+def _cluster_names() -> dict[str, str]:
+    """Cluster name, plain -> file name."""
+    return {_plain(name): name for name in catalog.names("clusters")}

@@ -1,0 +1,145 @@
+"""The hardware records: a device, the levels of the tree above it, and the node around it.
+
+A cluster is a tree of levels from the inside out: devices in an NVLink domain or node, nodes under a rail or
+leaf switch, leaves under a spine, islands on a WAN. A level is described by what one child's port into it can
+carry, which is all that the price of a collective needs. Peaks are dense (no sparsity) and every number of the
+catalog carries its source.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+import msgspec
+
+Topology = Literal["switch", "ring", "mesh", "torus", "pcie", "fat_tree", "dragonfly"]
+
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
+"""The data types a peak can be given for. ``fp32`` is the vector unit, ``tf32`` the matrix unit on fp32 input;
+block-scaled formats (fp8_block, mxfp8, nvfp4) run at the peak of their element type."""
+
+
+class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One level of the tree: `arity` children joined under one parent.
+
+    Attributes:
+        name: what joins the children here ("nvlink", "node", "rail", "leaf", "spine", "fabric", "wan").
+        arity: children under one parent. In a device's standard levels, the most that fit (0: no limit).
+        gb_s: bandwidth of ONE child's port into this level, per direction, in 1e9 bytes/s. A child of level 0
+            is a device, of the first scale-out level a node, of the next one a leaf group, and so on.
+        latency_us: one hop through this level, one way: hardware and transport, without software launch.
+        topology: how the children are joined: "switch" and "fat_tree" any to any, "mesh" direct links between
+            all pairs, "ring" and "torus" neighbours only, "pcie" one shared host bridge, "dragonfly" groups.
+        oversubscription: each child gets ``gb_s / oversubscription`` when all children send at once.
+        in_network_reduction: the switches can add up (NVLink SHARP, InfiniBand SHARP).
+        scale_out: the traffic leaves the node through its NICs.
+        shape: sides of a torus or grid, product = arity; empty when the topology has no dimensions.
+        sources: field -> where the number comes from; "*" for all fields not named.
+    """
+
+    name: str
+    arity: int
+    gb_s: float
+    latency_us: float
+    topology: Topology
+    oversubscription: float = 1.0
+    in_network_reduction: bool = False
+    scale_out: bool = False
+    shape: tuple[int, ...] = ()
+    sources: dict[str, str] = {}
+
+    @property
+    def busy_gb_s(self) -> float:
+        """Bandwidth of one child's port, per direction, when all children send at once."""
+        return self.gb_s / self.oversubscription
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one host holds besides its devices.
+
+    Attributes:
+        devices: devices attached to one host (a device is what a rank drives: a GPU, a GCD, a TPU chip).
+        nics: network ports used for device traffic, each of `nic_gbit_s` (1e9 bits/s, per direction).
+        pcie_gb_s: host to device bandwidth of one device, per direction (PCIe, or NVLink-C2C).
+        nvme_gb_s: sequential read of all local drives together; 0 when the host has none.
+        power_w: what the host draws under load besides its devices' own power.
+    """
+
+    devices: int
+    nics: int
+    nic_gbit_s: float
+    host_memory_bytes: int
+    pcie_gb_s: float
+    cpus: int = 0
+    nvme_gb_s: float = 0.0
+    nvme_bytes: int = 0
+    power_w: float = 0.0
+    sources: dict[str, str] = {}
+
+    @property
+    def nic_gb_s(self) -> float:
+        """All NICs of the node together, per direction, in 1e9 bytes/s."""
+        return self.nics * self.nic_gbit_s / 8
+
+
+class Efficiency(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Published fractions of the peak that good kernels reach on this device, for the untuned roofline.
+
+    ``gemm``: large dense matrix products in bf16; ``memory``: streaming kernels, of `memory_gb_s`;
+    ``attention_fwd`` and ``attention_bwd``: FlashAttention, of the bf16 peak. Absent: not published.
+    """
+
+    gemm: float | None = None
+    memory: float | None = None
+    attention_fwd: float | None = None
+    attention_bwd: float | None = None
+    source: str = ""
+
+
+class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One accelerator as a rank sees it.
+
+    Attributes:
+        memory_bytes: capacity the driver reports as total, else the datasheet's; the source says which.
+        memory_gb_s: device memory bandwidth, datasheet, in 1e9 bytes/s.
+        peak_flops: dense FLOP/s by data type (`DTYPES`); a type not named is not supported in hardware.
+        num_sms: streaming multiprocessors, compute units or cores that share the work of a kernel.
+        clock_mhz: the clock the peak is stated at.
+        price_usd_hour: a typical on-demand price of one device for one hour; the source gives offer and year.
+        mtbf_hours: hours of one device per unexpected interruption of the job it runs, from any cause.
+        scale_up: the fabric inside the node ("nvlink4", "pcie5", "xgmi", "ici").
+        node, levels: the standard node and the standard tree around it, used when a cluster is only a count.
+    """
+
+    name: str
+    title: str
+    vendor: str
+    architecture: str
+    memory_bytes: int
+    memory_gb_s: float
+    peak_flops: dict[str, float]
+    num_sms: int
+    tdp_w: float
+    scale_up: str
+    node: Node
+    levels: tuple[Level, ...]
+    sources: dict[str, str]
+    clock_mhz: float | None = None
+    l2_bytes: int | None = None
+    idle_w: float | None = None
+    price_usd_hour: float | None = None
+    mtbf_hours: float | None = None
+    efficiency: Efficiency | None = None
+    aliases: tuple[str, ...] = ()
+    differs_from: str = ""
+
+    @property
+    def domain_size(self) -> int:
+        """Devices of the largest group that needs no NIC: the standard scale-up domain."""
+        return prod(level.arity for level in self.levels if not level.scale_out)
+
+
+def source_of(record: Device | Level | Node, field: str) -> str:
+    """Where a number of a record comes from; "" when nobody said."""
+    return record.sources.get(field, record.sources.get("*", ""))
