@@ -1,0 +1,105 @@
+"""What most families share: reading grouped-query attention, sliding windows, and folding layers into a Model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from meshwright.spec.architecture import Model, stack
+from meshwright.spec.families.reader import Reader
+from meshwright.spec.layers import Attention, Block
+
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
+LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+def hidden_size(r: Reader) -> int:
+    """Width of the residual stream."""
+    return r.int(*HIDDEN)
+
+
+def grouped_attention(
+    r: Reader,
+    *,
+    grouped: bool = True,
+    kv_heads: int | None = None,
+    head_dim: int | None = None,
+    heads: int | None = None,
+    **fields: Any,
+) -> Attention:
+    """Multi-head or grouped-query attention from the usual keys; arguments replace what a family fixes or lacks.
+
+    ``head_dim`` falls back to hidden / heads, which must then divide; not `grouped` says that the family has as many
+    key-value heads as query heads and no key for them.
+    """
+    hidden = hidden_size(r)
+    num_heads = r.int(*HEADS, default=heads)
+    if not grouped:
+        kv_heads = num_heads
+    elif kv_heads is None:
+        kv_heads = r.int(*KV_HEADS, default=num_heads)
+        r.divides(_present(r, KV_HEADS), _present(r, HEADS), kv_heads, num_heads)
+    width = r.int("head_dim", default=head_dim or 0, low=0)
+    if not width:
+        r.divides(_present(r, HEADS), _present(r, HIDDEN), num_heads, hidden)
+        width = max(1, hidden // num_heads)
+    fields.setdefault("v_head_dim", width)
+    fields.setdefault("rotary", True)
+    return Attention(heads=num_heads, kv_heads=kv_heads, head_dim=width, **fields)
+
+
+def with_window(attention: Attention, window: int) -> Attention:
+    """The same attention with a sliding window of so many tokens, 0 = full."""
+    return msgspec.structs.replace(attention, window=window)
+
+
+def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) -> list[int]:
+    """The sliding window of each layer, 0 = full.
+
+    ``layer_types`` decides when present; else every `every`-th layer is full and the others slide
+    (``every=1``: all slide when the configuration has a window).
+    """
+    window = r.int("sliding_window", default=default_window, low=0)
+    kinds = r.layer_types(layers)
+    if kinds is not None:
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    return [window if every == 1 or (layer + 1) % every else 0 for layer in range(layers)]
+
+
+def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
+    """The Model of the blocks of all layers, in order. `tied` is the family's default for tied embeddings."""
+    kinds, pattern = stack(blocks)
+    fields.setdefault("max_seq_len", r.int(*LENGTH, default=2048))
+    vocab = fields.pop("vocab", None) or r.int("vocab_size")
+    tied = r.flag("tie_word_embeddings", default=tied)
+    hidden = hidden_size(r)
+    r.raise_faults()
+    source = r.config.get("_source")
+    return Model(
+        name=r.name,
+        family=r.family,
+        hidden=hidden,
+        vocab=vocab,
+        blocks=kinds,
+        pattern=pattern,
+        tied_embeddings=tied,
+        source=source if isinstance(source, str) else r.place,
+        unknown_fields=r.unknown_fields(),
+        notes=tuple(r.notes),
+        **fields,
+    )
+
+
+def note_prediction_layers(r: Reader, *keys: str) -> None:
+    """Say that multi-token-prediction layers are left out, when the configuration has them."""
+    count = r.int(*keys, default=0, low=0)
+    if count:
+        r.notes.append(f"{count} multi-token-prediction layer(s) of the published model are not counted")
+
+
+def _present(r: Reader, keys: Sequence[str]) -> str:
+    return next((key for key in keys if r.config.get(key) is not None), keys[0])
