@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from meshwright.schedules.actions import Actions
     from meshwright.schedules.family import Family
 
-MODULES = ("gpipe", "one_f_one_b", "interleaved")
-"""The files of this package that define a ``FAMILY``."""
+MODULES = ("gpipe", "one_f_one_b", "interleaved", "breadth_first", "zb_h", "zb_v", "dualpipev")
+"""The files of this package that define schedules, each as ``FAMILIES``."""
 
 TWO_BP = "2bp:"
 
@@ -26,8 +26,8 @@ TWO_BP = "2bp:"
 @cache
 def families() -> dict[str, Family]:
     """Every schedule by its name (aliases are known to `get`)."""
-    found = [import_module(f"meshwright.schedules.{module}").FAMILY for module in MODULES]
-    return {family.name: family for family in found}
+    found = [import_module(f"meshwright.schedules.{module}").FAMILIES for module in MODULES]
+    return {family.name: family for group in found for family in group}
 
 
 @cache

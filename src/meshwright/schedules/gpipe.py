@@ -25,12 +25,14 @@ def order(shape: Shape) -> Actions:
     )
 
 
-FAMILY = Family(
-    name="gpipe",
-    title="GPipe",
-    paper="Huang et al., 2019, arXiv 1811.06965",
-    placement="linear",
-    splits_backward=False,
-    vpps=(1,),
-    order=order,
+FAMILIES = (
+    Family(
+        name="gpipe",
+        title="GPipe",
+        paper="Huang et al., 2019, arXiv 1811.06965",
+        placement="linear",
+        splits_backward=False,
+        vpps=(1,),
+        order=order,
+    ),
 )

@@ -66,15 +66,17 @@ def _some(values: list[int]) -> str:
     return ", ".join(map(str, values[:6])) + (", ..." if len(values) > 6 else "")
 
 
-FAMILY = Family(
-    name="interleaved",
-    aliases=("1f1b-i", "1f1b-interleaved", "depth-first", "looped-df"),
-    title="Interleaved 1F1B",
-    paper="Narayanan et al., 2021, arXiv 2104.04473; Lamy-Poirier, 2022, arXiv 2211.05953",
-    placement="loop",
-    splits_backward=False,
-    default_vpp=2,
-    order=order,
-    rules=rules,
-    params={"group": None},
+FAMILIES = (
+    Family(
+        name="interleaved",
+        aliases=("1f1b-i", "1f1b-interleaved", "depth-first", "looped-df"),
+        title="Interleaved 1F1B",
+        paper="Narayanan et al., 2021, arXiv 2104.04473; Lamy-Poirier, 2022, arXiv 2211.05953",
+        placement="loop",
+        splits_backward=False,
+        default_vpp=2,
+        order=order,
+        rules=rules,
+        params={"group": None},
+    ),
 )

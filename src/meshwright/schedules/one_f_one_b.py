@@ -21,13 +21,15 @@ def order(shape: Shape) -> Actions:
     return Actions.of("1f1b", kind, stage, microbatch, num_stages=p, num_microbatches=m)
 
 
-FAMILY = Family(
-    name="1f1b",
-    aliases=("pipedream-flush", "dapple"),
-    title="1F1B (PipeDream-Flush, DAPPLE)",
-    paper="Narayanan et al., 2021, arXiv 2006.09503; Fan et al., 2021, arXiv 2007.01045",
-    placement="linear",
-    splits_backward=False,
-    vpps=(1,),
-    order=order,
+FAMILIES = (
+    Family(
+        name="1f1b",
+        aliases=("pipedream-flush", "dapple"),
+        title="1F1B (PipeDream-Flush, DAPPLE)",
+        paper="Narayanan et al., 2021, arXiv 2006.09503; Fan et al., 2021, arXiv 2007.01045",
+        placement="linear",
+        splits_backward=False,
+        vpps=(1,),
+        order=order,
+    ),
 )
