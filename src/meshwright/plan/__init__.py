@@ -1,0 +1,81 @@
+"""The plan: how a workload is laid out and run, immutable, with a text form that round-trips.
+
+``tp8 pp4 vpp2 dp2 zero1 interleaved mb1 selective`` is a plan. ``parse`` reads it, ``Plan.text`` writes it back,
+``check`` lists everything that makes it illegal for a model, a cluster and a workload.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.plan.facets import Experts, Layout, Memory, Overlap, Pipeline, Precision, Sequence
+
+__all__ = ["Experts", "Layout", "Memory", "Overlap", "Pipeline", "Plan", "Precision", "Sequence", "check", "parse"]
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One pool of ranks and everything that is decided about it; each facet is a record of its own."""
+
+    layout: Layout = Layout()
+    pipeline: Pipeline = Pipeline()
+    sequence: Sequence = Sequence()
+    experts: Experts = Experts()
+    memory: Memory = Memory()
+    precision: Precision = Precision()
+    overlap: Overlap = Overlap()
+
+    @property
+    def num_stages(self) -> int:
+        """Virtual stages: chunks over the whole pipeline."""
+        return self.layout.pp * self.pipeline.vpp
+
+    @property
+    def etp(self) -> int:
+        return self.experts.etp or self.layout.tp
+
+    @property
+    def edp(self) -> int:
+        """Replicas of an expert: data parallelism of the expert mesh."""
+        return self.layout.tp * self.layout.cp * self.layout.dp // (self.experts.ep * self.etp)
+
+    def num_microbatches(self, global_batch: int) -> int:
+        """Microbatches a pipeline runs per step; exact once :func:`check` has passed."""
+        return global_batch // (self.layout.dp * self.pipeline.microbatch)
+
+    def text(self) -> str:
+        from meshwright.plan.text import write
+
+        return write(self)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def on(self, num_devices: int) -> Plan:
+        """This plan with ``dp`` filled in to use `num_devices`, when it was left open."""
+        layout = self.layout
+        if layout.dp:
+            return self
+        other = layout.tp * layout.pp * layout.cp
+        return msgspec.structs.replace(self, layout=msgspec.structs.replace(layout, dp=max(1, num_devices // other)))
+
+
+def parse(text: str, *, place: str = "--plan") -> Plan:
+    """The plan written as words, or in a .toml file when `text` names one.
+
+    Raises:
+        MeshwrightError: P001 unknown word, P002 bad value, P003 a word said twice; all at once.
+    """
+    if text.endswith(".toml"):
+        from meshwright.plan.toml import load
+
+        return load(text)
+    from meshwright.plan.text import read
+
+    return read(text, place=place)
+
+
+def check(plan, model, cluster, train):
+    """Every violation of `plan` for this model, cluster and workload; see ``plan/legality.py``."""
+    from meshwright.plan.legality import violations
+
+    return violations(plan, model, cluster, train)

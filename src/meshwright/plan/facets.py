@@ -1,0 +1,112 @@
+"""The facets of a plan, one record each: layout, pipeline, sequence, experts, memory, precision, overlap.
+
+A facet is a value; its meaning for tasks is in ``lower/``, its legality in ``plan/legality.py``, its words in
+``plan/text.py``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+#: Mesh axes from the innermost (closest devices) out, as Megatron-Core lays them (Narayanan et al. 2104.04473).
+DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
+RECOMPUTE_MODES = ("none", "selective", "full")
+CP_ALGORITHMS = ("ring", "ulysses", "allgather")
+ATTENTION_KERNELS = ("flash", "unfused")
+OVERLAPS = ("dp", "tp", "pp", "ep")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the mesh axes and what is sharded over them.
+
+    ``zero`` is what is sharded over data parallelism: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
+    parameters (Rajbhandari et al. 1910.02054; 3 is FSDP, Zhao et al. 2304.11277). ``shard`` is the size of the
+    sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``sp`` shards the parts
+    between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
+    axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 0
+    cp: int = 1
+    sp: bool = True
+    zero: int = 0
+    shard: int = 0
+    order: tuple[str, ...] = DEFAULT_ORDER
+    stages: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def shard_group(self) -> int:
+        """Ranks over which ZeRO shards: dp*cp, or less with a hybrid scope."""
+        return self.shard or self.dp * self.cp
+
+    def stride(self, axis: str) -> int:
+        """Distance in ranks between neighbours on an axis."""
+        stride = 1
+        for name in self.order:
+            if name == axis:
+                return stride
+            stride *= getattr(self, name)
+        raise KeyError(axis)
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Which schedule, how many chunks a rank holds (``vpp``), sequences per microbatch."""
+
+    schedule: str = "1f1b"
+    vpp: int = 1
+    microbatch: int = 1
+
+
+class Sequence(msgspec.Struct, frozen=True, kw_only=True):
+    """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag),
+    ``ulysses`` (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3,
+    2407.21783)."""
+
+    algorithm: str = "ring"
+
+
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
+    """Expert parallelism: ``ep`` ranks share the experts, ``etp`` ranks split each expert (0: as ``tp``).
+
+    The expert mesh is its own factorisation of tp*cp*dp (Megatron-Core's parallel folding, 2504.14960).
+    ``imbalance`` is tokens of the busiest rank over the mean (1 = balanced router).
+    """
+
+    ep: int = 1
+    etp: int = 0
+    imbalance: float = 1.0
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
+    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all)."""
+
+    recompute: str = "none"
+    layers: int = 0
+    attention: str = "flash"
+
+
+class Precision(msgspec.Struct, frozen=True, kw_only=True):
+    """``compute`` is the matmul precision ("" = the workload's). Bytes per element of what is stored: gradients
+    ``grads``, master copy ``master`` ("none": parameters are updated in place), optimizer ``moments``."""
+
+    compute: str = ""
+    grads: str = "fp32"
+    master: str = "fp32"
+    moments: str = "fp32"
+
+
+class Overlap(msgspec.Struct, frozen=True, kw_only=True):
+    """Which communication runs beside compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
+    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages, ``ep`` expert dispatch."""
+
+    dp: bool = True
+    tp: bool = False
+    pp: bool = True
+    ep: bool = False
