@@ -7,30 +7,174 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
-from meshwright.spec.families import experts, gpt, llama
+from meshwright.spec.families import experts, gemma, gpt, latent, llama, phi
 from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.refused import MISSING
 
 READERS: dict[str, Callable[[Reader], Model]] = {
-    "llama": llama.llama,
+    **dict.fromkeys(("llama", "baichuan", "yi", "granite", "code_llama"), llama.llama),
+    "internlm2": llama.internlm2,
     "mistral": llama.mistral,
+    "mimo": llama.mimo,
+    "phi3": llama.mistral,
     "qwen2": llama.qwen2,
     "qwen3": llama.qwen3,
-    "mimo": llama.mimo,
-    "internlm2": llama.internlm2,
+    "qwen3_vl": llama.qwen3,
+    "glm": llama.glm,
+    "glm4": llama.glm4,
+    "qwen2_vl": llama.qwen2,
+    "qwen2_5_vl": llama.qwen2,
+    "qwen3_vl_moe": experts.qwen3_moe,
+    "gemma": gemma.gemma,
+    "gemma2": gemma.gemma2,
+    "gemma3": gemma.gemma3,
+    "gemma4": gemma.gemma4,
     "gpt2": gpt.gpt2,
+    "gpt_bigcode": gpt.gpt_bigcode,
+    "gptj": gpt.gptj,
+    "gpt_neox": gpt.gpt_neox,
+    "opt": gpt.opt,
+    "bloom": gpt.bloom,
+    "falcon": gpt.falcon,
+    "mpt": gpt.mpt,
+    "phi": phi.phi,
+    "phimoe": phi.phimoe,
+    "nemotron": phi.nemotron,
+    "starcoder2": phi.starcoder2,
+    "stablelm": phi.stablelm,
+    "cohere": phi.cohere,
+    "cohere2": phi.cohere2,
+    "dbrx": phi.dbrx,
+    "olmo": phi.olmo,
+    "hf_olmo": phi.hf_olmo,
+    "olmo2": phi.olmo2,
+    "olmo3": phi.olmo2,
+    "olmoe": experts.olmoe,
     "mixtral": experts.mixtral,
+    "qwen2_moe": experts.qwen2_moe,
+    "qwen3_moe": experts.qwen3_moe,
+    "llama4": experts.llama4,
+    "gpt_oss": experts.gpt_oss,
+    "minimax_m2": experts.minimax_m2,
+    "step3": experts.step3,
+    "mimo_v2_flash": experts.mimo_v2_flash,
+    "glm4_moe": experts.glm4_moe,
+    "deepseek": experts.deepseek,
+    "deepseek_v2": latent.deepseek_v2,
+    **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa"), latent.deepseek_v3),
 }
+
+_GPT = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "intermediate_size": "n_inner",
+}
+_MOSAIC = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "max_position_embeddings": "max_seq_len",
+}
+
+# The own words of some families for the usual keys.
+SPELLINGS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("gpt2", "gpt_bigcode", "gptj"), _GPT),
+    "bloom": {"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    "falcon": {"num_hidden_layers": "n_layer", "num_attention_heads": "n_head", "num_key_value_heads": "num_kv_heads",
+               "intermediate_size": "ffn_hidden_size"},
+    "opt": {"intermediate_size": "ffn_dim"},
+    "mpt": _MOSAIC,
+    "dbrx": _MOSAIC,
+    "hf_olmo": _MOSAIC | {"max_position_embeddings": "max_sequence_length", "num_key_value_heads": "n_kv_heads"},
+}  # fmt: skip
+
+# Architectures whose class name is not their family's name in capitals.
+_CLASSES = {
+    "OLMoForCausalLM": "hf_olmo",
+    "RWForCausalLM": "falcon",
+    "BaiChuanForCausalLM": "baichuan",
+    "DeciLMForCausalLM": "nemotron_nas",
+    "GPTRefactForCausalLM": "gpt_bigcode",
+}
+_HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_NESTED = ("text_config", "language_config", "llm_config")
 
 
 def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
-    """The Model of a configuration."""
-    family = config.get("model_type")
-    reader = READERS.get(family) if isinstance(family, str) else None
-    if reader is None:
-        raise MeshwrightError.one(
-            "M004", f"unknown architecture {family!r} ({name})", place=place, help=nearest(str(family), list(READERS))
-        )
-    r = Reader(config, name=name, family=family, place=place)
-    model = reader(r)
+    """The Model of a configuration.
+
+    Raises:
+        MeshwrightError: M001-M003 with every fault of the configuration; M004 when its architecture is unknown;
+            M005 when it is known and not modelled.
+    """
+    family = family_of(config, name=name, place=place)
+    nested = next((key for key in _NESTED if isinstance(config.get(key), Mapping)), None)
+    if nested is None:
+        return _read(config, family, name=name, place=place)
+    inner = dict(config[nested])
+    inner_family = family_of(inner, name=name, place=f"{place}: {nested}") if _is_named(inner) else family
+    for key in ("tie_word_embeddings", "_source"):
+        if inner.get(key) is None and key in config:
+            inner[key] = config[key]
+    outer = Reader(config, name=name, family=family, place=place)
+    outer.ignore(nested, "tie_word_embeddings")
+    note = "the text model alone: encoders for images and sound are not counted"
+    return _read(inner, inner_family, name=name, place=f"{place}: {nested}", notes=(note,), outer=outer)
+
+
+def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
+    """The family that the first of ``architectures``, or else ``model_type``, names."""
+    classes = config.get("architectures")
+    named = classes[0] if isinstance(classes, list | tuple) and classes and isinstance(classes[0], str) else ""
+    kind = config.get("model_type")
+    kind = kind.lower().replace("-", "_").removesuffix("_text") if isinstance(kind, str) else ""
+    stem = _stem(named)
+    for family in (_CLASSES.get(named), _BY_STEM.get(stem), kind):
+        if family in MISSING:
+            raise MeshwrightError.one(
+                "M005",
+                f"{named or family} is not modelled: {MISSING[family]} ({name})",
+                place=f"{place}: model_type = {kind or family!r}",
+                help="modelled are decoders of softmax attention with dense or expert MLPs",
+            )
+        if family in READERS:
+            if named and not named.endswith(_HEADS):
+                break
+            return family
+    raise MeshwrightError.one(
+        "M004",
+        f"unknown architecture {named or kind or 'none'} ({name})",
+        place=f"{place}: architectures = {classes!r:.80}, model_type = {config.get('model_type')!r:.40}",
+        help=nearest(kind or stem, sorted(READERS)) + "; known families: " + ", ".join(sorted(READERS)),
+    )
+
+
+def _read(
+    config: Mapping[str, Any],
+    family: str,
+    *,
+    name: str,
+    place: str,
+    notes: tuple[str, ...] = (),
+    outer: Reader | None = None,
+) -> Model:
+    r = Reader(config, name=name, family=family, place=place, spelling=SPELLINGS.get(family), outer=outer)
+    r.notes.extend(notes)
+    model = READERS[family](r)
     r.raise_faults()
     return model
+
+
+def _is_named(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("architectures") or config.get("model_type"))
+
+
+def _stem(class_name: str) -> str:
+    for head in _HEADS:
+        class_name = class_name.removesuffix(head)
+    return class_name.removesuffix("Text").lower()
+
+
+_BY_STEM = {family.replace("_", ""): family for family in (*READERS, *MISSING)}

@@ -10,10 +10,10 @@ from __future__ import annotations
 from meshwright.spec.architecture import Model
 from meshwright.spec.families.parts import decoder, grouped_attention, note_prediction_layers, windows, with_window
 from meshwright.spec.families.reader import Reader
-from meshwright.spec.layers import Attention, Block, Dense
+from meshwright.spec.layers import Attention, Block, Dense, Moe
 
 
-def block(attention: Attention, mlp: Dense, *, norms: int = 2) -> Block:
+def block(attention: Attention, mlp: Dense | Moe, *, norms: int = 2) -> Block:
     """A block with `norms` RMSNorms."""
     return Block(attention=attention, mlp=mlp, norm="rmsnorm", norms=norms, norm_vectors=1)
 
@@ -61,6 +61,18 @@ def mimo(r: Reader) -> Model:
 def qwen3(r: Reader) -> Model:
     """Qwen3: no biases, queries and keys normalised per head."""
     return _qwen(r, normed_attention(r))
+
+
+def glm(r: Reader) -> Model:
+    """GLM-4 as GLM names it: biases on query, key and value."""
+    attention = grouped_attention(r, head_dim=128, qkv_bias=r.flag("attention_bias", default=True))
+    return decoder(r, [block(attention, gated_mlp(r))] * r.layers(), tied=False)
+
+
+def glm4(r: Reader) -> Model:
+    """GLM-4-0414: norms before and behind attention and MLP."""
+    attention = grouped_attention(r, head_dim=128, qkv_bias=r.flag("attention_bias"))
+    return decoder(r, [block(attention, gated_mlp(r), norms=4)] * r.layers(), tied=False)
 
 
 def normed_attention(r: Reader) -> Attention:

@@ -11,16 +11,6 @@ from meshwright.spec.architecture import Model, stack
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Block
 
-HIDDEN = ("hidden_size", "n_embd", "d_model")
-HEADS = ("num_attention_heads", "n_head", "n_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
-LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
-
-
-def hidden_size(r: Reader) -> int:
-    """Width of the residual stream."""
-    return r.int(*HIDDEN)
-
 
 def grouped_attention(
     r: Reader,
@@ -36,16 +26,16 @@ def grouped_attention(
     ``head_dim`` falls back to hidden / heads, which must then divide; not `grouped` says that the family has as many
     key-value heads as query heads and no key for them.
     """
-    hidden = hidden_size(r)
-    num_heads = r.int(*HEADS, default=heads)
+    hidden = r.int("hidden_size")
+    num_heads = r.int("num_attention_heads", default=heads)
     if not grouped:
         kv_heads = num_heads
     elif kv_heads is None:
-        kv_heads = r.int(*KV_HEADS, default=num_heads)
-        r.divides(_present(r, KV_HEADS), _present(r, HEADS), kv_heads, num_heads)
+        kv_heads = r.int("num_key_value_heads", default=num_heads)
+        r.divides("num_key_value_heads", "num_attention_heads", kv_heads, num_heads)
     width = r.int("head_dim", default=head_dim or 0, low=0)
     if not width:
-        r.divides(_present(r, HEADS), _present(r, HIDDEN), num_heads, hidden)
+        r.divides("num_attention_heads", "hidden_size", num_heads, hidden)
         width = max(1, hidden // num_heads)
     fields.setdefault("v_head_dim", width)
     fields.setdefault("rotary", True)
@@ -73,10 +63,10 @@ def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) 
 def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
     """The Model of the blocks of all layers, in order. `tied` is the family's default for tied embeddings."""
     kinds, pattern = stack(blocks)
-    fields.setdefault("max_seq_len", r.int(*LENGTH, default=2048))
+    fields.setdefault("max_seq_len", r.int("max_position_embeddings", default=2048))
     vocab = fields.pop("vocab", None) or r.int("vocab_size")
     tied = r.flag("tie_word_embeddings", default=tied)
-    hidden = hidden_size(r)
+    hidden = r.int("hidden_size")
     r.raise_faults()
     source = r.config.get("_source")
     return Model(
@@ -99,7 +89,3 @@ def note_prediction_layers(r: Reader, *keys: str) -> None:
     count = r.int(*keys, default=0, low=0)
     if count:
         r.notes.append(f"{count} multi-token-prediction layer(s) of the published model are not counted")
-
-
-def _present(r: Reader, keys: Sequence[str]) -> str:
-    return next((key for key in keys if r.config.get(key) is not None), keys[0])

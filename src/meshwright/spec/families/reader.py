@@ -22,12 +22,25 @@ _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 class Reader:
     """One configuration being read: its values, the keys asked for and the faults found so far.
 
+    `spelling` gives this family's own word for a usual key (GPT-2's ``n_embd`` for ``hidden_size``); either is read.
     A faulty or missing value is noted and replaced by a harmless one, so that reading goes on and all faults
     are known together; :meth:`raise_faults` then refuses the configuration.
     """
 
-    def __init__(self, config: Mapping[str, Any], *, name: str, family: str, place: str):
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        name: str,
+        family: str,
+        place: str,
+        spelling: Mapping[str, str] | None = None,
+        outer: Reader | None = None,
+    ):
         self.config = config
+        self.outer = outer
+        self.inner: list[Reader] = []
+        self.spelling = spelling or {}
         self.name = name
         self.family = family
         self.place = place
@@ -110,15 +123,16 @@ class Reader:
             value if isinstance(value, dict) else {}, name=self.name, family=self.family, place=f"{self.place}: {key}"
         )
         nested.faults = self.faults
+        self.inner.append(nested)
         return nested
 
     def ignore(self, *keys: str) -> None:
         """Mark keys as understood although this family's shape does not depend on them."""
         self.used.update(keys)
 
-    def layers(self, *keys: str) -> int:
+    def layers(self) -> int:
         """The number of layers."""
-        return self.int(*(keys or ("num_hidden_layers",)), high=MAX_LAYERS)
+        return self.int("num_hidden_layers", high=MAX_LAYERS)
 
     def layer_types(self, layers: int) -> list[str] | None:
         """``layer_types``: which attention each layer has; None when absent."""
@@ -126,6 +140,7 @@ class Reader:
 
     def divides(self, part: str, whole: str, part_value: int, whole_value: int) -> None:
         """Note a fault unless `part` divides `whole`; silent when either was already faulty."""
+        part, whole = self.spelled(part), self.spelled(whole)
         if {part, whole} & self.faulty or whole_value % part_value == 0:
             return
         divisors = [d for d in range(1, min(whole_value, 4096) + 1) if whole_value % d == 0]
@@ -139,6 +154,7 @@ class Reader:
 
     def at_most(self, part: str, whole: str, part_value: int, whole_value: int) -> None:
         """Note a fault when `part` is larger than `whole`; silent when either was already faulty."""
+        part, whole = self.spelled(part), self.spelled(whole)
         if not {part, whole} & self.faulty and part_value > whole_value:
             self.fault("M003", f"{part}={part_value} is larger than {whole}={whole_value}", part)
 
@@ -154,22 +170,31 @@ class Reader:
             raise MeshwrightError(self.faults)
 
     def unknown_fields(self) -> tuple[str, ...]:
-        """Keys that the family did not ask for and that are not known to leave the model's shape alone."""
-        return tuple(sorted(str(k) for k in self.config if k not in self.used and not is_irrelevant(k)))
+        """Keys that the family did not ask for and that are not known to leave the model's shape alone, those of
+        the nested and of the surrounding objects too."""
+        readers = [self, *self.inner, *([self.outer] if self.outer else [])]
+        return tuple(sorted({str(k) for r in readers for k in r._unasked()}))
+
+    def _unasked(self) -> list[Any]:
+        return [k for k in self.config if k not in self.used and not is_irrelevant(k)]
+
+    def spelled(self, *keys: str) -> str:
+        """The spelling under which the first of `keys` that has a value stands in the configuration."""
+        tried = [word for key in keys for word in (self.spelling.get(key, key), key)]
+        self.used.update(tried)
+        valued = [word for word in tried if self.config.get(word) is not None]
+        present = [word for word in tried if word in self.config]
+        return (valued or present or tried)[0]
 
     def _find(self, keys: tuple[str, ...]) -> tuple[str, Any]:
-        self.used.update(keys)
-        for key in keys:
-            if self.config.get(key) is not None:
-                return key, self.config[key]
-        present = [k for k in keys if k in self.config]
-        return (present or keys)[0], None
+        key = self.spelled(*keys)
+        return key, self.config.get(key)
 
     def _missing(self, key: str) -> None:
         if key in self.config:
             self.fault("M001", f"{key} is null, and the model's shape depends on it", key, "write its value")
             return
-        spare = [k for k in self.unknown_fields() if isinstance(k, str)]
+        spare = [k for k in self._unasked() if isinstance(k, str)]
         hint = nearest(key, spare) if spare else ""
         found = hint if hint.startswith("did you mean") else f"add {key!r} to the configuration"
         self.fault("M001", f"{key} is missing", key, found)
