@@ -17,7 +17,19 @@ if TYPE_CHECKING:
     from meshwright.schedules.actions import Actions
     from meshwright.schedules.family import Family
 
-MODULES = ("gpipe", "one_f_one_b", "interleaved", "breadth_first", "zb_h", "zb_v", "dualpipev", "hanayo", "two_way")
+MODULES = (
+    "gpipe",
+    "one_f_one_b",
+    "interleaved",
+    "breadth_first",
+    "zb_h",
+    "zb_v",
+    "dualpipev",
+    "hanayo",
+    "two_way",
+    "zeropp",
+    "zb_auto",
+)
 """The files of this package that define schedules, each as ``FAMILIES``."""
 
 TWO_BP = "2bp:"

@@ -25,6 +25,7 @@ FILL = (0.0, 0.25, 0.5, 0.75, np.inf)
 
 
 def search(
+    name: str,
     num_ranks: int,
     num_microbatches: int,
     *,
@@ -48,7 +49,7 @@ def search(
         cost, kinds = sweep(time, m, limit, float(keep_w), early, patient, fill_f, fill_b, best)
         if cost < best:
             best, chosen = cost, kinds
-    return from_kinds("zb-auto", chosen)
+    return from_kinds(name, chosen)
 
 
 def from_kinds(name: str, kinds: np.ndarray) -> Actions:
