@@ -1,14 +1,17 @@
 """The model of a question: read from a Hugging Face ``config.json`` or the catalog, or built from dimensions.
 
-load("llama3-70b")                      a name of the catalog, or a path to a config.json
-from_config({...}, name="mine")         a configuration already parsed
-transformer(layers=24, hidden=2048, ...)  dimensions from a paper or a table of measurements
+    load("llama3-70b")                        a name of the catalog, or a path to a config.json
+    from_config({...}, name="mine")           a configuration already parsed
+    transformer(layers=24, hidden=2048, ...)  dimensions from a paper or a table of measurements
+
+The catalog's entries are configurations in the same words, each with its source and further names for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +26,109 @@ __all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "from_c
 
 
 def load(name_or_path: str | Path, **overrides: Any) -> Model:
-    """The model of a catalog name (case does not matter) or of a path to a ``config.json``.
+    """The model of a catalog name, or of a path to a ``config.json`` or the folder that holds one.
 
+    Names are those of the catalog, their aliases (``llama3-405b``) and Hugging Face ids; case does not matter.
     `overrides` replace keys of the configuration before it is read (``num_hidden_layers=2``).
+
+    Raises:
+        MeshwrightError: M006 when there is no such model; M007 when the file cannot be read; M008 for an override
+            that has no effect; and whatever is wrong with the configuration (M001-M005).
     """
     text = str(name_or_path)
-    path = Path(text)
-    if path.is_dir():
-        path = path / "config.json"
-    if path.suffix == ".json" or path.is_file():
-        config = _parse(path.read_text(encoding="utf-8"), text)
-        stem = path.parent.name if path.name == "config.json" and path.parent.name else path.stem
-        return from_config({**config, **overrides}, name=stem, place=text)
-    entry = text.lower()
-    if entry not in catalog.names("models"):
-        raise MeshwrightError.one("M006", f"no model {text!r}", help=nearest(text, catalog.names("models")))
-    file = catalog.folder("models").joinpath(f"{entry}.json")
-    config = _parse(file.read_text(encoding="utf-8"), file.name)
-    return from_config({**config, **overrides}, name=entry, place=f"catalog/models/{file.name}")
+    entry = _entry(text)
+    is_path = "/" in text or text.endswith(".json") or isinstance(name_or_path, Path)
+    file = _file(text) if is_path or entry is None else None
+    if file is not None:
+        name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
+        return _overridden(_read_file(file), overrides, name=name, place=str(file))
+    if entry is not None:
+        return _overridden(_entry_config(entry), overrides, name=entry, place=f"catalog/models/{entry}.json")
+    if text.endswith(".json"):
+        raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
+    raise MeshwrightError.one(
+        "M006", f"no model {text[:80]!r} in the catalog, and no such file", help=_names_like(text)
+    )
 
 
 def from_config(config: Mapping[str, Any], name: str = "model", place: str = "config") -> Model:
-    """The model of a parsed configuration."""
+    """The model of a parsed ``config.json``; `name` and `place` appear in its errors.
+
+    Raises:
+        MeshwrightError: M001-M003 with every fault, M004 for an unknown architecture, M005 for one that is known and
+            not modelled, M007 when `config` is not an object.
+    """
+    if not isinstance(config, Mapping):
+        raise MeshwrightError.one("M007", f"a configuration is an object, not a {type(config).__name__}", place=place)
     return families.read(config, name=name, place=place)
 
 
-def _parse(text: str, place: str) -> dict[str, Any]:
+def _overridden(config: dict[str, Any], overrides: dict[str, Any], *, name: str, place: str) -> Model:
+    nested = families.nested_key(config)
+    changed = {**config, **overrides} if nested is None else {**config, nested: {**config[nested], **overrides}}
+    model = from_config(changed, name=name, place=place)
+    idle = [key for key in overrides if key in model.unknown_fields]
+    if idle:
+        keys = list(config if nested is None else config[nested])
+        raise MeshwrightError(
+            Diagnostic(
+                code="M008",
+                message=f"override {key!r} has no effect on {name}: the {model.family} family does not read it",
+                place=f"{key} = {overrides[key]!r:.40}",
+                help=nearest(key, [k for k in keys if not k.startswith("_")]),
+            )
+            for key in idle
+        )
+    return model
+
+
+@cache
+def _entry_config(entry: str) -> dict[str, Any]:
+    return json.loads(catalog.folder("models").joinpath(f"{entry}.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _aliases() -> dict[str, str]:
+    """Every further name of a catalog model, in lower case, with the entry that it means."""
+    return {alias: entry for entry in catalog.names("models") for alias in _entry_config(entry).get("_aliases", ())}
+
+
+def _entry(text: str) -> str | None:
+    """The catalog entry that a name or alias means."""
+    name = text.lower()
+    return name if name in catalog.names("models") else _aliases().get(name)
+
+
+def _names_like(text: str) -> str:
+    names = catalog.names("models")
+    hint = nearest(text[:80], [*names, *_aliases()])
+    return hint if hint.startswith("did you mean") else nearest(text[:80], names) + " (`meshwright catalog` lists all)"
+
+
+def _file(text: str) -> Path | None:
+    """The configuration file that a path means; None when there is none."""
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise MeshwrightError(Diagnostic(code="M007", message=f"not JSON: {error}", place=place)) from None
+        path = Path(text).expanduser()
+        path = path / "config.json" if text and path.is_dir() else path
+        return path if path.is_file() else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, with a null byte, or of an unknown user
+        return None
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise MeshwrightError.one(
+            "M007", f"cannot read {file.name}: {reason}", place=str(file), help="a config.json in UTF-8 is expected"
+        ) from None
+    if not isinstance(config, dict):
+        raise MeshwrightError.one(
+            "M007", f"{file.name} holds a {type(config).__name__}, not an object", place=str(file)
+        )
+    return config
+
+
+def _refuse_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a JSON number")

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
 from meshwright.spec.families import experts, gemma, gpt, latent, llama, phi
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import Reader, shown
 from meshwright.spec.families.refused import MISSING
 
 READERS: dict[str, Callable[[Reader], Model]] = {
@@ -110,7 +110,7 @@ def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
             M005 when it is known and not modelled.
     """
     family = family_of(config, name=name, place=place)
-    nested = next((key for key in _NESTED if isinstance(config.get(key), Mapping)), None)
+    nested = nested_key(config)
     if nested is None:
         return _read(config, family, name=name, place=place)
     inner = dict(config[nested])
@@ -122,6 +122,11 @@ def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
     outer.ignore(nested, "tie_word_embeddings")
     note = "the text model alone: encoders for images and sound are not counted"
     return _read(inner, inner_family, name=name, place=f"{place}: {nested}", notes=(note,), outer=outer)
+
+
+def nested_key(config: Mapping[str, Any]) -> str | None:
+    """The key under which a multimodal configuration keeps its language model; None for a plain one."""
+    return next((key for key in _NESTED if isinstance(config.get(key), Mapping)), None)
 
 
 def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
@@ -146,7 +151,7 @@ def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
     raise MeshwrightError.one(
         "M004",
         f"unknown architecture {named or kind or 'none'} ({name})",
-        place=f"{place}: architectures = {classes!r:.80}, model_type = {config.get('model_type')!r:.40}",
+        place=f"{place}: architectures = {shown(classes)}, model_type = {shown(config.get('model_type'))}",
         help=nearest(kind or stem, sorted(READERS)) + "; known families: " + ", ".join(sorted(READERS)),
     )
 

@@ -14,6 +14,8 @@ from meshwright.spec.families.llama import block, gated_mlp, normed_attention, q
 from meshwright.spec.families.parts import (
     decoder,
     grouped_attention,
+    normed_full_width,
+    normed_per_head,
     note_prediction_layers,
     windows,
     with_window,
@@ -75,7 +77,7 @@ def _qwen_moe(r: Reader, attention: Attention, **fields: object) -> Model:
 def olmoe(r: Reader) -> Model:
     """OLMoE: 64 small experts, queries and keys normalised over their full width."""
     biased = r.flag("attention_bias")
-    attention = _full_width_normed(grouped_attention(r, qkv_bias=biased, out_bias=biased))
+    attention = normed_full_width(grouped_attention(r, qkv_bias=biased, out_bias=biased))
     r.ignore("clip_qkv")
     return decoder(r, [block(attention, _mixture(r, "num_experts"))] * r.layers(), tied=False)
 
@@ -107,7 +109,7 @@ def glm4_moe(r: Reader) -> Model:
     note_prediction_layers(r, "num_nextn_predict_layers")
     attention = grouped_attention(r, qkv_bias=r.flag("attention_bias"))
     if r.flag("use_qk_norm"):
-        attention = msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=2 * attention.head_dim)
+        attention = normed_per_head(attention)
     return decoder(r, [block(attention, mlp) for mlp in deepseek_mixtures(r, router_bias=True)], tied=False)
 
 
@@ -154,7 +156,7 @@ def minimax_m2(r: Reader) -> Model:
     if kind != "per_layer":
         r.fault("M005", "qk_norm_type is not modelled", "qk_norm_type", "modelled: per_layer")
     if r.flag("use_qk_norm", default=True):
-        attention = _full_width_normed(attention)
+        attention = normed_full_width(attention)
     moe = _mixture(r, "num_local_experts", router_bias=r.flag("use_routing_bias", default=True))
     return decoder(r, [block(attention, moe)] * r.layers(), tied=False)
 
@@ -214,8 +216,3 @@ def mimo_v2_flash(r: Reader) -> Model:
     dense = gated_mlp(r)
     blocks = [block(sliding if s else full, moe if m else dense) for s, m in zip(slides, sparse, strict=True)]
     return decoder(r, blocks, tied=False)
-
-
-def _full_width_normed(attention: Attention) -> Attention:
-    width = (attention.heads + attention.kv_heads) * attention.head_dim
-    return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=width)

@@ -11,7 +11,7 @@ import msgspec
 from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import experts_of
 from meshwright.spec.families.llama import block, gated_mlp
-from meshwright.spec.families.parts import decoder, grouped_attention, windows, with_window
+from meshwright.spec.families.parts import decoder, grouped_attention, normed_per_head, windows, with_window
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Moe
 
@@ -35,7 +35,7 @@ def gemma3(r: Reader) -> Model:
     configurations leave out have the values of the 4B model."""
     every = r.int("sliding_window_pattern", "_sliding_window_pattern", default=6)
     layer_windows = windows(r, r.layers(), default_window=4096, every=every)
-    attention = _normed(_attention(r, heads=8, kv_heads=4))
+    attention = normed_per_head(_attention(r, heads=8, kv_heads=4))
     mlp = gated_mlp(r, activation=_GELU)
     blocks = [block(with_window(attention, w), mlp, norms=4) for w in layer_windows]
     length = r.int("max_position_embeddings", default=131072)
@@ -49,12 +49,13 @@ def gemma4(r: Reader) -> Model:
             r.fault("M005", f"{key} is not modelled", key, "Gemma 4 is modelled where it is 0 (26B-A4B, 31B)")
     r.ignore("vocab_size_per_layer_input", "use_double_wide_mlp")
     layer_windows = windows(r, r.layers(), default_window=512, every=6)
-    sliding = _normed(_attention(r))
+    layer_windows[-1] = 0  # the last layer is full whatever the pattern says
+    sliding = normed_per_head(_attention(r))
     heads, width = sliding.heads, r.int("global_head_dim", default=sliding.head_dim)
     shared = r.flag("attention_k_eq_v")
     kv_heads = r.int("num_global_key_value_heads", default=sliding.kv_heads)
     r.divides("num_global_key_value_heads", "num_attention_heads", kv_heads if shared else 1, heads)
-    full = _normed(
+    full = normed_per_head(
         msgspec.structs.replace(
             sliding,
             kv_heads=kv_heads if shared else sliding.kv_heads,
@@ -92,7 +93,3 @@ def _attention(r: Reader, *, heads: int | None = None, kv_heads: int | None = No
     attention = grouped_attention(r, heads=heads, kv_heads=kv_heads, head_dim=256, qkv_bias=biased, out_bias=biased)
     r.divides("num_key_value_heads", "num_attention_heads", attention.kv_heads, attention.heads)
     return attention
-
-
-def _normed(attention: Attention) -> Attention:
-    return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=2 * attention.head_dim)

@@ -8,7 +8,7 @@ Komatsuzaki 2021), GPT-NeoX (2204.06745), OPT (2205.01068), BLOOM (2211.05100), 
 from __future__ import annotations
 
 from meshwright.spec.architecture import Model
-from meshwright.spec.families.parts import decoder, grouped_attention
+from meshwright.spec.families.parts import decoder, grouped_attention, normed_full_width
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Block, Dense
 
@@ -121,24 +121,19 @@ def mpt(r: Reader) -> Model:
                  "attn_pdrop", "alibi_bias_max", "model_type")  # fmt: skip
     biased = not r.flag("no_bias", default=True)
     vectors = 2 if biased else 1
-    kind = inner.text("attn_type", default="multihead_attention")
     heads = r.int("num_attention_heads")
-    kv_heads = {"multiquery_attention": 1, "grouped_query_attention": inner.int("kv_n_heads", default=heads)}
+    kinds = {
+        "multihead_attention": heads,
+        "multiquery_attention": 1,
+        "grouped_query_attention": inner.int("kv_n_heads", default=heads),
+    }
+    kind = inner.text("attn_type", default="multihead_attention")
+    if kind not in kinds:
+        inner.fault("M005", f"attn_type {kind!r} is not modelled", "attn_type", "modelled: " + ", ".join(kinds))
     alibi, rotary = inner.flag("alibi", default=True), inner.flag("rope")
-    attention = grouped_attention(
-        r, kv_heads=kv_heads.get(kind, heads), qkv_bias=biased, out_bias=biased, rotary=rotary
-    )
+    attention = grouped_attention(r, kv_heads=kinds.get(kind, heads), qkv_bias=biased, out_bias=biased, rotary=rotary)
     if inner.flag("qk_ln"):
-        widths = (attention.heads + attention.kv_heads) * attention.head_dim
-        attention = grouped_attention(
-            r,
-            kv_heads=attention.kv_heads,
-            qkv_bias=biased,
-            out_bias=biased,
-            rotary=rotary,
-            qk_norm=True,
-            qk_norm_params=vectors * widths,
-        )
+        attention = normed_full_width(attention, norm_vectors=vectors)
     r.ignore("attn_impl", "emb_pdrop", "init_config", "verbose", "embedding_fraction", "norm_type", "use_cache")
     ffn = r.int("expansion_ratio", default=4) * r.int("hidden_size")
     mlp = Dense(ffn=ffn, gated=False, bias=biased, activation="gelu")

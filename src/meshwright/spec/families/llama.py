@@ -8,7 +8,14 @@ Llama (Touvron et al. 2023, 2302.13971; 2307.09288; 2407.21783), Mistral (2310.0
 from __future__ import annotations
 
 from meshwright.spec.architecture import Model
-from meshwright.spec.families.parts import decoder, grouped_attention, note_prediction_layers, windows, with_window
+from meshwright.spec.families.parts import (
+    decoder,
+    grouped_attention,
+    normed_per_head,
+    note_prediction_layers,
+    windows,
+    with_window,
+)
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 
@@ -29,7 +36,7 @@ def llama(r: Reader) -> Model:
     biased = r.flag("attention_bias", "bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
     mlp = gated_mlp(r, bias=r.flag("mlp_bias"))
-    return decoder(r, [block(attention, mlp)] * r.layers(), tied=r.family == "granite")
+    return decoder(r, [block(attention, mlp)] * r.layers(), tied=False)
 
 
 def internlm2(r: Reader) -> Model:
@@ -78,8 +85,7 @@ def glm4(r: Reader) -> Model:
 def normed_attention(r: Reader) -> Attention:
     """Qwen3's attention: one RMSNorm of head width for all queries and one for all keys."""
     biased = r.flag("attention_bias")
-    plain = grouped_attention(r, qkv_bias=biased, out_bias=biased)
-    return grouped_attention(r, qkv_bias=biased, out_bias=biased, qk_norm=True, qk_norm_params=2 * plain.head_dim)
+    return normed_per_head(grouped_attention(r, qkv_bias=biased, out_bias=biased))
 
 
 def qwen_windows(r: Reader, layers: int) -> list[int]:

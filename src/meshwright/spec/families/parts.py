@@ -33,7 +33,10 @@ def grouped_attention(
     elif kv_heads is None:
         kv_heads = r.int("num_key_value_heads", default=num_heads)
         r.divides("num_key_value_heads", "num_attention_heads", kv_heads, num_heads)
-    width = r.int("head_dim", default=head_dim or 0, low=0)
+    elif num_heads % kv_heads:
+        message = f"{kv_heads} key-value heads do not divide {num_heads} query heads"
+        r.fault("M003", message, r.spelled("num_attention_heads"), "heads share key-value heads evenly")
+    width = r.int("head_dim", default=head_dim or 0)
     if not width:
         r.divides("num_attention_heads", "hidden_size", num_heads, hidden)
         width = max(1, hidden // num_heads)
@@ -45,6 +48,17 @@ def grouped_attention(
 def with_window(attention: Attention, window: int) -> Attention:
     """The same attention with a sliding window of so many tokens, 0 = full."""
     return msgspec.structs.replace(attention, window=window)
+
+
+def normed_per_head(attention: Attention, *, norm_vectors: int = 1) -> Attention:
+    """The same attention with one norm of head width shared by all queries, and one by all keys."""
+    return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=2 * attention.head_dim * norm_vectors)
+
+
+def normed_full_width(attention: Attention, *, norm_vectors: int = 1) -> Attention:
+    """The same attention with weights of their own for every head in the norms of queries and keys."""
+    width = (attention.heads + attention.kv_heads) * attention.head_dim
+    return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=width * norm_vectors)
 
 
 def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) -> list[int]:

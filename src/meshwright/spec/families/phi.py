@@ -12,16 +12,23 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import experts_of
 from meshwright.spec.families.gpt import layernorm_block, plain_mlp
 from meshwright.spec.families.llama import gated_mlp
-from meshwright.spec.families.parts import decoder, grouped_attention, windows, with_window
+from meshwright.spec.families.parts import (
+    decoder,
+    grouped_attention,
+    normed_full_width,
+    normed_per_head,
+    windows,
+    with_window,
+)
 from meshwright.spec.families.reader import Reader
-from meshwright.spec.layers import Attention, Block, Dense, Moe
+from meshwright.spec.layers import Block, Dense, Moe
 
 
 def phi(r: Reader) -> Model:
     """Phi-1, Phi-1.5 and Phi-2: parallel, one norm, biases everywhere, the head too."""
     attention = grouped_attention(r, qkv_bias=True, out_bias=True)
     if r.flag("qk_layernorm"):
-        attention = _normed(attention, 4 * attention.head_dim)
+        attention = normed_per_head(attention, norm_vectors=2)
     block = layernorm_block(attention, plain_mlp(r, activation="gelu_new"), norms=1, parallel=True)
     return decoder(r, [block] * r.layers(), tied=False, head_bias=True)
 
@@ -69,7 +76,7 @@ def stablelm(r: Reader) -> Model:
     """StableLM: gated MLP behind LayerNorm."""
     attention = grouped_attention(r, qkv_bias=r.flag("use_qkv_bias"))
     if r.flag("qk_layernorm"):
-        attention = _normed(attention, (attention.heads + attention.kv_heads) * attention.head_dim)
+        attention = normed_full_width(attention)
     parallel = r.flag("use_parallel_residual")
     block = layernorm_block(attention, gated_mlp(r), norms=1 if parallel else 2, parallel=parallel)
     return decoder(r, [block] * r.layers(), tied=False)
@@ -90,7 +97,7 @@ def _cohere(r: Reader, layer_windows: list[int], *, rotary_everywhere: bool = Tr
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
     if r.flag("use_qk_norm"):
-        attention = _normed(attention, (attention.heads + attention.kv_heads) * attention.head_dim)
+        attention = normed_full_width(attention)
     mlp = gated_mlp(r)
 
     def block(window: int) -> Block:
@@ -147,7 +154,9 @@ def hf_olmo(r: Reader) -> Model:
 
 def olmo2(r: Reader) -> Model:
     """OLMo 2 and 3: norms behind attention and MLP, queries and keys normalised over their full width."""
-    attention, mlp, layers = full_width_normed(r), gated_mlp(r), r.layers()
+    biased = r.flag("attention_bias")
+    attention = normed_full_width(grouped_attention(r, qkv_bias=biased, out_bias=biased))
+    mlp, layers = gated_mlp(r), r.layers()
     every, window = (1, 0) if r.family == "olmo2" else (4, 4096)
     layer_windows = windows(r, layers, default_window=window, every=every)
     blocks = [
@@ -155,13 +164,6 @@ def olmo2(r: Reader) -> Model:
         for w in layer_windows
     ]
     return decoder(r, blocks, tied=False)
-
-
-def full_width_normed(r: Reader) -> Attention:
-    """Attention with one RMSNorm over all queries and one over all keys."""
-    biased = r.flag("attention_bias")
-    attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
-    return _normed(attention, (attention.heads + attention.kv_heads) * attention.head_dim)
 
 
 def dbrx(r: Reader) -> Model:
@@ -179,7 +181,3 @@ def dbrx(r: Reader) -> Model:
     ffn.at_most("moe_top_k", "moe_num_experts", moe.top_k, moe.experts)
     block = Block(attention=attention, mlp=moe, norm="layernorm", norms=2, norm_vectors=1)
     return decoder(r, [block] * r.layers(), tied=False)
-
-
-def _normed(attention: Attention, params: int) -> Attention:
-    return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=params)

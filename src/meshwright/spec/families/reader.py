@@ -107,7 +107,7 @@ class Reader:
         if strange:
             self.fault(
                 "M005",
-                f"{key} has layers that are not modelled: {_short(strange[0])}",
+                f"{key} has layers that are not modelled: {shown(strange[0])}",
                 key,
                 "modelled: " + ", ".join(choices),
             )
@@ -159,9 +159,11 @@ class Reader:
             self.fault("M003", f"{part}={part_value} is larger than {whole}={whole_value}", part)
 
     def fault(self, code: str, message: str, key: str, help: str = "") -> None:
-        """Note one violation at `key`."""
+        """Note one violation at `key`; a key is faulted once however often it is read."""
+        if key in self.faulty:
+            return
         self.faulty.add(key)
-        place = f"{self.place}: {key} = {_short(self.config[key])}" if key in self.config else self.place
+        place = f"{self.place}: {key} = {shown(self.config[key])}" if key in self.config else self.place
         self.faults.append(Diagnostic(code=code, message=f"{message} ({self.name})", place=place, help=help))
 
     def raise_faults(self) -> None:
@@ -214,6 +216,10 @@ def _int_help(value: Any) -> str:
     return ""
 
 
-def _short(value: Any) -> str:
-    text = repr(value)
+def shown(value: Any) -> str:
+    """A value as an error shows it: its first 60 characters."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a value nested as deeply
+        return "a value too large to show"
     return text if len(text) <= 60 else text[:57] + "..."
