@@ -99,7 +99,10 @@ def to_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster; `from_toml` reads it back equal. A catalog device is written by name."""
     return file.cluster_text(
         cluster,
-        lambda device: _device_names().get(_plain(device.name)) is not None and _catalog_device(device.name) == device,
+        lambda device: (
+            _device_names().get(_plain(device.name)) is not None
+            and _catalog_device(_device_names()[_plain(device.name)]) == device
+        ),
     )
 
 

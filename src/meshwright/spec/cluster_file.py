@@ -10,9 +10,11 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.spec.cluster_check import findings
 from meshwright.spec.cluster_names import Machine
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node
+from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
 
@@ -27,6 +29,8 @@ NESTED = {
     (Island, "levels"): Level,
     (Island, "node"): Node,
 }
+STANDARD = {(Island, "node"), (Machine, "node"), (Machine, "levels")}
+"""Fields that come from the device's standard node and levels when a file does not give them."""
 
 
 def read(path: Path) -> str:
@@ -78,9 +82,22 @@ class _Reader:
             else:
                 values[key] = self.value(kind, fields[key], value, where)
         for name, field in fields.items():
-            if name not in table and field.required:
+            if name not in table and field.required and (kind, name) not in STANDARD:
                 self.report("C006", f"{path}.{name}" if path else name, f"{kind.__name__.lower()} needs {name!r}")
-        return kind(**values) if len(self.wrong) == before else None
+        if len(self.wrong) > before:
+            return None
+        record = kind(**self.with_standards(kind, values))
+        for code, where, message, help in findings(record, path):
+            self.report(code, where, message, help)
+        return record
+
+    def with_standards(self, kind: type, values: dict[str, Any]) -> dict[str, Any]:
+        """An island's node, and a machine's node and levels, are its device's standard ones unless said."""
+        if kind in (Island, Machine):
+            values.setdefault("node", values["device"].node)
+        if kind is Machine:
+            values.setdefault("levels", values["device"].levels)
+        return values
 
     def value(self, kind: type, field: Any, value: Any, path: str) -> Any:
         if field.name == "device" and isinstance(value, str):
@@ -134,3 +151,14 @@ def _finish(reader: _Reader, record: Any) -> Any:
     if reader.wrong:
         raise MeshwrightError(reader.wrong)
     return record
+
+
+def cluster_text(cluster: Cluster, in_catalog: Callable[[Device], bool]) -> str:
+    """The TOML text of a cluster; a device for which `in_catalog` holds is written by name."""
+    table = msgspec.to_builtins(cluster)
+    for row, island in zip(table["islands"], cluster.islands):
+        if in_catalog(island.device):
+            row["device"] = island.device.name
+        if island.node == island.device.node:
+            del row["node"]
+    return dumps({"format_version": FORMAT_VERSION, **table})

@@ -16,7 +16,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Level, Node
 
-TERM = re.compile(r"(?P<first>\d+)\s*x\s*(?:(?P<second>\d+)\s*x\s*)?(?P<name>[a-z][\w.\-]*)", re.IGNORECASE)
+TERM = re.compile(r"(?P<first>\d+)\s*x\s*(?:(?P<second>\d+)\s*x\s*)?(?P<name>\w[\w.\-]*)", re.IGNORECASE)
 FORMS = "write 64xh100, 4x8xa100 (nodes x devices per node), 8xp5 (machines) or join islands: 8xa100 + 8xh100"
 
 
@@ -127,7 +127,7 @@ def _domain_nodes(term: Term, machine: Machine, nodes: int, per_node: int) -> in
             "C003",
             f"{nodes} nodes of {per_node} {term.name} do not split into equal scale-up domains of up to {limit} nodes",
             place=f"cluster = {term.text}",
-            help=f"valid: {whole * per_node}x{term.name}, {(whole + limit) * per_node}x{term.name}; or name the domains: "
+            help=f"valid: {whole * per_node}x{term.name}, {(whole + limit) * per_node}x{term.name}; or join islands: "
             f"{whole * per_node}x{term.name} + {(nodes - whole) * per_node}x{term.name}",
         )
     return best

@@ -105,7 +105,9 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         memory_gb_s: device memory bandwidth, datasheet, in 1e9 bytes/s.
         peak_flops: dense FLOP/s by data type (`DTYPES`); a type not named is not supported in hardware.
         num_sms: streaming multiprocessors, compute units or cores that share the work of a kernel.
-        clock_mhz: the clock the peak is stated at.
+        clock_mhz: the clock the matrix peak is stated at (sustained, so at times below the boost clock).
+        l2_bytes: the cache all cores share: L2, or the cache behind it where the L2 is split.
+        tdp_w: the most power one device draws; None where the vendor does not say.
         price_usd_hour: a typical on-demand price of one device for one hour; the source gives offer and year.
         mtbf_hours: hours of one device per unexpected interruption of the job it runs, from any cause.
         scale_up: the fabric inside the node ("nvlink4", "pcie5", "xgmi", "ici").
@@ -120,12 +122,12 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_gb_s: float
     peak_flops: dict[str, float]
     num_sms: int
-    tdp_w: float
     scale_up: str
     node: Node
     levels: tuple[Level, ...]
     sources: dict[str, str]
     clock_mhz: float | None = None
+    tdp_w: float | None = None
     l2_bytes: int | None = None
     idle_w: float | None = None
     price_usd_hour: float | None = None
