@@ -7,6 +7,7 @@ gradients deferred.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ MODULES = (
     "breadth_first",
     "zb_h",
     "zb_v",
-    "dualpipev",
+    "dualpipe",
     "hanayo",
     "two_way",
     "zeropp",
@@ -66,13 +67,18 @@ def get(name: str) -> Family:
     return known[plain]
 
 
-@lru_cache(maxsize=256)
 def build(name: str, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Actions:
-    """The actions of one schedule. `vpp` is stages per rank (None: the family's own, 1 or 2).
+    """The actions of one schedule. `vpp` is stages per rank (None: the family's own); `params` are the family's.
 
     Raises:
         MeshwrightError: S001 for an unknown name; else every violation that `Family.legality` finds.
     """
+    hashable = {key: value if isinstance(value, Hashable) else tuple(value) for key, value in params.items()}
+    return _build(name, num_ranks, num_microbatches, vpp, **hashable)
+
+
+@lru_cache(maxsize=256)
+def _build(name: str, num_ranks: int, num_microbatches: int, vpp: int | None, **params: Any) -> Actions:
     family = get(name)
     found = family.legality(num_ranks, num_microbatches, vpp, **params)
     if found:

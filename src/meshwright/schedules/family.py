@@ -65,11 +65,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             if value < 1
         ]
         if self.vpps and shape.vpp >= 1 and shape.vpp not in self.vpps:
-            legal, counts = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
+            legal, held = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
             found.append(
                 Diagnostic(
                     code="S011",
-                    message=f"{self.name} holds {counts} stages on each rank, not vpp={shape.vpp}",
+                    message=f"{self.name} holds {held} stages on each rank, not vpp={shape.vpp}",
                     place=f"schedule.vpp = {shape.vpp}",
                     help=f"write {legal}" + ("" if self.vpps != (1,) else ", or take `interleaved` for more"),
                 )

@@ -3,6 +3,7 @@
 Qi et al., 2023 (arXiv 2401.10241, section 3) build schedules greedily under a few yes-or-no settings and keep
 the best. Here the settings are finer: how far a rank may wait before its first backward, whether forwards may
 hold off, and how long a wait must be, in weight gradients, to be filled before a forward and before a backward.
+The handcrafted ZB-H1 and ZB-H2 compete where they fit, so the result is never worse than those.
 
 Memory counts activations: a forward takes 1, its backward to the inputs frees ``1 - keep_w`` and its weight
 gradient ``keep_w``. The paper's Table 1 gives keep_w = 32 h / (34 h + 5 a s) for a Transformer layer with
@@ -17,6 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from meshwright.schedules.actions import Actions, B, F, W
+from meshwright.schedules.timing import cost, in_order_times, peak_in_flight
+from meshwright.schedules.zb_h import by_hand
 
 EARLY = (-1.0, 0.5, 0.0, 1.0)
 """Share of a forward that must fit before the first backward for it to run; -1: run while the rank is free."""
@@ -46,9 +49,15 @@ def search(
     limit[:] = mem_limit
     best, chosen = np.inf, None
     for early, patient, fill_f, fill_b in product(EARLY, (False, True), FILL, FILL):
-        cost, kinds = sweep(time, m, limit, float(keep_w), early, patient, fill_f, fill_b, best)
-        if cost < best:
-            best, chosen = cost, kinds
+        found, kinds = sweep(time, m, limit, float(keep_w), early, patient, fill_f, fill_b, best)
+        if found < best:
+            best, chosen = found, kinds
+    for ahead in (1, 2):
+        handmade = by_hand(name, ahead, p, m)
+        if (peak_in_flight(handmade, keep_w) <= limit).all():
+            found = cost(handmade, *in_order_times(handmade, *time[:3], t_comm))
+            if found < best:
+                best, chosen = found, handmade.kind.reshape(p, -1)
     return from_kinds(name, chosen)
 
 

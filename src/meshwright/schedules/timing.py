@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from meshwright.errors import MeshwrightError
-from meshwright.schedules.actions import LETTERS, Actions, B, F, W
+from meshwright.schedules.actions import LETTERS, Actions, F, W
 
 
 def durations(actions: Actions, t_f: ArrayLike, t_b: ArrayLike, t_w: ArrayLike) -> np.ndarray:
@@ -106,20 +106,10 @@ def bubble_rate(actions: Actions, t_f: ArrayLike, t_b: ArrayLike, t_w: ArrayLike
     return float((total - work) / total)
 
 
-def peak_in_flight(actions: Actions) -> np.ndarray:
-    """The most activations each rank holds at once, int64 [num_ranks], in units of one stage's activation of
-    one microbatch: from its forward to the end of its weight gradient (or full backward)."""
-    change = np.where(actions.kind == F, 1, np.where(actions.kind == B, 0, -1))
-    return _peaks(actions, change)
-
-
-def peak_awaiting_backward(actions: Actions) -> np.ndarray:
-    """As `peak_in_flight`, but an activation counts only until its input gradient is done: what is left when
-    the weight gradient's inputs are counted apart."""
-    return _peaks(actions, np.where(actions.kind == F, 1, np.where(actions.kind == W, 0, -1)))
-
-
-def _peaks(actions: Actions, change: np.ndarray) -> np.ndarray:
+def peak_in_flight(actions: Actions, keep_w: float = 1) -> np.ndarray:
+    """The most activations each rank holds at once, [num_ranks], in units of one stage's activation of one
+    microbatch. A backward to the inputs frees ``1 - keep_w``, its weight gradient the rest."""
+    change = np.array([1, keep_w - 1, -keep_w, -1])[actions.kind]
     running = np.cumsum(change)
-    before = running[actions.rank_ptr[:-1]] - change[actions.rank_ptr[:-1]]
-    return np.maximum.reduceat(running, actions.rank_ptr[:-1]) - before
+    first = actions.rank_ptr[:-1]
+    return np.maximum.reduceat(running, first) - (running[first] - change[first])

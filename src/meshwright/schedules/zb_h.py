@@ -16,9 +16,9 @@ from meshwright.schedules.actions import Actions, B, F, W
 from meshwright.schedules.family import Family, Shape
 
 
-def order(name: str, ahead: int, shape: Shape) -> Actions:
+def by_hand(name: str, ahead: int, num_ranks: int, num_microbatches: int) -> Actions:
     """The actions with `ahead` = c. Each action's place is the turn it belongs to, three places a turn."""
-    p, m = shape.num_ranks, shape.num_microbatches
+    p, m = num_ranks, num_microbatches
     rank, item = np.arange(p)[:, None], np.arange(m)[None, :]
     warmup, held = ahead * (p - 1 - rank), ahead * rank
     # Turn t runs F of microbatch warmup + t, B of t, W of t - held; warm-up forwards have negative turns.
@@ -33,6 +33,11 @@ def order(name: str, ahead: int, shape: Shape) -> Actions:
         num_stages=p,
         num_microbatches=m,
     )
+
+
+def order(name: str, ahead: int, shape: Shape) -> Actions:
+    """See the module."""
+    return by_hand(name, ahead, shape.num_ranks, shape.num_microbatches)
 
 
 PAPER = "Qi et al., 2023, arXiv 2401.10241"
