@@ -13,7 +13,7 @@ DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
 RECOMPUTE_MODES = ("none", "selective", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
-OVERLAPS = ("dp", "tp", "pp", "ep")
+OVERLAPS = ("dp", "tp", "pp")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,9 +104,8 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """Which communication runs beside compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
-    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages, ``ep`` expert dispatch."""
+    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages."""
 
     dp: bool = True
     tp: bool = False
     pp: bool = True
-    ep: bool = False

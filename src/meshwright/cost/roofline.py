@@ -1,0 +1,108 @@
+"""The roofline, with the quantisation that real kernels add: what a kernel takes on a device without measurements.
+
+A kernel is bound by the matrix units, by device memory, or by how its tiles fill the SMs (Williams et al.,
+2009, for the two roofs; NVIDIA's matrix multiplication guide for tile and wave quantisation). Peaks, bandwidths
+and reachable fractions are the device's, with their sources, in the catalog.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from meshwright.spec.hardware import Device
+from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm
+
+#: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
+TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+#: L2 to SM read bandwidth, bytes per clock and SM (NVIDIA A100 whitepaper: 5120 B/clk over 80 of its SM ports).
+L2_BYTES_PER_CLOCK = 64.0
+#: Exponentials per clock and SM: 16 special-function lanes (FlashAttention-3, 2407.08608, section 3.1, for H100).
+EXP_PER_CLOCK = 16.0
+#: Time from one kernel's start to when the next may start when it does nothing: launch latency on the device
+#: side. Not measured here; CUDA-graph replays of empty kernels are reported between 1 and 3 us.
+KERNEL_FLOOR_S = 2.0e-6
+#: Fractions of peak where the catalog has no published figure; every use is flagged.
+DEFAULT_EFFICIENCY = {"gemm": 0.75, "memory": 0.85, "attention_fwd": 0.6, "attention_bwd": 0.5}
+
+
+def efficiency(device: Device, name: str) -> tuple[float, bool]:
+    """(fraction of peak, published?) of one class of kernels."""
+    value = getattr(device.efficiency, name) if device.efficiency is not None else None
+    return (value, True) if value is not None else (DEFAULT_EFFICIENCY[name], False)
+
+
+def peak_flops(device: Device, dtype: str) -> float:
+    """Dense peak of the matrix units for a compute precision; fp32 means TF32-free arithmetic."""
+    element = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)
+    peaks = device.peak_flops
+    for name in (element, "fp8" if element == "fp4" else "", "bf16", "fp16", "fp32"):
+        if name in peaks:
+            return peaks[name]
+    return max(peaks.values())
+
+
+def supports(device: Device, dtype: str) -> bool:
+    """Whether the hardware multiplies this precision."""
+    element = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)
+    return element in device.peak_flops
+
+
+def gemm_seconds(work: Gemm, device: Device) -> float:
+    """Seconds of a (batched) matrix product: the best tile and split of k, or the memory roof if higher."""
+    fraction, _ = efficiency(device, "gemm")
+    per_sm = peak_flops(device, work.dtype) * fraction / device.num_sms
+    l2_per_sm = _l2_per_sm(device)
+    element = 2.0 if work.dtype in ("bf16", "fp16") else 4.0 if work.dtype == "fp32" else 1.0
+    best = float("inf")
+    for tm, tn in TILES:
+        tiles = work.batch * ceil(work.m / tm) * ceil(work.n / tn)
+        step = max(2.0 * tm * tn / per_sm, (tm + tn) * element / l2_per_sm)
+        for split in (1, 2, 4, 8) if tiles < device.num_sms and work.k >= 1024 else (1,):
+            waves = ceil(tiles * split / device.num_sms)
+            seconds = waves * ceil(work.k / split) * step
+            if split > 1:
+                seconds += split * work.batch * work.m * work.n * 4.0 / _memory(device)
+            best = min(best, seconds)
+    return max(best, work.num_bytes / _memory(device)) + KERNEL_FLOOR_S
+
+
+def grouped_gemm_seconds(work: GroupedGemm, device: Device) -> float:
+    """Seconds of one grouped product: the tiles of all experts fill the SMs together."""
+    rows = work.rows * work.imbalance / work.groups
+    if work.weight_gradient:
+        one = Gemm(m=work.k, n=work.n, k=max(1, round(rows)), batch=work.groups, dtype=work.dtype)
+    else:
+        one = Gemm(m=max(1, round(rows)), n=work.n, k=work.k, batch=work.groups, dtype=work.dtype)
+    return max(gemm_seconds(one, device), work.num_bytes / _memory(device) + KERNEL_FLOOR_S)
+
+
+def attention_seconds(work: Attention, device: Device) -> float:
+    """Seconds of a fused attention kernel.
+
+    Its fraction of peak is published for head_dim 128. Narrower heads do the same exponentials for fewer
+    products, so the fraction falls: time per pair goes as head_dim + e, e = matrix FLOP per clock and SM / (4 x
+    exponentials per clock and SM). Blocks of 128 queries fill the SMs in waves.
+    """
+    fraction, _ = efficiency(device, "attention_bwd" if work.backward else "attention_fwd")
+    peak = peak_flops(device, work.dtype if work.dtype in ("fp16", "bf16", "fp32") else "bf16")
+    clock = (device.clock_mhz or 1500.0) * 1e6
+    e = peak / (device.num_sms * clock) / (4.0 * EXP_PER_CLOCK)
+    width = (work.head_dim + work.v_head_dim) / 2
+    narrow = (1 + e / width) / (1 + e / 128)
+    blocks = work.batch * work.heads * ceil(work.q_len / 128)
+    waves = ceil(blocks / device.num_sms) * device.num_sms / blocks
+    compute = work.flops / (peak * fraction) * narrow * waves
+    return max(compute, work.num_bytes / _memory(device)) + KERNEL_FLOOR_S * (3 if work.backward else 1)
+
+
+def elementwise_seconds(work: Elementwise, device: Device) -> float:
+    """Seconds of memory-bound kernels: bytes over the reachable bandwidth, plus a start per kernel."""
+    return work.num_bytes / _memory(device) + work.kernels * KERNEL_FLOOR_S
+
+
+def _memory(device: Device) -> float:
+    return device.memory_gb_s * 1e9 * efficiency(device, "memory")[0]
+
+
+def _l2_per_sm(device: Device) -> float:
+    return L2_BYTES_PER_CLOCK * (device.clock_mhz or 1500.0) * 1e6

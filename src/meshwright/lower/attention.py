@@ -1,0 +1,220 @@
+"""The attention half of a block as pieces: projections, rotary, core, and how its sequence is exchanged.
+
+MHA to MQA share one projection; latent attention (DeepSeek-V2, 2405.04434) compresses first. Context parallelism
+is a ring of key-value blocks (balanced zigzag), an all-to-all over heads, or a gather of keys and values.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, regather, residual
+from meshwright.spec.layers import Attention as Spec
+from meshwright.work import Attention, Collective, Elementwise, Gemm, attended_pairs
+
+
+def attention(c: Context, spec: Spec) -> list[Piece]:
+    """Norm, attention and residual addition of one block."""
+    heads = spec.heads // c.tp
+    return [
+        norm(c, "attention norm"),
+        *enter(c, "attention"),
+        *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
+        *_rotary(c, spec, heads),
+        *_exchanged_core(c, spec, heads),
+        *linear(
+            c,
+            "attention out",
+            c.model.hidden,
+            heads * spec.v_head_dim,
+            target="o",
+            saved=c.tokens * heads * spec.v_head_dim * c.element,
+            held=c.tokens * heads * spec.v_head_dim * c.element,
+        ),
+        *leave(c, "attention"),
+        residual(c, "attention residual"),
+    ]
+
+
+def kv_heads(c: Context, spec: Spec) -> int:
+    """Key-value heads a rank holds: at least one, replicated when tp exceeds them."""
+    return max(1, spec.kv_heads // c.tp)
+
+
+def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    kv = kv_heads(c, spec)
+    width = heads * spec.head_dim + kv * (spec.head_dim if spec.key_as_value else spec.head_dim + spec.v_head_dim)
+    entry = c.shard_tokens * c.model.hidden * c.element
+    pieces = linear(c, "qkv", width, c.model.hidden, target="q", saved=entry, held=entry)
+    return [_with_regather(c, p) if p.name == "qkv" else p for p in pieces]
+
+
+def _with_regather(c: Context, piece: Piece) -> Piece:
+    return msgspec.structs.replace(piece, regather=regather(c))
+
+
+def _latent_projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    """Down-projections are computed on every tensor-parallel rank, up-projections are split by heads."""
+    e, hidden = c.element, c.model.hidden
+    entry = c.shard_tokens * hidden * e
+    kv_down = spec.kv_lora_rank + spec.rope_head_dim
+    nope = spec.head_dim - spec.rope_head_dim
+    pieces = []
+    if spec.q_lora_rank:
+        latent = c.tokens * spec.q_lora_rank * e
+        pieces += linear(c, "q down", spec.q_lora_rank, hidden, target="q", saved=entry, held=entry)
+        pieces.append(_latent_norm(c, "q latent norm", spec.q_lora_rank))
+        pieces += linear(c, "q up", heads * spec.head_dim, spec.q_lora_rank, saved=latent, held=latent)
+    else:
+        pieces += linear(c, "q", heads * spec.head_dim, hidden, target="q", saved=entry, held=entry)
+    latent = c.tokens * spec.kv_lora_rank * e
+    pieces += linear(c, "kv down", kv_down, hidden, target="k")
+    pieces.append(_latent_norm(c, "kv latent norm", spec.kv_lora_rank))
+    pieces += linear(c, "kv up", heads * (nope + spec.v_head_dim), spec.kv_lora_rank, saved=latent, held=latent)
+    return pieces
+
+
+def _latent_norm(c: Context, name: str, width: int) -> Piece:
+    size = c.tokens * width * c.element
+    return Piece(
+        name=name, forward=Elementwise(num_bytes=2 * size), backward=Elementwise(num_bytes=3 * size), saved=size
+    )
+
+
+def _rotary(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    """Rotation of queries and keys, with their norms where the model has them."""
+    if not spec.rotary and not spec.qk_norm:
+        return []
+    rotated = spec.rope_head_dim or spec.head_dim
+    keys = 1 if spec.kv_lora_rank else kv_heads(c, spec)
+    size = c.tokens * (heads + keys) * rotated * c.element
+    passes = int(spec.rotary) + int(spec.qk_norm)
+    return [
+        Piece(
+            name="rotary",
+            forward=Elementwise(num_bytes=2 * size * passes, kernels=2 * passes),
+            backward=Elementwise(num_bytes=2 * size * passes + (size if spec.qk_norm else 0.0), kernels=2 * passes),
+            saved=size if spec.qk_norm else 0.0,
+        )
+    ]
+
+
+def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    """The core and, under context parallelism, the exchange around or inside it."""
+    cp, e = c.plan.layout.cp, c.element
+    if cp == 1:
+        return _core(c, spec, heads, queries=c.train.seq_len, ring=1)
+    # latent attention circulates the latent, not the expanded heads
+    kv_width = (
+        spec.kv_lora_rank + spec.rope_head_dim
+        if spec.kv_lora_rank
+        else kv_heads(c, spec) * (spec.head_dim + spec.v_head_dim)
+    )
+    kv_bytes = c.tokens * kv_width * e
+    algorithm = c.plan.sequence.algorithm
+    if algorithm == "ulysses":
+        into = c.tokens * heads * spec.head_dim * e + kv_bytes
+        back = c.tokens * heads * spec.v_head_dim * e
+        whole = _core(c, spec, heads // cp, queries=c.train.seq_len, ring=1)
+        return [_swap(c, "heads to sequence", into, back=into), *whole, _swap(c, "sequence to heads", back, back=back)]
+    if algorithm == "allgather":
+        gathered = kv_bytes * cp
+        gather = Piece(
+            name="kv gather",
+            forward=Collective(op="all_gather", num_bytes=gathered, group=c.cp_group),
+            backward=Collective(op="reduce_scatter", num_bytes=gathered, group=c.cp_group),
+            queue="cp",
+        )
+        return [gather, *_core(c, spec, heads, queries=c.train.seq_len // cp, ring=1)]
+    return _core(c, spec, heads, queries=c.train.seq_len // cp, ring=cp, kv_bytes=kv_bytes)
+
+
+def _swap(c: Context, name: str, size: float, *, back: float) -> Piece:
+    return Piece(
+        name=name,
+        forward=Collective(op="all_to_all", num_bytes=size, group=c.cp_group),
+        backward=Collective(op="all_to_all", num_bytes=back, group=c.cp_group),
+        queue="cp",
+    )
+
+
+def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_bytes: float = 0.0) -> list[Piece]:
+    """`queries` of a sequence against all its keys. Balanced over context-parallel ranks: each has its share of the
+    causal triangle."""
+    seq = c.train.seq_len
+    window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
+    pairs = attended_pairs(seq, c.train.attended, causal=c.train.causal, window=window, chunked=spec.chunked)
+    share = pairs * queries / seq
+    batch = c.plan.pipeline.microbatch
+    if c.plan.memory.attention == "unfused":
+        return _unfused(c, spec, heads, queries)
+
+    def work(backward: bool) -> Attention:
+        return Attention(
+            batch=batch,
+            q_len=max(1, queries // ring),
+            kv_len=seq // ring,
+            heads=heads,
+            kv_heads=heads if spec.kv_lora_rank else min(heads, kv_heads(c, spec)),
+            head_dim=spec.head_dim,
+            v_head_dim=spec.v_head_dim,
+            pairs=share / ring,
+            dtype=c.attention_dtype,
+            backward=backward,
+        )
+
+    kv = heads if spec.kv_lora_rank else kv_heads(c, spec)
+    inputs = batch * queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
+    exchange = {}
+    if ring > 1:
+        send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_group)
+        exchange = {"exchange": send, "exchange_back": Collective(op="send", num_bytes=2 * kv_bytes, group=c.cp_group)}
+    return [
+        Piece(
+            name="attention core",
+            forward=work(False),
+            backward=work(True),
+            core=True,
+            saved=inputs,
+            core_saved=batch * queries * heads * 4.0,
+            ring=ring,
+            **exchange,
+        )
+    ]
+
+
+def _unfused(c: Context, spec: Spec, heads: int, queries: int) -> list[Piece]:
+    """Scores, softmax, (dropout), weighted sum as separate kernels that store the score matrix: 2 bytes per score
+    for the softmax, 1 for the dropout mask and 2 for its output (Korthikanti et al. 2205.05198, section 4.1)."""
+    batch, keys, e = c.plan.pipeline.microbatch * heads, c.train.seq_len, c.element
+    scores = float(batch) * queries * keys
+    kv = batch * queries * spec.head_dim * e
+    dtype = c.attention_dtype
+
+    def product(n: int, k: int, times: int = 1) -> Gemm:
+        return Gemm(m=queries, n=n, k=k, batch=batch * times, dtype=dtype, out_bytes=e)
+
+    masked = 3.0 if c.train.dropout else 0.0
+    return [
+        Piece(
+            name="attention scores",
+            forward=product(keys, spec.head_dim),
+            backward=product(spec.head_dim, keys, 2),
+            core=True,
+            saved=2 * kv,
+        ),
+        Piece(
+            name="attention softmax",
+            forward=Elementwise(num_bytes=scores * (2 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
+            backward=Elementwise(num_bytes=scores * (3 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
+            core=True,
+            core_saved=scores * (e + (1 + e if masked else 0.0)),
+        ),
+        Piece(
+            name="attention weighted sum",
+            forward=product(spec.v_head_dim, keys),
+            backward=product(keys, spec.v_head_dim, 2),
+            core=True,
+            saved=kv,
+        ),
+    ]

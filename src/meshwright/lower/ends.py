@@ -1,0 +1,61 @@
+"""What the first and last stage do besides their layers: embedding in, norm, head and loss out, as pieces."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.pieces import Context, Piece, enter, linear, norm, regather
+from meshwright.work import Collective, Elementwise, Gemm
+
+
+def embedding(c: Context) -> list[Piece]:
+    """Rows of a table split by vocabulary: a look-up, then a sum over the ranks that hold the rows."""
+    size = c.tokens * c.model.hidden * c.element
+    pieces = [
+        Piece(
+            name="embedding",
+            forward=Elementwise(num_bytes=2 * size),
+            weight=None if c.train.lora is not None else Elementwise(num_bytes=3 * size, kernels=3),
+            saved=c.shard_tokens * c.model.hidden if c.train.dropout else 0.0,
+        )
+    ]
+    if c.tp > 1:
+        ops = ("reduce_scatter", "all_gather") if c.sp else ("all_reduce", None)
+        forward, backward = (Collective(op=op, num_bytes=size, group=c.tp_group) if op else None for op in ops)
+        pieces.append(Piece(name="embedding sum", forward=forward, backward=backward, queue="tp"))
+    return pieces
+
+
+def head(c: Context) -> list[Piece]:
+    """Final norm, projection to the vocabulary (split over tp), softmax cross-entropy in fp32.
+
+    The loss keeps the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al. 2205.05198,
+    section 4.3).
+    """
+    width = -(-c.model.vocab // c.tp)
+    entry = c.shard_tokens * c.model.hidden * c.element
+    logits = float(c.tokens) * width
+    e = c.element
+    wide = msgspec.structs.replace(
+        c,
+        plan=msgspec.structs.replace(
+            c.plan, precision=msgspec.structs.replace(c.plan.precision, compute=c.attention_dtype)
+        ),
+    )
+    projection = linear(wide, "head", width, c.model.hidden, saved=entry, held=entry)
+    projection = [
+        msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
+    ]
+    loss = Piece(
+        name="cross-entropy",
+        # cast to fp32, maximum, exponentials and their sum; the backward scales and casts back
+        forward=Elementwise(num_bytes=logits * (e + 4 + 4 + 8), kernels=4),
+        backward=Elementwise(num_bytes=logits * (8 + 4 + e), kernels=2),
+        saved=logits * 4.0,
+    )
+    pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
+    if c.tp > 1:
+        # maximum, sum of exponentials and the target's logit, each a number per token
+        small = Collective(op="all_reduce", num_bytes=c.tokens * 4.0 * 3, group=c.tp_group)
+        pieces.append(Piece(name="loss sums", forward=small, queue="tp"))
+    return pieces

@@ -1,0 +1,223 @@
+"""Pass 3: one layer's operators on their own streams, from pieces to seconds.
+
+The lowest zoom level. A pass over a layer (F, B, W or BW) is a small task graph: kernels on the compute queue,
+collectives beside it. It is simulated once per kind of layer with the same engine as the step, and its
+duration is reused one level up. Gaps on the compute queue are exposed communication, named by the queue
+waited for.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.graph import GraphBuilder, TaskGraph
+from meshwright.lower.pieces import Piece
+from meshwright.simulate.engine import times
+from meshwright.spec.hardware import Device
+from meshwright.work import Collective, Elementwise, Gemm, Work
+
+#: Causes a duration is made of; the attribution of a step is a sum of these (and the bubble).
+CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", "tp", "cp", "ep", "pp", "dp")
+CAUSE = {name: i for i, name in enumerate(CAUSES)}
+PASSES = ("F", "B", "W", "BW")
+
+
+class Entry(NamedTuple):
+    """One task of a pass: its queue, what it does, the entries it waits for."""
+
+    name: str
+    queue: str
+    work: Work
+    after: tuple[int, ...]
+    again: bool = False
+
+
+class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
+    """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration."""
+
+    parts: np.ndarray
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        return float(self.parts.sum())
+
+
+class _Program:
+    """Collects the entries of a pass; ``last`` are the entries the next one waits for."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.last: tuple[int, ...] = ()
+
+    def put(self, name: str, queue: str, work: Work, after: tuple[int, ...], again: bool = False) -> int:
+        self.entries.append(Entry(name, queue, work, after, again))
+        return len(self.entries) - 1
+
+    def chain(self, name: str, queue: str, work: Work, again: bool = False) -> None:
+        self.last = (self.put(name, queue, work, self.last, again),)
+
+
+def program(pieces: list[Piece], which: str, *, recompute: str = "none", overlap_tp: bool = False) -> list[Entry]:
+    """The entries of one pass over `pieces`: ``F``, ``B`` (input gradient), ``W`` (weight gradient) or ``BW``."""
+    p = _Program()
+    if which == "F":
+        _forward(p, pieces, overlap_tp)
+    elif which == "W":
+        for piece in reversed(pieces):
+            _weight(p, piece, start=p.last)
+    else:
+        if recompute == "full":
+            _forward(p, pieces, overlap_tp, again=True)
+        _backward(p, pieces, with_weight=which == "BW", core_again=recompute == "selective", overlap_tp=overlap_tp)
+    return p.entries
+
+
+def _forward(p: _Program, pieces: list[Piece], overlap_tp: bool, again: bool = False) -> None:
+    skip = False
+    for i, piece in enumerate(pieces):
+        if skip or piece.forward is None:
+            skip = False
+            continue
+        partner = _partner(pieces, i, step=1) if overlap_tp else None
+        if piece.ring > 1:
+            _ring(p, piece, piece.forward, piece.exchange, again)
+        elif partner is not None and partner.forward is not None:
+            _sliced(p, piece, partner, "forward", again)
+            skip = True
+        else:
+            p.chain(piece.name, piece.queue, piece.forward, again)
+
+
+def _backward(p: _Program, pieces: list[Piece], *, with_weight: bool, core_again: bool, overlap_tp: bool) -> None:
+    core = [piece for piece in pieces if piece.core]
+    backwards = pieces[::-1]
+    skip = False
+    for i, piece in enumerate(backwards):
+        if skip:
+            skip = False
+            continue
+        if core_again and core and piece is core[-1]:
+            _forward(p, core, False, again=True)
+        partner = _partner(backwards, i, step=1) if overlap_tp else None
+        start = p.last
+        if piece.backward is None:
+            pass
+        elif piece.ring > 1:
+            _ring(p, piece, piece.backward, piece.exchange_back, False)
+        elif partner is not None and partner.backward is not None:
+            _sliced(p, piece, partner, "backward", False)
+            skip = True
+        else:
+            p.chain(f"{piece.name} backward", piece.queue, piece.backward)
+        if with_weight:
+            # the weight gradient needs nothing but this piece's output gradient, so what follows does not wait for it
+            for one in (piece, partner) if skip else (piece,):
+                _weight(p, one, start=start)
+
+
+def _weight(p: _Program, piece: Piece, start: tuple[int, ...]) -> None:
+    if piece.weight is None:
+        return
+    after = start
+    if piece.regather is not None:
+        after = (*start, p.put(f"{piece.name} regather", "tp", piece.regather, start))
+    p.put(f"{piece.name} weight gradient", piece.queue, piece.weight, after)
+
+
+def _partner(pieces: list[Piece], i: int, step: int) -> Piece | None:
+    """The neighbour a collective and a GEMM are sliced with, if piece i and the next one are such a pair."""
+    if i + step >= len(pieces):
+        return None
+    a, b = pieces[i], pieces[i + step]
+    for comm, product in ((a, b), (b, a)):
+        if comm.queue == "tp" and comm.joins and isinstance(product.forward, Gemm) and not product.core:
+            return b
+    return None
+
+
+def _sliced(p: _Program, a: Piece, b: Piece, way: str, again: bool) -> None:
+    """Slice a collective and its GEMM so that each part of one runs beside the next part of the other (Wang et al.,
+    ASPLOS 2023, decompose a collective and the product that depends on it)."""
+    first, second = getattr(a, way), getattr(b, way)
+    comm = first if isinstance(first, Collective) else second
+    count = comm.group.size
+    start, done = p.last, ()
+    suffix = "" if way == "forward" else " backward"
+    for part in range(count):
+        one = p.put(f"{a.name}{suffix} {part + 1}/{count}", a.queue, _part(first, count), start, again)
+        done = (p.put(f"{b.name}{suffix} {part + 1}/{count}", b.queue, _part(second, count), (one,), again),)
+    p.last = done
+
+
+def _part(work: Work, count: int) -> Work:
+    if isinstance(work, Collective):
+        return msgspec.structs.replace(work, num_bytes=work.num_bytes / count)
+    return msgspec.structs.replace(work, m=max(1, work.m // count))
+
+
+def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: bool) -> None:
+    """Blocks circulate: while one is worked on, the next arrives (Ring Attention, 2310.01889)."""
+    arrived, worked = p.last, p.last
+    for step in range(piece.ring):
+        worked = (p.put(f"{piece.name} {step + 1}/{piece.ring}", piece.queue, block, arrived, again),)
+        if step + 1 < piece.ring:
+            arrived = (p.put(f"{piece.name} exchange {step + 1}", "cp", exchange, arrived, again),)
+    p.last = worked
+
+
+@lru_cache(maxsize=512)
+def _graph(structure: tuple[tuple[str, tuple[int, ...]], ...]) -> TaskGraph:
+    """The graph of a pass, one cost key per task; durations live beside it, so equal structures share it."""
+    builder = GraphBuilder(("layer",))
+    for i, (queue, after) in enumerate(structure):
+        builder.add("op", str(i), builder.stream(0, queue), after, layer=i)
+    return builder.build()
+
+
+def graph_of(entries: list[Entry]) -> TaskGraph:
+    return _graph(tuple((e.queue, e.after) for e in entries))
+
+
+def durations(entries: list[Entry], device: Device, costs: Costs) -> np.ndarray:
+    return np.array([costs.price(e.work, device).seconds for e in entries])
+
+
+def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
+    """Simulate a pass over one layer and say what its time is made of."""
+    parts = np.zeros(len(CAUSES))
+    if not entries:
+        return LayerCost(parts=parts, flops=0.0)
+    graph = graph_of(entries)
+    by_key = durations(entries, device, costs)
+    start, end = times(graph, by_key)
+    entry_of = graph.attribute("layer")
+    ended = np.empty(len(entries))
+    ended[entry_of] = end
+    clock, kernels, flops = 0.0, 0, 0.0
+    for position, index in enumerate(entry_of):
+        entry = entries[index]
+        if entry.queue != "compute":
+            kernels += 1
+            continue
+        estimate = costs.price(entry.work, device)
+        kernels += entry.work.kernels if isinstance(entry.work, Elementwise) else 1
+        flops += getattr(entry.work, "flops", 0.0)
+        gap = start[position] - clock
+        if gap > 0:
+            late = max((a for a in entry.after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
+            parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
+        parts[CAUSE["recompute" if entry.again else estimate.cause]] += estimate.seconds
+        clock = end[position]
+    total = float(end.max())
+    if total > clock:
+        parts[CAUSE[entries[int(np.argmax(ended))].queue]] += total - clock
+    issue = kernels * costs.framework.host_us_per_kernel * 1e-6
+    if issue > total:
+        parts[CAUSE["host"]] += issue - total
+    return LayerCost(parts=parts, flops=flops)

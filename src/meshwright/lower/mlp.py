@@ -1,0 +1,144 @@
+"""The MLP half of a block as pieces: dense, or a mixture of experts with its dispatch and combine.
+
+Expert parallelism sends each token to its experts' ranks and back (GShard, 2006.16668); experts may also be split
+over ``etp`` ranks. Tokens are taken from the sequence-parallel shard, so nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, regather, residual
+from meshwright.spec.layers import Block, Dense, Moe
+from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm
+
+
+def mlp(c: Context, block: Block) -> list[Piece]:
+    """Norm, MLP and residual addition of one block."""
+    spec = block.mlp
+    body = dense(c, "mlp", spec.ffn, spec.gated) if isinstance(spec, Dense) else experts(c, spec)
+    head = [] if block.parallel and block.norms < 2 else [norm(c, "mlp norm")]
+    return [*head, *body, residual(c, "mlp residual")]
+
+
+def dense(c: Context, name: str, ffn: int, gated: bool) -> list[Piece]:
+    """Up (and gate), activation, down: column- then row-parallel."""
+    e, hidden, width = c.element, c.model.hidden, ffn // c.tp
+    up_width = 2 * width if gated else width
+    entry = c.shard_tokens * hidden * e
+    inner = c.tokens * width * e
+    up = linear(c, f"{name} up", up_width, hidden, target="up", saved=entry, held=entry)
+    up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
+    return [
+        *enter(c, name),
+        *up,
+        _activation(f"{name} activation", inner, gated),
+        *linear(c, f"{name} down", hidden, width, target="down", saved=inner, held=inner),
+        *leave(c, name),
+    ]
+
+
+def _activation(name: str, inner: float, gated: bool) -> Piece:
+    """Reads what came up, writes one width; keeps what came up."""
+    read = 2 * inner if gated else inner
+    return Piece(
+        name=name,
+        forward=Elementwise(num_bytes=read + inner),
+        backward=Elementwise(num_bytes=read + inner + read),
+        saved=read,
+    )
+
+
+def experts(c: Context, spec: Moe) -> list[Piece]:
+    """Router, dispatch, the experts' MLPs, combine; shared experts beside them as a dense MLP."""
+    e, hidden, plan = c.element, c.model.hidden, c.plan
+    tokens = int(c.shard_tokens)
+    sent = tokens * spec.top_k
+    routed = sent * hidden * e
+    rows = sent * plan.etp
+    ffn = spec.ffn // plan.etp
+    inner = rows * ffn * e * plan.experts.imbalance
+    up_width = 2 * ffn if spec.gated else ffn
+    kept = rows * hidden * e * plan.experts.imbalance
+    pieces = [
+        _router(c, spec, tokens),
+        Piece(
+            name="permute tokens",
+            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
+            backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
+        ),
+        *_dispatch(c, "dispatch", routed, "all_gather"),
+        *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
+        _activation("experts activation", inner, spec.gated),
+        *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
+        *_dispatch(c, "combine", routed, "reduce_scatter"),
+        Piece(
+            name="unpermute and weight",
+            forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
+            backward=Elementwise(num_bytes=2 * routed + tokens * hidden * e, kernels=2),
+            saved=routed,
+        ),
+    ]
+    if spec.shared_ffn:
+        pieces += dense(c, "shared experts", spec.shared_ffn, spec.gated)
+    return pieces
+
+
+def _router(c: Context, spec: Moe, tokens: int) -> Piece:
+    """Scores in fp32, then top-k and its bookkeeping: small kernels, so their number is what they cost."""
+    scores = tokens * spec.experts * 4.0
+    return Piece(
+        name="router",
+        forward=Gemm(m=tokens, n=spec.experts, k=c.model.hidden, dtype=c.attention_dtype, out_bytes=4.0),
+        backward=Gemm(m=tokens, n=c.model.hidden, k=spec.experts, dtype=c.attention_dtype),
+        weight=Gemm(m=c.model.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
+        saved=2 * scores + c.shard_tokens * c.model.hidden * c.element,
+    )
+
+
+def _dispatch(c: Context, name: str, routed: float, split: str) -> list[Piece]:
+    """All-to-all over ep, and the gather or scatter over etp that splits each expert."""
+    back = "reduce_scatter" if split == "all_gather" else "all_gather"
+    swap = Collective(op="all_to_all", num_bytes=routed, group=c.ep_group)
+    pieces = []
+    if c.plan.experts.ep > 1:
+        pieces.append(Piece(name=f"{name} all-to-all", forward=swap, backward=swap, queue="ep"))
+    if c.plan.etp > 1:
+        size = routed * c.plan.etp
+        over = Piece(
+            name=f"{name} etp",
+            forward=Collective(op=split, num_bytes=size, group=c.etp_group),
+            backward=Collective(op=back, num_bytes=size, group=c.etp_group),
+            queue="tp",
+        )
+        pieces.insert(len(pieces) if name == "dispatch" else 0, over)
+    return pieces
+
+
+def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved: float) -> list[Piece]:
+    groups = max(1, spec.experts // c.plan.experts.ep)
+    imbalance, dtype, e = c.plan.experts.imbalance, c.dtype, c.element
+    frozen = c.train.lora is not None
+    common = {"groups": groups, "rows": rows, "dtype": dtype, "imbalance": imbalance}
+    grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
+    pieces = []
+    if dtype not in ("fp32", "fp16", "bf16"):
+        pieces.append(
+            Piece(
+                name=f"{name} quantise",
+                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1)),
+                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2)),
+            )
+        )
+    pieces.append(
+        Piece(
+            name=name,
+            forward=GroupedGemm(n=n, k=k, out_bytes=e, **common),
+            backward=GroupedGemm(n=k, k=n, out_bytes=e, **common),
+            weight=None if frozen else GroupedGemm(n=n, k=k, out_bytes=grads, weight_gradient=True, **common),
+            saved=0.0 if frozen else saved,
+            held=0.0 if frozen else saved,
+            gradient=0.0 if frozen else rows * n * e * imbalance,
+        )
+    )
+    return pieces

@@ -1,0 +1,194 @@
+"""Pieces: a layer written once, forward, with what its backward needs.
+
+A piece is a kernel or a collective of the forward together with its input gradient (B), its weight gradient (W)
+and the bytes it leaves for them. Every pass of a layer is read off the same list (``lower/layer.py``), so
+forward, backward, recompute and memory cannot disagree.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.plan import Plan
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.work import Collective, Elementwise, Gemm, Group, Work
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a layer.
+
+    ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward; ``held`` of them (GEMM
+    inputs) until W, plus ``gradient`` bytes (GEMM output gradients) from B to W. ``core`` marks what selective
+    recompute drops and repeats. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
+    2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of
+    ``exchange`` (forward) or ``exchange_back``. ``joins`` marks a collective that
+    may be sliced with the GEMM next to it.
+    """
+
+    name: str
+    forward: Work | None = None
+    backward: Work | None = None
+    weight: Work | None = None
+    regather: Collective | None = None
+    queue: str = "compute"
+    saved: float = 0.0
+    held: float = 0.0
+    gradient: float = 0.0
+    core: bool = False
+    core_saved: float = 0.0
+    ring: int = 1
+    exchange: Collective | None = None
+    exchange_back: Collective | None = None
+    joins: bool = False
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """What every builder of pieces needs: sizes per rank and groups.
+
+    ``tokens`` of one microbatch on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp
+    under sequence parallelism); ``element`` bytes of an activation.
+    """
+
+    model: Model
+    plan: Plan
+    train: Train
+    tp_group: Group
+    cp_group: Group
+    ep_group: Group
+    etp_group: Group
+
+    @property
+    def tokens(self) -> int:
+        return self.plan.pipeline.microbatch * self.train.seq_len // self.plan.layout.cp
+
+    @property
+    def shard_tokens(self) -> float:
+        return self.tokens / self.plan.layout.tp if self.sp else float(self.tokens)
+
+    @property
+    def tp(self) -> int:
+        return self.plan.layout.tp
+
+    @property
+    def sp(self) -> bool:
+        return self.plan.layout.sp and self.plan.layout.tp > 1
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.precision.compute or self.train.dtype
+
+    @property
+    def element(self) -> float:
+        return 4.0 if self.dtype == "fp32" else 2.0
+
+    @property
+    def attention_dtype(self) -> str:
+        """The attention core stays in 16 bits when matrix products go lower."""
+        return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
+
+
+def linear(c: Context, name: str, n: int, k: int, *, m: float | None = None, target: str = "", **saved) -> list[Piece]:
+    """A projection of `m` tokens from k to n features (per rank), with its quantisation below 16 bits.
+
+    In a LoRA run the base weight is frozen (no W) and a `target` gets its two low-rank factors.
+    """
+    m = int(m if m is not None else c.tokens)
+    e, dtype = c.element, c.dtype
+    frozen = c.train.lora is not None
+    pieces = []
+    if dtype not in ("fp32", "fp16", "bf16"):
+        # read 16 bits, write the quantised operand; backward also writes its transpose for W
+        pieces.append(
+            Piece(
+                name=f"{name} quantise",
+                forward=Elementwise(num_bytes=m * k * (e + 1)),
+                backward=Elementwise(num_bytes=m * n * (e + 2)),
+            )
+        )
+    grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
+    pieces.append(
+        Piece(
+            name=name,
+            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e),
+            backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
+            weight=None if frozen else Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True),
+            gradient=0.0 if frozen else m * n * e,
+            **({} if frozen else saved),
+        )
+    )
+    if frozen and target in c.train.lora.targets:
+        pieces += _adapter(c, name, m, n, k)
+    return pieces
+
+
+def _adapter(c: Context, name: str, m: int, n: int, k: int) -> list[Piece]:
+    rank, e, dtype = c.train.lora.rank, c.element, c.attention_dtype
+
+    def factor(label: str, n: int, k: int) -> Piece:
+        return Piece(
+            name=f"{name} lora {label}",
+            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e),
+            backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
+            weight=Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=4.0, accumulate=True),
+            saved=m * k * e,
+            held=m * k * e,
+            gradient=m * n * e,
+        )
+
+    return [factor("down", rank, k), factor("up", n, rank)]
+
+
+def enter(c: Context, name: str) -> list[Piece]:
+    """Into a tensor-parallel region: gather the sequence (SP), or nothing forward and an all-reduce backward."""
+    if c.tp == 1:
+        return []
+    size = c.tokens * c.model.hidden * c.element
+    if c.sp:
+        gather, scatter = (
+            Collective(op=op, num_bytes=size, group=c.tp_group) for op in ("all_gather", "reduce_scatter")
+        )
+        return [Piece(name=f"{name} gather", forward=gather, backward=scatter, queue="tp", joins=True)]
+    reduce = Collective(op="all_reduce", num_bytes=size, group=c.tp_group)
+    return [Piece(name=f"{name} all-reduce", backward=reduce, queue="tp", joins=True)]
+
+
+def leave(c: Context, name: str) -> list[Piece]:
+    """Out of a tensor-parallel region: reduce-scatter along the sequence (SP) or all-reduce."""
+    if c.tp == 1:
+        return []
+    size = c.tokens * c.model.hidden * c.element
+    if c.sp:
+        gather, scatter = (
+            Collective(op=op, num_bytes=size, group=c.tp_group) for op in ("all_gather", "reduce_scatter")
+        )
+        return [Piece(name=f"{name} scatter", forward=scatter, backward=gather, queue="tp", joins=True)]
+    reduce = Collective(op="all_reduce", num_bytes=size, group=c.tp_group)
+    return [Piece(name=f"{name} all-reduce", forward=reduce, queue="tp", joins=True)]
+
+
+def regather(c: Context) -> Collective | None:
+    """Under SP the input of an entering GEMM is kept sharded and gathered again for its weight gradient."""
+    if not c.sp or c.train.lora is not None:
+        return None
+    return Collective(op="all_gather", num_bytes=c.tokens * c.model.hidden * c.element, group=c.tp_group)
+
+
+def norm(c: Context, name: str) -> Piece:
+    """LayerNorm or RMSNorm over the hidden width; its input is saved."""
+    size = c.shard_tokens * c.model.hidden * c.element
+    return Piece(
+        name=name, forward=Elementwise(num_bytes=2 * size), backward=Elementwise(num_bytes=3 * size), saved=size
+    )
+
+
+def residual(c: Context, name: str) -> Piece:
+    """Dropout (if any) and the residual addition, fused; backward adds the two gradients."""
+    size = c.shard_tokens * c.model.hidden * c.element
+    mask = c.shard_tokens * c.model.hidden if c.train.dropout else 0.0
+    return Piece(
+        name=name,
+        forward=Elementwise(num_bytes=3 * size + mask),
+        backward=Elementwise(num_bytes=3 * size + (2 * size + mask if mask else 0.0), kernels=2 if mask else 1),
+        saved=mask,
+    )

@@ -1,0 +1,154 @@
+"""Pass 1: where ranks are. Mesh axes become groups of ranks on the cluster's levels, with the bandwidth each gets.
+
+Ranks that do the same work on the same device with the same neighbours are one class with a multiplicity; a
+cluster of equal devices has one class per pipeline rank, whatever its size. On unequal islands the
+data-parallel slices are folded by the devices they run on.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from meshwright.plan import Plan
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.hardware import Device
+from meshwright.work import Group, Hop
+
+
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
+    """A class of data-parallel slices: ``multiplicity`` pipelines that look alike; ``starts[r]`` is the first rank of
+    pipeline rank r of one of them, ``devices[r]`` the (slowest) device there."""
+
+    multiplicity: int
+    starts: tuple[int, ...]
+    devices: tuple[Device, ...]
+
+
+class Mesh:
+    """A plan's axes on a cluster: rank arithmetic, groups, rank classes."""
+
+    def __init__(self, plan: Plan, cluster: Cluster):
+        self.plan, self.cluster = plan, cluster
+        self.layout = plan.layout
+        self.num_ranks = plan.layout.num_ranks
+        self._groups: dict[tuple, Group] = {}
+
+    @cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        layout = self.layout
+        if len(self.cluster.islands) == 1:
+            return (self._slice(0, layout.dp),)
+        folded: dict[tuple[str, ...], list[int]] = {}
+        for d in range(layout.dp):
+            names = tuple(device.name for device in self._slice(d, 1).devices)
+            folded.setdefault(names, []).append(d)
+        return tuple(self._slice(members[0], len(members)) for members in folded.values())
+
+    def _slice(self, d: int, multiplicity: int) -> Slice:
+        layout = self.layout
+        base = d * layout.stride("dp")
+        starts = tuple(base + r * layout.stride("pp") for r in range(layout.pp))
+        if len(self.cluster.islands) == 1:
+            devices = (self.cluster.islands[0].device,) * layout.pp
+        else:
+            devices = tuple(self._slowest(start) for start in starts)
+        return Slice(multiplicity=multiplicity, starts=starts, devices=devices)
+
+    def _slowest(self, start: int) -> Device:
+        layout = self.layout
+        last = start + (layout.tp - 1) * layout.stride("tp") + (layout.cp - 1) * layout.stride("cp")
+        ends = (self.cluster.device_of(start), self.cluster.device_of(last))
+        return min(ends, key=lambda device: max(device.peak_flops.values()))
+
+    def group(self, *axes: str, start: int = 0) -> Group:
+        """The ranks that vary along `axes` (``tp``, ``cp``, ``dp``, ``pp``) from `start`."""
+        spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in axes]
+        return self._span(tuple(sorted((s, n) for s, n in spans if n > 1)), start)
+
+    def expert_group(self, axis: str, start: int = 0) -> Group:
+        """A group of the expert mesh, which refactors tp*cp*dp as etp, ep, edp from the inside out."""
+        plan = self.plan
+        sizes = {"etp": (1, plan.etp), "ep": (plan.etp, plan.experts.ep), "edp": (plan.etp * plan.experts.ep, plan.edp)}
+        stride, size = sizes[axis]
+        return self._span(tuple(self._unfold(stride, size)) if size > 1 else (), start)
+
+    def _unfold(self, stride: int, size: int) -> list[tuple[int, int]]:
+        """Real (stride, size) spans of a span in the space of ranks without the pipeline axis."""
+        block, pp = self.layout.stride("pp"), self.layout.pp
+        if stride * size <= block:
+            return [(stride, size)]
+        if stride >= block:
+            return [(stride * pp, size)]
+        return [(stride, block // stride), (block * pp, stride * size // block)]
+
+    def hybrid_groups(self, size: int, *axes: str, start: int = 0) -> tuple[Group, Group]:
+        """(sharding group, replication group) when state is sharded over the innermost `size` of the axes."""
+        spans = sorted((self.layout.stride(a), getattr(self.layout, a)) for a in axes)
+        inner, outer, left = [], [], size
+        for stride, n in spans:
+            take = min(n, left)
+            if take > 1:
+                inner.append((stride, take))
+            if n // take > 1:
+                outer.append((stride * take, n // take))
+            left = max(1, left // take)
+        return self._span(tuple(inner), start), self._span(tuple(outer), start)
+
+    def pair(self, a: int, b: int) -> Group:
+        """Two ranks that send to each other."""
+        low, high = min(a, b), max(a, b)
+        return self._span(((high - low, 2),), low) if high > low else Group(size=1, hops=())
+
+    def _span(self, spans: tuple[tuple[int, int], ...], start: int) -> Group:
+        if len(self.cluster.islands) == 1 and len(spans) != 1:
+            start = 0
+        key = (spans, start)
+        found = self._groups.get(key)
+        if found is None:
+            found = self._groups[key] = self._build(spans, start)
+        return found
+
+    def _build(self, spans: tuple[tuple[int, int], ...], start: int) -> Group:
+        merged: list[tuple[int, int]] = []
+        for stride, n in spans:
+            if merged and merged[-1][0] * merged[-1][1] == stride:
+                merged[-1] = (merged[-1][0], merged[-1][1] * n)
+            else:
+                merged.append((stride, n))
+        size = 1
+        members = [1] * self.cluster.depth
+        for stride, n in merged:
+            size *= n
+            for i, m in enumerate(self.cluster.group_shape(start, stride, n)):
+                members[i] *= m
+        hops, below, devices = [], 1, 1
+        for level, count in zip(self._levels(start, merged), members):
+            if count > 1:
+                # Under one child sit `devices` ranks and `below` of this group: the siblings share its port.
+                sharing = min(devices, self.num_ranks) / below
+                hops.append(
+                    Hop(
+                        name=level.name,
+                        members=count,
+                        gb_s=level.busy_gb_s / max(1.0, sharing),
+                        latency_us=level.latency_us,
+                        below=below,
+                        topology=level.topology,
+                        reduces=level.in_network_reduction,
+                        scale_out=level.scale_out,
+                    )
+                )
+            below *= count
+            devices *= max(level.arity, 1)
+        return Group(size=size, hops=tuple(hops))
+
+    def _levels(self, start: int, spans: list[tuple[int, int]]):
+        """Levels from the inside out; where islands differ, the slower of the two ends at each depth."""
+        cluster = self.cluster
+        first = cluster.levels_of(start)
+        last = cluster.levels_of(start + sum((n - 1) * stride for stride, n in spans))
+        if first is last or len(first) != len(last):
+            return max(first, last, key=len)
+        return [min(pair, key=lambda level: level.busy_gb_s) for pair in zip(first, last)]

@@ -1,0 +1,135 @@
+"""Pass 4: virtual stages as compositions of layers. Stages made of the same layers are one composition, so they
+share one price and one memory count.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from meshwright.lower import attention, ends, mlp, state
+from meshwright.lower.partition import stage_layers
+from meshwright.lower.pieces import Context, Piece
+from meshwright.lower.place import Mesh
+from meshwright.lower.state import Activations, Params
+from meshwright.plan import Plan
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+class Unit(msgspec.Struct, frozen=True):
+    """A layer as it is run: ``kind`` is a block's index, ``"embedding"`` or ``"head"``; ``recompute`` its mode."""
+
+    kind: int | str
+    recompute: str
+
+
+class Composition(msgspec.Struct, frozen=True):
+    """The units of a stage in order; ``segments`` groups them layer by layer (embedding and head join the layer
+    next to them), which is how gradients and gathered parameters are exchanged."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def segments(self) -> tuple[tuple[Unit, ...], ...]:
+        blocks = [i for i, u in enumerate(self.units) if not isinstance(u.kind, str)]
+        if len(blocks) <= 1:
+            return (self.units,)
+        cuts = [0, *blocks[1:], len(self.units)]
+        return tuple(self.units[a:b] for a, b in zip(cuts, cuts[1:]))
+
+
+class Stages:
+    """Every virtual stage of a plan: its layers, composition, parameters and activations."""
+
+    def __init__(self, plan: Plan, model: Model, train: Train, mesh: Mesh):
+        self.plan, self.model, self.train, self.mesh = plan, model, train, mesh
+        self.layers = stage_layers(plan, model)
+        self._pieces: dict[tuple, list[Piece]] = {}
+        self._contexts: dict[tuple, Context] = {}
+
+    @cached_property
+    def compositions(self) -> tuple[Composition, ...]:
+        """One per virtual stage; equal stages hold the same object."""
+        known: dict[Composition, Composition] = {}
+        last = len(self.layers) - 1
+        out = []
+        for stage, layers in enumerate(self.layers):
+            units = [Unit("embedding", "none")] if stage == 0 else []
+            for position, layer in enumerate(layers):
+                units.append(Unit(self.model.pattern[layer], self._mode(position)))
+            if stage == last:
+                units.append(Unit("head", "none"))
+            composition = Composition(tuple(units))
+            out.append(known.setdefault(composition, composition))
+        return tuple(out)
+
+    def _mode(self, position: int) -> str:
+        memory = self.plan.memory
+        return memory.recompute if not memory.layers or position < memory.layers else "none"
+
+    def context(self, start: int = 0) -> Context:
+        """Sizes and groups of the ranks around `start`."""
+        mesh = self.mesh
+        groups = (
+            mesh.group("tp", start=start),
+            mesh.group("cp", start=start),
+            mesh.expert_group("ep", start=start),
+            mesh.expert_group("etp", start=start),
+        )
+        found = self._contexts.get(groups)
+        if found is None:
+            tp, cp, ep, etp = groups
+            found = self._contexts[groups] = Context(
+                model=self.model,
+                plan=self.plan,
+                train=self.train,
+                tp_group=tp,
+                cp_group=cp,
+                ep_group=ep,
+                etp_group=etp,
+            )
+        return found
+
+    def pieces(self, kind: int | str, start: int = 0) -> list[Piece]:
+        """What a unit is made of, on the ranks around `start`."""
+        c = self.context(start)
+        key = (kind, c.tp_group, c.cp_group, c.ep_group, c.etp_group)
+        found = self._pieces.get(key)
+        if found is None:
+            found = self._pieces[key] = self._build(kind, c)
+        return found
+
+    def _build(self, kind: int | str, c: Context) -> list[Piece]:
+        if kind == "embedding":
+            return ends.embedding(c)
+        if kind == "head":
+            return ends.head(c)
+        block = self.model.blocks[kind]
+        return [*attention.attention(c, block.attention), *mlp.mlp(c, block)]
+
+    def params(self, unit: Unit) -> Params:
+        """Parameters of a unit on one rank, before ZeRO."""
+        if unit.kind == "embedding":
+            return state.embedding_params(self.plan, self.model, self.train)
+        if unit.kind == "head":
+            shares = self.plan.layout.pp == 1
+            return state.head_params(self.plan, self.model, self.train, shares_embedding=shares)
+        return state.block_params(self.plan, self.model, self.train, unit.kind)
+
+    def total_params(self, units: tuple[Unit, ...]) -> Params:
+        out = Params()
+        for unit in units:
+            out = out + self.params(unit)
+        return out
+
+    def activations(self, composition: Composition) -> Activations:
+        """What one microbatch leaves in a stage."""
+        c, out = self.context(), Activations()
+        known: dict[Unit, Activations] = {}
+        for unit in composition.units:
+            if unit not in known:
+                known[unit] = state.activations(c, self.pieces(unit.kind), unit.recompute)
+            out = out.then(known[unit])
+        return out

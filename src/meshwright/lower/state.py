@@ -1,0 +1,156 @@
+"""State: what every rank holds, by kind and bytes, from the layout of parameters, gradients, optimizer, activations.
+
+ZeRO's stages (Rajbhandari et al. 1910.02054) shard, from the outside in, the optimizer, the gradients, the
+parameters. Activation bytes come from the same pieces that give the time (``lower/pieces.py``); for a GPT block
+they add up to Korthikanti et al. (2205.05198): sbh(34 + 5as/h) without recompute.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.pieces import Context, Piece
+from meshwright.plan import Plan
+from meshwright.spec.layers import Moe
+from meshwright.spec.model import Model
+from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, Train
+
+STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0}
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True):
+    """Parameters one rank holds of a stage before any ZeRO sharding: ``dense`` reduced over dp*cp, ``expert`` over
+    the expert mesh's replicas; the ``trained`` ones have gradients and optimizer state; ``low`` of the dense and
+    expert ones are multiplied below 16 bits when the precision says so."""
+
+    dense: float = 0.0
+    expert: float = 0.0
+    trained_dense: float = 0.0
+    trained_expert: float = 0.0
+    low: float = 0.0
+
+    def __add__(self, other: Params) -> Params:
+        return Params(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
+
+
+def block_params(plan: Plan, model: Model, train: Train, kind: int) -> Params:
+    """One block's parameters on one rank."""
+    block, tp = model.blocks[kind], plan.layout.tp
+    parts = block.params(model.hidden)
+    replicated = parts.norm + parts.router + _replicated_attention(model, kind)
+    split = parts.attention - _replicated_attention(model, kind) + parts.mlp
+    dense = split / tp + replicated
+    expert = parts.experts / (plan.experts.ep * plan.etp) if isinstance(block.mlp, Moe) else 0.0
+    low = split / tp + expert
+    if train.lora is None:
+        return Params(dense=dense, expert=expert, trained_dense=dense, trained_expert=expert, low=low)
+    adapters = lora_params(model, train, kind) / tp
+    return Params(dense=dense + adapters, expert=expert, trained_dense=adapters, low=low)
+
+
+def _replicated_attention(model: Model, kind: int) -> float:
+    """Latent down-projections and their norms are whole on every tensor-parallel rank."""
+    a = model.blocks[kind].attention
+    if not a.kv_lora_rank:
+        return 0.0
+    down = a.q_lora_rank + a.kv_lora_rank + a.rope_head_dim
+    return float(model.hidden * down + a.q_lora_rank + a.kv_lora_rank)
+
+
+def lora_params(model: Model, train: Train, kind: int) -> float:
+    """Adapter parameters of one block: rank * (inputs + outputs) of every target matrix it has."""
+    block, h, r = model.blocks[kind], model.hidden, train.lora.rank
+    a, widths = block.attention, []
+    for target in train.lora.targets:
+        if target in ("gate", "up", "down"):
+            mlp = block.mlp
+            ffn = mlp.shared_ffn if isinstance(mlp, Moe) else mlp.ffn
+            if ffn and (target != "gate" or mlp.gated):
+                widths.append(h + ffn)
+        else:
+            out = {
+                "q": a.heads * a.head_dim,
+                "k": a.kv_heads * a.head_dim,
+                "v": a.kv_heads * a.v_head_dim,
+                "o": a.heads * a.v_head_dim,
+            }[target]
+            widths.append(h + out)
+    return float(r * sum(widths))
+
+
+def embedding_params(plan: Plan, model: Model, train: Train) -> Params:
+    table = model.vocab * (model.embedding_width or model.hidden)
+    dense = table / plan.layout.tp + (model.embedding_params - table)
+    return Params(dense=dense, trained_dense=0.0 if train.lora else dense)
+
+
+def head_params(plan: Plan, model: Model, train: Train, *, shares_embedding: bool) -> Params:
+    """Final norm and head. A tied head on another rank than the embedding holds its own copy of the table."""
+    own = model.head_params / plan.layout.tp
+    if model.tied_embeddings and not shares_embedding:
+        own += model.vocab * (model.embedding_width or model.hidden) / plan.layout.tp
+    dense = own + model.final_norm_params
+    return Params(dense=dense, trained_dense=0.0 if train.lora else dense)
+
+
+def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
+    """Bytes of a rank's constant state by category."""
+    layout, precision = plan.layout, plan.precision
+    compute = precision.compute or train.dtype
+    shard = {"dense": layout.shard_group, "expert": min(layout.shard or plan.edp, plan.edp)}
+    weight = 4.0 if compute == "fp32" else 2.0
+    master = 0.0 if compute == "fp32" else STORED_BYTES[precision.master]
+    moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
+    grads = STORED_BYTES[precision.grads]
+    out = dict.fromkeys(("parameters", "gradients", "optimizer"), 0.0)
+    for part, trained in (("dense", params.trained_dense), ("expert", params.trained_expert)):
+        held = getattr(params, part)
+        n = shard[part]
+        if layout.zero == 3:
+            # the sharded copy is the master; the working copy is gathered when needed
+            kept = master if master else weight
+            out["parameters"] += (trained * kept + (held - trained) * weight) / n
+            out["optimizer"] += trained * moments / n
+        else:
+            out["parameters"] += held * weight
+            out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
+        out["gradients"] += trained * grads / (n if layout.zero >= 2 else 1)
+    if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
+        out["parameters"] += 2 * params.low * DTYPE_BYTES[compute]  # the quantised weight and its transpose
+    return out
+
+
+def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:
+    """Working copy of a stage's parameters while ZeRO-3 has it gathered."""
+    weight = 4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0
+    return (params.dense + params.expert) * weight if plan.layout.zero == 3 else 0.0
+
+
+class Activations(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes one microbatch leaves in a layer from F to its backward: ``saved`` in all, ``held`` of them (with the
+    output gradients) from B to W, ``working`` while one pass runs through the layer."""
+
+    saved: float = 0.0
+    held: float = 0.0
+    working: float = 0.0
+
+    def then(self, other: Activations) -> Activations:
+        """Two layers one after the other: what is kept adds up, the working set is the larger one."""
+        return Activations(
+            saved=self.saved + other.saved, held=self.held + other.held, working=max(self.working, other.working)
+        )
+
+
+def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
+    """What a list of pieces keeps under a recompute mode."""
+    everything = sum(p.saved + p.core_saved for p in pieces)
+    held = sum(p.held + p.gradient for p in pieces)
+    passing = 2 * c.tokens * c.model.hidden * c.element  # a gradient in and out of the layer
+    if recompute == "full":
+        # only the layer's input stays; its activations come back while it is recomputed
+        entry = c.shard_tokens * c.model.hidden * c.element
+        return Activations(saved=entry, held=held, working=everything + passing)
+    kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
+    again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0
+    widest = max((p.saved + p.gradient for p in pieces), default=0.0)
+    return Activations(saved=kept, held=min(held, kept + held), working=widest + passing + again)

@@ -1,0 +1,145 @@
+"""Work items: what one task has to do, as dimensions, before anyone says how long it takes.
+
+Lowering writes them, the cost chain prices them, and equal items share one price: they are hashable values.
+Dimensions are per rank, after sharding. ``dtype`` is the compute precision (``spec/workload.py``).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.spec.workload import DTYPE_BYTES
+
+
+class Gemm(msgspec.Struct, frozen=True, kw_only=True):
+    """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: str = "bf16"
+    out_bytes: float = 2.0
+    accumulate: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes that must cross device memory at least once."""
+        operand = DTYPE_BYTES[self.dtype] * (self.m * self.k + self.k * self.n)
+        return self.batch * (operand + self.out_bytes * self.m * self.n * (2 if self.accumulate else 1))
+
+
+class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True):
+    """One product per local expert: ``rows`` tokens in all, spread over ``groups`` weights [k, n].
+
+    The busiest rank holds ``imbalance`` times the mean (already in ``rows`` of the pricing, not here)."""
+
+    groups: int
+    rows: int
+    n: int
+    k: int
+    dtype: str = "bf16"
+    imbalance: float = 1.0
+    out_bytes: float = 2.0
+    weight_gradient: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.rows * self.imbalance * self.n * self.k
+
+    @property
+    def num_bytes(self) -> float:
+        element = DTYPE_BYTES[self.dtype]
+        rows = self.rows * self.imbalance
+        weights = self.groups * self.n * self.k * (self.out_bytes if self.weight_gradient else element)
+        return weights + rows * (self.k * element + self.n * (element if self.weight_gradient else self.out_bytes))
+
+
+class Attention(msgspec.Struct, frozen=True, kw_only=True):
+    """The attention core of ``batch`` sequences: scores, softmax, weighted sum, fused (FlashAttention,
+    Dao 2307.08691). ``pairs`` is the number of (query, key) pairs per head and sequence that a mask leaves."""
+
+    batch: int
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    pairs: float
+    dtype: str = "bf16"
+    backward: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Two products forward; five backward (the scores are recomputed)."""
+        qk, pv = 2.0 * self.head_dim, 2.0 * self.v_head_dim
+        per_pair = 3 * qk + 2 * pv if self.backward else qk + pv
+        return self.batch * self.heads * self.pairs * per_pair
+
+    @property
+    def num_bytes(self) -> float:
+        q = self.q_len * self.heads * (self.head_dim + self.v_head_dim)
+        kv = self.kv_len * self.kv_heads * (self.head_dim + self.v_head_dim)
+        return self.batch * 2.0 * (q + kv) * (2.5 if self.backward else 1.0)
+
+
+class Elementwise(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory-bound kernels: total bytes read and written, and how many kernels share them."""
+
+    num_bytes: float
+    kernels: int = 1
+
+
+class Hop(msgspec.Struct, frozen=True, kw_only=True):
+    """One level a group of ranks spans. ``members`` children take part; ``gb_s`` is what one child's port gives
+    this group, per direction, when all sibling groups send too; ``below`` group members sit under each child."""
+
+    name: str
+    members: int
+    gb_s: float
+    latency_us: float
+    below: int
+    topology: str
+    reduces: bool = False
+    scale_out: bool = False
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks of one collective, as the levels they span from the inside out."""
+
+    size: int
+    hops: tuple[Hop, ...]
+
+    @property
+    def crosses_nodes(self) -> bool:
+        return any(h.scale_out for h in self.hops)
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;
+    all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer."""
+
+    op: str
+    num_bytes: float
+    group: Group
+
+
+Work = Gemm | GroupedGemm | Attention | Elementwise | Collective
+
+
+def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:
+    """(query, key) pairs per head of a sequence of `q_len` tokens made of documents of `context` tokens on average
+    (by token): causal q*c/2, bidirectional q*c; a sliding window w of causal attention q*w - w*w/2.
+    """
+    context = min(float(q_len), context) if context else float(q_len)
+    if window and window < context:
+        if chunked:
+            return q_len * (window + 1) / 2
+        documents = q_len / context
+        return documents * (context * window - window * (window - 1) / 2)
+    return q_len * (context + 1) / 2 if causal else q_len * context
