@@ -1,0 +1,67 @@
+"""The command line: one verb per file, each loaded only when it is called.
+
+stdout is the result, stderr progress and errors. Exit 0: yes; 1: it ran, and the answer is no (the plan does
+not fit); 2: misuse, with everything that is wrong listed at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+#: Verb -> what it does, in one line; each is a module here with a ``run(argv) -> exit code``.
+COMMANDS = {
+    "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
+    "diff": "Why two predictions, plans, clusters or models differ",
+    "explain": "What a word or an error code means",
+    "catalog": "Models, devices, clusters and schedules that are known, with their sources",
+}
+
+EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp4 pp4 vpp5 zero1"'
+
+
+def usage() -> str:
+    """What ``meshwright --help`` prints."""
+    verbs = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    return (
+        "usage: meshwright COMMAND [OPTIONS]\n\n"
+        "Plan, predict and run large-model training and serving on any cluster.\n\n"
+        f"commands:\n{verbs}\n\n"
+        "options:\n"
+        "  -h, --help   this text; meshwright COMMAND --help for the options of a command\n"
+        "  --version    the version\n\n"
+        f"example:\n  {EXAMPLE}\n\n"
+        "Every command takes --json. Exit code 0: yes; 1: the plan does not fit; 2: misuse."
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code. `argv` is without the program's name, None for the process's own."""
+    from meshwright.cli.guard import guarded
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    return guarded(lambda: _dispatch(words), as_json="--json" in words)
+
+
+def _dispatch(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("--help", [])
+    if command in ("-h", "--help", "help"):
+        print(usage())
+    elif command == "--version":
+        from meshwright import __version__
+
+        print(f"meshwright {__version__}")
+    elif command in COMMANDS:
+        return import_module(f"meshwright.cli.{command}").run(rest)
+    else:
+        _refuse(command)
+    return 0
+
+
+def _refuse(command: str) -> None:
+    from meshwright.errors import MeshwrightError, nearest
+
+    raise MeshwrightError.one(
+        "X002", f"no command {command!r}", place="meshwright COMMAND", help=nearest(command, list(COMMANDS))
+    )

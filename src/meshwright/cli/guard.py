@@ -1,0 +1,56 @@
+"""What ends a command: exit codes, errors as text or JSON, and no traceback for what a user did."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+from meshwright.errors import MeshwrightError
+
+FORMAT_VERSION = 1
+INTERRUPTED, BROKEN_PIPE, INTERNAL = 130, 141, 70
+"""128 + SIGINT, 128 + SIGPIPE, and EX_SOFTWARE of sysexits.h."""
+
+
+def guarded(command: Callable[[], int], *, as_json: bool) -> int:
+    """The exit code of `command`, whatever happens in it. MESHWRIGHT_DEBUG=1 shows tracebacks of our own faults."""
+    try:
+        code = command()
+        sys.stdout.flush()
+        return code
+    except MeshwrightError as error:
+        show(error, as_json=as_json)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`| head`) has gone; the interpreter's own flush at exit must not complain either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as fault:
+        if os.environ.get("MESHWRIGHT_DEBUG") == "1":
+            raise
+        print(
+            f"meshwright failed: {type(fault).__name__}: {fault}\n"
+            "  this is a fault of Meshwright, please report it; MESHWRIGHT_DEBUG=1 shows where it happened",
+            file=sys.stderr,
+        )
+        return INTERNAL
+
+
+def show(error: MeshwrightError, *, as_json: bool) -> None:
+    """Every violation: on stderr, or as the one JSON object on stdout."""
+    if as_json:
+        from meshwright.cli.output import print_json
+
+        errors = [
+            {"code": d.code, "message": d.message, "place": d.place, "help": d.help} for d in error.diagnostics
+        ]
+        print_json({"format_version": FORMAT_VERSION, "errors": errors})
+        return
+    print("\n\n".join(map(str, error.diagnostics)), file=sys.stderr)
+    first, *others = sorted({d.code for d in error.diagnostics})
+    more = f" (or {', '.join(others)})" if others else ""
+    print(f"\nmeshwright explain {first}{more} says more", file=sys.stderr)

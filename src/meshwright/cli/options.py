@@ -1,0 +1,93 @@
+"""Options of a command as a record, read by tyro; what is wrong with them as diagnostics like any other."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+import tyro
+
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+
+Options = TypeVar("Options", bound=msgspec.Struct)
+
+
+def text(metavar: str, help: str) -> object:
+    """An option that takes one text, "" when it is not given."""
+    return Annotated[str, tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")]
+
+
+def positional(metavar: str, help: str) -> object:
+    """An argument without a name, "" when it is not given."""
+    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")]
+
+
+def repeated(metavar: str, help: str) -> object:
+    """An option that may be given several times; every text it was given."""
+    shown = tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
+    return Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown]
+
+
+def switch(help: str) -> object:
+    """An option without a value."""
+    return Annotated[bool, tyro.conf.arg(help=help, help_behavior_hint="")]
+
+
+JSON = switch("Print one JSON object instead of text.")
+
+
+def read(kind: type[Options], argv: Sequence[str], *, command: str, description: str) -> tuple[Options, list[Diagnostic]]:
+    """The options of `command` in `argv`, and X003 for every word that is none of them. ``--help`` prints and exits.
+
+    Raises:
+        MeshwrightError: X004 when the words cannot be read at all, as when an option lacks its value.
+    """
+    complaint = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(complaint):
+            options, unknown = tyro.cli(
+                kind,
+                prog=f"meshwright {command}",
+                description=description,
+                args=list(argv),
+                return_unknown_args=True,
+                config=(tyro.conf.FlagCreatePairsOff,),
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise MeshwrightError(_unreadable(complaint.getvalue(), command)) from None
+    # The word after an unknown option is its value, no mistake of its own.
+    values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
+    wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
+    return options, [_unknown(word, kind, command) for word in wrong]
+
+
+def missing(options: msgspec.Struct, wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
+    """X004 for every field of `wanted` (field -> how it is written) that was not given."""
+    return [
+        Diagnostic(
+            code="X004", message=f"{how.split()[0]} is missing", place=f"meshwright {command}", help=f"add {how}"
+        )
+        for field, how in wanted.items()
+        if not getattr(options, field)
+    ]
+
+
+def _unreadable(complaint: str, command: str) -> Diagnostic:
+    """tyro's own words, without the frame that it draws around them."""
+    lines = [line.strip("│╭╮╰╯─ ") for line in complaint.splitlines()]
+    said = " ".join(line for line in lines if line and "--help" not in line and "full helptext" not in line)
+    return Diagnostic(
+        code="X004", message=said, place=f"meshwright {command}", help=f"meshwright {command} --help lists the options"
+    )
+
+
+def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
+    known = ["--" + field.name.replace("_", "-") for field in msgspec.structs.fields(kind)]
+    what = "option" if word.startswith("-") else "argument"
+    help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
+    return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

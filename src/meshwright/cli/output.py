@@ -1,0 +1,68 @@
+"""What commands leave behind: one JSON object or a table on stdout, and files that are whole or not there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.errors import Diagnostic, MeshwrightError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout, indented; infinities and NaN become null, as JSON knows neither."""
+    import msgspec
+
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """stdout for text. Colour only on a terminal, and not with NO_COLOR."""
+    from rich.console import Console
+
+    return Console(file=sys.stdout, highlight=False)
+
+
+def note(text: str) -> None:
+    """A line of progress, on stderr."""
+    print(text, file=sys.stderr)
+
+
+def unwritable(path: str, option: str) -> list[Diagnostic]:
+    """X005 when a file cannot be written there; asked before the work starts. Empty when `path` is "" or fine."""
+    if not path:
+        return []
+    target = Path(path)
+    if target.is_dir():
+        reason, help = "it is a folder", f"name a file in it: {option} {target / 'report.html'}"
+    elif not target.parent.is_dir():
+        reason, help = f"there is no folder {target.parent}", f"make it first: mkdir -p {target.parent}"
+    elif not os.access(target if target.exists() else target.parent, os.W_OK):
+        reason, help = "permission denied", "choose a place you may write to"
+    else:
+        return []
+    return [Diagnostic(code="X005", message=f"cannot write {path}: {reason}", place=f"{option} {path}", help=help)]
+
+
+def write_file(path: str, write: Callable[[Path], object]) -> None:
+    """`write` fills a file beside `path` that then takes its place: a failure leaves nothing half-written.
+
+    Raises:
+        MeshwrightError: X005 when the disk refuses.
+    """
+    target = Path(path)
+    part = target.with_name(f".{os.getpid()}.{target.name}")
+    try:
+        write(part)
+        part.replace(target)
+    except OSError as error:
+        raise MeshwrightError.one("X005", f"cannot write {path}: {error.strerror or error}", place=path) from None
+    finally:
+        part.unlink(missing_ok=True)
+    note(f"wrote {path}")

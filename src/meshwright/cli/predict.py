@@ -1,0 +1,75 @@
+"""``meshwright predict``: one training step of one plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.output import console, print_json, unwritable, write_file
+from meshwright.cli.question import WANTED, Question, load, read_all
+
+DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
+
+Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file.
+
+Exit code 0: it fits; 1: it does not; 2: the question is wrong."""
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``meshwright predict`` takes."""
+
+    model: options.positional(
+        "MODEL", "Catalog name, Hugging Face config.json, or a question.toml that says all four."
+    ) = ""
+    on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
+    train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    plan: options.text("PLAN", "Words such as 'tp4 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
+    report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
+    trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
+    json: options.JSON = False
+
+
+def run(argv: list[str]) -> int:
+    """0 when the plan fits, 1 when it does not."""
+    given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
+    question = _question(given)
+    wrong += options.missing(question, WANTED, command="predict")
+    wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
+    prediction = read_all([question], also_wrong=wrong)[0]()
+    if given.json:
+        print_json(prediction.to_json())
+    else:
+        from meshwright.report.text import render
+
+        render(prediction, console())
+    _write_files(prediction, given)
+    return 0 if prediction.fits else 1
+
+
+def _question(given: Options) -> Question:
+    """What a question file says, with the options put over it."""
+    said = {field: getattr(given, field) for field in WANTED}
+    if not given.model.endswith(".toml"):
+        return Question(**said)
+    over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}
+    return msgspec.structs.replace(load(given.model), **over)
+
+
+def _from_here(text: str) -> str:
+    """A path given as an option is relative to the working folder, not to the question file."""
+    return str(Path(text).resolve()) if text.endswith((".json", ".toml")) else text
+
+
+def _write_files(prediction, given: Options) -> None:
+    if given.report:
+        from meshwright.report.html import write as write_report
+
+        write_file(given.report, lambda path: write_report(prediction, path))
+    if given.trace:
+        from meshwright.trace.chrome import write as write_trace
+
+        write_file(given.trace, lambda path: write_trace(prediction.timeline, path))
+
+

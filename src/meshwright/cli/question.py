@@ -1,0 +1,152 @@
+"""A question: model, cluster, workload and plan as they were said, on the command line or in a .toml file.
+
+A question file says the four in the words of the command line::
+
+    format_version = 1
+    model = "llama3-70b"
+    on = "64xh100"
+    train = "batch=512,seq=8192"
+    plan = "tp4 pp4 vpp5 zero1"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+
+if TYPE_CHECKING:
+    from meshwright.prediction import Prediction
+
+FORMAT_VERSION = 1
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """The four texts; ``base`` is the folder that paths in them are relative to."""
+
+    model: str = ""
+    on: str = ""
+    train: str = ""
+    plan: str = ""
+    base: Path = Path()
+
+
+#: Field -> how it is written on the command line, for what is missing.
+WANTED = {
+    "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
+    "on": "--on CLUSTER, such as 64xh100 (meshwright catalog clusters)",
+    "train": "--train batch=512,seq=8192",
+    "plan": '--plan "tp4 pp4 vpp5 zero1"',
+}
+
+
+def load(path: str) -> Question:
+    """The question in a .toml file.
+
+    Raises:
+        MeshwrightError: X006 unreadable, X007 another format version, X008 for every key that is wrong.
+    """
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
+        raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
+    check_version(table.pop("format_version", None), path)
+    wrong = [_wrong(key, value, path) for key, value in table.items() if key not in WANTED or not _is_text(value)]
+    if wrong:
+        raise MeshwrightError(wrong)
+    return Question(**table, base=Path(path).parent)
+
+
+def check_version(version: Any, path: str, convert: str = "") -> None:
+    """X007 unless `version` is the one this code reads; `convert` says how else to get there."""
+    if version == FORMAT_VERSION:
+        return
+    newer = isinstance(version, int) and version > FORMAT_VERSION
+    upgrade = "it was written by a newer version: pip install --upgrade meshwright"
+    add = f"write format_version = {FORMAT_VERSION} at the top of the file"
+    raise MeshwrightError.one(
+        "X007",
+        f"format_version is {version!r}, this version reads {FORMAT_VERSION}",
+        place=path,
+        help=convert or (upgrade if newer else add),
+    )
+
+
+def ask(question: Question) -> Prediction:
+    """The answer.
+
+    Raises:
+        MeshwrightError: what is wrong with model, cluster, workload and plan, all four together; then what
+            makes the plan illegal for them.
+    """
+    return read_all([question])[0]()
+
+
+def read_all(questions: list[Question], *, also_wrong: list[Diagnostic] | None = None) -> list[Callable[[], Prediction]]:
+    """One function per question that answers it. Everything that is wrong in any of them, and `also_wrong`, is
+    raised at once; nothing is predicted before all can be."""
+    wrong, ready, before = list(also_wrong or ()), [], set()
+    for question in questions:
+        parts, found = _parts(question)
+        wrong += [d for d in found if d not in before]  # what two questions share is wrong once
+        before.update(found)
+        ready.append(parts)
+    if wrong:
+        raise MeshwrightError(wrong)
+    return [_later(parts) for parts in ready]
+
+
+def _later(parts: list[Any]) -> Callable[[], Prediction]:
+    def answer() -> Prediction:
+        from meshwright.predict import predict
+
+        return predict(*parts)
+
+    return answer
+
+
+def _parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
+    """Model, cluster, train and plan as far as they could be read, and what was wrong with the others."""
+    from meshwright.plan import parse as read_plan
+    from meshwright.spec.cluster import load as read_cluster
+    from meshwright.spec.model import load as read_model
+    from meshwright.spec.workload import parse as read_train
+
+    readers = {"model": read_model, "on": read_cluster, "train": read_train, "plan": read_plan}
+    parts, wrong = [], []
+    for field, reader in readers.items():
+        text = getattr(question, field)
+        if not text:  # reported as missing by the command
+            continue
+        try:
+            parts.append(reader(_path(text, question.base)))
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    return parts, wrong
+
+
+def _path(text: str, base: Path) -> str:
+    """Files named in a question file lie beside it."""
+    if text.endswith((".json", ".toml")) and not Path(text).is_absolute():
+        return str(base / text)
+    return text
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _wrong(key: str, value: Any, path: str) -> Diagnostic:
+    if key not in WANTED:
+        return Diagnostic(
+            code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, ["format_version", *WANTED])
+        )
+    return Diagnostic(
+        code="X008", message=f"{key} = {value!r} is not a text", place=path, help=f'write {key} = "..." in quotes'
+    )
