@@ -117,7 +117,7 @@ def _file(text: str) -> Path | None:
 
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise MeshwrightError.one(
@@ -128,7 +128,3 @@ def _read_file(file: Path) -> dict[str, Any]:
             "M007", f"{file.name} holds a {type(config).__name__}, not an object", place=str(file)
         )
     return config
-
-
-def _refuse_constant(word: str) -> None:
-    raise ValueError(f"{word} is not a JSON number")

@@ -1,0 +1,25 @@
+"""Shared fixtures. ``--data DIR`` (or MESHWRIGHT_DATA) names a folder of measurements that some tests check against;
+without it they are skipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--data", default=os.environ.get("MESHWRIGHT_DATA"), help="folder of measurement tables")
+
+
+@pytest.fixture(scope="session")
+def data_dir(request: pytest.FixtureRequest) -> Path:
+    """The folder of measurements; skips the test when none was given."""
+    given = request.config.getoption("--data")
+    if not given:
+        pytest.skip("needs --data DIR or MESHWRIGHT_DATA")
+    folder = Path(given)
+    if not folder.is_dir():
+        pytest.fail(f"--data {folder} is not a folder")
+    return folder
