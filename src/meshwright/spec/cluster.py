@@ -52,7 +52,7 @@ def load(text: str) -> Cluster:
     found = [_machine(term.name) for term in terms]
     unknown = [term for term, machine in zip(terms, found) if machine is None]
     if unknown:
-        raise MeshwrightError(_unknown("device or machine", term.name, f"cluster = {text}") for term in unknown)
+        raise MeshwrightError(_uncountable(term, text) for term in unknown)
     islands = tuple(
         short.island_from(term, machine, counts_machines=machine.name in _cluster_names().values())
         for term, machine in zip(terms, found)
@@ -89,21 +89,19 @@ def from_toml(text: str, *, place: str = "") -> Cluster:
         MeshwrightError: every violation (C004 to C009, C012).
     """
     table = file.parse(text, place)
-    if "machine" in table:
-        machine = file.machine_from(table, place, load_device)
-        return _one_machine(machine, table.get("title", ""))
+    if file.is_machine(table):
+        return _one_machine(file.machine_from(table, place, load_device))
     return file.cluster_from(table, place, load_device)
 
 
 def to_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster; `from_toml` reads it back equal. A catalog device is written by name."""
-    return file.cluster_text(
-        cluster,
-        lambda device: (
-            _device_names().get(_plain(device.name)) is not None
-            and _catalog_device(_device_names()[_plain(device.name)]) == device
-        ),
-    )
+    return file.cluster_text(cluster, _in_catalog)
+
+
+def _in_catalog(device: Device) -> bool:
+    known = _device_names().get(_plain(device.name))
+    return known is not None and _catalog_device(known) == device
 
 
 def _named(name: str) -> Cluster:
@@ -133,15 +131,23 @@ def _machine(name: str) -> Machine | None:
     if known is None:
         return None
     table = file.parse(_catalog_text("clusters", known), known)
-    if "machine" not in table:
-        return None
-    return file.machine_from(table, f"catalog cluster {known}", load_device)
+    return file.machine_from(table, f"catalog cluster {known}", load_device) if file.is_machine(table) else None
 
 
-def _one_machine(machine: Machine, title: str) -> Cluster:
+def _one_machine(machine: Machine) -> Cluster:
     term = short.Term(text=machine.name, name=machine.name, first=1, second=None)
     island = short.island_from(term, machine, counts_machines=True)
-    return Cluster(name=machine.name, islands=(island,), title=title)
+    return Cluster(name=machine.name, islands=(island,), title=machine.title)
+
+
+def _uncountable(term: short.Term, text: str) -> Diagnostic:
+    place = f"cluster = {text}"
+    if _plain(term.name) in _cluster_names():
+        message = f"{term.name} is a whole cluster, not a machine to count or join"
+        return Diagnostic(
+            code="C002", message=message, place=place, help=f"write {term.name} alone, or {short.FORMS[6:]}"
+        )
+    return _unknown("device or machine", term.name, place)
 
 
 def _unknown(what: str, name: str, place: str) -> Diagnostic:

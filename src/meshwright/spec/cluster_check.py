@@ -35,7 +35,8 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "power_w": (5, "watts are expected, this looks like kW", 1e6, "watts are expected, this looks like mW"),
     "gb_s": (1e-3, "GB/s (1e9 bytes/s) are expected, this looks like TB/s or less", 1e9, "this looks like bytes/s"),
     "latency_us": (0.01, "microseconds are expected, this looks like seconds", 1e6, "this looks like nanoseconds"),
-    "mtbf_hours": (1, "hours of one device are expected", 1e9, "hours are expected, this looks like seconds"),
+    "mtbf_hours": (0.01, "hours are expected", 1e9, "hours are expected, this looks like seconds"),
+    "price_usd_hour": (1e-3, "US dollars an hour are expected", 1e8, "US dollars an hour are expected"),
     "pue": (1, "power usage effectiveness is never below 1", 5, "power usage effectiveness is a ratio, such as 1.1"),
 }
 FRACTIONS = ("gemm", "memory", "attention_fwd", "attention_bwd")
@@ -101,16 +102,24 @@ def _standard(levels: tuple[Level, ...], node: Node, path: str) -> Iterator[Find
     """The standard node and levels of a device or a machine type."""
     yield from _scale_up_ports(levels, f"{path}.levels" if path else "levels")
     domain = prod(level.arity for level in levels if not level.scale_out)
-    if domain % node.devices or not levels or levels[0].scale_out:
+    if domain % node.devices:
         yield (
             "C009",
             _at(path, "node.devices", node.devices),
             f"a scale-up domain of {domain} devices is not whole nodes of {node.devices}",
             "the arities of the scale-up levels multiply to node.devices or a multiple",
         )
-    unlimited = [level.name for level in levels[:-1] if level.arity == 0]
-    if unlimited:
-        yield "C009", f"{path}.levels", f"only the outermost level may have no limit, not {', '.join(unlimited)}", ""
+    if (
+        not levels
+        or not levels[-1].scale_out
+        or [i for i, level in enumerate(levels) if level.arity == 0] != [len(levels) - 1]
+    ):
+        yield (
+            "C009",
+            f"{path}.levels" if path else "levels",
+            "the outermost standard level, and no other, is a network without limit",
+            "end with a level that has scale_out = true and arity = 0",
+        )
 
 
 def _efficiency(efficiency: Efficiency, path: str) -> Iterator[Finding]:

@@ -134,11 +134,15 @@ def device_from(table: dict[str, Any], place: str) -> Device:
     return _finish(reader, reader.record(Device, table, ""))
 
 
+def is_machine(table: dict[str, Any]) -> bool:
+    """Whether a file describes a machine type (a device and what is around it) instead of a cluster's islands."""
+    return "device" in table and "islands" not in table
+
+
 def machine_from(table: dict[str, Any], place: str, find_device: Callable[[str], Device]) -> Machine:
-    """A machine type from a table with a ``[machine]``."""
+    """A machine type from its table; node and levels it does not give are its device's standard ones."""
     reader = _Reader(place, find_device)
-    machine = {"name": table.get("name", ""), **table["machine"]}
-    return _finish(reader, reader.record(Machine, machine, "machine"))
+    return _finish(reader, reader.record(Machine, table, ""))
 
 
 def cluster_from(table: dict[str, Any], place: str, find_device: Callable[[str], Device]) -> Cluster:

@@ -27,6 +27,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     device: Device
     node: Node
     levels: tuple[Level, ...]
+    title: str = ""
 
     @property
     def domain_nodes(self) -> int:
@@ -180,9 +181,6 @@ def _scale_out(machine: Machine, node: Node, domains: int, domain_nodes: int) ->
     if domains == 1:
         return []
     template = [level for level in machine.levels if level.scale_out]
-    if not template:
-        limit = machine.node.devices * machine.domain_nodes
-        raise MeshwrightError.one("C003", f"{machine.name} has no network beyond {limit} devices", help=FORMS)
     inner, last = template[:-1], template[-1]
     sizes, rest = [], domains
     for level in inner:

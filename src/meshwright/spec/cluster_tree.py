@@ -106,10 +106,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             MeshwrightError: C010 when the cluster has no such rank.
         """
         self._check_rank(rank)
-        for index in range(len(self.islands)):
-            if rank in self.island_range(index):
-                return index
-        raise AssertionError("island ranges cover every rank")
+        return next(index for index in range(len(self.islands)) if rank in self.island_range(index))
 
     def island_of(self, rank: int) -> Island:
         return self.islands[self.island_index(rank)]
