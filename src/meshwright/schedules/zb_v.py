@@ -1,6 +1,6 @@
 """ZB-V: two stages on each rank in a V, down and back up, and weight gradients that fill every bubble.
 
-Qi et al., 2023 (arXiv 2401.10241v2, section 6): the handcrafted order for T_F = T_B = T_W, where it has no
+Qi et al., 2023 (arXiv 2401.10241, section 6): the handcrafted order for T_F = T_B = T_W, where it has no
 bubble at 1F1B's memory: rank r holds stages r and 2p - 1 - r, each half as large as 1F1B's, and keeps at most
 2p of their activations. Fewer than 2p - 1 microbatches run the same order with the missing ones left out.
 """
@@ -43,7 +43,7 @@ FAMILIES = (
         name="zb-v",
         aliases=("zbv",),
         title="ZB-V (zero bubble, V-shaped)",
-        paper="Qi et al., 2023, arXiv 2401.10241v2",
+        paper="Qi et al., 2023, arXiv 2401.10241",
         placement="v",
         splits_backward=True,
         default_vpp=2,
