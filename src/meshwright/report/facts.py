@@ -1,0 +1,160 @@
+"""What every report says of a prediction, in words and numbers, before it is laid out as text or as HTML."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.prediction import ATTRIBUTION, Prediction, RankMemory
+from meshwright.quantity import gibibytes, seconds
+
+NOT_INCLUDED = "not included"
+#: What a category of memory is called, as a prefix, and the ZeRO level that shards it (Rajbhandari et al.
+#: 2019, 1910.02054) with the plan's word for it.
+SHARDED_BY = (("optim", 1, "zero1"), ("grad", 2, "zero2"), ("param", 3, "fsdp"))
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """One step of the waterfall: from ``start_s`` on, ``seconds`` long; ``share`` of the whole step."""
+
+    name: str
+    what: str
+    start_s: float
+    seconds: float
+    share: float
+
+
+def waterfall(prediction: Prediction) -> tuple[Bar, ...]:
+    """The attribution entries one after the other, in the order of :data:`ATTRIBUTION`, entries it does not name
+    behind them. They end at their own sum, which is the step time."""
+    named = dict(ATTRIBUTION)
+    names = [n for n in named if n in prediction.attribution] + [n for n in prediction.attribution if n not in named]
+    at, bars = 0.0, []
+    for name in names:
+        length = prediction.attribution[name]
+        share = length / prediction.step_time_s if prediction.step_time_s else 0.0
+        bars.append(Bar(name, named.get(name, name), at, length, share))
+        at += length
+    return tuple(bars)
+
+
+def verdict(prediction: Prediction) -> tuple[str, ...]:
+    """The answer in pieces: whether it fits, step time with its 80% interval, rate, utilisation."""
+    low, high = prediction.step_time_interval_s
+    unit = seconds(prediction.step_time_s).split()[-1]
+    return (
+        fit(prediction),
+        f"{seconds(prediction.step_time_s)}/step [{_bare(low, unit)}, {_bare(high, unit)}]",
+        f"{prediction.tokens_per_s_per_gpu:,.0f} tokens/s/GPU",
+        f"MFU {prediction.mfu:.0%}",
+    )
+
+
+def fit(prediction: Prediction) -> str:
+    """``fits: 43.2 GiB of 79.6 GiB``, or by how much it does not and where."""
+    tight = prediction.tightest
+    if prediction.fits:
+        return f"fits: {gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)}"
+    return f"does not fit: {gibibytes(-tight.headroom_bytes)} over on {tight.rank}"
+
+
+def _bare(value: float, unit: str) -> str:
+    """Seconds without the unit where it is the verdict's own, so that the interval reads ``[8.20, 9.80]``."""
+    text = seconds(value)
+    return f"{float(text.split()[0]):.3g}" if text.endswith(f" {unit}") else text
+
+
+def remedies(prediction: Prediction) -> tuple[str, ...]:
+    """What would make an answer of "does not fit" fit, from what is alive at the peak; empty when it fits."""
+    if prediction.fits:
+        return ()
+    tight, layout = prediction.tightest, prediction.plan.layout
+    over = -tight.headroom_bytes
+    found = [f"{word} frees {gibibytes(n)} of {what}" for word, what, n in _sharding(prediction, tight)]
+    activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
+    if activations > 0 and prediction.plan.memory.recompute != "full":
+        words = "selective or full" if prediction.plan.memory.recompute == "none" else "full"
+        found.append(f"recompute ({words}) frees part of {gibibytes(activations)} of activations")
+    if prediction.plan.pipeline.microbatch > 1:
+        found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
+    shards = layout.tp * layout.pp
+    enough = tight.peak_bytes / max(tight.capacity_bytes, 1.0)
+    found.append(f"tp*pp of at least {_next_power(shards * enough)} instead of {shards} splits the model further")
+    return (f"needs {gibibytes(over)} less on {tight.rank}; any of these, or several:", *found)
+
+
+def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:
+    """(plan word, category, bytes freed) of every ZeRO level above the plan's own."""
+    group = prediction.plan.layout.shard_group
+    if group < 2:
+        return []
+    return [
+        (word, name, held * (1 - 1 / group))
+        for prefix, level, word in SHARDED_BY
+        for name, held in tight.alive.items()
+        if name.startswith(prefix) and held > 0 and prediction.plan.layout.zero < level
+    ]
+
+
+def _next_power(value: float) -> int:
+    power = 1
+    while power < value:
+        power *= 2
+    return power
+
+
+def alive(memory: RankMemory) -> list[tuple[str, float]]:
+    """(category, bytes) alive at the peak, the largest first, without empty ones."""
+    return sorted(((n, b) for n, b in memory.alive.items() if b), key=lambda pair: -pair[1])
+
+
+def ranked(prediction: Prediction, count: int | None = None) -> list[tuple[str, str, float]]:
+    """(name, what, change of the step time) of the sensitivities, the most helpful first."""
+    chosen = sorted(prediction.sensitivities, key=lambda s: s.change)[:count]
+    return [(s.name, s.what, s.change) for s in chosen]
+
+
+def money(prediction: Prediction) -> list[tuple[str, str]]:
+    """(what, value) for cost and energy, per step and per million tokens; says so where the catalog has no figure."""
+    m = prediction.money
+    per_million = None if m.joules_per_token is None else m.joules_per_token * 1e6
+    return [
+        ("cost per step", usd(m.usd_per_step)),
+        ("cost per million tokens", usd(m.usd_per_million_tokens)),
+        ("energy per step", _energy(m.joules_per_step)),
+        ("energy per million tokens", _energy(per_million)),
+    ]
+
+
+def usd(value: float | None) -> str:
+    if value is None:
+        return f"{NOT_INCLUDED}: no price known"
+    digits = 0 if abs(value) >= 1000 else 2 if abs(value) >= 1 else 4
+    return f"${value:,.{digits}f}"
+
+
+def _energy(joules: float | None) -> str:
+    if joules is None:
+        return f"{NOT_INCLUDED}: no power known"
+    kilowatt_hours = joules / 3.6e6
+    return f"{kilowatt_hours:,.3g} kWh" if kilowatt_hours < 1000 else f"{kilowatt_hours / 1000:,.3g} MWh"
+
+
+def training_run(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(what, time, note) of the run over the workload's tokens, its total first; empty when it was not asked for."""
+    run = prediction.run
+    if run is None:
+        return []
+    total = f"{seconds(run.seconds)}" + ("" if run.usd is None else f", {usd(run.usd)}")
+    lines = [(what, NOT_INCLUDED if value is None else seconds(value), note) for what, value, note in run.lines]
+    return [("training run", total, f"{run.tokens:.3g} tokens in {run.num_steps:,} steps"), *lines]
+
+
+def headline(prediction: Prediction) -> list[tuple[str, str]]:
+    """(what, value) of the question: model, cluster, workload, plan."""
+    count = prediction.num_devices
+    return [
+        ("model", prediction.model.name),
+        ("cluster", f"{prediction.cluster.name} ({count:,} device{'' if count == 1 else 's'} used)"),
+        ("workload", prediction.train.text()),
+        ("plan", prediction.plan.text()),
+    ]

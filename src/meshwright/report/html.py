@@ -1,0 +1,117 @@
+"""One HTML file that shows a prediction offline: no request leaves the page, and its policy forbids any.
+
+Charts are HTML that reads without script; the timeline and memory over time are canvases drawn from columns in
+the page, each with a table that says the same.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from meshwright.prediction import FORMAT_VERSION, Prediction
+from meshwright.quantity import big, gibibytes, seconds
+from meshwright.report import charts, columns, facts, palette
+from meshwright.trace.atomic import write_bytes
+
+STYLES = ("base.css", "charts.css", "timeline.css")
+SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "start.js")
+
+
+def write(prediction: Prediction, path: str | Path) -> None:
+    """Write the report of `prediction` to `path`, whole or not at all.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    write_bytes(path, render(prediction).encode("utf-8"))
+
+
+def render(prediction: Prediction) -> str:
+    """The report as one HTML document."""
+    environment = Environment(
+        loader=PackageLoader("meshwright.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2").render(_context(prediction))
+
+
+def _context(prediction: Prediction) -> dict[str, Any]:
+    timeline = prediction.timeline
+    capacities = {m.rank: m.capacity_bytes for m in prediction.memory}
+    return {
+        "p": prediction,
+        "format_version": FORMAT_VERSION,
+        "styles": [_static(name) for name in STYLES],
+        "scripts": [_static(name) for name in SCRIPTS],
+        "light": palette.css("light"),
+        "dark": palette.css("dark"),
+        "theme_colours": palette.THEMES,
+        "headline": facts.headline(prediction),
+        "verdict": facts.verdict(prediction),
+        "remedies": facts.remedies(prediction),
+        "interval": [seconds(t) for t in prediction.step_time_interval_s],
+        "interval_at": _interval_positions(prediction),
+        "step": seconds(prediction.step_time_s),
+        "peak": gibibytes(prediction.tightest.peak_bytes),
+        "capacity": gibibytes(prediction.tightest.capacity_bytes),
+        "params": big(prediction.model.num_params),
+        "waterfall": charts.waterfall(prediction),
+        "memory": charts.memory(prediction),
+        "memory_over_time": columns.memory_payload(
+            timeline, [capacities.get(rank, prediction.tightest.capacity_bytes) for rank in timeline.ranks]
+        ),
+        "timeline": columns.payload(timeline),
+        "ranks": charts.ranks(timeline),
+        "waits": charts.waits(timeline),
+        "path_count": len(timeline.critical_path()),
+        "zooms": [_zoom(zoom) for zoom in prediction.zooms],
+        "sensitivities": charts.sensitivities(prediction),
+        "money": facts.money(prediction),
+        "training_run": facts.training_run(prediction),
+        "makespan": seconds(timeline.makespan_s),
+    }
+
+
+def _zoom(zoom) -> dict[str, Any]:
+    timeline = zoom.timeline
+    rows = [
+        {
+            "name": timeline.keys[timeline.cost_key[i]],
+            "queue": columns.QUEUES[timeline.queue[i]],
+            "start": seconds(float(timeline.start_s[i])),
+            "length": seconds(float(timeline.end_s[i] - timeline.start_s[i])),
+        }
+        for i in timeline.start_s.argsort(kind="stable")[:400]
+    ]
+    return {
+        "name": zoom.name,
+        "data": columns.payload(timeline, max_spans=columns.MAX_SPANS // 10),
+        "rows": rows,
+        "total": timeline.num_spans,
+        "makespan": seconds(timeline.makespan_s),
+    }
+
+
+def _interval_positions(prediction: Prediction) -> dict[str, float]:
+    """Where interval and step time lie on a track that starts a little below the interval, in percent."""
+    low, high = prediction.step_time_interval_s
+    room = max(high - low, 1e-12) * 0.25
+    first, whole = low - room, high - low + 2 * room
+    return {
+        "left": 100 * (low - first) / whole,
+        "width": 100 * (high - low) / whole,
+        "step": min(max(100 * (prediction.step_time_s - first) / whole, 0.0), 100.0),
+    }
+
+
+def _static(name: str) -> Markup:
+    """A style or script of the package, as it is: it is ours, so it is not escaped."""
+    return Markup(files("meshwright.report").joinpath("static", name).read_text(encoding="utf-8"))

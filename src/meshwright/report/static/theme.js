@@ -1,0 +1,44 @@
+// Theme: follows the system until the button says otherwise; `#theme=dark` or `#theme=light` sets it at load.
+"use strict";
+const Meshwright = {};
+
+Meshwright.theme = (() => {
+  const root = document.documentElement;
+  const order = ["auto", "light", "dark"];
+  const listeners = [];
+  let colours = new Map();
+
+  function changed() {
+    colours = new Map();
+    listeners.forEach((listener) => listener());
+  }
+
+  function set(name) {
+    root.dataset.theme = name;
+    const button = document.querySelector("[data-theme-button]");
+    if (button) {
+      button.querySelector("[data-theme-name]").textContent = name[0].toUpperCase() + name.slice(1);
+      button.setAttribute("aria-label", `Colour theme: ${name}. Change`);
+    }
+    changed();
+  }
+
+  function start() {
+    const asked = /theme=(light|dark)/.exec(location.hash);
+    set(asked ? asked[1] : "auto");
+    document.querySelector("[data-theme-button]").addEventListener("click", () => {
+      set(order[(order.indexOf(root.dataset.theme) + 1) % order.length]);
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", changed);
+  }
+
+  // The value of a custom property in the present theme, e.g. colour("mark-blue").
+  function colour(name) {
+    if (!colours.has(name)) colours.set(name, getComputedStyle(root).getPropertyValue(`--${name}`).trim());
+    return colours.get(name);
+  }
+
+  return { start, colour, onChange: (listener) => listeners.push(listener) };
+})();
+
+Meshwright.calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,0 +1,1 @@
+"""Timelines as files of other tools, written and read back."""
