@@ -110,6 +110,18 @@ def test_group_levels_across_islands_take_the_slower_island():
     assert [level.gb_s for level, _ in joined.group_levels(16, 1, 16)] == [450, 400]
 
 
+def test_the_levels_above_a_rank_match_the_group_shape_where_islands_differ_in_depth():
+    joined = load("8xa100 + 16xh100")
+    assert [level.name for level in joined.levels_of(0)] == ["nvlink", "none", "interconnect"]
+    assert [level.name for level in joined.levels_of(8)] == ["nvlink", "rail", "interconnect"]
+    assert len(joined.group_shape(0, 1, 24)) == joined.depth == 3
+    assert [(level.name, n) for level, n in joined.group_levels(0, 1, 24)] == [
+        ("nvlink", 8),
+        ("rail", 2),
+        ("interconnect", 2),
+    ]
+
+
 def test_a_cluster_of_100000_devices_costs_no_more_than_its_levels():
     built = load("100000xh100")
     assert built.num_devices == 100_000

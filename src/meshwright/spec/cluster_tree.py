@@ -6,7 +6,7 @@ Ranks are numbered island by island, innermost level first, so a rank's place is
 
 from __future__ import annotations
 
-from math import gcd, prod
+from math import gcd, inf, prod
 
 import msgspec
 
@@ -16,6 +16,9 @@ from meshwright.spec.hardware import Device, Level, Node
 TYPICAL_PUE = 1.1
 """Power of the site over power of the machines where a cluster does not say: Google Environmental Report 2024,
 fleet average of 2023."""
+
+NO_LEVEL = Level(name="none", arity=1, gb_s=inf, latency_us=0, topology="switch")
+"""What stands at a depth an island does not reach, where islands differ: one child, no limit, no latency."""
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -127,8 +130,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (*place, index)
 
     def levels_of(self, rank: int) -> tuple[Level, ...]:
-        """The levels above a rank, inner to outer, the interconnect's last."""
-        return self.island_of(rank).levels + self.interconnect
+        """The `depth` levels above a rank, inner to outer, the interconnect's last: those of `group_shape`'s entries.
+
+        Where islands differ in depth, `NO_LEVEL` stands for the levels a shallow one lacks.
+        """
+        own = self.island_of(rank).levels
+        missing = self.depth - len(self.interconnect) - len(own)
+        return (*own, *[NO_LEVEL] * missing, *self.interconnect)
 
     def group_shape(self, start: int, stride: int, size: int) -> tuple[int, ...]:
         """How a group of ranks ``start, start + stride, ...`` (`size` of them) lies on the tree.
@@ -163,15 +171,13 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """
         shape = self.group_shape(start, stride, size)
         last = start + (size - 1) * stride
-        islands = self.islands[self.island_index(start) : self.island_index(last) + 1]
-        depth = self.depth - len(self.interconnect)
-        used = []
-        for i, members in enumerate(shape):
-            if members == 1:
-                continue
-            here = [n.levels[i] for n in islands if i < len(n.levels)] if i < depth else [self.interconnect[i - depth]]
-            used.append((min(here, key=lambda level: level.busy_gb_s), members))
-        return tuple(used)
+        touched = range(self.island_index(start), self.island_index(last) + 1)
+        stacks = [self.levels_of(self.island_range(index).start) for index in touched]
+        return tuple(
+            (min(here, key=lambda level: level.busy_gb_s), members)
+            for here, members in zip(zip(*stacks), shape)
+            if members > 1
+        )
 
     def _check_rank(self, rank: int) -> None:
         if not 0 <= rank < self.num_devices:
