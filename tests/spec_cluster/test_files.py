@@ -121,7 +121,8 @@ def test_all_violations_are_reported_at_once():
     assert "error[C005]: unknown key 'gbs'" in text and "did you mean gb_s" in text
     assert "error[C006]: level needs 'gb_s'" in text
     assert text.count("error[C007]") == 2
-    assert "islands[0].levels[1].arity   <- mine.toml" in text
+    assert "islands[0].levels[1].arity = '4'   <- mine.toml" in text
+    assert "one of: switch, ring, mesh, torus, pcie, fat_tree, dragonfly" in text
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -116,7 +116,8 @@ class _Reader:
         try:
             return msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            self.report("C007", path, f"{error}, got {value!r}")
+            choices = get_args(wanted) if get_origin(wanted) is Literal else ()
+            self.report("C007", f"{path} = {value!r}", str(error), f"one of: {', '.join(choices)}" if choices else "")
             return None
 
     def device(self, name: str, path: str) -> Device | None:
