@@ -8,35 +8,39 @@ still owed, of any stage. Microbatches are numbered by occurrence.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
 KINDS = {"F": F, "B": B, "W": W, "BW": BW}
-OWED = -1
+ANY = 2
+"""The chunk of a ``W`` that names none."""
+
+
+@cache
+def _codes(pattern: str) -> np.ndarray:
+    """(kind, chunk) of each word, int [2, words]."""
+    letters = [word.rstrip("01") for word in pattern.split()]
+    chunks = [int(word[len(kind) :] or ANY) for word, kind in zip(pattern.split(), letters)]
+    return np.array([[KINDS[kind] for kind in letters], chunks])
 
 
 def unfold(phases: Sequence[tuple[int, str]]) -> np.ndarray:
     """(kind, chunk, microbatch) of one rank's actions, int [3, n]; a negative repetition counts as none."""
-    words = [word for times, pattern in phases for word in pattern.split() * max(times, 0)]
-    codes = {word: _code(word) for word in set(words)}
-    kind, chunk = np.array([codes[word] for word in words], dtype=np.int64).reshape(-1, 2).T
-    microbatch = np.empty(len(words), dtype=np.int64)
-    for way in ((F,), (B, BW), (W,)):
-        for c in np.unique(chunk):
-            mine = np.isin(kind, way) & (chunk == c)
-            microbatch[mine] = np.arange(np.count_nonzero(mine))
-    owed = (kind == W) & (chunk == OWED)
-    if owed.any():
+    kind, chunk = np.concatenate([np.tile(_codes(pattern), max(times, 0)) for times, pattern in phases], axis=1)
+    microbatch = np.empty(len(kind), dtype=np.int64)
+    # A full backward counts with the backwards to the inputs.
+    way = 3 * np.where(kind == BW, B, kind) + chunk
+    for each in range(9):
+        mine = np.flatnonzero(way == each)
+        microbatch[mine] = np.arange(len(mine))
+    owed = np.flatnonzero((kind == W) & (chunk == ANY))
+    if len(owed):
         split = np.flatnonzero(kind == B)
         chunk[owed], microbatch[owed] = chunk[split], microbatch[split]
     return np.stack((kind, chunk, microbatch))
-
-
-def _code(word: str) -> tuple[int, int]:
-    letters = word.rstrip("0123456789")
-    return KINDS[letters], int(word[len(letters) :] or OWED)
 
 
 def v_shaped(name: str, per_rank: Sequence[Sequence[tuple[int, str]]], num_microbatches: int) -> Actions:

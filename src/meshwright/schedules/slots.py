@@ -29,14 +29,12 @@ def actions_of(name: str, route: np.ndarray, most: np.ndarray, microbatches: tup
 
     num_ranks = int(route.max()) + 1
     counts = np.array([len(way) for way in microbatches], dtype=np.int64)
-    rows, length = run_slots(route.astype(np.int64), most.astype(np.int64), counts, num_ranks)
-    number = np.zeros((len(counts), counts.max()), dtype=np.int64)
-    for way, mine in enumerate(microbatches):
-        number[way, : len(mine)] = mine
-    kind, stage, microbatch = rows[0], rows[2], number[rows[1], rows[3]]
+    (kind, way, stage, index), rank_ptr = run_slots(route.astype(np.int64), most.astype(np.int64), counts, num_ranks)
+    start = np.concatenate(([0], np.cumsum(counts)[:-1]))
+    microbatch = np.concatenate(microbatches)[start[way] + index]
     return Actions.of(
         name,
-        *([column[rank, : length[rank]] for rank in range(num_ranks)] for column in (kind, stage, microbatch)),
+        *(np.split(column, rank_ptr[1:-1]) for column in (kind, stage, microbatch)),
         num_stages=route.shape[1],
         num_microbatches=int(counts.sum()),
     )
