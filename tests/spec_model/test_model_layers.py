@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright import catalog
-from meshwright.spec.model import Dense, Moe, from_config, load, transformer
+from meshwright.spec.model import Dense, Moe, _entry_config, from_config, load, transformer
 
 
 def test_every_catalog_model_is_understood_whole_and_names_its_source() -> None:
@@ -15,8 +15,6 @@ def test_every_catalog_model_is_understood_whole_and_names_its_source() -> None:
 
 
 def test_aliases_mean_one_model_each_and_hide_no_name() -> None:
-    from meshwright.spec.model import _entry_config
-
     aliases = [alias for name in catalog.names("models") for alias in _entry_config(name).get("_aliases", [])]
     assert len(aliases) == len(set(aliases))
     assert not set(aliases) & set(catalog.names("models"))
@@ -70,6 +68,25 @@ def test_llama_4_attends_in_chunks_except_in_every_fourth_layer_which_has_no_pos
     assert [(a.window, a.chunked, a.rotary) for a in attentions] == [(8192, True, True)] * 3 + [(0, False, False)]
     assert [isinstance(maverick.block(i).mlp, Moe) for i in range(4)] == [False, True, False, True]
     assert all(isinstance(block.mlp, Moe) for block in scout.blocks)
+
+
+def test_glm_5_2_shares_each_indexers_choice_with_three_more_layers() -> None:
+    # zai-org/GLM-5.2 lists indexer_types: three full, then full every fourth layer from layer 6
+    model = load("glm-5.2")
+    own = [layer for layer in range(model.num_layers) if model.block(layer).attention.index_heads]
+    assert own == [0, 1, 2, *range(6, 78, 4)]
+    assert all(block.attention.index_top_k == 2048 for block in model.blocks)
+    pattern = "".join("F" if layer in own else "S" for layer in range(model.num_layers))
+    assert load("glm-5.2", index_topk_pattern=pattern).pattern == model.pattern
+
+
+def test_a_mistral_window_is_4096_unless_said_otherwise_and_null_is_none() -> None:
+    # Mistral 7B (2310.06825), Table 1
+    config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+              "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100}  # fmt: skip
+    assert from_config(config).block(0).attention.window == 4096
+    assert from_config({**config, "sliding_window": None}).block(0).attention.window == 0
+    assert load("mistral-7b").block(0).attention.window == 4096
 
 
 def test_opt_stores_two_positions_more_and_the_350m_projects_its_embedding() -> None:

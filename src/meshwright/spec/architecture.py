@@ -30,7 +30,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         embedding_width: width of the token embedding where it is projected to and from `hidden` (OPT-350m), 0 = hidden.
         final_norm: a norm precedes the head.
         head_bias: the head has a bias.
-        max_seq_len: longest sequence that the published configuration allows, in tokens.
+        max_seq_len: longest sequence that the configuration allows, in tokens, 0 = it does not say.
         source: where the dimensions come from.
         unknown_fields: keys of the configuration that were not understood.
         notes: what the published model has and this record leaves out.

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
-from meshwright.spec.families import experts, gemma, gpt, latent, llama, phi
+from meshwright.spec.families import experts, gemma, gpt, latent, llama, mixed
 from meshwright.spec.families.reader import Reader, shown
 from meshwright.spec.families.refused import MISSING
 
@@ -37,18 +37,18 @@ READERS: dict[str, Callable[[Reader], Model]] = {
     "bloom": gpt.bloom,
     "falcon": gpt.falcon,
     "mpt": gpt.mpt,
-    "phi": phi.phi,
-    "phimoe": phi.phimoe,
-    "nemotron": phi.nemotron,
-    "starcoder2": phi.starcoder2,
-    "stablelm": phi.stablelm,
-    "cohere": phi.cohere,
-    "cohere2": phi.cohere2,
-    "dbrx": phi.dbrx,
-    "olmo": phi.olmo,
-    "hf_olmo": phi.hf_olmo,
-    "olmo2": phi.olmo2,
-    "olmo3": phi.olmo2,
+    "phi": mixed.phi,
+    "phimoe": mixed.phimoe,
+    "nemotron": mixed.nemotron,
+    "starcoder2": mixed.starcoder2,
+    "stablelm": mixed.stablelm,
+    "cohere": mixed.cohere,
+    "cohere2": mixed.cohere2,
+    "dbrx": mixed.dbrx,
+    "olmo": mixed.olmo,
+    "hf_olmo": mixed.hf_olmo,
+    "olmo2": mixed.olmo2,
+    "olmo3": mixed.olmo2,
     "olmoe": experts.olmoe,
     "mixtral": experts.mixtral,
     "qwen2_moe": experts.qwen2_moe,

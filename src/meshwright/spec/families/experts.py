@@ -90,7 +90,10 @@ def deepseek_mixtures(r: Reader, *, router_bias: bool) -> list[Dense | Moe]:
     shared = r.int("n_shared_experts", "num_shared_experts", default=0, low=0)
     moe = _mixture(r, "n_routed_experts", "num_routed_experts", ffn="moe_intermediate_size", router_bias=router_bias)
     moe = msgspec.structs.replace(moe, shared_ffn=shared * moe.ffn)
+    kinds = r.words("mlp_layer_types", length=layers, choices=("dense", "sparse"))
     sparse = [layer >= first and layer % every == 0 for layer in range(layers)]
+    if kinds is not None:
+        sparse = [kind == "sparse" for kind in kinds]
     if all(sparse):
         r.ignore("intermediate_size")
     dense = moe if all(sparse) else gated_mlp(r)

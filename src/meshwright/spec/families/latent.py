@@ -50,7 +50,6 @@ def deepseek_v3(r: Reader) -> Model:
     selection_bias = r.text("topk_method", default="noaux_tc") == "noaux_tc"
     mlps = deepseek_mixtures(r, router_bias=selection_bias)
     attentions = _sparse(r, latent_attention(r), len(mlps))
-    r.ignore("mlp_layer_types")
     return decoder(r, [block(a, mlp) for a, mlp in zip(attentions, mlps, strict=True)], tied=False)
 
 
@@ -60,6 +59,19 @@ def _sparse(r: Reader, attention: Attention, layers: int) -> list[Attention]:
         return [attention] * layers
     shared = msgspec.structs.replace(attention, index_top_k=r.int("index_topk"))
     own = msgspec.structs.replace(shared, index_heads=r.int("index_n_heads"), index_head_dim=r.int("index_head_dim"))
-    kinds = r.words("indexer_types", length=layers, choices=("full", "shared"))
-    r.ignore("index_topk_freq", "index_topk_pattern", "index_skip_topk_offset")
-    return [shared if kind == "shared" else own for kind in kinds or ["full"] * layers]
+    return [shared if kind == "shared" else own for kind in _indexer_kinds(r, layers)]
+
+
+def _indexer_kinds(r: Reader, layers: int) -> list[str]:
+    """Which layers have an indexer of their own (``full``), and which take the last one's choice (``shared``): said
+    per layer, as a pattern of F and S, or as every so many layers after an offset."""
+    listed = r.words("indexer_types", length=layers, choices=("full", "shared"))
+    pattern = r.text("index_topk_pattern", default="")
+    every, offset = r.int("index_topk_freq", default=1), r.int("index_skip_topk_offset", default=2, low=0)
+    if listed is not None:
+        return listed
+    if pattern and (set(pattern) - {"F", "S"} or len(pattern) != layers):
+        r.fault("M003", f"index_topk_pattern must have one F or S for each of {layers} layers", "index_topk_pattern")
+    elif pattern:
+        return ["full" if letter == "F" else "shared" for letter in pattern]
+    return ["full" if max(layer - offset + 1, 0) % every == 0 else "shared" for layer in range(layers)]

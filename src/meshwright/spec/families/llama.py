@@ -48,10 +48,11 @@ def internlm2(r: Reader) -> Model:
 
 
 def mistral(r: Reader) -> Model:
-    """Mistral: Llama with a sliding window in all layers, or in those that ``layer_types`` names."""
+    """Mistral and Phi-3: Llama with a sliding window in all layers, or in those that ``layer_types`` names. A Mistral
+    configuration that does not mention the window means that of the first model, 4096."""
     attention, mlp = grouped_attention(r), gated_mlp(r)
-    layers = r.layers()
-    return decoder(r, [block(with_window(attention, w), mlp) for w in windows(r, layers)], tied=False)
+    layer_windows = windows(r, r.layers(), default_window=4096 if r.family == "mistral" else 0)
+    return decoder(r, [block(with_window(attention, w), mlp) for w in layer_windows], tied=False)
 
 
 def qwen2(r: Reader) -> Model:
@@ -90,7 +91,7 @@ def normed_attention(r: Reader) -> Attention:
 
 def qwen_windows(r: Reader, layers: int) -> list[int]:
     """Qwen's window per layer: it slides from ``max_window_layers`` upwards, if at all."""
-    first = r.int("max_window_layers", default=0, low=0)
+    first = r.int("max_window_layers", default=28, low=0)
     kinds = r.layer_types(layers)
     if not r.flag("use_sliding_window"):
         r.ignore("sliding_window")

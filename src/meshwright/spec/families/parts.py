@@ -65,9 +65,9 @@ def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) 
     """The sliding window of each layer, 0 = full.
 
     ``layer_types`` decides when present; else every `every`-th layer is full and the others slide
-    (``every=1``: all slide when the configuration has a window).
+    (``every=1``: all slide when the configuration has a window). A window of null is none.
     """
-    window = r.int("sliding_window", default=default_window, low=0)
+    window = r.int("sliding_window", default=0 if "sliding_window" in r.config else default_window, low=0)
     kinds = r.layer_types(layers)
     if kinds is not None:
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
@@ -77,7 +77,7 @@ def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) 
 def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
     """The Model of the blocks of all layers, in order. `tied` is the family's default for tied embeddings."""
     kinds, pattern = stack(blocks)
-    fields.setdefault("max_seq_len", r.int("max_position_embeddings", default=2048))
+    fields.setdefault("max_seq_len", r.int("max_position_embeddings", default=0))
     vocab = fields.pop("vocab", None) or r.int("vocab_size")
     tied = r.flag("tie_word_embeddings", default=tied)
     hidden = r.int("hidden_size")
