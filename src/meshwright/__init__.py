@@ -1,0 +1,75 @@
+"""Meshwright plans, predicts and runs large-model training and serving on any cluster.
+
+    import meshwright as mw
+
+    model, cluster = mw.load_model("llama3-70b"), mw.load_cluster("64xh100")
+    train, plan = mw.parse_train("batch=512,seq=8192"), mw.parse_plan("tp4 pp4 vpp5 zero1")
+    answer = mw.predict(model, cluster, train, plan)
+    print(answer.step_time_s, answer.mfu, answer.fits)
+
+The public names are below, in the order of the pipeline; each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+#: Public name -> (module, name in it), in pipeline order: the question, the plan, the graph, the answer.
+_PUBLIC = {
+    "Model": ("meshwright.spec.model", "Model"),
+    "load_model": ("meshwright.spec.model", "load"),
+    "transformer": ("meshwright.spec.model", "transformer"),
+    "Cluster": ("meshwright.spec.cluster", "Cluster"),
+    "Device": ("meshwright.spec.cluster", "Device"),
+    "load_cluster": ("meshwright.spec.cluster", "load"),
+    "load_device": ("meshwright.spec.cluster", "load_device"),
+    "Train": ("meshwright.spec.workload", "Train"),
+    "parse_train": ("meshwright.spec.workload", "parse"),
+    "Plan": ("meshwright.plan", "Plan"),
+    "parse_plan": ("meshwright.plan", "parse"),
+    "check_plan": ("meshwright.plan", "check"),
+    "TaskGraph": ("meshwright.graph", "TaskGraph"),
+    "Timeline": ("meshwright.timeline", "Timeline"),
+    "predict": ("meshwright.predict", "predict"),
+    "Prediction": ("meshwright.prediction", "Prediction"),
+    "Diagnostic": ("meshwright.errors", "Diagnostic"),
+    "MeshwrightError": ("meshwright.errors", "MeshwrightError"),
+    "Infeasible": ("meshwright.errors", "Infeasible"),
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("meshwright")
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+    module, attribute = _PUBLIC[name]
+    value = getattr(import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``meshwright.predict`` is the verb, also once its module of the same name has been imported.
+
+    Python binds a submodule in its package when it loads it, over whatever had the name; here the function wins.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, ModuleType) and _PUBLIC.get(name, ("",))[0] == value.__name__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

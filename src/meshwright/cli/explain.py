@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from textwrap import fill, indent
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.cli import options
 from meshwright.cli.output import console, print_json
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, nearest
 
 DESCRIPTION = """What a word or an error code means.
 
@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0; a word without an explanation is misuse (X001)."""
     given, wrong = options.read(Options, argv, command="explain", description=DESCRIPTION)
-    wrong += options.missing(given, {"term": "TERM, such as mfu, tp8 or P003"}, command="explain")
+    wrong += options.missing({"term": given.term}, {"term": "TERM, such as mfu, tp8 or P003"}, command="explain")
     if wrong:
         raise MeshwrightError(wrong)
     entry = look_up(given.term)
@@ -45,39 +45,44 @@ def look_up(word: str) -> dict[str, Any]:
     Raises:
         MeshwrightError: X001 with the nearest words.
     """
-    aliases = _aliases()
+    names = _names()
     for form in _forms(word):
-        try:
-            return catalog.explanation(aliases.get(form.lower(), form))
-        except MeshwrightError:
-            continue
-    return catalog.explanation(word)
+        if form in names:
+            return catalog.explanation(names[form])
+    near = nearest(word, sorted(set(names.values())))
+    help = f"{near}   (models, devices, clusters: meshwright catalog)"
+    raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
 
 
 def _forms(word: str) -> list[str]:
     """The word, then what is left of it without its value, its number or the schedule it is put over."""
-    word = word.strip().strip("-")
-    plain = word.replace("_", "-")
-    forms = [word, plain, plain.replace("-", "_"), plain.replace(" ", "_"), plain.replace(" ", "-")]
-    key = word.partition("=")[0]
-    over = word.partition(":")[0]
-    return [*forms, key, over, re.sub(r"\d+$", "", key)]
+    plain = word.strip().strip("-").lower()
+    key = plain.partition("=")[0]
+    ways = [plain, plain.replace("_", "-"), plain.replace("-", "_").replace(" ", "_"), plain.replace("_", " ")]
+    return [*ways, key, plain.partition(":")[0], key.rstrip("0123456789")]
 
 
-def _aliases() -> dict[str, str]:
-    """Other names of terms -> the term."""
-    terms = catalog.tables("terms")
-    return {alias.lower(): name for name, entry in terms.items() for alias in entry.get("aliases", ())}
+def _names() -> dict[str, str]:
+    """Everything a word can be called, in small letters -> its entry: name, other names, and what its title says
+    before the colon (``tensor parallelism``)."""
+    known: dict[str, str] = {}
+    for name, entry in (catalog.tables("codes") | catalog.tables("terms")).items():
+        known.setdefault(entry["title"].partition(":")[0].lower(), name)
+        known |= {other.lower(): name for other in entry.get("aliases", ())}
+    return known | {name.lower(): name for name in catalog.tables("codes") | catalog.tables("terms")}
 
 
 def _show(entry: dict[str, Any]) -> None:
     from rich.markup import escape
-    from rich.padding import Padding
 
     out = console()
-    out.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['title'])}")
-    out.print(Padding(escape(entry["text"].strip()), (1, 2)))
-    for key, label in (("unit", "unit"), ("see", "see also"), ("source", "source")):
-        if key in entry:
-            value = entry[key]
-            out.print(f"  {label}: {escape(', '.join(value) if isinstance(value, list) else value)}")
+    out.print(f"[bold]{entry['name']}[/bold]  {escape(entry['title'])}\n")
+    width = min(out.width, 100) - 2
+    out.print(indent(fill(entry["text"].strip(), width), "  "), markup=False)
+    see = ", ".join(entry.get("see", ()))
+    shown = (("unit", entry.get("unit")), ("see also", see), ("source", entry.get("source")))
+    if any(value for _, value in shown):
+        out.print()
+    for label, value in shown:
+        if value:
+            out.print(f"  {label}: {value}", markup=False)

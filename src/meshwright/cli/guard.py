@@ -45,9 +45,7 @@ def show(error: MeshwrightError, *, as_json: bool) -> None:
     if as_json:
         from meshwright.cli.output import print_json
 
-        errors = [
-            {"code": d.code, "message": d.message, "place": d.place, "help": d.help} for d in error.diagnostics
-        ]
+        errors = [{"code": d.code, "message": d.message, "place": d.place, "help": d.help} for d in error.diagnostics]
         print_json({"format_version": FORMAT_VERSION, "errors": errors})
         return
     print("\n\n".join(map(str, error.diagnostics)), file=sys.stderr)

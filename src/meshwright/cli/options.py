@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
 import tyro
@@ -39,7 +39,9 @@ def switch(help: str) -> object:
 JSON = switch("Print one JSON object instead of text.")
 
 
-def read(kind: type[Options], argv: Sequence[str], *, command: str, description: str) -> tuple[Options, list[Diagnostic]]:
+def read(
+    kind: type[Options], argv: Sequence[str], *, command: str, description: str
+) -> tuple[Options, list[Diagnostic]]:
     """The options of `command` in `argv`, and X003 for every word that is none of them. ``--help`` prints and exits.
 
     Raises:
@@ -66,14 +68,17 @@ def read(kind: type[Options], argv: Sequence[str], *, command: str, description:
     return options, [_unknown(word, kind, command) for word in wrong]
 
 
-def missing(options: msgspec.Struct, wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
-    """X004 for every field of `wanted` (field -> how it is written) that was not given."""
+def missing(said: Mapping[str, object], wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
+    """X004 for every field of `wanted` (field -> how it is written) that `said` has empty or not at all."""
     return [
         Diagnostic(
-            code="X004", message=f"{how.split()[0]} is missing", place=f"meshwright {command}", help=f"add {how}"
+            code="X004",
+            message=f"{how.split()[0].rstrip(',')} is missing",
+            place=f"meshwright {command}",
+            help=f"add {how}",
         )
         for field, how in wanted.items()
-        if not getattr(options, field)
+        if not said.get(field)
     ]
 
 
@@ -87,7 +92,8 @@ def _unreadable(complaint: str, command: str) -> Diagnostic:
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    known = ["--" + field.name.replace("_", "-") for field in msgspec.structs.fields(kind)]
+    hints = get_type_hints(kind, include_extras=True)
+    known = [f"--{name}" for name, hint in hints.items() if tyro.conf.Positional not in hint.__metadata__]
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

@@ -1,14 +1,13 @@
-"""What commands leave behind: one JSON object or a table on stdout, and files that are whole or not there."""
+"""What commands leave behind: one JSON object or text on stdout, notes on stderr, files where they can be."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import Diagnostic
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +25,13 @@ def console() -> Console:
     """stdout for text. Colour only on a terminal, and not with NO_COLOR."""
     from rich.console import Console
 
-    return Console(file=sys.stdout, highlight=False)
+    class Stdout(Console):
+        """rich would end the program with exit code 1, which here means "does not fit"."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Stdout(file=sys.stdout, highlight=False)
 
 
 def note(text: str) -> None:
@@ -35,7 +40,7 @@ def note(text: str) -> None:
 
 
 def unwritable(path: str, option: str) -> list[Diagnostic]:
-    """X005 when a file cannot be written there; asked before the work starts. Empty when `path` is "" or fine."""
+    """X104 when a file cannot be written there; asked before the work starts. Empty when `path` is "" or fine."""
     if not path:
         return []
     target = Path(path)
@@ -47,22 +52,4 @@ def unwritable(path: str, option: str) -> list[Diagnostic]:
         reason, help = "permission denied", "choose a place you may write to"
     else:
         return []
-    return [Diagnostic(code="X005", message=f"cannot write {path}: {reason}", place=f"{option} {path}", help=help)]
-
-
-def write_file(path: str, write: Callable[[Path], object]) -> None:
-    """`write` fills a file beside `path` that then takes its place: a failure leaves nothing half-written.
-
-    Raises:
-        MeshwrightError: X005 when the disk refuses.
-    """
-    target = Path(path)
-    part = target.with_name(f".{os.getpid()}.{target.name}")
-    try:
-        write(part)
-        part.replace(target)
-    except OSError as error:
-        raise MeshwrightError.one("X005", f"cannot write {path}: {error.strerror or error}", place=path) from None
-    finally:
-        part.unlink(missing_ok=True)
-    note(f"wrote {path}")
+    return [Diagnostic(code="X104", message=f"cannot write {path}: {reason}", place=f"{option} {path}", help=help)]

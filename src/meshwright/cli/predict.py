@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.output import console, print_json, unwritable, write_file
+from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import WANTED, Question, load, read_all
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     """0 when the plan fits, 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
     question = _question(given)
-    wrong += options.missing(question, WANTED, command="predict")
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     prediction = read_all([question], also_wrong=wrong)[0]()
     if given.json:
@@ -66,10 +66,10 @@ def _write_files(prediction, given: Options) -> None:
     if given.report:
         from meshwright.report.html import write as write_report
 
-        write_file(given.report, lambda path: write_report(prediction, path))
+        write_report(prediction, given.report)
+        note(f"wrote {given.report}")
     if given.trace:
         from meshwright.trace.chrome import write as write_trace
 
-        write_file(given.trace, lambda path: write_trace(prediction.timeline, path))
-
-
+        write_trace(prediction.timeline, given.trace)
+        note(f"wrote {given.trace}")

@@ -12,7 +12,7 @@ A question file says the four in the words of the command line::
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,20 +78,10 @@ def check_version(version: Any, path: str, convert: str = "") -> None:
     )
 
 
-def ask(question: Question) -> Prediction:
-    """The answer.
-
-    Raises:
-        MeshwrightError: what is wrong with model, cluster, workload and plan, all four together; then what
-            makes the plan illegal for them.
-    """
-    return read_all([question])[0]()
-
-
-def read_all(questions: list[Question], *, also_wrong: list[Diagnostic] | None = None) -> list[Callable[[], Prediction]]:
+def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()) -> list[Callable[[], Prediction]]:
     """One function per question that answers it. Everything that is wrong in any of them, and `also_wrong`, is
     raised at once; nothing is predicted before all can be."""
-    wrong, ready, before = list(also_wrong or ()), [], set()
+    wrong, ready, before = list(also_wrong), [], set()
     for question in questions:
         parts, found = _parts(question)
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once

@@ -1,0 +1,201 @@
+"""The kinds of catalog entries: a row of key numbers each for the list, and everything with its source for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from meshwright import catalog
+from meshwright.errors import Diagnostic, nearest
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """How to list a kind (one dict per entry, the source last) and how to show one entry by name."""
+
+    rows: Callable[[], list[dict[str, Any]]]
+    entry: Callable[[str], dict[str, Any]]
+
+
+def no_kind(word: str) -> Diagnostic:
+    """X011 for a kind that does not exist; a name of an entry is told its kind."""
+    for kind in KINDS:
+        if any(word.lower() == row["name"] for row in KINDS[kind].rows()):
+            help = f"meshwright catalog {kind} {word}"
+            break
+    else:
+        help = nearest(word, list(KINDS))
+    return Diagnostic(code="X011", message=f"no kind of entry {word!r}", place="meshwright catalog KIND", help=help)
+
+
+def _models() -> list[dict[str, Any]]:
+    from meshwright.spec.model import load
+
+    models = [load(name) for name in catalog.names("models")]
+    return [
+        {
+            "name": m.name,
+            "params": m.num_params,
+            "active": m.active_params,
+            "layers": m.num_layers,
+            "hidden": m.hidden,
+            "context": m.max_seq_len,
+            "source": m.source,
+        }
+        for m in models
+    ]
+
+
+def _model(name: str) -> dict[str, Any]:
+    from meshwright.spec.model import load
+
+    model = load(name)
+    counts = {
+        "num_params": model.num_params,
+        "active_params": model.active_params,
+        "num_layers": model.num_layers,
+        "embedding_params": model.embedding_params,
+        "head_params": model.head_params,
+    }
+    blocks = [
+        {"layers": n, "params": model.block_params(i).total, **msgspec.to_builtins(model.blocks[i])}
+        for i, n in enumerate(model.layers_by_kind)
+    ]
+    rest = msgspec.to_builtins(model)
+    for key in ("blocks", "pattern", "source"):
+        del rest[key]
+    return {**rest, **counts, "blocks": blocks, "source": model.source}
+
+
+def _devices() -> list[dict[str, Any]]:
+    from meshwright.spec.cluster import devices, source_of
+
+    return [
+        {
+            "name": d.name,
+            "memory_gib": round(d.memory_bytes / 2**30, 1),
+            "memory_gb_s": d.memory_gb_s,
+            "bf16_tflop_s": _tera(d.peak_flops.get("bf16")),
+            "fp8_tflop_s": _tera(d.peak_flops.get("fp8")),
+            "domain": d.domain_size,
+            "link_gb_s": d.levels[0].gb_s,
+            "tdp_w": d.tdp_w,
+            "source": source_of(d, "peak_flops"),
+        }
+        for d in devices()
+    ]
+
+
+def _tera(flops: float | None) -> float | None:
+    return None if flops is None else flops / 1e12
+
+
+def _device(name: str) -> dict[str, Any]:
+    from meshwright.spec.cluster import load_device
+
+    return msgspec.to_builtins(load_device(name))
+
+
+def _clusters() -> list[dict[str, Any]]:
+    from meshwright.spec.cluster import clusters
+
+    return [
+        {
+            "name": c.name,
+            "devices": c.num_devices,
+            "device": " + ".join(dict.fromkeys(i.device.name for i in c.islands)),
+            "per_node": "/".join(dict.fromkeys(str(i.devices_per_node) for i in c.islands)),
+            "levels": " > ".join(f"{v.name} {v.arity}" for v in c.islands[0].levels),
+            "title": c.title,
+            "source": c.sources.get("*") or c.islands[0].node.sources.get("*", ""),
+        }
+        for c in clusters()
+    ]
+
+
+def _cluster(name: str) -> dict[str, Any]:
+    from meshwright.spec.cluster import load
+
+    cluster = load(name)
+    return {"num_devices": cluster.num_devices, **msgspec.to_builtins(cluster)}
+
+
+def _schedules() -> list[dict[str, Any]]:
+    from meshwright.schedules import families
+
+    return [
+        {
+            "name": f.name,
+            "placement": f.placement,
+            "splits_backward": "F B W" if f.splits_backward else "F B",
+            "vpp": " or ".join(map(str, f.vpps)) or "any",
+            "title": f.title,
+            "source": f.paper,
+        }
+        for f in families().values()
+    ]
+
+
+def _schedule(name: str) -> dict[str, Any]:
+    """The family, what it means, and its order for 4 ranks and 8 microbatches as text."""
+    from meshwright.cli.explain import look_up
+    from meshwright.schedules import build, get
+
+    family = get(name)
+    fields = ("title", "placement", "splits_backward", "aliases", "default_vpp", "vpps", "params")
+    return {
+        "name": family.name,
+        **{field: getattr(family, field) for field in fields},
+        "text": look_up(family.name)["text"],
+        "pp4_mb8": build(name, 4, 8).text().splitlines(),
+        "source": family.paper,
+    }
+
+
+#: Kind -> how it is listed and shown, in the order they are listed.
+KINDS = {
+    "models": Kind(_models, _model),
+    "devices": Kind(_devices, _device),
+    "clusters": Kind(_clusters, _cluster),
+    "schedules": Kind(_schedules, _schedule),
+}
+
+
+def lines(entry: dict[str, Any], indent: str = "") -> Iterator[str]:
+    """An entry as indented lines, each number followed by the source that its own record names for it."""
+    sources = entry.get("sources", {})
+    for key, value in entry.items():
+        if key == "sources" or (not value and key != "arity"):  # an arity of 0 is "no limit"
+            continue
+        source = sources.get(key, sources.get("*", "")) if _is_sourced(key, value) else ""
+        behind = f"   <- {source}" if source else ""
+        if isinstance(value, dict):
+            yield f"{indent}{key}{behind}"
+            yield from lines(value, indent + "  ")
+        elif isinstance(value, list | tuple) and isinstance(value[0], dict):
+            for i, part in enumerate(value):
+                yield f"{indent}{key}[{i}]"
+                yield from lines(part, indent + "  ")
+        elif key == "pp4_mb8":
+            yield f"{indent}4 ranks, 8 microbatches:"
+            yield from (f"{indent}  {line}" for line in value)
+        else:
+            yield f"{indent}{key}: {_plain(value)}{behind}"
+
+
+def _is_sourced(key: str, value: Any) -> bool:
+    """Numbers and tables of numbers have sources; names, and records with sources of their own, do not."""
+    if isinstance(value, dict):
+        return "sources" not in value and key != "efficiency" and not any(isinstance(v, dict) for v in value.values())
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}" if abs(value) < 1e9 else f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,170 @@
+"""Every word that a user meets has an explanation, and it can be found however the word is written."""
+
+import json
+
+import pytest
+
+from meshwright import catalog, schedules
+from meshwright.cli import main
+from meshwright.cli.explain import look_up
+from meshwright.plan import Plan
+from meshwright.plan.facets import DEFAULT_ORDER, OVERLAPS
+from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS
+from meshwright.prediction import ATTRIBUTION
+from meshwright.spec.workload import _READERS as WORKLOAD_KEYS
+from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PHASES
+
+TERMS = catalog.tables("terms")
+#: DESIGN.md, "Words (one name per thing)".
+HOUSE_WORDS = [
+    "rank",
+    "device",
+    "node",
+    "island",
+    "axis",
+    "dim",
+    "stage",
+    "chunk",
+    "microbatch",
+    "global_batch",
+    "tp",
+    "pp",
+    "dp",
+    "cp",
+    "ep",
+    "vpp",
+    "F",
+    "B",
+    "W",
+    "task",
+    "stream",
+    "step",
+    "iteration",
+    "TTFT",
+    "TPOT",
+    "ITL",
+    "E2E",
+    "goodput",
+    "MFU",
+    "HFU",
+    "bubble",
+    "exposed_communication",
+    "gb_s",
+    "gbit_s",
+    "GB",
+    "GiB",
+]
+PLAN_WORDS = [*INTEGER_WORDS, *PLAIN_WORDS, *VALUE_WORDS, "overlap", "hsdp8", "tp8", "zero1", "zero2", "zero3", "2bp"]
+OUTPUT_WORDS = [
+    "step_time_s",
+    "step_time_interval_s",
+    "bound_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "hfu",
+    "bubble",
+    "peak_memory_bytes",
+    "fits",
+    "attribution",
+    "memory",
+    "sensitivities",
+    "money",
+    "training_run",
+    "headroom",
+    "verdict",
+    "timeline",
+    "critical_path",
+]
+
+
+@pytest.mark.parametrize("word", [*HOUSE_WORDS, *PLAN_WORDS, *OUTPUT_WORDS])
+def test_words_of_the_house_of_plans_and_of_the_output_are_explained(word):
+    assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize("word", [*WORKLOAD_KEYS, *DTYPE_BYTES, *OPTIMIZER_MOMENTS, *PHASES, *DEFAULT_ORDER, *OVERLAPS])
+def test_words_of_workloads_are_explained(word):
+    assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize("word", [name for name, _ in ATTRIBUTION])
+def test_every_cause_of_step_time_is_explained(word):
+    assert look_up(word)["name"] == word
+
+
+@pytest.mark.parametrize("facet", Plan.__struct_fields__)
+def test_every_facet_of_a_plan_is_explained(facet):
+    assert look_up(facet)["text"]
+
+
+@pytest.mark.parametrize("family", schedules.families().values(), ids=lambda f: f.name)
+def test_every_schedule_is_explained_under_all_its_names(family):
+    assert {look_up(word)["name"] for word in (family.name, *family.aliases)} == {family.name}
+
+
+@pytest.mark.parametrize("code", catalog.tables("codes"))
+def test_every_error_code_is_explained(code):
+    assert look_up(code)["text"] == catalog.tables("codes")[code]["text"]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("tp8", "tp"),
+        ("TP8", "tp"),
+        ("stages=9,10,10", "stages"),
+        ("2bp:1f1b", "2bp"),
+        ("zero1", "zero1"),
+        ("hsdp16", "hsdp"),
+        ("peak-memory", "peak_memory"),
+        ("--on", "cluster"),
+        ("sequence parallelism", "sp"),
+        ("model flops utilisation", "mfu"),
+        ("x001", "X001"),
+    ],
+)
+def test_a_word_is_found_however_it_is_written(written, meant):
+    assert look_up(written)["name"] == meant
+
+
+def test_a_title_says_something_and_a_text_ends_as_a_sentence():
+    for name, entry in TERMS.items():
+        assert set(entry) <= {"title", "text", "unit", "see", "source", "aliases"}, name
+        assert len(entry["text"]) > 40 and entry["text"].rstrip().endswith((".", ")")), name
+
+
+def test_see_also_leads_somewhere_else():
+    for name, entry in TERMS.items():
+        assert set(entry.get("see", ())) <= TERMS.keys() - {name}, name
+
+
+def test_no_word_means_two_things():
+    others = [alias for entry in TERMS.values() for alias in entry.get("aliases", ())]
+    assert len(others) == len(set(others))
+    assert not set(others) & TERMS.keys()
+
+
+def test_text_goes_to_stdout_with_unit_and_source(capsys):
+    assert main(["explain", "mfu"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert out.startswith("mfu  model FLOPs utilisation\n")
+    assert "unit: " in out
+    assert "2204.02311" in out
+
+
+def test_json_is_one_object_with_the_same_text(capsys):
+    assert main(["explain", "tp8", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["format_version"], shown["name"], shown["text"]) == (1, "tp", TERMS["tp"]["text"])
+
+
+def test_an_unknown_word_suggests_near_ones_and_exits_2(capsys):
+    assert main(["explain", "bubbel"]) == 2
+    err = capsys.readouterr().err
+    assert "error[X001]: no explanation of 'bubbel'" in err
+    assert "did you mean bubble" in err
+
+
+def test_targets_of_lora_are_named_where_they_are_explained():
+    assert "+".join(LORA_TARGETS) in look_up("targets")["text"]

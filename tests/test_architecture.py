@@ -1,0 +1,117 @@
+"""The architecture of DESIGN's "The house", held: imports run one way, files stay small, codes are explained."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import meshwright
+from meshwright import catalog
+
+SOURCE = Path(meshwright.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+#: Left is imported by right, never the other way. Names on one line may import each other.
+ORDER = (
+    ("errors", "quantity"),
+    ("toposort",),
+    ("graph",),
+    ("timeline",),
+    ("catalog",),
+    ("spec",),
+    ("work",),
+    ("schedules",),
+    ("plan",),
+    ("cost", "lower"),
+    ("simulate",),
+    ("prediction",),
+    ("predict",),
+    ("trace",),
+    ("report",),
+    ("cli",),
+    ("__main__",),
+)
+RANK = {name: place for place, names in enumerate(ORDER) for name in names}
+LONGEST = 450
+
+
+def part(path: Path) -> str:
+    """The package or module of the house that a file belongs to; "" for the package's own front."""
+    first = path.relative_to(SOURCE).parts[0]
+    return "" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of what a file imports at run time, at its top or inside its functions: all but what stands
+    under ``if TYPE_CHECKING``."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for_types = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if node in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def test_every_part_of_the_house_has_its_place_in_the_import_order():
+    assert {part(f) for f in FILES} - {""} <= RANK.keys()
+
+
+def test_imports_run_one_way():
+    against = [
+        f"{file.relative_to(SOURCE)} imports {module}"
+        for file in FILES
+        if part(file)
+        for module in sorted(imports(file))
+        if module.startswith("meshwright.")
+        and (other := module.split(".")[1]) in RANK
+        and other != part(file)
+        and RANK[other] > RANK[part(file)]
+    ]
+    assert against == []
+
+
+def test_torch_is_imported_nowhere_outside_run():
+    users = {part(f) for f in FILES for module in imports(f) if module.split(".")[0] == "torch"}
+    assert users <= {"run"}
+
+
+@pytest.mark.parametrize("folder", ["spec", "cli", "catalog"])
+def test_what_help_loads_imports_neither_numba_nor_torch(folder):
+    heavy = {"numba", "torch"}
+    assert not [f for f in (SOURCE / folder).rglob("*.py") if {m.split(".")[0] for m in imports(f)} & heavy]
+
+
+def test_every_error_code_in_the_source_is_explained_and_every_explanation_is_used():
+    used = set()
+    for file in FILES:
+        used |= set(re.findall(r'"([MCWSPGX]\d{3})"', file.read_text(encoding="utf-8")))
+    assert used == set(catalog.tables("codes"))
+
+
+def test_every_explanation_of_a_code_has_a_title_and_some_sentences():
+    for code, entry in catalog.tables("codes").items():
+        assert entry["title"] and entry["text"].count(".") >= 2, code
+
+
+def test_no_file_is_long():
+    assert {str(f.relative_to(SOURCE)): n for f in FILES if (n := len(f.read_text().splitlines())) >= LONGEST} == {}
+
+
+def test_no_file_knows_an_absolute_path():
+    rooted = re.compile(r"[\"'](/(?:home|root|work|tmp|usr|opt|Users)/)")
+    assert [f for f in FILES if rooted.search(f.read_text(encoding="utf-8"))] == []
+
+
+def test_every_module_says_what_it_is():
+    silent = [f for f in FILES if f.stat().st_size and not ast.get_docstring(ast.parse(f.read_text(encoding="utf-8")))]
+    assert silent == []
