@@ -117,11 +117,11 @@ def olmo(r: Reader) -> Model:
 
 def hf_olmo(r: Reader) -> Model:
     """OLMo in the words of its own repository, which can also switch to biases and learned positions."""
-    for key, modelled in (("attention_layer_norm", False), ("norm_after", False)):
-        if r.flag(key, default=modelled) != modelled:
+    for key in ("attention_layer_norm", "norm_after"):
+        if r.flag(key):
             r.fault("M005", f"{key} is not modelled", key, "modelled: false")
     r.ignore("activation_type", "alibi_bias_max", "attention_layer_norm_with_affine", "block_group_size")
-    r.ignore("block_type", "clip_qkv", "flash_attention", "layer_norm_type", "precision", "scale_emb_init")
+    r.ignore("block_type", "clip_qkv", "flash_attention", "precision", "scale_emb_init")
     r.ignore("scale_logits", "embedding_layer_norm", "init_cutoff_factor", "multi_query_attention", "vocab_size")
     biased, hidden = r.flag("include_bias"), r.int("hidden_size")
     attention = grouped_attention(
@@ -138,6 +138,8 @@ def hf_olmo(r: Reader) -> Model:
     affine = r.flag("layer_norm_with_affine", default=True)
     norm_bias = r.flag("bias_for_layer_norm", default=biased)
     block = layernorm_block(attention, mlp, norm_vectors=(2 if norm_bias else 1) if affine else 0)
+    if r.text("layer_norm_type", default="default") == "rms":
+        block = msgspec.structs.replace(block, norm="rmsnorm")
     length = r.int("max_position_embeddings", default=1024)
     tied = r.flag("weight_tying", default=True)
     learned = not r.flag("alibi") and not attention.rotary
@@ -172,9 +174,9 @@ def dbrx(r: Reader) -> Model:
     attention = grouped_attention(r, kv_heads=inner.int("kv_n_heads", default=1))
     r.divides("num_attention_heads", "hidden_size", attention.heads, r.int("hidden_size"))
     moe = Moe(
-        experts=ffn.int("moe_num_experts", default=4),
-        top_k=ffn.int("moe_top_k", default=1),
-        ffn=ffn.int("ffn_hidden_size", default=3584),
+        experts=ffn.int("moe_num_experts"),
+        top_k=ffn.int("moe_top_k"),
+        ffn=ffn.int("ffn_hidden_size"),
         gated=True,
         activation="silu",
     )
