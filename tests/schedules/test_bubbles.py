@@ -93,6 +93,13 @@ def test_hanayo_loses_the_same_slots_with_any_waves(p, waves, units):
     assert idle("hanayo", p, units * p, 2 * waves, t_w=0.0) == pytest.approx(2 * (p - 1))
 
 
+@given(RANKS, st.integers(1, 3))
+def test_hanayo_with_backward_twice_as_long_loses_as_chimera_does(p, waves):
+    # Chimera's (D - 2) / (3 N / 2 + D - 2) with D = N = 2p for one wave; more waves divide the lost time.
+    rate = bubble_rate(build("hanayo", p, p, 2 * waves), 1, 2, 0)
+    assert rate == pytest.approx((2 * p - 2) / (3 * p * waves + 2 * p - 2))
+
+
 @given(RANKS, st.integers(1, 4), st.integers(1, 3))
 def test_zeropp_has_no_bubble_with_whole_units_and_equal_times(p, vpp, units):
     assert idle("zeropp", p, units * (2 * p - 1), vpp) == pytest.approx(0.0)

@@ -59,6 +59,13 @@ def _each_once(actions):
     assert (split < weight).all() and (rank[split] == rank[weight]).all()
 
 
+@given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 4), st.integers(1, 12))
+def test_any_legal_group_or_unit_of_microbatches_runs_to_its_end(p, m, vpp, size):
+    if not get("interleaved").legality(p, m, vpp, group=size):
+        assert verify(build("interleaved", p, m, vpp, group=size)) == []
+    assert verify(build("zeropp", p, m, vpp, unit=size)) == []
+
+
 @settings(max_examples=100)
 @given(shapes(), st.lists(st.floats(0.1, 3.0), min_size=3, max_size=3), st.floats(0.0, 1.0))
 def test_the_compiled_clock_equals_the_plain_one(shape, times, t_comm):

@@ -1,6 +1,8 @@
 """The text form of a schedule: what it says, that it round-trips, and what its mistakes teach."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.schedules import build
@@ -48,6 +50,20 @@ def test_verify_names_the_work_that_is_missing():
     assert [d.message for d in found] == ["microbatch 1 never goes backward through stage 0"]
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "place"),
+    [
+        ("F0 B0 F999999999 B999999999", "microbatch 1, though microbatch 999999999", "line 1, column 7"),
+        ("F0@7 B0@7", "stage 0, though stage 7", "line 1, column 1"),
+    ],
+)
+def test_a_number_that_is_skipped_is_named(text, message, place):
+    with pytest.raises(MeshwrightError) as caught:
+        Actions.parse(text)
+    assert [(d.code, d.place) for d in caught.value.diagnostics] == [("S005", place)]
+    assert message in str(caught.value)
+
+
 def test_verify_refuses_a_backward_on_another_rank_than_its_forward():
     found = verify(Actions.parse("F0@0 B0@1\nF0@1 B0@0"))
     assert len(found) == 2 and "put both on one rank" in found[0].help
@@ -59,3 +75,13 @@ def test_verify_names_every_rank_of_a_deadlock():
         ("S006", "rank 0 waits for ever before B0@0"),
         ("S006", "rank 1 waits for ever before F1@1"),
     ]
+
+
+@given(st.text(alphabet="FBWx0123456789@# \n", max_size=60))
+def test_any_text_is_read_or_refused_with_a_diagnostic(text):
+    try:
+        actions = Actions.parse(text)
+    except MeshwrightError as error:
+        assert all(d.code.startswith("S") and d.help for d in error.diagnostics)
+    else:
+        assert Actions.parse(actions.text()) == actions

@@ -31,7 +31,7 @@ MODULES = (
     "zeropp",
     "zb_auto",
 )
-"""The files of this package that define schedules, each as ``FAMILIES``."""
+"""The files of this package that define schedules, each as ``FAMILIES``: a new schedule is a file and its name here."""
 
 TWO_BP = "2bp:"
 

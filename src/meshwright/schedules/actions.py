@@ -59,12 +59,6 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         columns = (self.rank_ptr, self.kind, self.stage, self.microbatch)
         return self.name, self.num_stages, self.num_microbatches, self.stage_ranks, *(c.tobytes() for c in columns)
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks held by the rank that holds most (both directions counted)."""
-        held = np.bincount([rank for ranks in self.stage_ranks for rank in ranks], minlength=self.num_ranks)
-        return int(held.max())
-
     def rank_of(self) -> np.ndarray:
         """The rank of every action, int32 [n]."""
         return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.rank_ptr))
@@ -88,7 +82,8 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
         Raises:
             MeshwrightError: S002 for every word that is not an action, S003 for every action written twice,
-                S004 when there is no action at all, S007 for a W without its B; each with its line and column.
+                S004 when there is no action at all, S005 for a number left out, S007 for a W without its B; each with
+                its line and column.
         """
         from meshwright.schedules.text import parse
 

@@ -51,41 +51,48 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     def legality(
         self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any
     ) -> list[Diagnostic]:
-        """Every violation of this shape (S010 a count below 1, S011 vpp, S012 an unknown parameter, and the
-        family's own rules, S013); empty when `build` will succeed. `vpp` None is the family's default."""
+        """Every violation of this shape (S010 a count below 1, S011 vpp, S012 an unknown parameter, else the
+        family's own rules); empty when `build` will succeed. `vpp` None is the family's default."""
         shape = self.shape(num_ranks, num_microbatches, vpp, **params)
-        counts = {"num_ranks": num_ranks, "num_microbatches": num_microbatches, "vpp": shape.vpp}
-        found = [
+        found = self._counts(shape) + self._stages_per_rank(shape) + self._unknown(params)
+        return found if found or self.rules is None else self.rules(shape)
+
+    def _counts(self, shape: Shape) -> list[Diagnostic]:
+        return [
             Diagnostic(
                 code="S010",
-                message=f"{key}={value} for {self.name}: at least 1 is needed",
-                place=f"schedule.{key} = {value}",
+                message=f"{key}={getattr(shape, key)} for {self.name}: at least 1 is needed",
+                place=f"schedule.{key} = {getattr(shape, key)}",
+                help="1 is the least of ranks, of microbatches and of stages per rank",
             )
-            for key, value in counts.items()
-            if value < 1
+            for key in ("num_ranks", "num_microbatches", "vpp")
+            if getattr(shape, key) < 1
         ]
-        if self.vpps and shape.vpp >= 1 and shape.vpp not in self.vpps:
-            legal, held = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
-            found.append(
-                Diagnostic(
-                    code="S011",
-                    message=f"{self.name} holds {held} stages on each rank, not vpp={shape.vpp}",
-                    place=f"schedule.vpp = {shape.vpp}",
-                    help=f"write {legal}" + ("" if self.vpps != (1,) else ", or take `interleaved` for more"),
-                )
+
+    def _stages_per_rank(self, shape: Shape) -> list[Diagnostic]:
+        if not self.vpps or shape.vpp < 1 or shape.vpp in self.vpps:
+            return []
+        legal, held = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
+        return [
+            Diagnostic(
+                code="S011",
+                message=f"{self.name} holds {held} stages on each rank, not vpp={shape.vpp}",
+                place=f"schedule.vpp = {shape.vpp}",
+                help=f"write {legal}" + (", or take `interleaved` for more" if self.vpps == (1,) else ""),
             )
-        for key in params.keys() - self.params.keys():
-            found.append(
-                Diagnostic(
-                    code="S012",
-                    message=f"{self.name} takes no parameter {key!r}",
-                    place=f"schedule.{key}",
-                    help="it takes " + (", ".join(self.params) or "none"),
-                )
+        ]
+
+    def _unknown(self, params: dict[str, Any]) -> list[Diagnostic]:
+        return [
+            Diagnostic(
+                code="S012",
+                message=f"{self.name} takes no parameter {key!r}",
+                place=f"schedule.{key}",
+                help="it takes " + (", ".join(self.params) or "none"),
             )
-        if not found and self.rules is not None:
-            found += self.rules(shape)
-        return found
+            for key in params
+            if key not in self.params
+        ]
 
     def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Shape:
         """The shape with the family's defaults filled in."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from itertools import chain
 
 import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
-WORD = re.compile(r"([FBW])(\d+)(?:@(\d+))?")
+WORD = re.compile(r"([FBW])([0-9]{1,9})(?:@([0-9]{1,9}))?")
 KINDS = {"F": F, "B": B, "W": W}
+
+Action = tuple[int, int, int]
+"""(kind, stage, microbatch)."""
 
 
 def parse(text: str) -> Actions:
@@ -23,6 +27,9 @@ def parse(text: str) -> Actions:
         raise MeshwrightError.one(
             "S004", "a schedule without actions", place="line 1", help="one line per rank: `F0 F1 B0 W0 B1 W1`"
         )
+    found = _gaps(rows, places)
+    if found:
+        raise MeshwrightError(found)
     rows = [[(BW if (k, s, i) in full else k, s, i) for k, s, i in row] for row in rows]
     columns = [np.array(row, dtype=np.int64).reshape(-1, 3) for row in rows]
     everything = np.concatenate(columns)
@@ -34,7 +41,7 @@ def parse(text: str) -> Actions:
     )
 
 
-def _read(text: str):
+def _read(text: str) -> tuple[str, list[list[Action]], list[list[str]], list[Diagnostic]]:
     """The name, a row of (kind, stage, microbatch) per rank, the place of each, and the words not understood."""
     name, rows, places, found = "custom", [], [], []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -67,9 +74,9 @@ def _not_an_action(word: str, place: str) -> Diagnostic:
     return Diagnostic(code="S002", message=f"{word!r} is not an action", place=place, help=help)
 
 
-def _full_backwards(rows, places, found) -> set[tuple[int, int, int]]:
+def _full_backwards(rows: list[list[Action]], places: list[list[str]], found: list[Diagnostic]) -> set[Action]:
     """The B without a W. Adds S003 for what is written twice and S007 for a W without its B."""
-    seen: dict[tuple[int, int, int], str] = {}
+    seen: dict[Action, str] = {}
     for row, row_places in zip(rows, places):
         for action, place in zip(row, row_places):
             if action in seen:
@@ -94,3 +101,23 @@ def _full_backwards(rows, places, found) -> set[tuple[int, int, int]]:
                 )
             )
     return {(B, s, i) for k, s, i in seen if k == B and (W, s, i) not in seen}
+
+
+def _gaps(rows: list[list[Action]], places: list[list[str]]) -> list[Diagnostic]:
+    """S005 where stages or microbatches are not numbered 0, 1, 2 and so on: at the largest number."""
+    place_of = dict(zip(chain(*rows), chain(*places)))
+    found = []
+    for word, field in (("stage", 1), ("microbatch", 2)):
+        used = {action[field] for action in place_of}
+        last = max(place_of, key=lambda action: action[field])
+        if last[field] >= len(used):
+            missing = next(number for number in range(len(used) + 1) if number not in used)
+            found.append(
+                Diagnostic(
+                    code="S005",
+                    message=f"no action is of {word} {missing}, though {word} {last[field]} is there",
+                    place=place_of[last],
+                    help=f"number every {word} from 0, without gaps",
+                )
+            )
+    return found

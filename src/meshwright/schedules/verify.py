@@ -16,7 +16,10 @@ def verify(actions: Actions) -> list[Diagnostic]:
     forward, backward = _home(actions, (F,)), _home(actions, (B, BW))
     found = [
         Diagnostic(
-            code="S005", message=f"microbatch {i} never goes {way} through stage {s}", place=f"schedule {actions.name}"
+            code="S005",
+            message=f"microbatch {i} never goes {way} through stage {s}",
+            place=f"schedule {actions.name}",
+            help=f"add {'F' if way == 'forward' else 'B'}{i}@{s} on the rank that holds stage {s}",
         )
         for way, home in (("forward", forward), ("backward", backward))
         for s, i in np.argwhere(home < 0).tolist()

@@ -18,6 +18,12 @@ from meshwright.schedules.family import Family, Shape
 
 TIMES = {"t_f": 1.0, "t_b": 1.0, "t_w": 1.0, "t_comm": 0.0, "keep_w": 1.0}
 
+ONE_UNIT = "give all times in one unit, such as milliseconds"
+HELP = dict.fromkeys(("t_f", "t_b", "t_w", "t_comm"), ONE_UNIT) | {
+    "keep_w": "1 keeps the whole activation until the weight gradient",
+    "mem_limit": "count activations of one stage and microbatch; 1F1B's first rank holds as many as there are ranks",
+}
+
 
 def order(name: str, times_p: int, shape: Shape) -> Actions:
     """See the module; `times_p` is the memory limit in units of p where the shape does not say it."""
@@ -39,7 +45,9 @@ def rules(shape: Shape) -> list[Diagnostic]:
         elif (values < least[key]).any() or (key == "keep_w" and values[0] > 1.0):
             found.append((key, value, "a share, 0 to 1" if key == "keep_w" else f"{least[key]:g} or more"))
     return [
-        Diagnostic(code="S014", message=f"{key}={value}: it must be {what}", place=f"schedule.{key} = {value}")
+        Diagnostic(
+            code="S014", message=f"{key}={value}: it must be {what}", place=f"schedule.{key} = {value}", help=HELP[key]
+        )
         for key, value, what in found
     ]
 
