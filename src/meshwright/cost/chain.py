@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from meshwright.cost import collectives, roofline
 from meshwright.cost.framework import FRAMEWORKS, Framework
 from meshwright.spec.hardware import Device
@@ -31,13 +33,31 @@ Link = Callable[[Work, Device], Estimate | None]
 class Costs:
     """Prices work items on devices; equal items are priced once.
 
-    `links` are asked in order before the roofline, which answers everything.
+    `links` are asked in order before the roofline, which answers everything. `profile` names what is behind the
+    prices; `speedup` maps an error class or the name of a level to how many times faster it is taken to be.
     """
 
-    def __init__(self, framework: Framework = FRAMEWORKS["default"], links: tuple[Link, ...] = ()):
+    def __init__(
+        self,
+        framework: Framework = FRAMEWORKS["default"],
+        links: tuple[Link, ...] = (),
+        *,
+        profile: str = "roofline",
+        speedup: dict[str, float] | None = None,
+    ):
         self.framework = framework
+        self.profile = profile
         self._links = links
+        self._speedup = speedup or {}
         self._known: dict[tuple[str, Work], Estimate] = {}
+
+    def faster(self, name: str, factor: float) -> Costs:
+        """The same costs with one class of work, one level of links, or the host `factor` times faster."""
+        framework = self.framework
+        if name == "host":
+            host = framework.host_us_per_kernel / factor
+            framework = msgspec.structs.replace(framework, host_us_per_kernel=host)
+        return Costs(framework, self._links, profile=self.profile, speedup={**self._speedup, name: factor})
 
     def price(self, work: Work, device: Device) -> Estimate:
         key = (device.name, work)
@@ -47,11 +67,24 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
+        if not self._speedup:
+            return self._answer(work, device)
+        if isinstance(work, Collective):
+            return self._answer(_with_faster_links(work, self._speedup), device)
+        answer = self._answer(work, device)
+        return answer._replace(seconds=answer.seconds / self._speedup.get(answer.cause, 1.0))
+
+    def _answer(self, work: Work, device: Device) -> Estimate:
         for link in self._links:
             answer = link(work, device)
             if answer is not None:
                 return answer
         return roofline_estimate(work, device)
+
+
+def _with_faster_links(work: Collective, speedup: dict[str, float]) -> Collective:
+    hops = tuple(msgspec.structs.replace(h, gb_s=h.gb_s * speedup.get(h.name, 1.0)) for h in work.group.hops)
+    return msgspec.structs.replace(work, group=msgspec.structs.replace(work.group, hops=hops))
 
 
 def roofline_estimate(work: Work, device: Device) -> Estimate:

@@ -1,9 +1,8 @@
-"""Pass 3: one layer's operators on their own streams, from pieces to seconds.
+"""Pass 3: one layer's operators on their own streams.
 
 The lowest zoom level. A pass over a layer (F, B, W or BW) is a small task graph: kernels on the compute queue,
 collectives beside it. It is simulated once per kind of layer with the same engine as the step, and its
-duration is reused one level up. Gaps on the compute queue are exposed communication, named by the queue
-waited for.
+duration is reused one level up (``simulate/layer.py``).
 """
 
 from __future__ import annotations
@@ -12,18 +11,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
-from meshwright.cost import Costs
 from meshwright.graph import GraphBuilder, TaskGraph
 from meshwright.lower.pieces import Piece
-from meshwright.simulate.engine import times
-from meshwright.spec.hardware import Device
-from meshwright.work import Collective, Elementwise, Gemm, Work
+from meshwright.work import Collective, Gemm, Work
 
-#: Causes a duration is made of; the attribution of a step is a sum of these (and the bubble).
-CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", "tp", "cp", "ep", "pp", "dp")
-CAUSE = {name: i for i, name in enumerate(CAUSES)}
 PASSES = ("F", "B", "W", "BW")
 
 
@@ -35,17 +27,6 @@ class Entry(NamedTuple):
     work: Work
     after: tuple[int, ...]
     again: bool = False
-
-
-class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration."""
-
-    parts: np.ndarray
-    flops: float
-
-    @property
-    def seconds(self) -> float:
-        return float(self.parts.sum())
 
 
 class _Program:
@@ -182,42 +163,3 @@ def _graph(structure: tuple[tuple[str, tuple[int, ...]], ...]) -> TaskGraph:
 
 def graph_of(entries: list[Entry]) -> TaskGraph:
     return _graph(tuple((e.queue, e.after) for e in entries))
-
-
-def durations(entries: list[Entry], device: Device, costs: Costs) -> np.ndarray:
-    return np.array([costs.price(e.work, device).seconds for e in entries])
-
-
-def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
-    """Simulate a pass over one layer and say what its time is made of."""
-    parts = np.zeros(len(CAUSES))
-    if not entries:
-        return LayerCost(parts=parts, flops=0.0)
-    graph = graph_of(entries)
-    by_key = durations(entries, device, costs)
-    start, end = times(graph, by_key)
-    entry_of = graph.attribute("layer")
-    ended = np.empty(len(entries))
-    ended[entry_of] = end
-    clock, kernels, flops = 0.0, 0, 0.0
-    for position, index in enumerate(entry_of):
-        entry = entries[index]
-        if entry.queue != "compute":
-            kernels += 1
-            continue
-        estimate = costs.price(entry.work, device)
-        kernels += entry.work.kernels if isinstance(entry.work, Elementwise) else 1
-        flops += getattr(entry.work, "flops", 0.0)
-        gap = start[position] - clock
-        if gap > 0:
-            late = max((a for a in entry.after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
-            parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
-        parts[CAUSE["recompute" if entry.again else estimate.cause]] += estimate.seconds
-        clock = end[position]
-    total = float(end.max())
-    if total > clock:
-        parts[CAUSE[entries[int(np.argmax(ended))].queue]] += total - clock
-    issue = kernels * costs.framework.host_us_per_kernel * 1e-6
-    if issue > total:
-        parts[CAUSE["host"]] += issue - total
-    return LayerCost(parts=parts, flops=flops)

@@ -136,7 +136,8 @@ class Mesh:
                         latency_us=level.latency_us,
                         below=below,
                         topology=level.topology,
-                        reduces=level.in_network_reduction,
+                        # NVLink switches add up by default; SHARP on a network needs a plugin that few jobs load
+                        reduces=level.in_network_reduction and not level.scale_out,
                         scale_out=level.scale_out,
                     )
                 )

@@ -5,6 +5,7 @@ share one price and one memory count.
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import pairwise
 
 import msgspec
 
@@ -37,7 +38,7 @@ class Composition(msgspec.Struct, frozen=True):
         if len(blocks) <= 1:
             return (self.units,)
         cuts = [0, *blocks[1:], len(self.units)]
-        return tuple(self.units[a:b] for a, b in zip(cuts, cuts[1:]))
+        return tuple(self.units[a:b] for a, b in pairwise(cuts))
 
 
 class Stages:

@@ -1,0 +1,83 @@
+"""Lowering: a plan becomes a task graph. :func:`lower` is the ordered list of its passes.
+
+What comes out is structure alone; ``simulate/`` prices the cost keys and runs the clock.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.errors import MeshwrightError
+from meshwright.graph import GraphBuilder, TaskGraph
+from meshwright.lower.exchange import Exchanger
+from meshwright.lower.place import Mesh
+from meshwright.lower.residency import add_memory
+from meshwright.lower.stages import Stages
+from meshwright.lower.step import Key, Tables, add_compute, add_sends, verify
+from meshwright.plan import Plan
+from meshwright.schedules.actions import Actions
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+class Lowered(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's step graph with what its cost keys mean: ``keys[i]`` is the item behind ``graph.keys[i]``."""
+
+    graph: TaskGraph
+    keys: tuple[Key, ...]
+    mesh: Mesh
+    stages: Stages
+    actions: Actions
+    static_bytes: tuple[dict[str, float], ...]
+
+
+def lower(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Lowered:
+    """The step graph of a legal plan, one rank class per pipeline rank and slice class.
+
+    Raises:
+        MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
+    """
+    mesh = Mesh(plan, cluster)  # 1. axes onto levels: groups and rank classes
+    stages = Stages(plan, model, train, mesh)  # 2-4. layers to stages, stages to pieces
+    actions = order(plan, train)  # 5. the schedule's actions
+    builder = GraphBuilder(*_rank_classes(mesh, plan))
+    tables = Tables(builder)
+    computes = []
+    for index in range(len(mesh.slices)):
+        compute = add_compute(builder, tables, actions, stages, mesh, index)  # 6. passes over stages
+        add_sends(builder, tables, actions, stages, mesh, index, compute)  # 7. between stages
+        computes.append(compute)
+    Exchanger(builder, tables, actions, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
+    static = add_memory(builder, actions, stages, computes)  # 9. what each task allocates and frees
+    graph = builder.build()  # 10. topological order
+    broken = verify(graph)
+    if broken:
+        raise MeshwrightError.one("G002", "the lowered graph breaks its own rules: " + "; ".join(broken))
+    return Lowered(
+        graph=graph,
+        keys=tuple(tables.keys),
+        mesh=mesh,
+        stages=stages,
+        actions=actions,
+        static_bytes=static,
+    )
+
+
+def order(plan: Plan, train: Train) -> Actions:
+    """The actions of the plan's schedule for this batch."""
+    return schedules.build(
+        plan.pipeline.schedule, plan.layout.pp, plan.num_microbatches(train.global_batch), plan.pipeline.vpp
+    )
+
+
+def _rank_classes(mesh: Mesh, plan: Plan) -> tuple[list[str], list[int]]:
+    names, counts = [], []
+    per_slice = plan.layout.tp * plan.layout.cp
+    for index, slice_ in enumerate(mesh.slices):
+        for r in range(plan.layout.pp):
+            where = f"rank {r}" if len(mesh.slices) == 1 else f"slice {index} rank {r} ({slice_.devices[r].name})"
+            names.append(where)
+            counts.append(per_slice * slice_.multiplicity)
+    return names, counts

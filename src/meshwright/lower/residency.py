@@ -1,0 +1,67 @@
+"""Pass 9: memory. What each rank holds all the time, and what every pass allocates and frees."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.graph import GraphBuilder
+from meshwright.lower.stages import Stages
+from meshwright.lower.state import gathered_bytes, static_bytes
+from meshwright.lower.step import Compute
+from meshwright.schedules.actions import BW, Actions, B, F, W
+
+
+def add_memory(
+    builder: GraphBuilder, actions: Actions, stages: Stages, computes: list[Compute]
+) -> tuple[dict[str, float], ...]:
+    """Adds activation and workspace events to every pass; returns the constant bytes of each rank class by category.
+
+    A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
+    weight gradient needs, which W frees.
+    """
+    memo: dict[int, object] = {}
+    kept = [memo.setdefault(id(c), stages.activations(c)) for c in stages.compositions]
+    saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
+    split = bool(np.any(actions.kind == W))
+    rank = actions.rank_of()
+    for index, compute in enumerate(computes):
+        starts = np.searchsorted(compute.action, np.arange(len(actions)))
+        ends = np.append(starts[1:], len(compute.action)) - 1
+        first, last = compute.task[starts], compute.task[ends]
+        where = index * stages.plan.layout.pp + rank
+        for kind in (F, B, W, BW):
+            at = np.flatnonzero(actions.kind == kind)
+            if not len(at):
+                continue
+            stage = actions.stage[at]
+            if kind == F:
+                builder.memory(first[at], where[at], False, saved[stage], "activations")
+            elif kind == W:
+                builder.memory(last[at], where[at], True, -held[stage], "activations")
+            else:
+                after = held[stage] if split and kind == B else 0.0
+                builder.memory(last[at], where[at], True, after - saved[stage], "activations")
+            builder.memory(first[at], where[at], False, working[stage], "workspace")
+            builder.memory(last[at], where[at], True, -working[stage], "workspace")
+    return tuple(_static(stages, actions, r) for _ in computes for r in range(stages.plan.layout.pp))
+
+
+def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
+    """Constant bytes of a pipeline rank: the state of the stages it holds, and ZeRO-3's gathered copies."""
+    plan = stages.plan
+    held = [s for s, ranks in enumerate(actions.stage_ranks) if rank in ranks]
+    out: dict[str, float] = {}
+    gathered = []
+    for stage in held:
+        composition = stages.compositions[stage]
+        for name, size in static_bytes(plan, stages.train, stages.total_params(composition.units)).items():
+            out[name] = out.get(name, 0.0) + size
+        parts = [gathered_bytes(plan, stages.total_params(s), stages.train) for s in composition.segments]
+        # without a pipeline two layers are gathered at a time; under one the stage stays gathered
+        gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
+    if any(gathered):
+        out["gathered parameters"] = sum(gathered)
+        if plan.layout.pp > 1:
+            # gradients of a gathered stage accumulate unsharded until the last microbatch
+            out["gradients"] += sum(gathered) * 2 * (1 - 1 / plan.layout.shard_group)
+    return out

@@ -1,0 +1,244 @@
+"""Predict a training step: check, lower, price, simulate, and say why. The whole flow is :func:`predict`."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.cost.chain import ROOFLINE_SIGMA
+from meshwright.cost.roofline import peak_flops
+from meshwright.errors import MeshwrightError
+from meshwright.lower import Lowered, lower
+from meshwright.outlook import money, training_run
+from meshwright.plan import Plan, check
+from meshwright.prediction import Prediction, RankMemory, Sensitivity
+from meshwright.provenance import assumptions, identity, warnings
+from meshwright.simulate import memory
+from meshwright.simulate.attribute import attribution
+from meshwright.simulate.engine import makespans, times
+from meshwright.simulate.layer import CAUSES
+from meshwright.simulate.price import Priced, Pricer
+from meshwright.simulate.zoom import zooms
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.timeline import Timeline, from_times
+from meshwright.work import attended_pairs
+
+#: Draws of the correlated errors behind the interval.
+NUM_DRAWS = 32
+#: Which error each cause shares: one draw per class for a whole step.
+ERROR_CLASS = {
+    "gemm": "gemm",
+    "attention": "attention",
+    "elementwise": "elementwise",
+    "recompute": "gemm",
+    "host": "host",
+    "optimizer": "elementwise",
+    "tp": "network inside nodes",
+    "cp": "network inside nodes",
+    "ep": "network between nodes",
+    "pp": "network between nodes",
+    "dp": "network between nodes",
+}
+
+
+class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A lowered, priced and timed plan: what every number of a prediction is read off."""
+
+    lowered: Lowered
+    priced: Priced
+    start_s: np.ndarray
+    end_s: np.ndarray
+
+    @property
+    def step_time_s(self) -> float:
+        return float(self.end_s.max())
+
+
+def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
+    """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
+    lowered = lower(plan, model, cluster, train)
+    priced = Pricer(lowered, costs).all()
+    start, end = times(lowered.graph, priced.durations)
+    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end)
+
+
+def predict(
+    model: Model, cluster: Cluster, train: Train, plan: Plan, *, costs: Costs | None = None, detail: bool = True
+) -> Prediction:
+    """Step time, memory, utilisation and their reasons for one training step of `plan`.
+
+    `costs` prices work items (default: the roofline with the catalog's published efficiencies). Without `detail`
+    the sensitivities and the layer zooms are left out, which a search does not need.
+
+    Raises:
+        MeshwrightError: every violation that makes the plan illegal here (P codes).
+    """
+    plan = plan.on(cluster.num_devices)
+    found = check(plan, model, cluster, train)
+    if found:
+        raise MeshwrightError(found)
+    costs = costs or Costs()
+    run = simulate(plan, model, cluster, train, costs)
+    step = run.step_time_s
+    who = identity(model, cluster, train, plan, costs, run.lowered.graph)
+    timeline = _timeline(run, who, traced=detail)
+    ranks = rank_memory(run, costs, plan, cluster)
+    flops, executed = model_flops(model, train), _executed_ratio(run)
+    peak = _peak_flops(run, plan, train)
+    draws = interval_draws(run)
+    return Prediction(
+        model=model,
+        cluster=cluster,
+        train=train,
+        plan=plan,
+        fits=all(r.headroom_bytes >= 0 for r in ranks),
+        step_time_s=step,
+        step_time_interval_s=_interval(draws, step),
+        bound_s=needed_flops(model, train) / _peak_flops(run, plan, train, computing=True),
+        tokens_per_s_per_gpu=train.tokens_per_step / step / plan.layout.num_ranks,
+        mfu=flops / (peak * step),
+        hfu=flops * executed / (peak * step),
+        bubble=timeline.bubble(),
+        attribution=attribution(timeline, run.priced.parts),
+        memory=ranks,
+        sensitivities=sensitivities(run, costs, plan, model, cluster, train) if detail else (),
+        assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
+        warnings=warnings(run.lowered, costs, model, cluster, train, plan),
+        money=money(cluster, plan, train, step),
+        run=training_run(run.lowered, cluster, plan, train, step) if train.tokens else None,
+        timeline=timeline,
+        zooms=zooms(run.lowered, costs) if detail else (),
+        stage_layers=run.lowered.stages.layers,
+        identity=who,
+    )
+
+
+def _timeline(run: Simulated, who: dict[str, str], *, traced: bool) -> Timeline:
+    graph, static = run.lowered.graph, run.lowered.static_bytes
+    return from_times(
+        graph,
+        run.start_s,
+        run.end_s,
+        parts={cause: run.priced.parts[:, i] for i, cause in enumerate(CAUSES) if run.priced.parts[:, i].any()},
+        memory=memory.traces(graph, run.start_s, run.end_s, static) if traced else (),
+        identity=who,
+    )
+
+
+def rank_memory(run: Simulated, costs: Costs, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:
+    """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
+    and the communication library hold."""
+    graph, framework = run.lowered.graph, costs.framework
+    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))
+    layout = plan.layout
+    groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
+    devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
+    out = []
+    for rank, name in enumerate(graph.streams.ranks):
+        held = dict(run.lowered.static_bytes[rank])
+        held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)} if graph.memory else {}
+        held["allocator slack"] = framework.allocator_slack * sum(held.values())
+        held["communication buffers"] = groups * framework.communicator_bytes
+        held["framework context"] = framework.context_bytes
+        out.append(
+            RankMemory(
+                rank=name,
+                multiplicity=graph.streams.multiplicity[rank],
+                capacity_bytes=float(devices[rank].memory_bytes),
+                peak_bytes=sum(held.values()),
+                at_s=float(at[rank]),
+                alive=held,
+            )
+        )
+    return tuple(out)
+
+
+def model_flops(model: Model, train: Train) -> float:
+    """Operations of one step by the convention of published MFU (Chowdhery et al. 2204.02311, appendix B): 6 per
+    parameter of the matrix products and token, and attention as if every pair of the sequence counted."""
+    return _flops(model, train, causal=False)
+
+
+def needed_flops(model: Model, train: Train) -> float:
+    """Operations a step cannot do without: as :func:`model_flops`, but pairs that a causal mask hides are free."""
+    return _flops(model, train, causal=train.causal)
+
+
+def _flops(model: Model, train: Train, *, causal: bool) -> float:
+    table = model.vocab * (model.embedding_width or model.hidden)
+    looked_up = (0 if model.tied_embeddings else table) + model.learned_positions * model.hidden
+    matmul = 2.0 * (model.active_params - looked_up) * train.tokens_per_step
+    scores = 0.0
+    for count, block in zip(model.layers_by_kind, model.blocks):
+        a = block.attention
+        pairs = attended_pairs(train.seq_len, train.attended, causal=causal, window=a.window, chunked=a.chunked)
+        scores += count * train.global_batch * pairs * 2.0 * a.heads * (a.head_dim + a.v_head_dim)
+    # forward once, backward twice; a frozen base has no weight gradients
+    return matmul * (2.0 if train.lora is not None else 3.0) + scores * 3.0
+
+
+def _executed_ratio(run: Simulated) -> float:
+    """Operations executed over operations without recompute, from the priced tasks."""
+    parts, keys = run.priced.parts, run.lowered.graph.cost_key
+    again = parts[:, CAUSES.index("recompute")][keys].sum()
+    useful = parts[:, [CAUSES.index(c) for c in ("gemm", "attention", "elementwise")]][keys].sum()
+    return 1.0 + float(again / useful) if useful else 1.0
+
+
+def _peak_flops(run: Simulated, plan: Plan, train: Train, *, computing: bool = False) -> float:
+    """Dense peak of all devices: at 16 bits (what MFU is quoted against, also below 16 bits), or at the compute
+    precision when `computing`."""
+    dtype = plan.precision.compute or train.dtype
+    if not computing and dtype != "fp32":
+        dtype = "bf16"
+    per_slice = plan.layout.tp * plan.layout.cp
+    return sum(
+        peak_flops(device, dtype) * per_slice * slice_.multiplicity
+        for slice_ in run.lowered.mesh.slices
+        for device in slice_.devices
+    )
+
+
+def interval_draws(run: Simulated) -> np.ndarray:
+    """Step times under draws of the correlated errors: one factor per error class for the whole step, log-normal,
+    stratified so that few draws represent the distribution. Deterministic."""
+    classes = sorted(set(ERROR_CLASS.values()))
+    rng = np.random.default_rng(0)
+    quantiles = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS
+    normal = np.array([_normal(q) for q in quantiles])
+    draws = {c: np.exp(rng.permutation(normal) * ROOFLINE_SIGMA[c.split()[0]]) for c in classes}
+    factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
+    return makespans(run.lowered.graph, np.ascontiguousarray((run.priced.parts @ factors).T))
+
+
+def _normal(quantile: float) -> float:
+    return NormalDist().inv_cdf(quantile)
+
+
+def _interval(draws: np.ndarray, step: float) -> tuple[float, float]:
+    """80% interval around the step time."""
+    low, high = np.quantile(draws, [0.1, 0.9])
+    return min(float(low), step), max(float(high), step)
+
+
+def sensitivities(
+    run: Simulated, costs: Costs, plan: Plan, model: Model, cluster: Cluster, train: Train
+) -> tuple[Sensitivity, ...]:
+    """What 10% more of each resource does to the step: the same graph re-priced and re-timed."""
+    levels = {h.name: None for i in cluster.islands for h in i.levels} | {h.name: None for h in cluster.interconnect}
+    named = [("gemm", "matrix units 10% faster"), ("attention", "attention kernels 10% faster")]
+    named += [("elementwise", "device memory 10% faster"), ("host", "host 10% faster")]
+    named += [(level, f"{level} links 10% faster") for level in levels]
+    out = []
+    for name, what in named:
+        priced = Pricer(run.lowered, costs.faster(name, 1.1)).all()
+        _, end = times(run.lowered.graph, priced.durations)
+        change = float(end.max()) / run.step_time_s - 1
+        if abs(change) > 5e-5:
+            out.append(Sensitivity(name=name, what=what, change=change))
+    return tuple(sorted(out, key=lambda s: s.change))

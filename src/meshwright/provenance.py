@@ -1,0 +1,145 @@
+"""Where a prediction comes from: what it assumes, what the user should know, and exactly what was asked."""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import version
+
+import msgspec
+
+from meshwright.cost import Costs
+from meshwright.cost.roofline import efficiency, supports
+from meshwright.graph import TaskGraph
+from meshwright.lower import Lowered
+from meshwright.plan import Plan
+from meshwright.prediction import Assumption
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.hardware import source_of
+from meshwright.spec.layers import Moe
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+def identity(
+    model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph
+) -> dict[str, str]:
+    """What was asked and what answered: equal identities give equal predictions."""
+
+    def digest(value: object) -> str:
+        return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
+
+    return {
+        "code": version("meshwright"),
+        "costs": costs.profile,
+        "model": f"{model.name} {digest(model)}",
+        "cluster": f"{cluster.name} {digest(cluster)}",
+        "workload": train.text(),
+        "plan": plan.text(),
+        "graph": graph.digest(),
+    }
+
+
+def assumptions(
+    lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
+) -> tuple[Assumption, ...]:
+    """What the answer rests on, each with its source; flagged where nobody measured it."""
+    out = []
+    for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
+        for name, what in (
+            ("gemm", "large matrix products"),
+            ("memory", "memory-bound kernels"),
+            ("attention_fwd", "attention forward"),
+            ("attention_bwd", "attention backward"),
+        ):
+            value, published = efficiency(device, name)
+            source = device.efficiency.source if published else "default, no published figure for this device"
+            out.append(
+                Assumption(
+                    f"{device.name}: {what}", f"{value:.0%} of peak", source, not published or "unverified" in source
+                )
+            )
+        out.append(
+            Assumption(
+                f"{device.name}: peak",
+                f"{device.peak_flops.get('bf16', 0) / 1e12:.4g} TFLOP/s bf16 dense",
+                source_of(device, "peak_flops"),
+            )
+        )
+    for level in cluster.islands[0].levels:
+        text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
+        out.append(Assumption(f"{level.name} links", text, level.sources.get("gb_s", level.sources.get("*", ""))))
+    f = costs.framework
+    out.append(
+        Assumption(
+            f"framework profile {f.name!r}",
+            f"{f.host_us_per_kernel:g} us per kernel launch, {f.context_bytes / 2**30:.1f} GiB context, "
+            f"{f.communicator_bytes / 2**20:.0f} MiB per communicator, {f.allocator_slack:.0%} allocator slack",
+            f.source,
+            f.flagged,
+        )
+    )
+    out += _layout_assumptions(lowered, model, train, plan)
+    return tuple(out)
+
+
+def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan) -> list[Assumption]:
+    out = []
+    counts = sorted({len(s) for s in lowered.stages.layers})
+    if len(counts) > 1 and not plan.layout.stages:
+        shown = ",".join(str(len(s)) for s in lowered.stages.layers)
+        out.append(
+            Assumption(
+                "layers per stage",
+                shown if len(shown) < 60 else f"{counts[0]} to {counts[-1]}",
+                f"{model.num_layers} layers do not divide by {plan.num_stages} stages; "
+                "the last and first stages get fewer; say stages= to choose",
+            )
+        )
+    if plan.layout.zero == 3 and plan.layout.pp > 1:
+        out.append(
+            Assumption(
+                "sharded parameters under a pipeline",
+                "gathered once a step and kept",
+                "TorchTitan's default (2410.06511): every microbatch needs them",
+            )
+        )
+    if any(isinstance(b.mlp, Moe) for b in model.blocks):
+        out.append(
+            Assumption(
+                "expert load",
+                f"busiest rank {plan.experts.imbalance:g}x the mean",
+                "plan word imbalance=" if plan.experts.imbalance > 1 else "balanced router; say imbalance= for another",
+                plan.experts.imbalance == 1.0,
+            )
+        )
+    if train.lengths is not None:
+        out.append(
+            Assumption(
+                "packed documents",
+                f"mean context {train.attended:.0f} of {train.seq_len} tokens",
+                "lengths= of the workload; every microbatch holds the mean",
+            )
+        )
+    return out
+
+
+def warnings(
+    lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
+) -> tuple[str, ...]:
+    """What the user should know before believing the answer."""
+    out = []
+    if costs.profile == "roofline":
+        out.append(
+            "costs are the roofline with published efficiencies, not measurements of this system: read the interval"
+        )
+    if model.unknown_fields:
+        out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
+    out += [f"{model.name}: {note}" for note in model.notes]
+    idle = cluster.num_devices - plan.layout.num_ranks
+    if idle:
+        out.append(f"the plan uses {plan.layout.num_ranks} of {cluster.num_devices} devices; {idle} stay idle")
+    dtype = plan.precision.compute or train.dtype
+    for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
+        if not supports(device, dtype):
+            out.append(f"{device.name} has no {dtype} matrix units; its next precision is used")
+    return tuple(out)

@@ -1,0 +1,69 @@
+"""Memory over time: the events of a timed graph replayed per rank class."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from meshwright.graph import MemoryEvents, TaskGraph
+from meshwright.timeline import MemoryTrace
+
+
+def peaks(graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
+    """When each rank class holds most [R], and what is alive then by category [R, C]."""
+    events = graph.memory
+    if events is None:
+        return np.zeros(num_ranks), np.zeros((num_ranks, 0))
+    time, order = _ordered(events, start_s, end_s)
+    return _peaks(
+        events.rank[order],
+        time[order],
+        events.num_bytes[order],
+        events.category[order],
+        num_ranks,
+        len(events.categories),
+    )
+
+
+def traces(
+    graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, static: tuple[dict[str, float], ...]
+) -> tuple[MemoryTrace, ...]:
+    """Bytes of every rank class over time, constant categories included."""
+    events = graph.memory
+    out = []
+    if events is not None:
+        time, order = _ordered(events, start_s, end_s)
+    for rank, constant in enumerate(static):
+        mine = order[events.rank[order] == rank] if events is not None else np.empty(0, np.int64)
+        dynamic = events.categories if events is not None else ()
+        steps = np.zeros((len(dynamic), len(mine) + 1))
+        if len(mine):
+            steps[events.category[mine], np.arange(1, len(mine) + 1)] = events.num_bytes[mine]
+        at = np.concatenate([[0.0], time[mine]]) if len(mine) else np.zeros(1)
+        levels = np.cumsum(steps, axis=1)
+        last = np.append(at[1:] != at[:-1], True)  # several events at one instant are one step
+        fixed = np.repeat(np.array([list(constant.values())]).T, int(last.sum()), axis=1) if constant else None
+        rows = levels[:, last] if fixed is None else np.concatenate([fixed.reshape(len(constant), -1), levels[:, last]])
+        out.append(MemoryTrace(time_s=at[last], categories=(*constant, *dynamic), num_bytes=rows))
+    return tuple(out)
+
+
+def _ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Times of the events and their order: by time, what is freed before what is allocated at the same instant."""
+    time = np.where(events.at_end, end_s[events.task], start_s[events.task])
+    return time, np.lexsort((events.num_bytes, time))
+
+
+@njit(cache=True)
+def _peaks(rank, time, num_bytes, category, num_ranks, num_categories):
+    now = np.zeros((num_ranks, num_categories))
+    total, best, at = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
+    alive = np.zeros((num_ranks, num_categories))
+    for i in range(len(rank)):
+        r = rank[i]
+        now[r, category[i]] += num_bytes[i]
+        total[r] += num_bytes[i]
+        if total[r] > best[r]:
+            best[r], at[r] = total[r], time[i]
+            alive[r] = now[r]
+    return at, alive

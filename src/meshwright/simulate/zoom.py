@@ -1,0 +1,42 @@
+"""Zoom: the operators of one layer and pass on their own timeline, one level below the step."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.lower import Lowered
+from meshwright.lower.layer import graph_of, program
+from meshwright.prediction import Zoom
+from meshwright.simulate.engine import times
+from meshwright.simulate.layer import durations
+from meshwright.timeline import from_times
+
+
+def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
+    """A timeline per distinct unit (kind of layer and recompute mode) and pass of the plan, on its first device."""
+    device = lowered.mesh.slices[0].devices[0]
+    passes = ("F", "B", "W") if any(getattr(k, "which", "") == "W" for k in lowered.keys) else ("F", "BW")
+    units = dict.fromkeys(u for c in dict.fromkeys(lowered.stages.compositions) for u in c.units)
+    out = []
+    for unit in units:
+        label = unit.kind if isinstance(unit.kind, str) else f"layer kind {unit.kind}"
+        mode = "" if unit.recompute == "none" else f" ({unit.recompute} recompute)"
+        for which in passes:
+            pieces = lowered.stages.pieces(unit.kind)
+            entries = program(pieces, which, recompute=unit.recompute, overlap_tp=lowered.stages.plan.overlap.tp)
+            if not entries:
+                continue
+            graph = graph_of(entries)
+            seconds = durations(entries, device, costs)
+            start, end = times(graph, seconds)
+            estimates = [costs.price(e.work, device) for e in entries]
+            order = graph.attribute("layer")
+            named = msgspec.structs.replace(
+                graph,
+                keys=tuple(f"{e.name} [{estimate.source}]" for e, estimate in zip(entries, estimates)),
+                cost_key=order.astype(np.int32),
+            )
+            out.append(Zoom(name=f"{label}, {which}{mode}", timeline=from_times(named, start, end)))
+    return tuple(out)
