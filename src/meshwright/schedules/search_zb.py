@@ -6,8 +6,8 @@ hold off, and how long a wait must be, in weight gradients, to be filled before 
 The handcrafted ZB-H1 and ZB-H2 compete where they fit, so the result is never worse than those.
 
 Memory counts activations: a forward takes 1, its backward to the inputs frees ``1 - keep_w`` and its weight
-gradient ``keep_w``. The paper's Table 1 gives keep_w = 32 h / (34 h + 5 a s) for a Transformer layer with
-flash attention absent; 1.0, the default, holds the whole activation until the weight gradient.
+gradient ``keep_w``. The paper's Table 1 gives keep_w = 32 h / (34 h + 5 a s) for a Transformer layer that
+keeps its attention scores; 1.0, the default, holds the whole activation until the weight gradient.
 """
 
 from __future__ import annotations

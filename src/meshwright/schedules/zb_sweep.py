@@ -72,8 +72,8 @@ def _warm_up(early, m, limit, time, keep_w, state, end, order):
             more[r] += 1
         arrival = max(at, arrival) + time[B, r]
     for r in range(1, p):
-        while more[r] > 0 and more[r] >= more[r - 1] and 1 + more[r] < m:
-            more[r] -= 1
+        # As many as the rank before only where that rank has run them all.
+        more[r] = min(more[r], more[r - 1] if more[r - 1] + 1 == m else max(more[r - 1] - 1, 0))
     for r in range(p):
         for _ in range(more[r]):
             _put(F, r, time, keep_w, state, end, order)
