@@ -25,6 +25,7 @@ ORDER = (
     ("cost", "lower"),
     ("simulate",),
     ("prediction",),
+    ("outlook", "provenance"),
     ("predict",),
     ("trace",),
     ("report",),

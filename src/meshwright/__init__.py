@@ -3,7 +3,7 @@
     import meshwright as mw
 
     model, cluster = mw.load_model("llama3-70b"), mw.load_cluster("64xh100")
-    train, plan = mw.parse_train("batch=512,seq=8192"), mw.parse_plan("tp4 pp4 vpp5 zero1")
+    train, plan = mw.parse_train("batch=512,seq=8192"), mw.parse_plan("tp8 pp4 vpp5 zero1")
     answer = mw.predict(model, cluster, train, plan)
     print(answer.step_time_s, answer.mfu, answer.fits)
 

@@ -18,7 +18,7 @@ COMMANDS = {
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 
-EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp4 pp4 vpp5 zero1"'
+EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp8 pp4 vpp5 zero1"'
 
 
 def usage() -> str:

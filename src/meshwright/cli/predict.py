@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
-    plan: options.text("PLAN", "Words such as 'tp4 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
+    plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     json: options.JSON = False

@@ -6,7 +6,7 @@ A question file says the four in the words of the command line::
     model = "llama3-70b"
     on = "64xh100"
     train = "batch=512,seq=8192"
-    plan = "tp4 pp4 vpp5 zero1"
+    plan = "tp8 pp4 vpp5 zero1"
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
     "on": "--on CLUSTER, such as 64xh100 (meshwright catalog clusters)",
     "train": "--train batch=512,seq=8192",
-    "plan": '--plan "tp4 pp4 vpp5 zero1"',
+    "plan": '--plan "tp8 pp4 vpp5 zero1"',
 }
 
 
