@@ -69,9 +69,7 @@ def memory_payload(timeline: Timeline, capacity_bytes: list[float]) -> dict[str,
         kept = _peaks(trace)
         rows = {name: trace.num_bytes[i, kept] for i, name in enumerate(trace.categories)}
         values = np.concatenate([rows.get(name, np.zeros(len(kept))) for name in categories])
-        ranks.append(
-            {"time": _column(trace.time_s[kept], "f4"), "values": _column(values, "f4"), "capacity": capacity}
-        )
+        ranks.append({"time": _column(trace.time_s[kept], "f4"), "values": _column(values, "f4"), "capacity": capacity})
     return {"seconds": timeline.makespan_s or 1.0, "categories": categories, "ranks": ranks}
 
 

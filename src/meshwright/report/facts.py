@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.prediction import ATTRIBUTION, Prediction, RankMemory
-from meshwright.quantity import gibibytes, seconds
+from meshwright.quantity import big, gibibytes, seconds
 
 NOT_INCLUDED = "not included"
 #: What a category of memory is called, as a prefix, and the ZeRO level that shards it (Rajbhandari et al.
@@ -146,7 +146,7 @@ def training_run(prediction: Prediction) -> list[tuple[str, str, str]]:
         return []
     total = f"{seconds(run.seconds)}" + ("" if run.usd is None else f", {usd(run.usd)}")
     lines = [(what, NOT_INCLUDED if value is None else seconds(value), note) for what, value, note in run.lines]
-    return [("training run", total, f"{run.tokens:.3g} tokens in {run.num_steps:,} steps"), *lines]
+    return [("in all", total, f"{big(run.tokens)} tokens in {run.num_steps:,} steps"), *lines]
 
 
 def headline(prediction: Prediction) -> list[tuple[str, str]]:

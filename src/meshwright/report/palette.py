@@ -89,8 +89,8 @@ QUEUES: dict[str, str] = {
     "ep": "ochre",
     "dp": "red",
     "dp_gather": "red",
-    "pp_next": "rose",
-    "pp_prev": "rose",
+    "pp_forward": "rose",
+    "pp_backward": "rose",
     "copy": "grey",
     "host": "grey",
 }

@@ -69,20 +69,30 @@ Meshwright.draw = (() => {
     }
   }
 
-  // One lane. Neighbours within a pixel are drawn as one rectangle: the cost is pixels, not spans.
+  // One lane. What is narrower than a pixel is drawn pixel by pixel, as dense as the lane is busy there: the
+  // cost is pixels, not spans.
   function spansOf(context, view, row, spans, y) {
     const { lane, height } = row;
     const pixel = (view.t1 - view.t0) / view.plot;
     for (let i = spans.firstAfter(lane, view.t0); i <= lane.last && spans.start[i] < view.t1;) {
       const x0 = Math.max(view.x(spans.start[i]), view.gutter);
       const x1 = Math.min(view.x(spans.end[i]), view.width);
-      const width = Math.max(x1 - x0, 1);
-      const mark = spans.colour(i);
-      context.globalAlpha = view.onPath && !spans.path[i] ? 0.18 : 1;
-      context.fillStyle = colour(`mark-${mark}`);
-      context.fillRect(x0, y, width > 3 ? width - 1 : width, height);
-      if (width > 26 && height >= 11) label(context, spans, i, mark, x0, y, width, height);
-      i = width > 1 ? i + 1 : spans.firstAfter(lane, spans.start[i] + pixel, i + 1);
+      const dim = view.onPath ? 0.18 : 1;
+      if (x1 - x0 >= 1) {
+        const width = x1 - x0, mark = spans.colour(i);
+        context.globalAlpha = spans.path[i] ? 1 : dim;
+        context.fillStyle = colour(`mark-${mark}`);
+        context.fillRect(x0, y, width > 3 ? width - 1 : width, height);
+        if (view.labels && width > 26 && height >= 11) label(context, spans, i, mark, x0, y, width, height);
+        i += 1;
+        continue;
+      }
+      const next = spans.firstAfter(lane, spans.start[i] + pixel, i + 1);
+      const { longest, share, onPath } = spans.crowd(i, next, pixel);
+      context.globalAlpha = Math.max(share, 0.3) * (onPath ? 1 : dim);
+      context.fillStyle = colour(`mark-${spans.colour(longest)}`);
+      context.fillRect(Math.floor(x0), y, 1, height);
+      i = next;
     }
     context.globalAlpha = 1;
   }
@@ -116,14 +126,13 @@ Meshwright.draw = (() => {
       if (y < AXIS - 6 || y > view.height + 6) continue;
       context.font = font(12, 600);
       context.fillStyle = colour("ink");
-      const count = spans.multiplicity[group.rank] > 1 ? ` ×${spans.multiplicity[group.rank].toLocaleString("en")}` : "";
-      const name = spans.ranks[group.rank];
-      const width = context.measureText(count).width;
-      context.fillText(shorten(context, name, view.gutter - 10 - width), 2, y);
-      const used = context.measureText(shorten(context, name, view.gutter - 10 - width)).width;
+      const name = shorten(context, spans.ranks[group.rank], view.gutter - 8);
+      context.fillText(name, 2, y);
+      const used = context.measureText(name).width, many = spans.multiplicity[group.rank];
       context.fillStyle = colour("muted");
       context.font = font(11);
-      context.fillText(count, 2 + used, y);
+      const count = ` ×${many.toLocaleString("en")}`;
+      if (many > 1 && used + context.measureText(count).width < view.gutter - 6) context.fillText(count, 2 + used, y);
     }
     context.fillStyle = colour("surface");
     context.fillRect(0, 0, view.gutter, AXIS);
@@ -171,17 +180,26 @@ Meshwright.draw = (() => {
     context.strokeRect(view.x(spans.start[cause]), view.y(from.y), Math.max(x0 - view.x(spans.start[cause]), 2), from.height);
   }
 
-  // All ranks in a strip, and the part in view.
-  function minimap(canvas, spans, view, width) {
-    const height = 36, context = prepare(canvas, width, height);
+  // All ranks in a strip; `kept` holds the strip while size, theme and highlight stay the same.
+  function strip(spans, view, width, height, kept) {
+    const name = [width, devicePixelRatio, colour("mark-blue"), view.onPath].join();
+    if (kept.name === name) return kept.canvas;
+    const canvas = document.createElement("canvas"), context = prepare(canvas, width, height);
     const rows = spans.lanes.filter((lane) => lane.name === "compute");
-    const chosen = rows.length ? rows : spans.lanes;
-    const each = height / chosen.length;
-    const whole = { t0: 0, t1: spans.seconds, gutter: 0, plot: width, width, x: (t) => (t / spans.seconds) * width };
+    const chosen = rows.length ? rows : spans.lanes, each = height / chosen.length;
+    const whole = { t0: 0, t1: spans.seconds, gutter: 0, plot: width, width, onPath: view.onPath, x: (t) => (t / spans.seconds) * width };
     chosen.forEach((lane, k) => {
-      spansOf(context, { ...whole, onPath: view.onPath }, { lane, height: Math.max(each - (each > 3 ? 1 : 0), 0.5) }, spans, k * each);
+      spansOf(context, whole, { lane, height: Math.max(each - (each > 3 ? 1 : 0), 0.5) }, spans, k * each);
     });
-    const x0 = whole.x(view.t0), x1 = Math.max(whole.x(view.t1), x0 + 3);
+    Object.assign(kept, { name, canvas });
+    return canvas;
+  }
+
+  // The strip and, bright, the part in view.
+  function minimap(canvas, spans, view, width, kept) {
+    const height = 36, drawn = strip(spans, view, width, height, kept), context = prepare(canvas, width, height);
+    context.drawImage(drawn, 0, 0, width, height);
+    const x0 = (view.t0 / spans.seconds) * width, x1 = Math.max((view.t1 / spans.seconds) * width, x0 + 3);
     context.fillStyle = colour("page");
     context.globalAlpha = 0.72;
     context.fillRect(0, 0, x0, height);
@@ -192,5 +210,5 @@ Meshwright.draw = (() => {
     context.strokeRect(x0 + 1, 1, Math.max(x1 - x0 - 2, 1), height - 2);
   }
 
-  return { AXIS, prepare, layout, axis, lanes, gutter, focus, minimap, font };
+  return { AXIS, prepare, layout, axis, tick, lanes, gutter, focus, minimap, font };
 })();

@@ -72,7 +72,7 @@ Meshwright.Memory = class {
     context.textAlign = "center";
     const { values, step } = Meshwright.ticks(0, this.data.seconds, width / 130);
     for (const value of values) {
-      if (this.x(value) < width - 20) context.fillText(value === 0 ? "0" : Meshwright.seconds(value, step), this.x(value), bottom + 13);
+      if (this.x(value) < width - 20) context.fillText(Meshwright.draw.tick(value, step), this.x(value), bottom + 13);
     }
   }
 
@@ -96,20 +96,28 @@ Meshwright.Memory = class {
     });
   }
 
+  // The capacity, dashed on a lighter ground so that it is seen on every colour below it.
   line(context, left, width, theme) {
-    const y = this.y(this.current.capacity);
-    context.strokeStyle = theme.colour("bad");
-    context.lineWidth = 1.5;
-    context.setLineDash([6, 4]);
-    context.beginPath();
-    context.moveTo(left, y);
-    context.lineTo(width - 8, y);
-    context.stroke();
-    context.setLineDash([]);
-    context.fillStyle = theme.colour("bad");
-    context.textAlign = "right";
+    const y = this.y(this.current.capacity), text = `capacity ${Meshwright.gibibytes(this.current.capacity)}`;
+    const stroke = (colour, thick, dash) => {
+      context.strokeStyle = theme.colour(colour);
+      context.lineWidth = thick;
+      context.setLineDash(dash);
+      context.beginPath();
+      context.moveTo(left, y);
+      context.lineTo(width - 8, y);
+      context.stroke();
+      context.setLineDash([]);
+    };
+    stroke("surface", 4, []);
+    stroke("ink", 1.5, [6, 4]);
     context.font = Meshwright.draw.font(11, 600);
-    context.fillText(`capacity ${Meshwright.gibibytes(this.current.capacity)}`, width - 10, y + 11);
+    context.textAlign = "right";
+    const long = context.measureText(text).width;
+    context.fillStyle = theme.colour("surface");
+    context.fillRect(width - 16 - long, y + 4, long + 8, 17);
+    context.fillStyle = theme.colour("ink");
+    context.fillText(text, width - 12, y + 13);
   }
 
   mark(context, top, bottom) {

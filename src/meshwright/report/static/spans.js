@@ -9,7 +9,7 @@ Meshwright.Spans = class {
   };
   static queues = {
     compute: "compute", tp: "tensor parallel", cp: "context parallel", ep: "expert parallel", dp: "data parallel",
-    dp_gather: "gather", pp_next: "to next stage", pp_prev: "to previous stage", copy: "copy", host: "host",
+    dp_gather: "gather", pp_forward: "to next stage", pp_backward: "to previous stage", copy: "copy", host: "host",
   };
 
   static async load(id) {
@@ -30,6 +30,8 @@ Meshwright.Spans = class {
       return { rank, queue, first, last: first + count - 1, name: data.queues[queue] };
     });
     this.latest = this.runningEnd();
+    this.busy = new Float64Array(this.count + 1);
+    for (let i = 0; i < this.count; i++) this.busy[i + 1] = this.busy[i] + this.end[i] - this.start[i];
     this.causeOfKey = data.keys.map((_, k) => this.mainCause(k));
     this.colours = new Map();
   }
@@ -51,6 +53,17 @@ Meshwright.Spans = class {
       if (this.latest[middle] > time) high = middle; else low = middle + 1;
     }
     return low;
+  }
+
+  // Of the spans i to next - 1, which share a pixel `length` seconds wide: the longest of the first few, how much
+  // of the pixel they fill and whether one of the first few is on the critical path.
+  crowd(i, next, length) {
+    let longest = i, onPath = false;
+    for (let j = i; j < Math.min(next, i + 4); j++) {
+      if (this.end[j] - this.start[j] > this.end[longest] - this.start[longest]) longest = j;
+      onPath = onPath || this.path[j] === 1;
+    }
+    return { longest, onPath, share: Math.min((this.busy[next] - this.busy[i]) / length, 1) };
   }
 
   at(lane, time, slack) {
@@ -79,6 +92,21 @@ Meshwright.Spans = class {
       this.colours.set(code, own || this.kindColours[this.kind[i]] || this.queueColours[this.lanes[this.lane[i]].queue] || "grey");
     }
     return this.colours.get(code);
+  }
+
+  // [text, colour] of what is drawn: causes of operators, kinds of passes, queues of traffic; one entry a colour.
+  legend() {
+    const texts = new Map();
+    for (let i = 0; i < this.count; i++) {
+      const kind = this.kinds[this.kind[i]], queue = this.lanes[this.lane[i]].name;
+      const cause = this.causeOfKey[this.key[i]];
+      const text = kind === "op" ? this.causes[cause] || "operator"
+        : this.kindColours[this.kind[i]] ? Meshwright.Spans.kinds[kind] : Meshwright.Spans.queues[queue];
+      const colour = this.colour(i);
+      if (!texts.has(colour)) texts.set(colour, new Set());
+      texts.get(colour).add(text);
+    }
+    return [...texts].map(([colour, names]) => [[...names].join(", "), colour]);
   }
 
   attribute(name, i) { return this.attributes[name][i]; }
@@ -116,10 +144,11 @@ Meshwright.Spans = class {
       if (i === this.lanes[this.lane[i]].first) return "Did not wait: it starts with the step.";
       return `Did not wait: it follows ${this.name(own)} on the same queue.`;
     }
-    const waited = `Waited ${Meshwright.seconds(gap)}`;
-    if (cause === -2) return `${waited} for a task that is not shown.`;
-    if (cause < 0) return `${waited}; for what is not recorded.`;
-    return `${waited} for ${this.name(cause)} (${this.place(cause)}), which ended at ${Meshwright.seconds(this.end[cause])}.`;
+    const isCompute = this.lanes[this.lane[i]].name === "compute";
+    const waited = isCompute ? `Waited ${Meshwright.seconds(gap)} for` : `Queue idle for ${Meshwright.seconds(gap)}, until`;
+    if (cause === -2) return `${waited} a task that is not shown.`;
+    if (cause < 0) return `${waited} something that is not recorded.`;
+    return `${waited} ${this.name(cause)} (${this.place(cause)})${isCompute ? ", which" : ""} ended at ${Meshwright.seconds(this.end[cause])}.`;
   }
 
   // [[cause, seconds], ...] of what the duration is made of, the largest first.

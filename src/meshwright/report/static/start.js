@@ -1,4 +1,4 @@
-// Start: theme first, then tabs, then the canvases as they come into view.
+// Start: theme first, then the canvases, then tabs.
 "use strict";
 
 (() => {
@@ -6,19 +6,11 @@
   const canDecode = typeof DecompressionStream === "function";
   if (!canDecode) document.querySelectorAll("[data-needs-decompression]").forEach((note) => { note.hidden = false; });
 
-  function timeline(root) {
-    if (root.dataset.ready || !canDecode) return;
-    root.dataset.ready = "yes";
-    Meshwright.Spans.load(root.dataset.timeline).then((spans) => { root.meshwright = new Meshwright.Timeline(root, spans); });
-  }
-
-  const seen = new IntersectionObserver((entries) => {
-    entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
-      seen.unobserve(entry.target);
-      timeline(entry.target);
+  if (canDecode) {
+    document.querySelectorAll("[data-timeline]").forEach(async (root) => {
+      root.meshwright = new Meshwright.Timeline(root, await Meshwright.Spans.load(root.dataset.timeline));
     });
-  }, { rootMargin: "600px" });
-  document.querySelectorAll("[data-timeline]").forEach((root) => seen.observe(root));
+  }
 
   const memory = document.querySelector("[data-memory]");
   if (memory && canDecode) Meshwright.Memory.load(memory);

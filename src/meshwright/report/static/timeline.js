@@ -13,8 +13,11 @@ Meshwright.Timeline = class {
     this.chosen = -1;
     this.hovered = -1;
     this.onPath = false;
+    this.strip = {};
     this.plan = Meshwright.draw.layout(spans);
     this.find("spacer").style.height = `${this.plan.height}px`;
+    this.scroller.style.setProperty("--content", `${this.plan.height + Meshwright.draw.AXIS}px`);
+    this.legend();
     this.listen();
     new ResizeObserver(() => this.redraw()).observe(this.scroller);
     Meshwright.theme.onChange(() => this.redraw());
@@ -48,6 +51,15 @@ Meshwright.Timeline = class {
     map.addEventListener("pointermove", jump);
   }
 
+  legend() {
+    for (const [text, colour] of this.spans.legend()) {
+      const item = Meshwright.make("li", "", text), swatch = Meshwright.make("span", "swatch");
+      swatch.style.setProperty("--mark", `var(--mark-${colour})`);
+      item.prepend(swatch);
+      this.find("legend").append(item);
+    }
+  }
+
   // What is in view, as the drawing functions take it.
   get view() {
     const width = this.scroller.clientWidth, height = this.scroller.clientHeight;
@@ -55,7 +67,7 @@ Meshwright.Timeline = class {
     const plot = width - gutter, scroll = this.scroller.scrollTop;
     const scale = plot / (this.t1 - this.t0);
     return {
-      width, height, gutter, plot, t0: this.t0, t1: this.t1, onPath: this.onPath,
+      width, height, gutter, plot, t0: this.t0, t1: this.t1, onPath: this.onPath, labels: true,
       x: (t) => gutter + (t - this.t0) * scale,
       y: (y) => y + Meshwright.draw.AXIS - scroll,
       time: (x) => this.t0 + (x - gutter) / scale,
@@ -76,7 +88,7 @@ Meshwright.Timeline = class {
     const shown = this.hovered >= 0 ? this.hovered : this.chosen;
     if (shown >= 0) draw.focus(context, view, this.plan, this.spans, shown);
     draw.gutter(context, view, this.plan, this.spans);
-    draw.minimap(this.find("minimap"), this.spans, view, this.find("minimap").clientWidth);
+    draw.minimap(this.find("minimap"), this.spans, view, this.find("minimap").clientWidth, this.strip);
     this.find("range").textContent = `${Meshwright.seconds(this.t0)} – ${Meshwright.seconds(this.t1)}`;
   }
 
@@ -228,7 +240,11 @@ Meshwright.Timeline = class {
   facts(i) {
     const { spans } = this, make = Meshwright.make, length = spans.end[i] - spans.start[i];
     const list = make("dl", "facts");
-    const add = (term, value) => list.append(make("dt", "", term), make("dd", "", value));
+    const add = (term, value) => {
+      const pair = make("div");
+      pair.append(make("dt", "", term), make("dd", "", value));
+      list.append(pair);
+    };
     add("Starts", Meshwright.seconds(spans.start[i]));
     add("Takes", Meshwright.seconds(length));
     add("On", spans.place(i));

@@ -1,0 +1,59 @@
+"""Printing to a terminal of any width and encoding: titles, rows without lines, quiet remarks."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from meshwright.report.bars import is_unicode
+
+#: Columns from which a row has room for a description.
+WIDE = 100
+
+
+class Page:
+    """Collects what is printed and hands it to the console's file at the end, with what its encoding cannot show
+    (a model's name can be anything) replaced by ``?``."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.unicode = is_unicode(console)
+        self.width = console.width
+
+    def __enter__(self) -> Page:
+        self._capture = self.console.capture()
+        self._capture.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._capture.__exit__(kind, error, trace)
+        if kind is None:
+            encoding = self.console.encoding
+            lines = "\n".join(line.rstrip() for line in self._capture.get().split("\n"))
+            self.console.file.write(lines.encode(encoding, "replace").decode(encoding))
+
+    def print(self, what: RenderableType = "", *, indent: int = 0, one_line: bool = False) -> None:
+        shown = Padding(what, (0, 0, 0, indent), expand=False) if indent else what
+        self.console.print(shown, no_wrap=one_line, overflow="crop" if one_line else None)
+
+    def title(self, title: str) -> None:
+        self.console.print()
+        self.console.print(Text(title, "bold"))
+
+    def quiet(self, remark: str) -> None:
+        self.print(Text(remark, "dim"), indent=2)
+
+    def rows(self, rows: list[tuple[Text, ...]]) -> None:
+        """A table without lines, indented by two; columns wrap rather than lose text."""
+        table = Table.grid(padding=(0, 2, 0, 0))
+        for index in range(max(map(len, rows), default=0)):
+            table.add_column(justify=rows[-1][index].justify or "left", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        self.print(table, indent=2)

@@ -1,0 +1,169 @@
+"""Timelines as Chrome trace files, which Perfetto and the viewers of PyTorch's Kineto open, and back.
+
+One process a rank class, one thread a queue; every span is a complete event ("X") with ``ts`` and ``dur`` in
+microseconds; arrows follow a send from the task that made it to the task it let start; memory is a counter. What
+viewers do not need but a Timeline has (cost keys, parts, multiplicities) is in the entry ``meshwright``.
+Format: Trace Event Format (Google, 2016); categories and arguments as Kineto writes them.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES
+from meshwright.timeline import Timeline
+from meshwright.trace.atomic import write_bytes
+
+FORMAT_VERSION = 1
+#: The version of the trace schema that Kineto writes.
+SCHEMA_VERSION = 1
+#: Event category by kind of task; kernels where nothing else is said.
+CATEGORIES = {"host": "cpu_op", "copy": "gpu_memcpy"}
+_US = 1e6
+
+
+def write(timeline: Timeline, path: str | Path) -> None:
+    """Write `timeline` to `path`, whole or not at all; compressed when the name ends with ``.gz``.
+
+    Equal timelines give equal bytes.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    data = msgspec.json.encode(
+        {
+            "schemaVersion": SCHEMA_VERSION,
+            "format_version": FORMAT_VERSION,
+            "displayTimeUnit": "ms",
+            "deviceProperties": [],
+            "meshwright": header(timeline),
+            "traceEvents": list(events(timeline)),
+        }
+    )
+    if str(path).endswith(".gz"):
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_bytes(path, data)
+
+
+def header(timeline: Timeline) -> dict[str, Any]:
+    """What a Timeline has beside its spans, as plain values."""
+    return {
+        "identity": timeline.identity,
+        "ranks": list(timeline.ranks),
+        "multiplicity": [int(m) for m in timeline.multiplicity],
+        "queues": list(QUEUES),
+        "keys": list(timeline.keys),
+        "parts_s": {cause: seconds.tolist() for cause, seconds in timeline.parts.items()},
+        "memory": [
+            {"time_s": m.time_s.tolist(), "categories": list(m.categories), "num_bytes": m.num_bytes.tolist()}
+            for m in timeline.memory
+        ],
+    }
+
+
+def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """Every trace event: names, spans, arrows, counters."""
+    yield from _names(timeline)
+    yield from _spans(timeline)
+    yield from _arrows(timeline)
+    yield from _counters(timeline)
+
+
+def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    def say(name: str, rank: int, queue: int, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": rank, "tid": queue, "ts": 0, "args": args}
+
+    for rank, name in enumerate(timeline.ranks):
+        count = int(timeline.multiplicity[rank])
+        yield say("process_name", rank, 0, {"name": name})
+        yield say("process_labels", rank, 0, {"labels": f"{count:,} rank{'' if count == 1 else 's'}"})
+        yield say("process_sort_index", rank, 0, {"sort_index": rank})
+        for queue in np.unique(timeline.queue[timeline.rank == rank]).tolist():
+            yield say("thread_name", rank, queue, {"name": QUEUES[queue]})
+            yield say("thread_sort_index", rank, queue, {"sort_index": queue})
+
+
+def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    names = timeline.names()
+    ts, dur = timeline.start_s * _US, (timeline.end_s - timeline.start_s) * _US
+    columns = (timeline.rank, timeline.queue, timeline.kind, timeline.task, timeline.cost_key, timeline.waited_for)
+    attributes = timeline.attributes.T.tolist()
+    parts = _parts_by_key(timeline)
+    rows = zip(*(c.tolist() for c in columns), ts.tolist(), dur.tolist(), strict=True)
+    for i, (rank, queue, kind, task, key, waited, start, length) in enumerate(rows):
+        args: dict[str, Any] = {
+            "span": i,
+            "device": rank,
+            "stream": queue,
+            "correlation": task,
+            "kind": KINDS[kind],
+            "cost_key": timeline.keys[key],
+            "key": key,
+            "waited_for": waited,
+            **{name: value for name, value in zip(ATTRIBUTES, attributes[i]) if value >= 0},
+        }
+        if waited >= 0:
+            args["waited_for_task"] = names[waited]
+        if parts[key]:
+            args["parts_us"] = parts[key]
+        cat = CATEGORIES.get(KINDS[kind], "kernel")
+        name = timeline.keys[key] if KINDS[kind] == "op" else names[i]
+        yield {
+            "ph": "X",
+            "cat": cat,
+            "name": name,
+            "pid": rank,
+            "tid": queue,
+            "ts": start,
+            "dur": length,
+            "args": args,
+        }
+
+
+def _parts_by_key(timeline: Timeline) -> list[dict[str, float]]:
+    """Per cost key its causes in microseconds, without those that take no time."""
+    return [
+        {cause: float(seconds[key]) * _US for cause, seconds in timeline.parts.items() if seconds[key]}
+        for key in range(len(timeline.keys))
+    ]
+
+
+def _arrows(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """A flow for every send: from the task whose result it carries, through it, to the tasks it let start."""
+    released: dict[int, list[int]] = {}
+    sends = timeline.kind == KIND["send"]
+    for i in np.flatnonzero(timeline.waited_for >= 0).tolist():
+        cause = int(timeline.waited_for[i])
+        if sends[cause] and not sends[i]:
+            released.setdefault(cause, []).append(i)
+    for send in np.flatnonzero(sends).tolist():
+        maker = int(timeline.waited_for[send])
+        path = [maker, send] if maker >= 0 and not sends[maker] else [send]
+        yield from _arrow(timeline, send, [*path, *released.get(send, ())])
+
+
+def _arrow(timeline: Timeline, number: int, path: list[int]) -> Iterator[dict[str, Any]]:
+    for place, span in enumerate(path if len(path) > 1 else ()):
+        event = {
+            "ph": "s" if place == 0 else "f" if place == len(path) - 1 else "t",
+            "id": number,
+            "cat": "send",
+            "name": "send",
+            "pid": int(timeline.rank[span]),
+            "tid": int(timeline.queue[span]),
+            "ts": float(timeline.start_s[span]) * _US,
+        }
+        yield event | ({} if place == 0 else {"bp": "e"})
+
+
+def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for rank, memory in enumerate(timeline.memory):
+        for at, column in zip((memory.time_s * _US).tolist(), memory.num_bytes.T.tolist()):
+            held = dict(zip(memory.categories, column))
+            yield {"ph": "C", "name": "memory (bytes)", "pid": rank, "ts": at, "args": held}
