@@ -21,14 +21,29 @@ EXP_PER_CLOCK = 16.0
 #: Time from one kernel's start to when the next may start when it does nothing: launch latency on the device
 #: side. Not measured here; CUDA-graph replays of empty kernels are reported between 1 and 3 us.
 KERNEL_FLOOR_S = 2.0e-6
+#: What typical shapes and kernels reach of the best the device has been seen to do, which is what is published.
+#: gemm: median over bf16 products of more than 1e11 FLOP on A100, H100 and H200 (0.88 to 1.01 of the best by decade,
+#: GEMM tables of NVIDIA AIConfigurator, SGLang 0.5). memory: not measured here; norms, softmax and dropout reduce
+#: and draw random numbers between their reads, so they stay below a plain copy.
+TYPICAL_OF_BEST = {"gemm": 0.92, "memory": 0.80, "attention_fwd": 0.92, "attention_bwd": 0.92}
+#: SMs a collective's kernel occupies while it runs, which a product beside it then lacks: DeepSeek-V3 sets 20 of
+#: 132 aside (2412.19437, section 3.2.2).
+COLLECTIVE_SMS = 20
 #: Fractions of peak where the catalog has no published figure; every use is flagged.
-DEFAULT_EFFICIENCY = {"gemm": 0.75, "memory": 0.85, "attention_fwd": 0.6, "attention_bwd": 0.5}
+DEFAULT_EFFICIENCY = {"gemm": 0.70, "memory": 0.70, "attention_fwd": 0.55, "attention_bwd": 0.45}
 
 
 def efficiency(device: Device, name: str) -> tuple[float, bool]:
-    """(fraction of peak, published?) of one class of kernels."""
+    """(fraction of peak that typical kernels of a class reach, published?)."""
     value = getattr(device.efficiency, name) if device.efficiency is not None else None
-    return (value, True) if value is not None else (DEFAULT_EFFICIENCY[name], False)
+    if value is None:
+        return DEFAULT_EFFICIENCY[name], False
+    return value * TYPICAL_OF_BEST[name], True
+
+
+def contention(device: Device) -> float:
+    """Relative slowdown of kernels while a collective runs beside them."""
+    return COLLECTIVE_SMS / max(COLLECTIVE_SMS + 1, device.num_sms)
 
 
 def peak_flops(device: Device, dtype: str) -> float:

@@ -21,6 +21,29 @@ from meshwright.work import Group
 PREFETCH = 2
 
 
+def exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str) -> Exchange:
+    """The collectives that "gather" the parameters or "reduce" the gradients of some layers: dense ones over dp*cp,
+    experts over their replicas."""
+    plan, params = stages.plan, stages.total_params(units)
+    shard_group, replica_group = mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp")
+    grad_bytes = STORED_BYTES[plan.precision.grads]
+    weight_bytes = 4.0 if (plan.precision.compute or stages.train.dtype) == "fp32" else 2.0
+    steps: list[tuple[str, float, Group]] = []
+    for trained, held, group in (
+        (params.trained_dense, params.dense, shard_group),
+        (params.trained_expert, params.expert, mesh.expert_group("edp")),
+    ):
+        if what == "gather" and held and group.size > 1:
+            size = held if plan.layout.zero == 3 else trained
+            steps.append(("all_gather", size * weight_bytes, group))
+        elif what == "reduce" and trained and group.size > 1:
+            op = "reduce_scatter" if plan.layout.zero >= 1 else "all_reduce"
+            steps.append((op, trained * grad_bytes, group))
+    if what == "reduce" and params.trained_dense and replica_group.size > 1:
+        steps.append(("all_reduce", params.trained_dense * grad_bytes / shard_group.size, replica_group))
+    return Exchange(tuple(s for s in steps if s[1] > 0))
+
+
 class Exchanger:
     """Adds the data-parallel tasks of one plan to a builder."""
 
@@ -28,9 +51,6 @@ class Exchanger:
         self.builder, self.tables, self.actions, self.stages, self.mesh = builder, tables, actions, stages, mesh
         self.plan, self.layout = stages.plan, stages.plan.layout
         self.gathers, self.reduces = exchange_mode(stages)
-        shard = self.layout.shard_group
-        self.shard_group, self.replica_group = mesh.hybrid_groups(shard, "cp", "dp")
-        self.expert_group = mesh.expert_group("edp")
 
     def add(self, computes: list[Compute]) -> None:
         """All exchanges of the step, then gradient norm and optimizer, then the gather that is left."""
@@ -60,28 +80,8 @@ class Exchanger:
             s, seg = divmod(value, 100_000)
             composition = self.stages.compositions[s]
             units = composition.units if seg == 0 else composition.segments[seg - 1]
-            keys.append(self.tables(self._exchange(units, what), what))
+            keys.append(self.tables(exchange_of(self.stages, self.mesh, units, what), what))
         return np.array(keys)[back] if keys else np.empty(0, np.int64)
-
-    def _exchange(self, units: tuple[Unit, ...], what: str) -> Exchange:
-        """The collectives for one group of layers: dense ones over dp*cp, experts over their replicas."""
-        params = self.stages.total_params(units)
-        grad_bytes = STORED_BYTES[self.plan.precision.grads]
-        weight_bytes = 4.0 if (self.plan.precision.compute or self.stages.train.dtype) == "fp32" else 2.0
-        steps: list[tuple[str, float, Group]] = []
-        for trained, held, group in (
-            (params.trained_dense, params.dense, self.shard_group),
-            (params.trained_expert, params.expert, self.expert_group),
-        ):
-            if what == "gather" and held and group.size > 1:
-                size = held if self.layout.zero == 3 else trained
-                steps.append(("all_gather", size * weight_bytes, group))
-            elif what == "reduce" and trained and group.size > 1:
-                op = "reduce_scatter" if self.layout.zero >= 1 else "all_reduce"
-                steps.append((op, trained * grad_bytes, group))
-        if what == "reduce" and params.trained_dense and self.replica_group.size > 1:
-            steps.append(("all_reduce", params.trained_dense * grad_bytes / self.shard_group.size, self.replica_group))
-        return Exchange(tuple(s for s in steps if s[1] > 0))
 
     def _gather_ahead(self, computes: list[Compute]) -> None:
         """Parameters gathered before the passes that use them."""
@@ -184,7 +184,7 @@ class Exchanger:
                 if late and index == 0 and self.layout.dp * self.layout.cp > 1:
                     gather = self.builder.extend(
                         KIND["all_gather"],
-                        self.tables(self._exchange(units, "gather"), "gather"),
+                        self.tables(exchange_of(self.stages, self.mesh, units, "gather"), "gather"),
                         stream=[self.builder.stream(index * pp + r, "dp_gather")],
                     )
                     self.builder.depend(gather, task)

@@ -61,7 +61,4 @@ def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
         gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
     if any(gathered):
         out["gathered parameters"] = sum(gathered)
-        if plan.layout.pp > 1:
-            # gradients of a gathered stage accumulate unsharded until the last microbatch
-            out["gradients"] += sum(gathered) * 2 * (1 - 1 / plan.layout.shard_group)
     return out

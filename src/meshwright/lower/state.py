@@ -114,7 +114,8 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
         else:
             out["parameters"] += held * weight
             out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
-        out["gradients"] += trained * grads / (n if layout.zero >= 2 else 1)
+        # under a pipeline gradients accumulate whole until the last microbatch, whatever the stage
+        out["gradients"] += trained * grads / (n if layout.zero >= 2 and layout.pp == 1 else 1)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
         out["parameters"] += 2 * params.low * DTYPE_BYTES[compute]  # the quantised weight and its transpose
     return out

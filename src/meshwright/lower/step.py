@@ -20,12 +20,14 @@ PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
 
 class Pass(msgspec.Struct, frozen=True):
-    """One pass over some units on the ranks around ``start`` (device class ``device``)."""
+    """One pass over some units on the ranks around ``start`` (device class ``device``); ``beside`` are the exchanges
+    ("gather", "reduce") that run while it does."""
 
     which: str
     units: tuple[Unit, ...]
     device: str
     start: int
+    beside: tuple[str, ...] = ()
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -175,8 +177,17 @@ def _pass_keys(tables, stages: Stages, mesh: Mesh, index: int, kind, stage, rank
         units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
         start = 0 if uniform else slice_.starts[r]
         name = f"{PASS_NAMES[k]} {_describe(units)}"
-        keys[i] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start), name)
+        beside = _beside(stages, k) if seg else ()
+        keys[i] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start, beside), name)
     return keys[back]
+
+
+def _beside(stages: Stages, kind: int) -> tuple[str, ...]:
+    """What an expanded pass shares its device with."""
+    gathers, _ = exchange_mode(stages)
+    if kind == F:
+        return ("gather",)
+    return ("gather", "reduce") if gathers else ("reduce",)
 
 
 def _describe(units: tuple[Unit, ...]) -> str:

@@ -145,7 +145,7 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
             if a.heads // plan.layout.tp % cp:
                 yield _bad(
                     "P015",
-                    f"ulysses splits the {a.heads // plan.layout.tp} heads of a rank over cp={cp}, which does not divide",
+                    f"ulysses splits a rank's {a.heads // plan.layout.tp} heads over cp={cp}, which does not divide",
                     f"layout.cp = {cp}",
                     f"valid cp: {divisors(a.heads // plan.layout.tp, cluster.num_devices)}; or ring",
                 )
@@ -205,13 +205,6 @@ def _zero(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
             f"the sharding group of {layout.shard} does not divide dp*cp = {layout.dp * layout.cp}",
             f"layout.shard = {layout.shard}",
             f"valid: {divisors(layout.dp * layout.cp, 4096)}",
-        )
-    if layout.zero == 2 and layout.pp > 1:
-        yield _bad(
-            "P020",
-            "zero2 under a pipeline would reduce gradients after every microbatch of every stage",
-            f"layout.zero = 2 with pp = {layout.pp}",
-            "zero1 keeps gradients whole until the last microbatch; fsdp shards them with the parameters",
         )
     if layout.zero == 3 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
         yield _bad(

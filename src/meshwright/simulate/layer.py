@@ -1,7 +1,7 @@
 """The lowest zoom level: a pass over one layer, simulated once per kind of layer.
 
-Gaps on the compute queue are exposed communication, named by the queue waited for. What the host needs to issue
-the kernels bounds the pass from below.
+Gaps on the compute queue are exposed communication, named by the queue waited for; hidden communication still takes
+SMs from the kernels beside it. What the host needs to issue the kernels bounds the pass from below.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs
+from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
 from meshwright.simulate.engine import times
 from meshwright.spec.hardware import Device
@@ -64,6 +65,11 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     total = float(end.max())
     if total > clock:
         parts[CAUSE[entries[int(np.argmax(ended))].queue]] += total - clock
+    busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
+    for queue, seconds in busy.items():
+        hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
+        parts[CAUSE[queue]] += hidden * contention(device)
+    total = float(parts.sum())
     issue = kernels * costs.framework.host_us_per_kernel * 1e-6
     if issue > total:
         parts[CAUSE["host"]] += issue - total

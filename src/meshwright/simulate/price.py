@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs
+from meshwright.cost.roofline import contention
 from meshwright.lower import Lowered
+from meshwright.lower.exchange import exchange_of
 from meshwright.lower.layer import program
 from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
@@ -47,12 +49,11 @@ class Pricer:
                         one = self.unit(unit, key.which, key.device, key.start)
                         parts[i] += one.parts
                         flops[i] += one.flops
+                    parts[i, CAUSE["dp"]] += self._slowed(key, float(parts[i].sum()))
                 case Send():
                     parts[i, CAUSE["pp"]] = self._send(key)
                 case Exchange():
-                    parts[i, CAUSE["dp"]] = sum(
-                        self.collective(Collective(op=op, num_bytes=size, group=group)) for op, size, group in key.steps
-                    )
+                    parts[i, CAUSE["dp"]] = self.exchange(key)
                 case Update():
                     parts[i, CAUSE["optimizer"]] = self._update(key)
         return Priced(parts=parts, flops=flops)
@@ -66,6 +67,17 @@ class Pricer:
             entries = program(pieces, which, recompute=unit.recompute, overlap_tp=self.plan.overlap.tp)
             found = self._units[key] = cost(entries, self.devices[device], self.costs)
         return found
+
+    def exchange(self, key: Exchange) -> float:
+        return sum(self.collective(Collective(op=op, num_bytes=size, group=group)) for op, size, group in key.steps)
+
+    def _slowed(self, key: Pass, seconds: float) -> float:
+        """What a pass loses to the exchanges beside it, which take SMs while they run."""
+        if not key.beside:
+            return 0.0
+        mesh = self.lowered.mesh
+        beside = sum(self.exchange(exchange_of(self.stages, mesh, key.units, what)) for what in key.beside)
+        return min(beside, seconds) * contention(self.devices[key.device])
 
     def collective(self, work: Collective) -> float:
         return self.costs.price(work, next(iter(self.devices.values()))).seconds
