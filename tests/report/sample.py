@@ -37,7 +37,7 @@ def pipeline(num_stages: int = 4, num_microbatches: int = 8) -> Timeline:
         for kind, mb in _alternating(stage, num_stages, num_microbatches):
             where = {"stage": stage, "microbatch": mb}
             task = build.add(kind, f"{kind} stage {stage}", build.stream(stage, "compute"), **where)
-            queue = "pp_next" if kind == "F" else "pp_prev"
+            queue = "pp_forward" if kind == "F" else "pp_backward"
             if 0 <= stage + (1 if kind == "F" else -1) < num_stages:
                 done[kind, stage, mb] = build.add("send", "send", build.stream(stage, queue), after=[task], **where)
         exchange = build.add("reduce_scatter", "gradients", build.stream(stage, "dp"), after=[task], stage=stage)
@@ -46,9 +46,7 @@ def pipeline(num_stages: int = 4, num_microbatches: int = 8) -> Timeline:
     _connect(build, done, num_stages, num_microbatches)
     graph = build.build()
     seconds = {"F": 0.121, "BW": 0.252, "send": 0.0041, "gradients": 0.18, "adamw": 0.021, "parameters": 0.06}
-    durations = np.array(
-        [seconds[key.split()[0]] * (1.06 if key.endswith("stage 0") else 1.0) for key in graph.keys]
-    )
+    durations = np.array([seconds[key.split()[0]] * (1.06 if key.endswith("stage 0") else 1.0) for key in graph.keys])
     start, end = engine.times(graph, durations)
     shares = {"gemm": 0.61, "attention": 0.12, "elementwise": 0.11, "host": 0.01, "tp": 0.15}
     is_pass = np.array([key[0] in "FB" for key in graph.keys])
@@ -203,5 +201,3 @@ def prediction(
         identity={"meshwright": "0.1.0", "model": "a1b2c3", "plan": "d4e5f6", "costs": "h100_sxm roofline"},
     )
     return msgspec.structs.replace(whole, **changes)
-
-
