@@ -10,4 +10,6 @@ answers = [mw.predict(model, cluster, train, mw.parse_plan(plan), detail=False) 
 
 for answer in sorted(answers, key=lambda a: (not a.fits, a.step_time_s)):
     memory = answer.peak_memory_bytes / 2**30
-    print(f"{answer.step_time_s:7.2f} s  MFU {answer.mfu:5.1%}  {memory:5.1f} GiB  fits {answer.fits!s:<5}  {answer.plan}")
+    print(
+        f"{answer.step_time_s:7.2f} s  MFU {answer.mfu:5.1%}  {memory:5.1f} GiB  fits {answer.fits!s:<5}  {answer.plan}"
+    )

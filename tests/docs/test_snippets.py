@@ -72,14 +72,16 @@ def test_console_blocks_show_what_the_program_says(page, capsys, monkeypatch, tm
     for file in (ROOT / "examples").glob("*.toml"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "110")
+    monkeypatch.setenv("COLUMNS", "100")
     for text in blocks(page, "console"):
         for command, code, shown in commands(text):
             really, output = run(command, capsys)
             assert really == code, f"{command}\n{output}"
             rest = iter([plain(line) for line in output.splitlines()])
             for line in shown:
-                assert plain(line) in rest, f"{page.name}: not in the output of {command}, in this order: {line}\n{output}"
+                assert plain(line) in rest, (
+                    f"{page.name}: not in the output of {command}, in this order: {line}\n{output}"
+                )
 
 
 def test_toml_blocks_are_toml():

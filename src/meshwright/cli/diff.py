@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -11,6 +11,9 @@ from meshwright.cli.output import console, print_json
 from meshwright.cli.question import WANTED, Question, load, read_all
 from meshwright.cli.saved import load as load_saved
 from meshwright.errors import Diagnostic, MeshwrightError
+
+if TYPE_CHECKING:
+    from meshwright.prediction import Prediction
 
 DESCRIPTION = """Why two predictions differ: the step time's difference, cause by cause.
 
@@ -41,13 +44,13 @@ def run(argv: list[str]) -> int:
 
     difference = delta(a, b)
     if given.json:
-        print_json(msgspec.to_builtins(difference))
+        print_json(difference.to_json())
     else:
         render(difference, console())
     return 0
 
 
-def _asked(given: Options, wrong: list[Diagnostic]) -> list[dict[str, Any]]:
+def _asked(given: Options, wrong: list[Diagnostic]) -> list[Prediction]:
     """Both answers to what the options ask."""
     said = {
         "model": tuple(filter(None, (given.first, given.second))),
@@ -57,7 +60,7 @@ def _asked(given: Options, wrong: list[Diagnostic]) -> list[dict[str, Any]]:
     }
     wrong += _legality(said)
     sides = [Question(**{field: words[side % len(words)] for field, words in said.items() if words}) for side in (0, 1)]
-    return [answer().to_json() for answer in read_all(sides, also_wrong=wrong)]
+    return [answer() for answer in read_all(sides, also_wrong=wrong)]
 
 
 def _legality(said: dict[str, tuple[str, ...]]) -> list[Diagnostic]:
@@ -75,7 +78,7 @@ def _legality(said: dict[str, tuple[str, ...]]) -> list[Diagnostic]:
     return wrong
 
 
-def _files(given: Options, wrong: list[Diagnostic]) -> list[dict[str, Any]]:
+def _files(given: Options, wrong: list[Diagnostic]) -> list[Prediction | dict[str, Any]]:
     """What two files say, the questions among them answered; what is wrong in either, together."""
     wanted = {"first": "A, a saved prediction or question file", "second": "B, another one"}
     named = {field: getattr(given, field) for field in wanted}
@@ -90,4 +93,4 @@ def _files(given: Options, wrong: list[Diagnostic]) -> list[dict[str, Any]]:
     for question in questions:
         wrong += options.missing(msgspec.structs.asdict(question), WANTED, command=COMMAND)
     answers = iter(read_all(questions, also_wrong=wrong))
-    return [next(answers)().to_json() if isinstance(side, Question) else side for side in sides]
+    return [next(answers)() if isinstance(side, Question) else side for side in sides]

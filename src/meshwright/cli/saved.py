@@ -10,7 +10,19 @@ from meshwright.cli.question import check_version
 from meshwright.errors import MeshwrightError
 
 #: What a comparison needs of a saved prediction.
-NEEDED = ("model", "cluster", "workload", "plan", "step_time_s", "attribution", "memory")
+NEEDED = (
+    "model",
+    "cluster",
+    "workload",
+    "plan",
+    "fits",
+    "step_time_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "bubble",
+    "attribution",
+    "memory",
+)
 
 
 def load(path: str) -> dict[str, Any]:
