@@ -64,7 +64,8 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryEvents(msgspec.Struct, frozen=True, kw_only=True):
-    """State allocated (positive bytes) or freed (negative) when a task starts or ends.
+    """State allocated (positive bytes) or freed (negative) when a task starts or ends; what is freed comes first, so
+    that a stable sort by time replays frees before allocations of the same instant.
 
     Columns of equal length: ``task``, ``rank`` (class), ``at_end`` (bool), ``num_bytes`` and ``category``
     (index into ``categories``).
@@ -227,20 +228,19 @@ class GraphBuilder:
 
         n = self._count
         task, stream = (_cat([m[i] for m in self._members], np.int64) for i in (0, 1))
-        member_ptr, member = _csr(task, stream, n)
         edge_to, edge_from, lag = (_cat([e[i] for e in self._edges], np.int64) for i in (0, 1, 2))
-        dep_ptr, dep = _csr(edge_to, edge_from, n)
-        _, dep_lag = _csr(edge_to, lag, n)
+        member_ptr, (member,) = _csr(task, (stream,), n)
+        dep_ptr, (dep, dep_lag) = _csr(edge_to, (edge_from, lag), n)
         order, done = topological_order(member_ptr, member, dep_ptr, dep, dep_lag, len(self.ranks) * len(QUEUES))
         attributes = np.concatenate(self._attr, axis=1) if self._attr else np.empty((len(ATTRIBUTES), 0), np.int32)
         kind, key = _cat(self._kind, np.uint8), _cat(self._key, np.int32)
         keys = tuple(self._keys)
         if done < n:
             _refuse_cycle(order, done, n, kind, attributes)
-        rank_of = np.empty(n, np.int64)
-        rank_of[order] = np.arange(n)
-        used = np.unique(member)
-        renumber = np.zeros(len(self.ranks) * len(QUEUES), np.int64)
+        position = np.empty(n, np.int64)
+        position[order] = np.arange(n)
+        used = np.flatnonzero(np.bincount(member, minlength=len(self.ranks) * len(QUEUES)))
+        renumber = np.zeros(len(self.ranks) * len(QUEUES), np.int32)
         renumber[used] = np.arange(len(used))
         streams = Streams(
             rank=(used // len(QUEUES)).astype(np.int32),
@@ -248,9 +248,10 @@ class GraphBuilder:
             ranks=self.ranks,
             multiplicity=self.multiplicity,
         )
-        new_member_ptr, new_member = _csr(rank_of[task], renumber[stream], n)
-        new_dep_ptr, new_dep = _csr(rank_of[edge_to], rank_of[edge_from], n)
-        _, new_lag = _csr(rank_of[edge_to], lag, n)
+        new_member_ptr, at = _reorder(member_ptr, order)
+        new_member = renumber[member[at]]
+        new_dep_ptr, at = _reorder(dep_ptr, order)
+        new_dep, new_lag = position[dep[at]].astype(np.int32), dep_lag[at]
         return TaskGraph(
             streams=streams,
             kind=kind[order],
@@ -262,15 +263,16 @@ class GraphBuilder:
             cost_key=key[order],
             keys=keys,
             attributes=np.ascontiguousarray(attributes[:, order]),
-            memory=self._memory(rank_of),
+            memory=self._memory(position),
         )
 
-    def _memory(self, rank_of: NDArray[np.int64]) -> MemoryEvents | None:
+    def _memory(self, position: NDArray[np.int64]) -> MemoryEvents | None:
         if not self._events:
             return None
-        task, rank, at_end, num_bytes, category = (_cat([e[i] for e in self._events], np.float64) for i in range(5))
+        events = sorted(self._events, key=lambda e: float(e[3].max(initial=0.0)) > 0)
+        task, rank, at_end, num_bytes, category = (_cat([e[i] for e in events], np.float64) for i in range(5))
         return MemoryEvents(
-            task=rank_of[task.astype(np.int64)].astype(np.int32),
+            task=position[task.astype(np.int64)].astype(np.int32),
             rank=rank.astype(np.int32),
             at_end=at_end.astype(np.bool_),
             num_bytes=num_bytes,
@@ -283,12 +285,20 @@ def _cat(parts: list, dtype) -> NDArray:
     return np.concatenate(parts).astype(dtype) if parts else np.empty(0, dtype)
 
 
-def _csr(row: NDArray, value: NDArray, num_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Rows and values as (pointer, values), values of one row in the order given."""
+def _csr(row: NDArray, values: tuple[NDArray, ...], num_rows: int) -> tuple[NDArray[np.int32], list[NDArray[np.int32]]]:
+    """Rows and columns of values as (pointer, columns), the values of one row in the order given."""
     by_row = np.argsort(row, kind="stable")
     pointer = np.zeros(num_rows + 1, np.int32)
     np.cumsum(np.bincount(row, minlength=num_rows), out=pointer[1:])
-    return pointer, value[by_row].astype(np.int32)
+    return pointer, [value[by_row].astype(np.int32) for value in values]
+
+
+def _reorder(pointer: NDArray, order: NDArray) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The pointer of a CSR whose rows are put in another order, and where its values come from."""
+    width = np.diff(pointer)[order]
+    new = np.zeros(len(pointer), np.int32)
+    np.cumsum(width, out=new[1:])
+    return new, np.arange(new[-1]) + np.repeat(pointer[:-1][order] - new[:-1], width)
 
 
 def _refuse_cycle(order: NDArray, done: int, n: int, kind: NDArray, attributes: NDArray) -> None:

@@ -29,7 +29,7 @@ from meshwright.timeline import Timeline, from_times
 from meshwright.work import attended_pairs
 
 #: Draws of the correlated errors behind the interval.
-NUM_DRAWS = 32
+NUM_DRAWS = 20
 #: Which error each cause shares: one draw per class for a whole step.
 ERROR_CLASS = {
     "gemm": "gemm",

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import ATTRIBUTES, KINDS, QUEUES, TaskGraph
+from meshwright.toposort import binding
 
 FORMAT_VERSION = 1
 
@@ -159,7 +160,7 @@ def from_times(
     stream = graph.member
     first_span = np.zeros(graph.num_tasks, np.int64)
     first_span[task[::-1]] = np.arange(len(task))[::-1]
-    waited_task = _binding(graph, start_s, end_s)
+    waited_task = binding(graph.member_ptr, graph.member, graph.dep_ptr, graph.dep, graph.dep_lag, start_s, end_s)
     waited = np.where(waited_task >= 0, first_span[np.maximum(waited_task, 0)], -1)
     keys = graph.cost_key[task]
     return Timeline(
@@ -179,23 +180,3 @@ def from_times(
         memory=memory,
         identity=identity or {},
     )
-
-
-def _binding(graph: TaskGraph, start: NDArray, end: NDArray) -> NDArray[np.int64]:
-    """For each task the predecessor (dependency or previous task of a stream) that ended last, i.e. let it
-    start; -1 when it started at the beginning. Dependencies win ties over the own stream."""
-    n = graph.num_tasks
-    best = np.full(n, -1, np.int64)
-    best_end = np.zeros(n)
-    task_of_member = np.repeat(np.arange(n), np.diff(graph.member_ptr))
-    by_stream = np.argsort(graph.member, kind="stable")
-    same = graph.member[by_stream][1:] == graph.member[by_stream][:-1]
-    followers, leaders = task_of_member[by_stream][1:][same], task_of_member[by_stream][:-1][same]
-    task_of_edge = np.repeat(np.arange(n), np.diff(graph.dep_ptr))
-    now = graph.dep_lag == 0
-    to = np.concatenate([followers, task_of_edge[now]])
-    frm = np.concatenate([leaders, graph.dep[now]])
-    ordered = np.argsort(end[frm], kind="stable")
-    best[to[ordered]] = frm[ordered]
-    best_end[to[ordered]] = end[frm[ordered]]
-    return np.where(best_end >= start - 1e-12, best, -1)

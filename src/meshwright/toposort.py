@@ -1,4 +1,5 @@
-"""Topological order of a task graph whose streams run in order (Kahn, 1962), in one O(V + E) pass."""
+"""Passes over a task graph whose streams run in order, O(V + E) each: its topological order (Kahn, 1962), and what
+each task of a timed graph waited for."""
 
 from __future__ import annotations
 
@@ -65,3 +66,38 @@ def topological_order(
                 order[tail] = j
                 tail += 1
     return order, tail
+
+
+@njit(cache=True)
+def binding(
+    member_ptr: NDArray,
+    member: NDArray,
+    dep_ptr: NDArray,
+    dep: NDArray,
+    dep_lag: NDArray,
+    start: NDArray,
+    end: NDArray,
+) -> NDArray:
+    """For each task the predecessor whose end let it start, -1 when it started at the beginning.
+
+    Dependencies win ties over the previous task of the own stream: they say more.
+    """
+    n = len(member_ptr) - 1
+    num_streams = 0
+    for k in range(len(member)):
+        num_streams = max(num_streams, member[k] + 1)
+    last = np.full(num_streams, -1, np.int64)
+    out = np.full(n, -1, np.int64)
+    for i in range(n):
+        best, latest = -1, 0.0
+        for k in range(member_ptr[i], member_ptr[i + 1]):
+            p = last[member[k]]
+            if p >= 0 and end[p] > latest:
+                best, latest = p, end[p]
+            last[member[k]] = i
+        for k in range(dep_ptr[i], dep_ptr[i + 1]):
+            if dep_lag[k] == 0 and end[dep[k]] >= latest and end[dep[k]] > 0.0:
+                best, latest = dep[k], end[dep[k]]
+        if best >= 0 and latest >= start[i] - 1e-12:
+            out[i] = best
+    return out

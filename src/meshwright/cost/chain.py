@@ -34,7 +34,7 @@ class Costs:
     """Prices work items on devices; equal items are priced once.
 
     `links` are asked in order before the roofline, which answers everything. `profile` names what is behind the
-    prices; `speedup` maps an error class or the name of a level to how many times faster it is taken to be.
+    prices.
     """
 
     def __init__(
@@ -43,12 +43,10 @@ class Costs:
         links: tuple[Link, ...] = (),
         *,
         profile: str = "roofline",
-        speedup: dict[str, float] | None = None,
     ):
         self.framework = framework
         self.profile = profile
         self._links = links
-        self._speedup = speedup or {}
         self._known: dict[tuple[str, Work], Estimate] = {}
 
     def faster(self, name: str, factor: float) -> Costs:
@@ -57,7 +55,7 @@ class Costs:
         if name == "host":
             host = framework.host_us_per_kernel / factor
             framework = msgspec.structs.replace(framework, host_us_per_kernel=host)
-        return Costs(framework, self._links, profile=self.profile, speedup={**self._speedup, name: factor})
+        return _Faster(self, framework, name, factor)
 
     def price(self, work: Work, device: Device) -> Estimate:
         key = (device.name, work)
@@ -67,19 +65,27 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
-        if not self._speedup:
-            return self._answer(work, device)
-        if isinstance(work, Collective):
-            return self._answer(_with_faster_links(work, self._speedup), device)
-        answer = self._answer(work, device)
-        return answer._replace(seconds=answer.seconds / self._speedup.get(answer.cause, 1.0))
-
-    def _answer(self, work: Work, device: Device) -> Estimate:
         for link in self._links:
             answer = link(work, device)
             if answer is not None:
                 return answer
         return roofline_estimate(work, device)
+
+
+class _Faster(Costs):
+    """Other costs with one thing faster; whatever that does not touch is asked of the other."""
+
+    def __init__(self, base: Costs, framework: Framework, name: str, factor: float):
+        super().__init__(framework, profile=base.profile)
+        self._base, self._name, self._factor = base, name, factor
+
+    def _ask(self, work: Work, device: Device) -> Estimate:
+        if isinstance(work, Collective):
+            if any(h.name == self._name for h in work.group.hops):
+                return self._base.price(_with_faster_links(work, {self._name: self._factor}), device)
+            return self._base.price(work, device)
+        answer = self._base.price(work, device)
+        return answer._replace(seconds=answer.seconds / self._factor) if answer.cause == self._name else answer
 
 
 def _with_faster_links(work: Collective, speedup: dict[str, float]) -> Collective:

@@ -24,6 +24,13 @@ PREFETCH = 2
 def exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str) -> Exchange:
     """The collectives that "gather" the parameters or "reduce" the gradients of some layers: dense ones over dp*cp,
     experts over their replicas."""
+    found = stages.exchanges.get((units, what))
+    if found is None:
+        found = stages.exchanges[units, what] = _exchange_of(stages, mesh, units, what)
+    return found
+
+
+def _exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str) -> Exchange:
     plan, params = stages.plan, stages.total_params(units)
     shard_group, replica_group = mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp")
     grad_bytes = STORED_BYTES[plan.precision.grads]
@@ -80,7 +87,7 @@ class Exchanger:
             s, seg = divmod(value, 100_000)
             composition = self.stages.compositions[s]
             units = composition.units if seg == 0 else composition.segments[seg - 1]
-            keys.append(self.tables(exchange_of(self.stages, self.mesh, units, what), what))
+            keys.append(self.tables(exchange_of(self.stages, self.mesh, units, what)))
         return np.array(keys)[back] if keys else np.empty(0, np.int64)
 
     def _gather_ahead(self, computes: list[Compute]) -> None:
@@ -151,7 +158,7 @@ class Exchanger:
         for (a, b), size in pairs:
             for index, compute in enumerate(computes):
                 starts = self.mesh.slices[index].starts
-                key = self.tables(Exchange((("all_reduce", size, self.mesh.pair(starts[a], starts[b])),)), "pair")
+                key = self.tables(Exchange((("all_reduce", size, self.mesh.pair(starts[a], starts[b])),)))
                 ids = self.builder.extend(KIND["all_reduce"], key, stage=0)
                 for r in (a, b):
                     self.builder.occupy(ids, [self.builder.stream(index * pp + r, "dp")])
@@ -160,7 +167,7 @@ class Exchanger:
     def _norm(self, computes: list[Compute]) -> int:
         """The gradient norm joins every rank: nobody updates before the slowest has its gradients."""
         everyone = self.mesh.group("tp", "cp", "dp", "pp")
-        key = self.tables(Exchange((("all_reduce", 4.0, everyone),)), "gradient norm")
+        key = self.tables(Exchange((("all_reduce", 4.0, everyone),)))
         ids = self.builder.extend(KIND["all_reduce"], key)
         for index, compute in enumerate(computes):
             for r in range(self.layout.pp):
@@ -176,7 +183,7 @@ class Exchanger:
                 held = [s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks]
                 units = tuple(u for s in held for u in self.stages.compositions[s].units)
                 device = self.mesh.slices[index].devices[r].name
-                key = self.tables(Update(self._updated(units), device), "optimizer")
+                key = self.tables(Update(self._updated(units), device))
                 task = self.builder.extend(
                     KIND["optimizer"], key, stream=[self.builder.stream(index * pp + r, "compute")]
                 )
@@ -184,7 +191,7 @@ class Exchanger:
                 if late and index == 0 and self.layout.dp * self.layout.cp > 1:
                     gather = self.builder.extend(
                         KIND["all_gather"],
-                        self.tables(exchange_of(self.stages, self.mesh, units, "gather"), "gather"),
+                        self.tables(exchange_of(self.stages, self.mesh, units, "gather")),
                         stream=[self.builder.stream(index * pp + r, "dp_gather")],
                     )
                     self.builder.depend(gather, task)

@@ -34,6 +34,7 @@ class Mesh:
         self.layout = plan.layout
         self.num_ranks = plan.layout.num_ranks
         self._groups: dict[tuple, Group] = {}
+        self._named: dict[tuple, Group] = {}
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
@@ -69,6 +70,12 @@ class Mesh:
 
     def expert_group(self, axis: str, start: int = 0) -> Group:
         """A group of the expert mesh, which refactors tp*cp*dp as etp, ep, edp from the inside out."""
+        found = self._named.get((axis, start))
+        if found is None:
+            found = self._named[axis, start] = self._expert(axis, start)
+        return found
+
+    def _expert(self, axis: str, start: int) -> Group:
         plan = self.plan
         sizes = {"etp": (1, plan.etp), "ep": (plan.etp, plan.experts.ep), "edp": (plan.etp * plan.experts.ep, plan.edp)}
         stride, size = sizes[axis]

@@ -26,13 +26,13 @@ class Unit(msgspec.Struct, frozen=True):
     recompute: str
 
 
-class Composition(msgspec.Struct, frozen=True):
+class Composition(msgspec.Struct, frozen=True, dict=True):
     """The units of a stage in order; ``segments`` groups them layer by layer (embedding and head join the layer
     next to them), which is how gradients and gathered parameters are exchanged."""
 
     units: tuple[Unit, ...]
 
-    @property
+    @cached_property
     def segments(self) -> tuple[tuple[Unit, ...], ...]:
         blocks = [i for i, u in enumerate(self.units) if not isinstance(u.kind, str)]
         if len(blocks) <= 1:
@@ -49,6 +49,11 @@ class Stages:
         self.layers = stage_layers(plan, model)
         self._pieces: dict[tuple, list[Piece]] = {}
         self._contexts: dict[tuple, Context] = {}
+        self._at: dict[int, Context] = {}
+        #: What later passes work out once per kind of layer: exchanges by (units, what), programs by (unit, pass, start).
+        self.exchanges: dict[tuple, msgspec.Struct] = {}
+        self.programs: dict[tuple, list] = {}
+        self._params: dict[Unit | tuple[Unit, ...], Params] = {}
 
     @cached_property
     def compositions(self) -> tuple[Composition, ...]:
@@ -72,6 +77,8 @@ class Stages:
 
     def context(self, start: int = 0) -> Context:
         """Sizes and groups of the ranks around `start`."""
+        if start in self._at:
+            return self._at[start]
         mesh = self.mesh
         groups = (
             mesh.group("tp", start=start),
@@ -91,12 +98,13 @@ class Stages:
                 ep_group=ep,
                 etp_group=etp,
             )
+        self._at[start] = found
         return found
 
     def pieces(self, kind: int | str, start: int = 0) -> list[Piece]:
         """What a unit is made of, on the ranks around `start`."""
         c = self.context(start)
-        key = (kind, c.tp_group, c.cp_group, c.ep_group, c.etp_group)
+        key = (kind, id(c))
         found = self._pieces.get(key)
         if found is None:
             found = self._pieces[key] = self._build(kind, c)
@@ -112,6 +120,12 @@ class Stages:
 
     def params(self, unit: Unit) -> Params:
         """Parameters of a unit on one rank, before ZeRO."""
+        found = self._params.get(unit)
+        if found is None:
+            found = self._params[unit] = self._count(unit)
+        return found
+
+    def _count(self, unit: Unit) -> Params:
         if unit.kind == "embedding":
             return state.embedding_params(self.plan, self.model, self.train)
         if unit.kind == "head":
@@ -120,10 +134,14 @@ class Stages:
         return state.block_params(self.plan, self.model, self.train, unit.kind)
 
     def total_params(self, units: tuple[Unit, ...]) -> Params:
-        out = Params()
-        for unit in units:
-            out = out + self.params(unit)
-        return out
+        """Parameters of several units on one rank."""
+        found = self._params.get(units)
+        if found is None:
+            found = Params()
+            for unit in units:
+                found = found + self.params(unit)
+            self._params[units] = found
+        return found
 
     def activations(self, composition: Composition) -> Activations:
         """What one microbatch leaves in a stage."""

@@ -59,10 +59,10 @@ class Tables:
         self._builder = builder
         self.keys: dict[Key, int] = {}
 
-    def __call__(self, key: Key, name: str) -> int:
+    def __call__(self, key: Key) -> int:
         found = self.keys.get(key)
         if found is None:
-            found = self.keys[key] = self._builder.key(f"{name} #{len(self.keys)}")
+            found = self.keys[key] = self._builder.key(f"{describe(key)} #{len(self.keys)}")
         return found
 
 
@@ -165,21 +165,18 @@ def add_compute(
 def _pass_keys(tables, stages: Stages, mesh: Mesh, index: int, kind, stage, rank, segment) -> np.ndarray:
     """Cost keys of compute tasks; `segment` -1 is the whole stage."""
     slice_, compositions = mesh.slices[index], stages.compositions
-    widest = int(segment.max(initial=-1)) + 2
-    code = ((kind.astype(np.int64) * len(compositions) + stage) * stages.plan.layout.pp + rank) * widest + segment + 1
-    distinct, back = np.unique(code, return_inverse=True)
-    keys = np.empty(len(distinct), np.int64)
     uniform = len(mesh.cluster.islands) == 1
-    for i, value in enumerate(distinct.tolist()):
-        rest, seg = divmod(value, widest)
-        rest, r = divmod(rest, stages.plan.layout.pp)
-        k, s = divmod(rest, len(compositions))
+    ranks = 1 if uniform else stages.plan.layout.pp
+    shape = (4, len(compositions), ranks, int(segment.max(initial=-1)) + 2)
+    code = np.ravel_multi_index((kind, stage, rank if ranks > 1 else np.zeros_like(rank), segment + 1), shape)
+    key_of = np.zeros(int(np.prod(shape)), np.int64)
+    for value in np.flatnonzero(np.bincount(code, minlength=len(key_of))).tolist():
+        k, s, r, seg = (int(v) for v in np.unravel_index(value, shape))
         units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
         start = 0 if uniform else slice_.starts[r]
-        name = f"{PASS_NAMES[k]} {_describe(units)}"
         beside = _beside(stages, k) if seg else ()
-        keys[i] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start, beside), name)
-    return keys[back]
+        key_of[value] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start, beside))
+    return key_of[code]
 
 
 def _beside(stages: Stages, kind: int) -> tuple[str, ...]:
@@ -190,12 +187,20 @@ def _beside(stages: Stages, kind: int) -> tuple[str, ...]:
     return ("gather", "reduce") if gathers else ("reduce",)
 
 
-def _describe(units: tuple[Unit, ...]) -> str:
-    ends = [str(u.kind) for u in units if isinstance(u.kind, str)]
-    layers = sum(not isinstance(u.kind, str) for u in units)
-    return " + ".join(
-        [*(["embedding"] if "embedding" in ends else []), f"{layers} layers", *(e for e in ends if e == "head")]
-    )
+def describe(key: Key) -> str:
+    """A cost key in words: ``BW 4 layers + head``, ``send``, ``reduce_scatter``."""
+    match key:
+        case Pass():
+            ends = [str(u.kind) for u in key.units if isinstance(u.kind, str)]
+            layers = [f"{sum(not isinstance(u.kind, str) for u in key.units)} layers"]
+            head = [e for e in ends if e == "head"]
+            return f"{key.which} " + " + ".join([e for e in ends if e == "embedding"] + layers + head)
+        case Send():
+            return "send"
+        case Exchange():
+            return " + ".join(op for op, _, _ in key.steps) or "nothing to exchange"
+        case Update():
+            return "optimizer"
 
 
 def add_sends(
@@ -221,7 +226,7 @@ def add_sends(
         order = np.flatnonzero(~local)[np.argsort(producer[~local], kind="stable")]
         producer, consumer, a, b = producer[order], consumer[order], a[order], b[order]
         pair, back = np.unique(a * pp + b, return_inverse=True)
-        keys = [tables(Send(mesh.pair(slice_.starts[v // pp], slice_.starts[v % pp])), "send") for v in pair.tolist()]
+        keys = [tables(Send(mesh.pair(slice_.starts[v // pp], slice_.starts[v % pp]))) for v in pair.tolist()]
         streams = [builder.stream(index * pp + v // pp, queue) for v in pair.tolist()]
         stage = np.broadcast_to(np.arange(actions.num_stages)[:, None], home.shape)[source].ravel()[order]
         microbatch = np.broadcast_to(np.arange(actions.num_microbatches)[None, :], home.shape)[source].ravel()[order]
@@ -250,14 +255,12 @@ def verify(graph: TaskGraph) -> list[str]:
     if np.any(np.diff(graph.member_ptr) == 0):
         found.append("a task occupies no stream")
     task = np.repeat(np.arange(graph.num_tasks), np.diff(graph.member_ptr))
-    pairs = task.astype(np.int64) * max(1, len(graph.streams)) + graph.member
-    if len(np.unique(pairs)) != len(pairs):
+    pairs = np.sort(task.astype(np.int64) * max(1, len(graph.streams)) + graph.member)
+    if np.any(pairs[1:] == pairs[:-1]):
         found.append("a task occupies one stream twice")
-    stage, microbatch = graph.attribute("stage"), graph.attribute("microbatch")
-    sets = [
-        {*zip(stage[np.isin(graph.kind, ks)].tolist(), microbatch[np.isin(graph.kind, ks)].tolist())}
-        for ks in ((KIND["F"],), (KIND["B"], KIND["BW"]))
-    ]
-    if sets[0] != sets[1]:
+    where = graph.attribute("stage").astype(np.int64) * 2**31 + graph.attribute("microbatch")
+    forward = np.unique(where[graph.kind == KIND["F"]])
+    backward = np.unique(where[(graph.kind == KIND["B"]) | (graph.kind == KIND["BW"])])
+    if len(forward) != len(backward) or np.any(forward != backward):
         found.append("a forward has no backward, or the other way round")
     return found

@@ -51,7 +51,7 @@ def traces(
 def _ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Times of the events and their order: by time, what is freed before what is allocated at the same instant."""
     time = np.where(events.at_end, end_s[events.task], start_s[events.task])
-    return time, np.lexsort((events.num_bytes, time))
+    return time, np.argsort(time, kind="stable")
 
 
 @njit(cache=True)

@@ -9,7 +9,7 @@ from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower import Lowered
 from meshwright.lower.exchange import exchange_of
-from meshwright.lower.layer import program
+from meshwright.lower.layer import Entry, program
 from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Exchange, Pass, Send, Update
@@ -63,10 +63,18 @@ class Pricer:
         key = (unit, which, device, start)
         found = self._units.get(key)
         if found is None:
-            pieces = self.stages.pieces(unit.kind, start)
-            entries = program(pieces, which, recompute=unit.recompute, overlap_tp=self.plan.overlap.tp)
+            entries = self.entries(unit, which, start)
             found = self._units[key] = cost(entries, self.devices[device], self.costs)
         return found
+
+    def entries(self, unit: Unit, which: str, start: int) -> list[Entry]:
+        """The operators of one pass over one layer; kept with the stages, as they do not depend on costs."""
+        known = self.stages.programs
+        if (unit, which, start) not in known:
+            pieces = self.stages.pieces(unit.kind, start)
+            overlap = self.plan.overlap.tp
+            known[unit, which, start] = program(pieces, which, recompute=unit.recompute, overlap_tp=overlap)
+        return known[unit, which, start]
 
     def exchange(self, key: Exchange) -> float:
         return sum(self.collective(Collective(op=op, num_bytes=size, group=group)) for op, size, group in key.steps)
