@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import meshwright as mw
 from meshwright import catalog, schedules
 from meshwright.cli import main
 from meshwright.cli.explain import look_up
@@ -90,6 +91,18 @@ def test_words_of_workloads_are_explained(word):
 @pytest.mark.parametrize("word", [name for name, _ in ATTRIBUTION])
 def test_every_cause_of_step_time_is_explained(word):
     assert look_up(word)["name"] == word
+
+
+def test_every_category_of_memory_is_explained():
+    words = "tp2 pp2 ep2 fsdp"
+    answer = mw.predict(
+        mw.load_model("mixtral-8x7b"),
+        mw.load_cluster("8xh100"),
+        mw.parse_train("batch=8,seq=1024"),
+        mw.parse_plan(words),
+    )
+    for category in answer.tightest.alive:
+        assert look_up(category)["text"], category
 
 
 @pytest.mark.parametrize("facet", Plan.__struct_fields__)
