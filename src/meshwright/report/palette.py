@@ -37,10 +37,10 @@ THEMES: dict[str, dict[str, str]] = {
 MARKS: dict[str, dict[str, str]] = {
     "light": {
         "blue": "#2f69b8",
-        "sky": "#4f93d2",
+        "sky": "#4a8fd0",
         "teal": "#0b7a75",
         "green": "#5a8f29",
-        "ochre": "#b08900",
+        "ochre": "#ac8600",
         "orange": "#cf6a1a",
         "red": "#b8342c",
         "rose": "#c25b9b",
@@ -94,8 +94,9 @@ QUEUES: dict[str, str] = {
     "copy": "grey",
     "host": "grey",
 }
-#: Colours of the memory categories, in the order in which they are stacked.
-STACK = ("blue", "ochre", "purple", "teal", "orange", "sky", "rose", "grey", "green", "red")
+#: Colours of the memory categories, in the order in which they are stacked: of all orders the one whose neighbours
+#: differ most for the eye that sees least of it.
+STACK = ("blue", "ochre", "sky", "green", "teal", "purple", "red", "rose", "orange", "grey")
 
 
 def cause_colour(name: str) -> str:
