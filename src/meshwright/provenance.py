@@ -8,7 +8,7 @@ from importlib.metadata import version
 import msgspec
 
 from meshwright.cost import Costs
-from meshwright.cost.roofline import efficiency, supports
+from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.plan import Plan
@@ -45,14 +45,18 @@ def assumptions(
     """What the answer rests on, each with its source; flagged where nobody measured it."""
     out = []
     for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
-        for name, what in (
-            ("gemm", "large matrix products"),
-            ("memory", "memory-bound kernels"),
-            ("attention_fwd", "attention forward"),
-            ("attention_bwd", "attention backward"),
+        for name, what, clause in (
+            ("gemm", "large matrix products", "gemm"),
+            ("memory", "memory-bound kernels", "memory"),
+            ("attention_fwd", "attention forward", "forward"),
+            ("attention_bwd", "attention backward", "backward"),
         ):
             value, published = efficiency(device, name)
-            source = device.efficiency.source if published else "default, no published figure for this device"
+            source = (
+                f"{TYPICAL_OF_BEST[name]:.0%} of the best published: " + _clause(device.efficiency.source, clause)
+                if published
+                else "default, no published figure for this device"
+            )
             out.append(
                 Assumption(
                     f"{device.name}: {what}", f"{value:.0%} of peak", source, not published or "unverified" in source
@@ -80,6 +84,14 @@ def assumptions(
     )
     out += _layout_assumptions(lowered, model, train, plan)
     return tuple(out)
+
+
+def _clause(source: str, label: str) -> str:
+    """The part of a source that is about one number: ``gemm: ...; memory: ...``."""
+    for part in source.split("; "):
+        if part.startswith(f"{label}: "):
+            return part.removeprefix(f"{label}: ")
+    return source
 
 
 def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan) -> list[Assumption]:

@@ -1,0 +1,144 @@
+"""A plan as a TOML file: one table per facet, only what differs from the defaults, read strictly.
+
+::
+
+    format_version = 1
+    [layout]
+    tp = 8
+    pp = 4
+    [pipeline]
+    schedule = "interleaved"
+    vpp = 2
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.plan import Plan
+from meshwright.plan.text import PLAIN_WORDS, VALUE_WORDS, read
+from meshwright.spec.toml_text import dumps
+
+FORMAT_VERSION = 1
+
+
+def dump(plan: Plan) -> str:
+    """The TOML text of a plan; :func:`loads` gives the same plan back."""
+    default, table = Plan(), {"format_version": FORMAT_VERSION}
+    for facet in Plan.__struct_fields__:
+        value, usual = getattr(plan, facet), getattr(default, facet)
+        rows = {}
+        for name in value.__struct_fields__:
+            entry = getattr(value, name)
+            if entry != getattr(usual, name):
+                rows[name] = list(entry) if isinstance(entry, tuple) else entry
+        if rows:
+            table[facet] = rows
+    return dumps(table)
+
+
+def save(plan: Plan, path: str | Path) -> None:
+    """Write a plan file; the old one stays whole until the new one is."""
+    path = Path(path)
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(dump(plan), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise MeshwrightError.one("P004", f"cannot write the plan: {error.strerror}", place=str(path)) from None
+
+
+def load(path: str | Path) -> Plan:
+    """The plan in a file.
+
+    Raises:
+        MeshwrightError: P004 for every key and value that is wrong, with its place.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise MeshwrightError.one("P004", f"cannot read the plan: {reason}", place=str(path)) from None
+    return loads(text, place=str(path))
+
+
+def loads(text: str, *, place: str = "plan.toml") -> Plan:
+    """The plan that a TOML text describes; errors as in :func:`load`."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise MeshwrightError.one("P004", f"not TOML: {error}", place=place) from None
+    version = table.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        older = "write format_version = 1 at its top" if version is None else "write it again with this version"
+        raise MeshwrightError.one(
+            "P004", f"format_version is {version!r}, this version reads {FORMAT_VERSION}", place=place, help=older
+        )
+    found: list[Diagnostic] = []
+    plan = Plan()
+    for facet, rows in table.items():
+        if facet not in Plan.__struct_fields__ or not isinstance(rows, dict):
+            found.append(_wrong(place, facet, rows, f"no such table; {nearest(facet, list(Plan.__struct_fields__))}"))
+            continue
+        current = getattr(plan, facet)
+        values = {}
+        for name, value in rows.items():
+            problem, values[name] = _read(facet, current, name, value)
+            if problem:
+                found.append(_wrong(place, f"{facet}.{name}", value, problem))
+        if not found:
+            plan = msgspec.structs.replace(plan, **{facet: msgspec.structs.replace(current, **values)})
+    if found:
+        raise MeshwrightError(found)
+    return plan
+
+
+def _wrong(place: str, key: str, value: Any, problem: str) -> Diagnostic:
+    return Diagnostic(code="P004", message=f"{key}: {problem}", place=f"{place}: {key} = {value!r}")
+
+
+def _read(facet: str, current: msgspec.Struct, name: str, value: Any) -> tuple[str, Any]:
+    """(what is wrong or "", the value as the facet stores it)."""
+    if name not in current.__struct_fields__:
+        return f"no such key; {nearest(name, list(current.__struct_fields__))}", None
+    usual = getattr(current, name)
+    if isinstance(usual, tuple):
+        value = tuple(value) if isinstance(value, list) else value
+    if isinstance(usual, float) and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not type(usual):
+        return f"wants {type(usual).__name__}, not {type(value).__name__}", None
+    return _rejected(facet, name, value), value
+
+
+def _rejected(facet: str, name: str, value: Any) -> str:
+    """Why a value of the right type cannot be: the same rules as the words of a plan."""
+    if facet == "pipeline" and name == "schedule":
+        try:
+            schedules.get(value)
+        except MeshwrightError as error:
+            return error.diagnostics[0].message
+        return ""
+    for key, (of, field, reader, writer, wanted) in VALUE_WORDS.items():
+        if (of, field) == (facet, name):
+            return "" if reader(writer(value)) is not None else f"is not {wanted} (as {key}=)"
+    if isinstance(value, str):
+        known = [w for w, settings in PLAIN_WORDS.items() for s in settings if s[:2] == (facet, name) and s[2] == value]
+        return "" if known or value == getattr(getattr(Plan(), facet), name) else f"unknown value {value!r}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        word = {"zero": f"zero{value}"}.get(name)
+        if word is None:
+            return "" if 0 <= value <= 10**7 else "is out of range"
+        try:
+            read(word)
+        except MeshwrightError as error:
+            return error.diagnostics[0].message
+    return ""
