@@ -21,7 +21,7 @@ WORKERS ?= 2
 demo: .venv/core
 	mkdir -p out
 	$(BIN)/meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 \
-	  --plan "tp4 pp4 vpp5 dp4 zero1 1f1b mb1 selective" --report out/report.html --trace out/step.json.gz
+	  --plan "tp8 pp4 vpp5 dp2 zero1 mb1" --report out/report.html --trace out/step.json.gz
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n $(WORKERS)

@@ -14,7 +14,7 @@ from meshwright.plan import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.timeline import Timeline
+from meshwright.timeline import Timeline, Zoom
 
 FORMAT_VERSION = 1
 
@@ -86,13 +86,6 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     usd: float | None
     lines: tuple[tuple[str, float | None, str], ...]
-
-
-class Zoom(msgspec.Struct, frozen=True, kw_only=True):
-    """One level down: the operators of one layer and pass (``block 0, backward``) on their own timeline."""
-
-    name: str
-    timeline: Timeline
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):

@@ -132,6 +132,13 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+class Zoom(msgspec.Struct, frozen=True, kw_only=True):
+    """One level down: the operators of one layer and pass (``block 0, backward``) on their own timeline."""
+
+    name: str
+    timeline: Timeline
+
+
 def _outside(start: NDArray, end: NDArray, busy_start: NDArray, busy_end: NDArray) -> float:
     """Total length of the intervals [start, end) not covered by the disjoint, sorted busy intervals."""
     covered = 0.0

@@ -50,7 +50,7 @@ class Stages:
         self._pieces: dict[tuple, list[Piece]] = {}
         self._contexts: dict[tuple, Context] = {}
         self._at: dict[int, Context] = {}
-        #: Worked out once per kind of layer by later passes: exchanges by (units, what), programs by (unit, pass, start).
+        #: Worked out once by later passes: exchanges by (units, what), programs by (unit, pass, start).
         self.exchanges: dict[tuple, msgspec.Struct] = {}
         self.programs: dict[tuple, list] = {}
         self._params: dict[Unit | tuple[Unit, ...], Params] = {}

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -50,7 +49,7 @@ def save(plan: Plan, path: str | Path) -> None:
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_text(dump(plan), encoding="utf-8")
-        os.replace(partial, path)
+        partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise MeshwrightError.one("P004", f"cannot write the plan: {error.strerror}", place=str(path)) from None

@@ -8,10 +8,9 @@ import numpy as np
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.lower.layer import graph_of, program
-from meshwright.prediction import Zoom
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import durations
-from meshwright.timeline import from_times
+from meshwright.timeline import Zoom, from_times
 
 
 def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
