@@ -9,6 +9,7 @@ import zlib
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from sample import prediction
@@ -220,12 +221,24 @@ def test_a_timeline_too_large_keeps_the_first_and_last_microbatches_and_says_so(
 
 def test_the_memory_curve_is_thinned_without_losing_its_peak(monkeypatch, answer):
     monkeypatch.setattr(columns, "MAX_MEMORY_POINTS", 6)
-    data = columns.memory_payload(answer.timeline, [1.0] * 4)
+    data = columns.memory_payload(answer.timeline, answer.memory)
     for trace, rank in zip(answer.timeline.memory, data["ranks"]):
         time = decoded(rank["time"])
         values = decoded(rank["values"]).reshape(-1, len(time))
         assert len(time) < len(trace.time_s)
         assert values.sum(axis=0).max() == pytest.approx(trace.peak()[0], rel=1e-6)
+
+
+def test_what_is_alive_at_the_peak_and_not_traced_tops_the_curve_up_to_the_rank_s_peak(answer):
+    extra = tuple(
+        msgspec.structs.replace(m, alive=m.alive | {"buffers": 1e9}, peak_bytes=m.peak_bytes + 1e9)
+        for m in answer.memory
+    )
+    data = columns.memory_payload(answer.timeline, extra)
+    assert data["categories"][-1] == "buffers"
+    for rank, memory in zip(data["ranks"], extra):
+        values = decoded(rank["values"]).reshape(len(data["categories"]), -1)
+        assert values.sum(axis=0).max() == pytest.approx(memory.peak_bytes, rel=1e-6)
 
 
 def test_the_file_is_written_whole_and_a_missing_folder_is_one_error(tmp_path, answer):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from sample import GIB, prediction
 
-from meshwright.prediction import ATTRIBUTION
+from meshwright.prediction import ATTRIBUTION, Assumption
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
@@ -66,12 +66,20 @@ def test_every_category_alive_at_the_peak_is_listed_with_its_size():
         assert name in text and gibibytes(num_bytes) in text
 
 
-def test_assumptions_have_their_sources_and_unconfirmed_ones_a_mark():
+def test_assumptions_have_their_sources_by_number_and_unconfirmed_ones_a_mark():
     answer = prediction()
-    lines = printed(answer, width=160).splitlines()
+    lines = [line.strip() for line in printed(answer, width=160).splitlines()]
     for assumption in answer.assumptions:
-        line = next(row for row in lines if assumption.name in row and assumption.source in row)
-        assert ("!" in line) == assumption.flagged and assumption.value in line
+        line = next(row for row in lines if assumption.name in row and assumption.value in row)
+        assert line.startswith("!") == assumption.flagged
+        assert f"{line.split()[-1]}  {assumption.source}" in lines
+
+
+def test_a_source_of_several_assumptions_is_listed_once():
+    answer = prediction()
+    twice = tuple(Assumption(a.name, a.value, "one datasheet") for a in answer.assumptions)
+    text = printed(prediction(assumptions=twice))
+    assert text.count("one datasheet") == 1 and text.count("[1]") == len(twice) + 1
 
 
 def test_what_a_training_run_leaves_out_is_said():

@@ -89,7 +89,7 @@ def sensitivities(prediction: Prediction) -> list[dict[str, Any]]:
     rows = facts.ranked(prediction)
     scale = max((abs(change) for *_, change in rows), default=1.0) or 1.0
     return [
-        {"what": what, "change": f"{change:+.1%}", "width": 100 * abs(change) / scale, "better": change < 0}
+        {"what": what, "change": facts.percent(change), "width": 100 * abs(change) / scale, "better": change < 0}
         for _, what, change in rows
     ]
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import ATTRIBUTES, KINDS, QUEUES
+from meshwright.prediction import RankMemory
 from meshwright.report.palette import KINDS as KIND_COLOURS
 from meshwright.report.palette import QUEUES as QUEUE_COLOURS
 from meshwright.report.palette import cause_colour
@@ -61,14 +62,24 @@ def payload(timeline: Timeline, *, max_spans: int = MAX_SPANS) -> dict[str, Any]
     }
 
 
-def memory_payload(timeline: Timeline, capacity_bytes: list[float]) -> dict[str, Any]:
-    """What ``memory.js`` draws: per rank class the stacked step function, thinned so that every peak survives."""
-    categories = list(dict.fromkeys(name for trace in timeline.memory for name in trace.categories))
+def memory_payload(timeline: Timeline, memory: tuple[RankMemory, ...]) -> dict[str, Any]:
+    """What ``memory.js`` draws: per rank class the stacked step function, thinned so that every peak survives.
+
+    What is alive at a rank's peak and not in its trace (context, buffers) is constant and goes on top.
+    """
+    peaks = {rank.rank: rank for rank in memory}
+    constant = [
+        {} if rank not in peaks else {n: b for n, b in peaks[rank].alive.items() if b and n not in trace.categories}
+        for rank, trace in zip(timeline.ranks, timeline.memory)
+    ]
+    traced = (name for trace in timeline.memory for name in trace.categories)
+    categories = list(dict.fromkeys([*traced, *(name for extra in constant for name in extra)]))
     ranks = []
-    for trace, capacity in zip(timeline.memory, capacity_bytes):
+    for name, trace, extra in zip(timeline.ranks, timeline.memory, constant):
         kept = _peaks(trace)
-        rows = {name: trace.num_bytes[i, kept] for i, name in enumerate(trace.categories)}
-        values = np.concatenate([rows.get(name, np.zeros(len(kept))) for name in categories])
+        rows = {c: trace.num_bytes[i, kept] for i, c in enumerate(trace.categories)}
+        values = np.concatenate([rows.get(c, np.full(len(kept), extra.get(c, 0.0))) for c in categories])
+        capacity = peaks[name].capacity_bytes if name in peaks else 0.0
         ranks.append({"time": _column(trace.time_s[kept], "f4"), "values": _column(values, "f4"), "capacity": capacity})
     return {"seconds": timeline.makespan_s or 1.0, "categories": categories, "ranks": ranks}
 

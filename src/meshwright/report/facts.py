@@ -113,6 +113,11 @@ def ranked(prediction: Prediction, count: int | None = None) -> list[tuple[str, 
     return [(s.name, s.what, s.change) for s in chosen]
 
 
+def percent(change: float) -> str:
+    """``-2.1%``; without a sign where it rounds to nothing."""
+    return "0.0%" if abs(change) < 5e-4 else f"{change:+.1%}"
+
+
 def money(prediction: Prediction) -> list[tuple[str, str]]:
     """(what, value) for cost and energy, per step and per million tokens; says so where the catalog has no figure."""
     m = prediction.money

@@ -45,7 +45,6 @@ def render(prediction: Prediction) -> str:
 
 def _context(prediction: Prediction) -> dict[str, Any]:
     timeline = prediction.timeline
-    capacities = {m.rank: m.capacity_bytes for m in prediction.memory}
     return {
         "p": prediction,
         "format_version": FORMAT_VERSION,
@@ -65,9 +64,7 @@ def _context(prediction: Prediction) -> dict[str, Any]:
         "params": big(prediction.model.num_params),
         "waterfall": charts.waterfall(prediction),
         "memory": charts.memory(prediction),
-        "memory_over_time": columns.memory_payload(
-            timeline, [capacities.get(rank, prediction.tightest.capacity_bytes) for rank in timeline.ranks]
-        ),
+        "memory_over_time": columns.memory_payload(timeline, prediction.memory),
         "timeline": columns.payload(timeline),
         "ranks": charts.ranks(timeline),
         "waits": charts.waits(timeline),

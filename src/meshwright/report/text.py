@@ -118,7 +118,7 @@ def _sensitivities(prediction: Prediction, page: Page) -> None:
         return
     page.title("What would help most")
     page.rows(
-        [(Text(f"{change:+.1%}", justify="right"), Text(what)) for _, what, change in facts.ranked(prediction, 6)],
+        [(Text(facts.percent(change), justify="right"), Text(what)) for _, what, change in facts.ranked(prediction, 6)]
     )
 
 
@@ -137,16 +137,23 @@ def _training_run(prediction: Prediction, page: Page) -> None:
 
 
 def _assumptions(prediction: Prediction, page: Page) -> None:
+    """One line each, their sources numbered and listed once below."""
     if not prediction.assumptions:
         return
     page.title("Assumptions (! = not confirmed)")
-    mark = Text("!", "bold yellow")
+    sources = {source: n for n, source in enumerate(dict.fromkeys(a.source for a in prediction.assumptions), 1)}
     page.rows(
         [
-            (mark if a.flagged else Text(" "), Text(a.name), Text(a.value), Text(a.source, "dim"))
+            (
+                Text("!" if a.flagged else " ", "bold yellow"),
+                Text(a.name),
+                Text(a.value),
+                Text(f"[{sources[a.source]}]", "dim", justify="right"),
+            )
             for a in prediction.assumptions
-        ],
+        ]
     )
+    page.rows([(Text(f"[{n}]", "dim", justify="right"), Text(source, "dim")) for source, n in sources.items()])
 
 
 def _warnings(prediction: Prediction, page: Page) -> None:

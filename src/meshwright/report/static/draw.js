@@ -48,15 +48,16 @@ Meshwright.draw = (() => {
       context.fillStyle = colour("line");
       context.fillRect(Math.round(x), AXIS, 1, view.height - AXIS);
       context.fillStyle = colour("muted");
-      if (x > view.gutter + 20 && x < view.width - 24) context.fillText(tick(value, step), x, AXIS / 2);
+      if (x > view.gutter + 20 && x < view.width - 24) context.fillText(tick(value, step, view.t1), x, AXIS / 2);
     }
   }
 
-  function tick(value, step) {
+  // A time on an axis that ends at `last`: its unit, with as many digits as the step needs.
+  function tick(value, step, last) {
     if (value === 0) return "0";
-    const [scale, unit] = step >= 0.1 ? [1, "s"] : step >= 1e-4 ? [1e3, "ms"] : [1e6, "µs"];
-    const digits = Math.max(0, Math.ceil(-Math.log10(step * scale) - 1e-9));
-    return `${(value * scale).toFixed(Math.min(digits, 4))} ${unit}`;
+    const [scale, unit] = last >= 1 ? [1, "s"] : last >= 1e-3 ? [1e3, "ms"] : [1e6, "µs"];
+    const digits = Math.ceil(-Math.log10(step * scale) - 1e-9);
+    return `${(value * scale).toFixed(Math.min(Math.max(digits, 0), 9))} ${unit}`;
   }
 
   function lanes(context, view, plan, spans) {

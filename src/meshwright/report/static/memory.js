@@ -72,7 +72,7 @@ Meshwright.Memory = class {
     context.textAlign = "center";
     const { values, step } = Meshwright.ticks(0, this.data.seconds, width / 130);
     for (const value of values) {
-      if (this.x(value) < width - 20) context.fillText(Meshwright.draw.tick(value, step), this.x(value), bottom + 13);
+      if (this.x(value) < width - 20) context.fillText(Meshwright.draw.tick(value, step, this.data.seconds), this.x(value), bottom + 13);
     }
   }
 
@@ -98,6 +98,7 @@ Meshwright.Memory = class {
 
   // The capacity, dashed on a lighter ground so that it is seen on every colour below it.
   line(context, left, width, theme) {
+    if (!this.current.capacity) return;
     const y = this.y(this.current.capacity), text = `capacity ${Meshwright.gibibytes(this.current.capacity)}`;
     const stroke = (colour, thick, dash) => {
       context.strokeStyle = theme.colour(colour);

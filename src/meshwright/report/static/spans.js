@@ -33,7 +33,8 @@ Meshwright.Spans = class {
     this.busy = new Float64Array(this.count + 1);
     for (let i = 0; i < this.count; i++) this.busy[i + 1] = this.busy[i] + this.end[i] - this.start[i];
     this.causeOfKey = data.keys.map((_, k) => this.mainCause(k));
-    this.colours = new Map();
+    this.hasChunks = attributes.chunk.some((chunk) => chunk > 0);
+    this.styles = new Map();
   }
 
   // The latest end so far in each lane: sorted, so that the first visible span is found by bisection.
@@ -83,26 +84,28 @@ Meshwright.Spans = class {
     return best;
   }
 
-  // An operator has the colour of its main cause, a pass that of its kind, traffic that of its queue.
-  colour(i) {
-    const code = this.kind[i] * 65536 + (this.kinds[this.kind[i]] === "op" ? this.key[i] : this.lanes[this.lane[i]].queue);
-    if (!this.colours.has(code)) {
-      const cause = this.causeOfKey[this.key[i]];
-      const own = this.kinds[this.kind[i]] === "op" && cause >= 0 ? this.causeColours[cause] : "";
-      this.colours.set(code, own || this.kindColours[this.kind[i]] || this.queueColours[this.lanes[this.lane[i]].queue] || "grey");
+  // [text, colour] of a span: an operator has the colour of its main cause, a pass that of its kind, traffic that of
+  // its queue.
+  style(i) {
+    const kind = this.kinds[this.kind[i]], { queue, name } = this.lanes[this.lane[i]];
+    const code = [this.kind[i], queue, kind === "op" ? this.key[i] : ""].join();
+    if (!this.styles.has(code)) {
+      const cause = kind === "op" ? this.causeOfKey[this.key[i]] : -1;
+      const own = this.kindColours[this.kind[i]], traffic = this.queueColours[queue];
+      this.styles.set(code, cause >= 0 ? [this.causes[cause], this.causeColours[cause]]
+        : own && !(kind === "op" && traffic) ? [kind === "op" ? "operator" : Meshwright.Spans.kinds[kind], own]
+          : [Meshwright.Spans.queues[name] || name, traffic || "grey"]);
     }
-    return this.colours.get(code);
+    return this.styles.get(code);
   }
+
+  colour(i) { return this.style(i)[1]; }
 
   // [text, colour] of what is drawn: causes of operators, kinds of passes, queues of traffic; one entry a colour.
   legend() {
     const texts = new Map();
     for (let i = 0; i < this.count; i++) {
-      const kind = this.kinds[this.kind[i]], queue = this.lanes[this.lane[i]].name;
-      const cause = this.causeOfKey[this.key[i]];
-      const text = kind === "op" ? this.causes[cause] || "operator"
-        : this.kindColours[this.kind[i]] ? Meshwright.Spans.kinds[kind] : Meshwright.Spans.queues[queue];
-      const colour = this.colour(i);
+      const [text, colour] = this.style(i);
       if (!texts.has(colour)) texts.set(colour, new Set());
       texts.get(colour).add(text);
     }
@@ -111,16 +114,19 @@ Meshwright.Spans = class {
 
   attribute(name, i) { return this.attributes[name][i]; }
 
+  // As schedules write it: F3, or F3@5 where a rank holds several stages.
   short(i) {
     const kind = this.kinds[this.kind[i]];
     if (kind === "op") return this.keys[this.key[i]];
     const microbatch = this.attribute("microbatch", i);
-    return microbatch >= 0 ? `${kind}${microbatch}` : kind;
+    const stage = this.hasChunks && this.attribute("stage", i) >= 0 ? `@${this.attribute("stage", i)}` : "";
+    return microbatch >= 0 ? `${kind}${microbatch}${stage}` : kind;
   }
 
   name(i) {
     const kind = this.kinds[this.kind[i]];
-    const words = [kind === "op" ? this.keys[this.key[i]] : Meshwright.Spans.kinds[kind] || kind];
+    if (kind === "op") return this.keys[this.key[i]];
+    const words = [Meshwright.Spans.kinds[kind] || kind];
     for (const [name, word] of [["microbatch", "microbatch"], ["stage", "stage"], ["chunk", "chunk"], ["layer", "layer"], ["step", "step"]]) {
       if (this.attribute(name, i) >= 0) words.push(`${word} ${this.attribute(name, i)}`);
     }
