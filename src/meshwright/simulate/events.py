@@ -13,6 +13,7 @@ definition in plain Python that the compiled loop (``events_jit.py``) is held to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -121,7 +122,7 @@ def reference_times(
     links, size, capacity = [()] * n, [0.0] * n, []
     if transfers is not None:
         ends = transfers.link_ptr.tolist()
-        links = [transfers.link[a:b].tolist() for a, b in zip(ends, ends[1:])]
+        links = [transfers.link[a:b].tolist() for a, b in pairwise(ends)]
         size, capacity = transfers.num_bytes.tolist(), transfers.capacity_bytes_s.tolist()
     start, end = [np.nan] * n, [np.nan] * n
     due: dict[int, float] = {}  # running task -> when it ends or begins to flow
@@ -187,17 +188,16 @@ def fair_rates(crossed: dict[int, Sequence[int]], capacity: Sequence[float]) -> 
     """Max-min fair rate of every flow from the links it crosses, by progressive filling: the link that gives its flows
     the least settles theirs, what they take elsewhere is gone, and so on with the rest."""
     rates: dict[int, float] = {}
-    room, level = dict(enumerate(capacity)), 0.0
+    room = dict(enumerate(capacity))
     while len(rates) < len(crossed):
         count: dict[int, int] = {}
         for flow, links in crossed.items():
             for link in links if flow not in rates else ():
                 count[link] = count.get(link, 0) + 1
         share, tightest = min((room[link] / count[link], link) for link in count)
-        level = max(level, share)  # rounding must not lower what only grows
         for flow, links in crossed.items():
             if flow not in rates and tightest in links:
-                rates[flow] = level
+                rates[flow] = share
                 for link in links:
-                    room[link] -= level
+                    room[link] -= share
     return rates

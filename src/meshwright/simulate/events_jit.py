@@ -26,7 +26,7 @@ class Clock(NamedTuple):
 
 class Ready(NamedTuple):
     """Ready tasks by preference: one skew heap per stream (Sleator and Tarjan, 1986) for those that found it busy, and
-    in ``root[num_streams]`` those to be looked at now. A task is in one of them; ``origin`` is the stream it came from."""
+    in ``root[num_streams]`` those to be looked at now. A task is in one of them; ``origin`` says from where."""
 
     place: np.ndarray
     left: np.ndarray
@@ -341,7 +341,7 @@ def _share(flows, clock, num_links, visit, now):
                 num_links = _touch(flows, i, num_links, visit)
             position = flows.after[position]
         k += 1
-    level, settled = 0.0, 0
+    settled = 0
     while settled < num_tasks:
         tightest, least = NONE, np.inf
         for k in range(num_links):
@@ -350,14 +350,13 @@ def _share(flows, clock, num_links, visit, now):
                 share = flows.room[link] / flows.count[link]
                 if tightest < 0 or share < least or (share == least and link < tightest):
                     tightest, least = link, share
-        level = max(level, least)
         position = flows.head[tightest]
         while position >= 0:
             i = flows.owner[position]
             if flows.seen_task[i] == visit:
                 flows.seen_task[i] = NONE
                 settled += 1
-                _settle(flows, clock, i, level, now)
+                _settle(flows, clock, i, least, now)
             position = flows.after[position]
 
 
