@@ -67,19 +67,30 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
     """What would make an answer of "does not fit" fit, from what is alive at the peak; empty when it fits."""
     if prediction.fits:
         return ()
-    tight, layout = prediction.tightest, prediction.plan.layout
+    tight = prediction.tightest
     over = -tight.headroom_bytes
-    found = [f"{word} frees {gibibytes(n)} of {what}" for word, what, n in _sharding(prediction, tight)]
+    found = [
+        f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
+        for word, what, n in _sharding(prediction, tight)
+    ]
     activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
     if activations > 0 and prediction.plan.memory.recompute != "full":
         words = "selective or full" if prediction.plan.memory.recompute == "none" else "full"
         found.append(f"recompute ({words}) frees part of {gibibytes(activations)} of activations")
     if prediction.plan.pipeline.microbatch > 1:
         found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
-    shards = layout.tp * layout.pp
-    enough = tight.peak_bytes / max(tight.capacity_bytes, 1.0)
-    found.append(f"tp*pp of at least {_next_power(shards * enough)} instead of {shards} splits the model further")
+    found.append(_split_further(prediction, tight))
     return (f"needs {gibibytes(over)} less on {tight.rank}; any of these, or several:", *found)
+
+
+def _split_further(prediction: Prediction, tight: RankMemory) -> str:
+    """How many ways tp and pp would have to split the model, as if everything held were split by them."""
+    shards = prediction.plan.layout.tp * prediction.plan.layout.pp
+    enough = _next_power(shards * tight.peak_bytes / max(tight.capacity_bytes, 1.0))
+    devices = prediction.cluster.num_devices
+    if enough > devices:
+        return f"tp*pp would have to be about {enough}, more than the cluster's {devices:,} devices"
+    return f"tp*pp of about {enough} instead of {shards} splits the model further"
 
 
 def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:
