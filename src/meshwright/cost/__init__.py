@@ -5,6 +5,7 @@ is priced here is one rank's share: a kernel on one device, a collective over on
 """
 
 from meshwright.cost.chain import Costs, Estimate
-from meshwright.cost.framework import FRAMEWORKS, Framework
+from meshwright.cost.framework import Framework, frameworks
+from meshwright.cost.framework import load as load_framework
 
-__all__ = ["FRAMEWORKS", "Costs", "Estimate", "Framework"]
+__all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework"]

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.cost import collectives, roofline
-from meshwright.cost.framework import FRAMEWORKS, Framework
+from meshwright.cost.framework import Framework
+from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
 
@@ -39,12 +40,12 @@ class Costs:
 
     def __init__(
         self,
-        framework: Framework = FRAMEWORKS["default"],
+        framework: Framework | None = None,
         links: tuple[Link, ...] = (),
         *,
         profile: str = "roofline",
     ):
-        self.framework = framework
+        self.framework = framework or load_framework("default")
         self.profile = profile
         self._links = links
         self._known: dict[tuple[str, Work], Estimate] = {}

@@ -1,38 +1,86 @@
-"""Framework profiles: what a training framework adds to the kernels, as physical quantities with a source.
+"""Framework profiles: what a training framework adds to the kernels, and what it does when nobody says otherwise.
 
-A framework without measurements gets the ``default`` profile, flagged in every prediction's assumptions.
+A profile is data (``catalog/frameworks/*.toml``): at most six constants, each a physical quantity with a unit and a
+source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. A
+framework without measurements gets the ``default`` profile, flagged in every prediction's assumptions.
 """
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
+
 import msgspec
 
+from meshwright import catalog
+from meshwright.errors import MeshwrightError, nearest
 
-class Framework(msgspec.Struct, frozen=True, kw_only=True):
+FORMAT_VERSION = 1
+
+
+class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the framework does unless told: ``attention`` kernel, ``dropout``, ``overlap`` (plan words), ``recompute``,
+    ``sp`` under tensor parallelism, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
+
+    attention: str = "flash"
+    dropout: bool = False
+    overlap: tuple[str, ...] = ("dp", "pp")
+    recompute: str = "none"
+    sp: bool = True
+    grads: str = "fp32"
+    master: str = "fp32"
+    source: str = ""
+
+
+class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a framework adds to a step's kernels.
 
     ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small layer is bound by).
-    ``context_bytes``: device memory a process holds before the first tensor (CUDA context, cuBLAS workspaces).
-    ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
-    fragmentation leaves unused.
+    ``host_us_per_pass``: CPU time per microbatch and pass over a stage that nothing hides (schedule bookkeeping,
+    waiting on messages). ``context_bytes``: device memory a process holds before the first tensor (CUDA context,
+    library workspaces). ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over
+    allocated bytes that fragmentation leaves unused. ``flagged``: nobody measured these.
     """
 
     name: str
-    host_us_per_kernel: float
-    context_bytes: float
-    communicator_bytes: float
-    allocator_slack: float
-    source: str
+    title: str = ""
+    aliases: tuple[str, ...] = ()
+    host_us_per_kernel: float = 5.0
+    host_us_per_pass: float = 0.0
+    context_bytes: float = 1.0 * 2**30
+    communicator_bytes: float = 256.0 * 2**20
+    allocator_slack: float = 0.03
+    source: str = ""
     flagged: bool = True
+    defaults: Defaults = Defaults()
 
 
-FRAMEWORKS: dict[str, Framework] = {
-    "default": Framework(
-        name="default",
-        host_us_per_kernel=5.0,
-        context_bytes=1.0 * 2**30,
-        communicator_bytes=256 * 2**20,
-        allocator_slack=0.03,
-        source="not measured: round figures for PyTorch in eager mode with asynchronous launches",
-    ),
-}
+@cache
+def frameworks() -> dict[str, Framework]:
+    """Every profile of the catalog by name."""
+    out = {}
+    for file in sorted(catalog.folder("frameworks").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            if table.pop("format_version") != FORMAT_VERSION:
+                raise AssertionError(f"{file.name} is of another format_version")
+            profile = msgspec.convert(table, Framework)
+            out[profile.name] = profile
+    return out
+
+
+def load(name: str) -> Framework:
+    """The profile called `name` or by an alias; a version or suffix after the name is ignored
+    (``megatron-bridge 26.04``).
+
+    Raises:
+        MeshwrightError: X020 when no profile fits; names the nearest.
+    """
+    known = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
+    wanted = name.lower().strip()
+    for word in sorted(known, key=len, reverse=True):
+        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(")):
+            return known[word]
+    raise MeshwrightError.one(
+        "X020", f"no framework profile {name!r}", place=f"--framework {name}", help=nearest(wanted, list(known))
+    )

@@ -21,13 +21,14 @@ PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
 class Pass(msgspec.Struct, frozen=True):
     """One pass over some units on the ranks around ``start`` (device class ``device``); ``beside`` are the exchanges
-    ("gather", "reduce") that run while it does."""
+    ("gather", "reduce") that run while it does, ``share`` the part of the stage's pass that this is."""
 
     which: str
     units: tuple[Unit, ...]
     device: str
     start: int
     beside: tuple[str, ...] = ()
+    share: float = 1.0
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -175,7 +176,8 @@ def _pass_keys(tables, stages: Stages, mesh: Mesh, index: int, kind, stage, rank
         units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
         start = 0 if uniform else slice_.starts[r]
         beside = _beside(stages, k) if seg else ()
-        key_of[value] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start, beside))
+        share = 1 / len(compositions[s].segments) if seg else 1.0
+        key_of[value] = tables(Pass(PASS_NAMES[k], units, slice_.devices[r].name, start, beside, share))
     return key_of[code]
 
 

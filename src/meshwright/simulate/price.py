@@ -49,6 +49,7 @@ class Pricer:
                         one = self.unit(unit, key.which, key.device, key.start)
                         parts[i] += one.parts
                         flops[i] += one.flops
+                    parts[i, CAUSE["host"]] += self.costs.framework.host_us_per_pass * 1e-6 * key.share
                     parts[i, CAUSE["dp"]] += self._slowed(key, float(parts[i].sum()))
                 case Send():
                     parts[i, CAUSE["pp"]] = self._send(key)

@@ -1,0 +1,212 @@
+"""A row of ``training_steps`` as a question: model, cluster, workload, plan, framework, and what had to be assumed.
+
+What a row leaves open is filled by the framework's documented defaults, never by looking at the result.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from meshwright.cost import Framework, load_framework
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
+from meshwright.spec import cluster as clusters
+from meshwright.spec import model as models
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layers import Moe
+from meshwright.spec.model import Model
+from meshwright.spec.workload import DTYPE_BYTES, Lora, Train
+from meshwright.validate.tables import number, whole
+
+#: Vocabulary of GPT-2 padded to a multiple of 128 * 8 (Megatron-LM), when a row has none.
+USUAL_VOCAB = 51200
+ATTENTION = {
+    "flash": "flash",
+    "flash_attention": "flash",
+    "flash_attention_2": "flash",
+    "sdpa_flash": "flash",
+    "unfused": "unfused",
+    "local": "unfused",
+}
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, ready to predict. ``assumed`` names the inputs that a default filled."""
+
+    model: Model
+    cluster: Cluster
+    train: Train
+    plan: Plan
+    framework: Framework
+    assumed: tuple[str, ...]
+
+
+def case(row: dict[str, str]) -> Case:
+    """The question a row asks.
+
+    Raises:
+        MeshwrightError: when the row cannot be expressed, with the reason.
+    """
+    assumed: list[str] = []
+    framework = load_framework(row["framework"])
+    model = _model(row, assumed)
+    train = _train(row, framework)
+    return Case(
+        model=model,
+        cluster=_cluster(row, assumed),
+        train=train,
+        plan=_plan(row, framework, model, train, assumed),
+        framework=framework,
+        assumed=tuple(assumed),
+    )
+
+
+def _model(row: dict[str, str], assumed: list[str]) -> Model:
+    """The catalog's model where its dimensions are the row's, else one made from the dimensions."""
+    if re.search(r"\bhybrid\b|Mamba", row["notes"]):
+        raise MeshwrightError.one("V010", "hybrid layers (Mamba or compressed attention) are not modelled")
+    named = _from_catalog(row)
+    if named is not None:
+        return named
+    vocab = whole(row, "vocab") or USUAL_VOCAB
+    if not row["vocab"]:
+        assumed.append("vocab")
+    experts, gated = whole(row, "experts"), row["gated_mlp"] == "True"
+    seq, hidden = whole(row, "seq_len"), whole(row, "hidden")
+    return models.transformer(
+        name=row["model"],
+        layers=whole(row, "layers"),
+        hidden=hidden,
+        heads=whole(row, "heads"),
+        kv_heads=whole(row, "kv_heads") or None,
+        ffn=whole(row, "ffn") or whole(row, "moe_ffn") or 4 * hidden,
+        vocab=vocab,
+        gated=gated,
+        experts=experts,
+        top_k=whole(row, "top_k"),
+        moe_ffn=whole(row, "moe_ffn") or None if experts else None,
+        tied_embeddings=row["tied_embeddings"] == "True" if row["tied_embeddings"] else None,
+        max_seq_len=seq,
+    )
+
+
+def _from_catalog(row: dict[str, str]) -> Model | None:
+    try:
+        model = models.load(row["model"])
+    except MeshwrightError:
+        return None
+    same = (
+        model.num_layers == whole(row, "layers")
+        and model.hidden == whole(row, "hidden")
+        and model.blocks[-1].attention.heads == whole(row, "heads")
+        and (not row["vocab"] or model.vocab == whole(row, "vocab"))
+        and isinstance(model.blocks[-1].mlp, Moe) == bool(whole(row, "experts"))
+    )
+    return model if same else None
+
+
+def _train(row: dict[str, str], framework: Framework) -> Train:
+    dtype = row["dtype"] or "bf16"
+    if dtype not in DTYPE_BYTES:
+        raise MeshwrightError.one("V010", f"compute precision {dtype!r} is not known")
+    lora = row["phase"] == "lora"
+    return Train(
+        global_batch=whole(row, "global_batch_seqs"),
+        seq_len=whole(row, "seq_len"),
+        dtype=dtype,
+        phase=row["phase"] or "pretrain",
+        lora=Lora() if lora else None,
+        dropout=framework.defaults.dropout and not lora,
+    )
+
+
+def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
+    gpus, per_node = whole(row, "num_gpus"), whole(row, "gpus_per_node")
+    if per_node and gpus % per_node == 0:
+        cluster = clusters.load(f"{gpus // per_node}x{per_node}x{row['hardware']}")
+    else:
+        cluster = clusters.load(f"{gpus}x{row['hardware']}")
+    speed = network_gb_s(row["network"], per_node or 8)
+    if speed is None:
+        if cluster.num_devices > (per_node or 8):
+            assumed.append("network")
+        return cluster
+    islands = tuple(
+        msgspec.structs.replace(island, levels=_at_most(island.levels, speed, per_node)) for island in cluster.islands
+    )
+    return msgspec.structs.replace(cluster, islands=islands)
+
+
+def _at_most(levels, speed: float, per_node: int):
+    """The first scale-out level with the row's node bandwidth; those above it scaled alike."""
+    usual = next((level.gb_s for level in levels if level.scale_out), None)
+    if usual is None:
+        return levels
+    inside = 1
+    for level in levels:
+        if level.scale_out:
+            break
+        inside *= level.arity
+    factor = speed * max(1, inside // max(1, per_node)) / usual
+    return tuple(msgspec.structs.replace(v, gb_s=v.gb_s * factor) if v.scale_out else v for v in levels)
+
+
+def network_gb_s(text: str, gpus_per_node: int) -> float | None:
+    """Bandwidth of one node's compute network per direction in GB/s, from a description; None when it says none."""
+    compute = re.split(r"[,;]", text)
+    chosen = next((part for part in compute if "ompute" in part), text)
+    if match := re.search(r"(\d+)\s*x[^0-9]*?(?:[A-Za-z0-9-]*\s+)*?(\d+)\s*G(?:b|B)/(?:s|S)", chosen):
+        return int(match[1]) * int(match[2]) / 8
+    if match := re.search(r"(\d+)\s*Gb/s per GPU", text):
+        return int(match[1]) * gpus_per_node / 8
+    if match := re.search(r"(\d+)\s*Gb/s(?:\s*\([^)]*\))? per node", text):
+        return int(match[1]) / 8
+    return None
+
+
+def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train, assumed: list[str]) -> Plan:
+    """The row's plan; open facets by the framework's defaults."""
+    usual = framework.defaults
+    tp, pp, cp, dp = (max(1, whole(row, axis, 1)) for axis in ("tp", "pp", "cp", "dp"))
+    microbatch = whole(row, "micro_batch_seqs")
+    if not microbatch:
+        microbatch = 4 if pp == 1 else 1
+        assumed.append("microbatch")
+    vpp = whole(row, "vpp")
+    count = train.global_batch // max(1, dp * microbatch)
+    if not vpp:
+        vpp = 2 if pp > 1 and model.num_layers % (2 * pp) == 0 and count % pp == 0 else 1
+        assumed.append("vpp")
+    recompute = row["recompute"] if row["recompute"] in ("none", "selective", "full") else ""
+    if not recompute:
+        recompute = usual.recompute
+        assumed.append("recompute")
+    if not row["attention_kernel"]:
+        assumed.append("attention")
+    sp = row["sequence_parallel"]
+    if not sp:
+        assumed.append("sp")
+    moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    return Plan(
+        layout=Layout(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=cp,
+            zero=whole(row, "zero_stage", 1 if usual.overlap else 0),
+            sp=(sp == "True" if sp else usual.sp) or (moe and tp > 1),
+        ),
+        pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
+        experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
+        memory=Memory(recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention)),
+        precision=Precision(grads=usual.grads, master=_master(row, usual.master)),
+        overlap=Overlap(**{name: name in usual.overlap for name in Overlap.__struct_fields__}),
+    )
+
+
+def _master(row: dict[str, str], usual: str) -> str:
+    """12 bytes of state per parameter are a fp32 master and two moments; 8 are the moments alone."""
+    state = number(row, "optimizer_state_bytes_per_param")
+    return "none" if state == 8 and whole(row, "zero_stage") < 3 else usual
