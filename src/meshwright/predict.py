@@ -86,8 +86,9 @@ def predict(
     run = simulate(plan, model, cluster, train, costs)
     step = run.step_time_s
     who = identity(model, cluster, train, plan, costs, run.lowered.graph)
-    timeline = _timeline(run, who, traced=detail)
-    ranks = rank_memory(run, costs, plan, cluster)
+    ranks = rank_memory(run, costs, plan)
+    timeline = _timeline(run, who, ranks, traced=detail)
+    split = attribution(timeline, run.priced.parts)
     flops, executed = model_flops(model, train), _executed_ratio(run)
     peak = _peak_flops(run, plan, train)
     draws = interval_draws(run)
@@ -103,8 +104,8 @@ def predict(
         tokens_per_s_per_gpu=train.tokens_per_step / step / plan.layout.num_ranks,
         mfu=flops / (peak * step),
         hfu=flops * executed / (peak * step),
-        bubble=timeline.bubble(),
-        attribution=attribution(timeline, run.priced.parts),
+        bubble=split["bubble"] / step,
+        attribution=split,
         memory=ranks,
         sensitivities=sensitivities(run, costs, plan, model, cluster, train) if detail else (),
         assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
@@ -118,19 +119,24 @@ def predict(
     )
 
 
-def _timeline(run: Simulated, who: dict[str, str], *, traced: bool) -> Timeline:
+def _timeline(run: Simulated, who: dict[str, str], ranks: tuple[RankMemory, ...], *, traced: bool) -> Timeline:
     graph, static = run.lowered.graph, run.lowered.static_bytes
+    constant = tuple(held | {c: r.alive[c] for c in OVERHEAD} for held, r in zip(static, ranks))
     return from_times(
         graph,
         run.start_s,
         run.end_s,
         parts={cause: run.priced.parts[:, i] for i, cause in enumerate(CAUSES) if run.priced.parts[:, i].any()},
-        memory=memory.traces(graph, run.start_s, run.end_s, static) if traced else (),
+        memory=memory.traces(graph, run.start_s, run.end_s, constant) if traced else (),
         identity=who,
     )
 
 
-def rank_memory(run: Simulated, costs: Costs, plan: Plan, cluster: Cluster) -> tuple[RankMemory, ...]:
+#: What a rank holds besides the tensors that the plan puts there.
+OVERHEAD = ("allocator slack", "communication buffers", "framework context")
+
+
+def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, ...]:
     """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
     and the communication library hold."""
     graph, framework = run.lowered.graph, costs.framework
@@ -142,9 +148,12 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan, cluster: Cluster) -> t
     for rank, name in enumerate(graph.streams.ranks):
         held = dict(run.lowered.static_bytes[rank])
         held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)} if graph.memory else {}
-        held["allocator slack"] = framework.allocator_slack * sum(held.values())
-        held["communication buffers"] = groups * framework.communicator_bytes
-        held["framework context"] = framework.context_bytes
+        extra = (
+            framework.allocator_slack * sum(held.values()),
+            groups * framework.communicator_bytes,
+            framework.context_bytes,
+        )
+        held |= dict(zip(OVERHEAD, extra))
         out.append(
             RankMemory(
                 rank=name,

@@ -23,6 +23,15 @@ def parse_count(text: str, *, binary_k: bool = False) -> int | None:
     return int(value) if math.isfinite(value) and value == int(value) else None
 
 
+def write_count(value: float) -> str:
+    """A whole number with the largest suffix that keeps it exact: ``15t``, ``300b``, ``1536``."""
+    number = int(value)
+    for suffix, scale in reversed(_SUFFIX.items()):
+        if number >= scale and number % (scale // 10) == 0 and scale > 10**3:
+            return f"{number / scale:g}{suffix}"
+    return str(number)
+
+
 def seconds(value: float) -> str:
     """A duration in the unit that reads best: ``1.23 ms``, ``4.56 s``, ``3.2 h``, ``12.1 days``."""
     for limit, scale, unit in (

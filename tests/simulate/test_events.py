@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_graphs import DURATIONS, graphs
 
 from meshwright.graph import GraphBuilder
 from meshwright.simulate import engine, events
 from meshwright.simulate.events import Transfers
+from random_graphs import DURATIONS, graphs
 
 ONE_EACH = np.ones(1)
 

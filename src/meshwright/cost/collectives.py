@@ -1,101 +1,194 @@
 """Collectives by algorithm over the real tree of levels.
 
-The alpha-beta model (Hockney, 1994; Thakur et al., 2005) per algorithm, the fastest chosen as NCCL does. Over
-several levels a ring passes every child's port once, so the slowest port sets its bandwidth; the pipelined
-tree pays fewer hops; in-network reduction (NVLS, SHARP) halves what crosses each port.
+Every algorithm NCCL has for an operation (ring, tree, in-network reduction; protocols LL, LL128 and Simple) is a
+line, seconds = start + bytes x rate, by the alpha-beta model (Hockney, 1994; Thakur et al., 2005): steps pay a
+level's latency, flows a port's bandwidth. The library picks the fastest, so a collective's price is the lower
+envelope of its lines. Over several levels a ring passes every child's port once, so the slowest port sets its
+bandwidth; a tree (double binary, Sanders et al., 2009) pays the logarithm of the nodes; switches that add up
+(NVLS) halve what crosses each port. The constants are the fabrics' (:mod:`meshwright.cost.fabric`).
 """
 
 from __future__ import annotations
 
-from math import ceil, log2
+from functools import lru_cache
+from math import ceil, log2, sqrt
 
+from meshwright.cost.fabric import Constants, shipped
 from meshwright.work import Collective, Group, Hop
 
-#: Start of one collective kernel, launch to first byte, seconds. NCCL's smallest all-reduce over 2 H100 takes
-#: 6 us and one over 8 takes 15 us (nccl-tests figures of NCCL 2.29): a start plus about 1.4 us per ring step.
-START_S = 4.0e-6
-#: Share of a port's raw bandwidth that large messages reach. NVLink: 322 of 450 GB/s (H100), 193 of 300 (A100),
-#: 601 of 900 (B300) for all-gather over 8 devices of NCCL 2.27-2.29; networks: protocol headers and congestion.
-PORT_EFFICIENCY = {False: 0.72, True: 0.85}
+Line = tuple[float, float]
+"""(seconds at no bytes, seconds per byte) of one algorithm."""
+
+PROTOCOLS = ("ll", "ll128", "simple")
 
 
 def collective_seconds(work: Collective) -> float:
-    """Seconds of one collective on each of its ranks; 0 for a group of one."""
-    group = work.group
-    if group.size <= 1 or work.num_bytes <= 0:
+    """Seconds of one collective on each of its ranks, on fabrics of which only the kind is known; 0 for a group
+    of one."""
+    if work.group.size <= 1 or work.num_bytes <= 0:
         return 0.0
-    return START_S + _ALGORITHMS[work.op](work.num_bytes, group)
+    return envelope(_lines_of_kinds(work.op, work.group), work.num_bytes)
 
 
-def port_bytes_s(hop: Hop) -> float:
-    return hop.gb_s * 1e9 * PORT_EFFICIENCY[hop.scale_out]
+@lru_cache(maxsize=65536)
+def _lines_of_kinds(op: str, group: Group) -> tuple[Line, ...]:
+    return lines(op, group, tuple(shipped().find(hop)[0].constants for hop in group.hops))
 
 
-def _ring_latency(group: Group) -> float:
-    """One trip around: every member is a step, most of them inside the innermost level."""
-    steps = 0.0
-    for hop in group.hops:
-        outer = 1
-        for other in group.hops:
-            if other.below > hop.below:
-                outer *= other.members
-        crossings = (hop.members - 1) * outer if hop.below == 1 else hop.members
-        steps += crossings * hop.latency_us * 1e-6
-    return steps
+def envelope(curve: tuple[Line, ...], num_bytes: float) -> float:
+    """Seconds of the fastest line."""
+    return min(start + num_bytes * rate for start, rate in curve)
 
 
-def _tree_latency(group: Group) -> float:
-    return sum(ceil(log2(h.members)) * h.latency_us * 1e-6 for h in group.hops)
+def lines(op: str, group: Group, fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """The algorithms of an operation on a group of two ranks or more; `fabrics` are its hops' constants."""
+    return _ALGORITHMS[op](group.size, group.hops, fabrics)
 
 
-def _slowest_port(group: Group) -> float:
-    return min(port_bytes_s(h) for h in group.hops)
+def _port(hop: Hop, fabric: Constants) -> float:
+    """Bytes a second a child's port carries while its siblings send too."""
+    return hop.gb_s * 1e9 * min(1.0, (2 / hop.members) ** fabric.contention)
 
 
-def _gather(num_bytes: float, group: Group) -> float:
-    """Ring all-gather or reduce-scatter of `num_bytes` in all; a hierarchical one pays fewer slow steps."""
-    n = group.size
-    flow = (n - 1) / n * num_bytes / _slowest_port(group)
-    return flow + min(_ring_latency(group), _tree_latency(group) + START_S)
+def _ring_steps(hops: tuple[Hop, ...]) -> list[float]:
+    """Steps of one trip around a group at each level; together they are its ranks less one. A torus is walked a
+    dimension at a time; two dimensions are assumed, the fewest there are."""
+    steps, outside = [], 1
+    for hop in reversed(hops):
+        once = 2 * (sqrt(hop.members) - 1) if hop.topology == "torus" else hop.members - 1
+        steps.append(once * outside)
+        outside *= hop.members
+    return steps[::-1]
 
 
-def _all_reduce(num_bytes: float, group: Group) -> float:
-    n = group.size
-    ring = 2 * (n - 1) / n * num_bytes / _slowest_port(group) + 2 * _ring_latency(group)
-    tree = 2 * num_bytes / _slowest_port(group) + 2 * _tree_latency(group) + START_S
-    best = min(ring, tree)
-    if all(h.reduces for h in group.hops):
-        # Switches add up: each port sends the buffer once and receives it once.
-        best = min(best, num_bytes * (n + 1) / n / _slowest_port(group) + 2 * _tree_latency(group) + START_S)
-    return best
+def _tree_steps(hops: tuple[Hop, ...]) -> list[float]:
+    """Steps from a leaf to the root: a chain inside a node, a binary tree over nodes."""
+    return [ceil(log2(h.members)) if h.scale_out else h.members - 1 for h in hops]
 
 
-def _all_to_all(num_bytes: float, group: Group) -> float:
-    """Every child's port carries what its members send outside it; levels work side by side."""
-    n, flow, latency = group.size, 0.0, 0.0
-    for hop in group.hops:
-        outside = num_bytes * hop.below * (1 - hop.below / n)
-        if hop.topology in ("ring", "torus"):
-            outside *= max(1.0, hop.members / 8)  # neighbours only: the bisection carries members/8 of each port
-        flow = max(flow, outside / port_bytes_s(hop))
-        latency += (hop.members - 1 if hop.below == 1 else log2(hop.members)) * hop.latency_us * 0.5e-6
-    return flow + latency
+def _latency(steps: list[float], hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], protocol: str) -> float:
+    of = "step_" + protocol
+    return sum(s * h.latency_us * getattr(f, of) for s, h, f in zip(steps, hops, fabrics)) * 1e-6
 
 
-def _send(num_bytes: float, group: Group) -> float:
-    hop = group.hops[-1]
-    return num_bytes / port_bytes_s(hop) + hop.latency_us * 1e-6
+def _ring(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], op: str) -> list[Line]:
+    """`op` by a ring in each protocol; rounds = 2 for all-reduce (reduce-scatter, then all-gather)."""
+    rounds = 2 if op == "all_reduce" else 1
+    flow = 1.0 if op == "broadcast" else rounds * (n - 1) / n
+    large = "all_gather" if op == "broadcast" else op
+    steps, found = _ring_steps(hops), []
+    for protocol in PROTOCOLS:
+        start = getattr(fabrics[0], f"start_{protocol}_us") * 1e-6
+        share = large if protocol == "simple" else protocol
+        rate = max(flow / (_port(h, f) * getattr(f, share)) for h, f in zip(hops, fabrics))
+        found.append((start + rounds * _latency(steps, hops, fabrics, protocol), rate))
+    return found
 
 
-def _broadcast(num_bytes: float, group: Group) -> float:
-    return num_bytes / _slowest_port(group) + _tree_latency(group)
+def _gather(op: str):
+    """All-gather or reduce-scatter: a ring, and each rank's copy of its own block."""
+
+    def algorithms(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+        own = 1 / n / (_port(hops[0], fabrics[0]) * fabrics[0].own_copy)
+        return tuple((start, rate + own) for start, rate in _ring(n, hops, fabrics, op))
+
+    return algorithms
+
+
+def _all_reduce(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    found = _ring(n, hops, fabrics, "all_reduce")
+    if hops[-1].scale_out:
+        found += _tree(hops, fabrics)
+    if hops[0].reduces:
+        found.append(_in_network(hops, fabrics))
+    return tuple(found)
+
+
+def _nodes(hops: tuple[Hop, ...]) -> list[tuple[Hop, int]]:
+    """The levels outside a node, each with how many of its children the whole group has."""
+    outside, count = [], 1
+    for hop in reversed(hops):
+        count *= hop.members
+        if hop.scale_out:
+            outside.append((hop, count))
+    return outside[::-1]
+
+
+def _tree_flow(count: int) -> float:
+    """Buffers a node sends in a double binary tree: half up and half down, and twice that but at the roots."""
+    return 2 * (count - 1) / count
+
+
+def _tree(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> list[Line]:
+    """A double binary tree over nodes, a chain inside each."""
+    inside = [(h, f) for h, f in zip(hops, fabrics) if not h.scale_out]
+    outside = list(zip(_nodes(hops), fabrics[len(inside) :]))
+    steps, found = _tree_steps(hops), []
+    for protocol in PROTOCOLS:
+        share = protocol if protocol != "simple" else "tree"
+        rates = [_tree_flow(count) / (_port(h, f) * getattr(f, share)) for (h, count), f in outside]
+        rates += [2 / (_port(h, f) * (f.all_reduce if protocol == "simple" else getattr(f, share))) for h, f in inside]
+        start = getattr(fabrics[0], f"start_{protocol}_us") * 1e-6
+        found.append((start + 2 * _latency(steps, hops, fabrics, protocol), max(rates)))
+    return found
+
+
+def _in_network(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> Line:
+    """Switches add up inside a node, each port carrying the buffer and a rank's share of it; trees over nodes."""
+    hop, fabric = hops[0], fabrics[0]
+    rate = (1 + 1 / hop.members) / (_port(hop, fabric) * fabric.in_network)
+    start = fabric.in_network_start_us * 1e-6
+    if len(hops) > 1:
+        outer = [f for h, f in zip(hops, fabrics) if h.scale_out]
+        rate = max(rate, *(_tree_flow(count) / (_port(h, f) * f.tree) for (h, count), f in zip(_nodes(hops), outer)))
+        start += 2 * _latency(_tree_steps(hops)[1:], hops[1:], fabrics[1:], "simple")
+    return start, rate
+
+
+def _distance(hop: Hop) -> float:
+    """Links a byte crosses on average where only neighbours are joined: a quarter of a ring, or of each side of a
+    torus of two dimensions, going either way."""
+    if hop.topology == "ring":
+        return max(1.0, hop.members / 4)
+    return max(1.0, sqrt(hop.members) / 2) if hop.topology == "torus" else 1.0
+
+
+def _exchange(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """All-to-all: small messages one connection to a peer at a time; large ones fill every child's port with what
+    its members send outside it, all levels at once."""
+    small = large = peers = 0.0
+    for hop, fabric in zip(hops, fabrics):
+        outside = hop.below * (1 - hop.below / n) * _distance(hop)
+        port = _port(hop, fabric)
+        large = max(large, outside / (port * fabric.all_to_all))
+        small = max(small, hop.below / n / (port * fabric.exchange_connection))
+        peers += (hop.members - 1) * hop.below * fabric.peer_us
+    hop_s = _latency([1.0] * len(hops), hops, fabrics, "ll") + peers * 1e-6
+    far_s = _latency([1.0] * len(hops), hops, fabrics, "simple") + peers * 1e-6
+    first = fabrics[0]
+    return (first.message_start_us * 1e-6 + hop_s, max(small, large)), (first.message_simple_us * 1e-6 + far_s, large)
+
+
+def _send(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    hop, fabric = hops[-1], fabrics[-1]
+    port = hop.gb_s * 1e9
+    large = 1 / (port * fabric.send)
+    small = max(large, 1 / (port * fabric.send_connection))
+    return (
+        ((fabric.message_start_us + hop.latency_us * fabric.step_ll) * 1e-6, small),
+        ((fabric.message_simple_us + hop.latency_us * fabric.step_simple) * 1e-6, large),
+    )
+
+
+def _broadcast(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    return tuple(_ring(n, hops, fabrics, "broadcast"))
 
 
 _ALGORITHMS = {
     "all_reduce": _all_reduce,
-    "all_gather": _gather,
-    "reduce_scatter": _gather,
-    "all_to_all": _all_to_all,
+    "all_gather": _gather("all_gather"),
+    "reduce_scatter": _gather("reduce_scatter"),
+    "all_to_all": _exchange,
     "send": _send,
     "broadcast": _broadcast,
 }

@@ -10,7 +10,11 @@ from meshwright.lower import Lowered
 from meshwright.lower.layer import graph_of, program
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import durations
+from meshwright.work import Collective
 from meshwright.timeline import Zoom, from_times
+
+
+WORDS = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "backward"}
 
 
 def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
@@ -20,8 +24,9 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
     units = dict.fromkeys(u for c in dict.fromkeys(lowered.stages.compositions) for u in c.units)
     out = []
     for unit in units:
-        label = unit.kind if isinstance(unit.kind, str) else f"layer kind {unit.kind}"
-        mode = "" if unit.recompute == "none" else f" ({unit.recompute} recompute)"
+        several = len(lowered.stages.model.blocks) > 1
+        label = unit.kind if isinstance(unit.kind, str) else "layer" + (f" of kind {unit.kind}" if several else "")
+        mode = "" if unit.recompute == "none" else f" with {unit.recompute} recompute"
         for which in passes:
             pieces = lowered.stages.pieces(unit.kind)
             entries = program(pieces, which, recompute=unit.recompute, overlap_tp=lowered.stages.plan.overlap.tp)
@@ -32,10 +37,22 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
             start, end = times(graph, seconds)
             estimates = [costs.price(e.work, device) for e in entries]
             order = graph.attribute("layer")
+            causes = [
+                e.queue if isinstance(e.work, Collective) else "recompute" if e.again else estimate.cause
+                for e, estimate in zip(entries, estimates)
+            ]
+            parts = {c: np.where([x == c for x in causes], seconds, 0.0) for c in dict.fromkeys(causes)}
             named = msgspec.structs.replace(
                 graph,
                 keys=tuple(f"{e.name} [{estimate.source}]" for e, estimate in zip(entries, estimates)),
                 cost_key=order.astype(np.int32),
             )
-            out.append(Zoom(name=f"{label}, {which}{mode}", timeline=from_times(named, start, end)))
+            out.append(
+                Zoom(
+                    name=f"{WORDS[which]} of the {label}{mode}"
+                    if isinstance(unit.kind, str)
+                    else f"{WORDS[which]} of a {label}{mode}",
+                    timeline=from_times(named, start, end, parts=parts),
+                )
+            )
     return tuple(out)

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.quantity import parse_count
+from meshwright.quantity import parse_count, write_count
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
 DTYPE_BYTES: dict[str, float] = {
@@ -100,7 +100,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         if self.lengths is not None:
             parts.append("lengths=" + ";".join(f"{t}:{s:.6g}" for t, s in zip(self.lengths.tokens, self.lengths.share)))
         if self.tokens:
-            parts.append(f"tokens={self.tokens:.12g}")
+            parts.append(f"tokens={write_count(self.tokens)}")
         if self.lora is not None:
             parts += [f"rank={self.lora.rank}", "targets=" + "+".join(self.lora.targets)]
         if self.dropout:
