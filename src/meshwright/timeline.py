@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph import ATTRIBUTES, KINDS, QUEUES, TaskGraph
+from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES, TaskGraph
 from meshwright.toposort import binding
 
 FORMAT_VERSION = 1
@@ -87,8 +87,9 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return float((self.end_s[chosen] - self.start_s[chosen]).sum())
 
     def bubble(self) -> float:
-        """Share of the compute queues' time, between a rank's first and last task, that is idle: the worst
-        rank's idle time over its active span, as pipeline papers define it."""
+        """Share of the compute queues' time, between a rank's first and last pass, that is idle: (cost - work) / cost,
+        cost the longest such span and work the busiest rank's, as pipeline papers define it (Qi et al. 2401.10241,
+        section 5). The optimizer, which waits for every rank, is no part of it."""
         spans = [self._active(r) for r in range(len(self.ranks))]
         longest = max((last - first for first, last, _ in spans), default=0.0)
         busy = max((b for _, _, b in spans), default=0.0)
@@ -96,6 +97,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     def _active(self, rank: int) -> tuple[float, float, float]:
         chosen = self.of_rank(rank)
+        chosen = chosen[self.kind[chosen] != KIND["optimizer"]]
         if not len(chosen):
             return 0.0, 0.0, 0.0
         return (

@@ -80,7 +80,8 @@ def binding(
 ) -> NDArray:
     """For each task the predecessor whose end let it start, -1 when it started at the beginning.
 
-    Dependencies win ties over the previous task of the own stream: they say more.
+    Dependencies win ties over the previous task of the own stream: they say more. A stream's order is the one its
+    tasks ran in, which on streams that choose is not the graph's.
     """
     n = len(member_ptr) - 1
     num_streams = 0
@@ -88,7 +89,11 @@ def binding(
         num_streams = max(num_streams, member[k] + 1)
     last = np.full(num_streams, -1, np.int64)
     out = np.full(n, -1, np.int64)
-    for i in range(n):
+    order = np.arange(n)
+    if not _ran_as_stored(member_ptr, member, start, num_streams):
+        order = order[np.argsort(end, kind="mergesort")]
+        order = order[np.argsort(start[order], kind="mergesort")]
+    for i in order:
         best, latest = -1, 0.0
         for k in range(member_ptr[i], member_ptr[i + 1]):
             p = last[member[k]]
@@ -101,3 +106,15 @@ def binding(
         if best >= 0 and latest >= start[i] - 1e-12:
             out[i] = best
     return out
+
+
+@njit(cache=True)
+def _ran_as_stored(member_ptr: NDArray, member: NDArray, start: NDArray, num_streams: int) -> bool:
+    """Whether the tasks of every stream started in the order in which they are stored."""
+    last = np.zeros(num_streams)
+    for i in range(len(start)):
+        for k in range(member_ptr[i], member_ptr[i + 1]):
+            if start[i] < last[member[k]]:
+                return False
+            last[member[k]] = start[i]
+    return True
