@@ -1,0 +1,119 @@
+"""Small models, clusters and random plans for property tests."""
+
+from typing import NamedTuple
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from meshwright import plan as plans
+from meshwright import schedules
+from meshwright.plan import Plan
+from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.spec import cluster
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model, load, transformer
+from meshwright.spec.workload import Train
+
+GPT = transformer(layers=12, hidden=256, heads=8, vocab=1024, max_seq_len=128, name="gpt")
+LLAMA = transformer(layers=12, hidden=256, heads=8, kv_heads=4, ffn=512, vocab=1024, gated=True, name="llama")
+MIXTURE = transformer(
+    layers=12,
+    hidden=256,
+    heads=8,
+    ffn=512,
+    vocab=1024,
+    gated=True,
+    experts=8,
+    top_k=2,
+    moe_ffn=128,
+    shared_ffn=128,
+    dense_layers=1,
+    name="mixture",
+)
+LATENT = load(
+    "deepseek-v2-lite", num_hidden_layers=8, hidden_size=256, num_attention_heads=8, n_routed_experts=8, vocab_size=1024
+)
+MODELS = (GPT, LLAMA, MIXTURE, LATENT)
+CLUSTERS = {name: cluster.load(name) for name in ("64xh100", "64xa100-80", "32xa100-80 + 32xh100")}
+PRECISIONS = ("", "fp32", "fp16", "bf16", "fp8")
+SCHEDULES = (*schedules.families(), "2bp:1f1b", "2bp:interleaved")
+
+
+class Question(NamedTuple):
+    """What a prediction is asked for."""
+
+    plan: Plan
+    model: Model
+    where: Cluster
+    train: Train
+
+    def __repr__(self) -> str:
+        return f"{self.model.name} on {self.where.name}, {self.train.text()}: {self.plan}"
+
+
+@st.composite
+def plans_in_words(draw):
+    """Any plan that can be said, legal or not."""
+    one_of, count = lambda *values: draw(st.sampled_from(values)), st.integers(1, 64)
+    family = schedules.get(one_of(*SCHEDULES))
+    zero = one_of(0, 1, 2, 3)
+    vpp = one_of(*(family.vpps or (1, 2, 3, 4)))
+    return plans.Plan(
+        layout=plans.Layout(
+            tp=draw(count),
+            pp=draw(count),
+            dp=draw(st.integers(0, 64)),
+            cp=draw(count),
+            sp=draw(st.booleans()),
+            zero=zero,
+            shard=one_of(0, 1, 8) if zero else 0,
+            order=tuple(draw(st.permutations(DEFAULT_ORDER))),
+            stages=tuple(draw(st.lists(count, max_size=4))),
+        ),
+        pipeline=plans.Pipeline(schedule=family.name, vpp=vpp, microbatch=draw(count)),
+        sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS)),
+        experts=plans.Experts(ep=draw(count), etp=draw(st.integers(0, 8)), imbalance=one_of(1.0, 1.25, 2.0)),
+        memory=plans.Memory(
+            recompute=one_of(*RECOMPUTE_MODES), layers=draw(st.integers(0, 8)), attention=one_of(*ATTENTION_KERNELS)
+        ),
+        precision=plans.Precision(
+            compute=one_of(*PRECISIONS, "fp8_block", "mxfp8", "nvfp4"),
+            grads=one_of("fp32", "bf16"),
+            master=one_of("fp32", "none"),
+            moments=one_of("fp32", "bf16", "fp8"),
+        ),
+        overlap=plans.Overlap(dp=draw(st.booleans()), tp=draw(st.booleans()), pp=draw(st.booleans())),
+    )
+
+
+@st.composite
+def legal_plans(draw, models=MODELS, clusters=tuple(CLUSTERS)):
+    """A question that `check` has nothing against."""
+    one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    model, where = one_of(*models), CLUSTERS[one_of(*clusters)]
+    family = schedules.get(one_of(*SCHEDULES))
+    tp, pp, cp, dp = one_of(1, 2, 4), one_of(1, 2, 4), one_of(1, 1, 2), one_of(1, 2, 4)
+    zero, microbatch = one_of(0, 1, 2, 3), one_of(1, 2)
+    moe = model in (MIXTURE, LATENT)
+    plan = plans.Plan(
+        layout=plans.Layout(
+            tp=tp,
+            pp=pp,
+            dp=dp,
+            cp=cp,
+            sp=moe or draw(st.booleans()),
+            zero=zero,
+            shard=one_of(0, 1, 2) if zero else 0,
+            order=one_of(DEFAULT_ORDER, ("tp", "cp", "pp", "dp")),
+        ),
+        pipeline=plans.Pipeline(schedule=family.name, vpp=one_of(*(family.vpps or (1, 2))), microbatch=microbatch),
+        sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS)),
+        experts=plans.Experts(ep=one_of(1, 2, 4), etp=one_of(0, 1)) if moe else plans.Experts(),
+        memory=plans.Memory(recompute=one_of(*RECOMPUTE_MODES), attention=one_of(*ATTENTION_KERNELS)),
+        precision=plans.Precision(compute=one_of(*PRECISIONS), master=one_of("fp32", "none")),
+        overlap=plans.Overlap(dp=draw(st.booleans()), tp=draw(st.booleans()), pp=draw(st.booleans())),
+    )
+    num_microbatches = pp * one_of(2, 4)
+    train = Train(global_batch=dp * microbatch * num_microbatches, seq_len=128, dropout=draw(st.booleans()))
+    assume(not plans.check(plan, model, where, train))
+    return Question(plan, model, where, train)

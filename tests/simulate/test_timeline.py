@@ -1,0 +1,124 @@
+"""Timelines: the critical path, attribution, exposed communication, memory over time."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from meshwright.graph import GraphBuilder
+from meshwright.predict import predict
+from meshwright.simulate import events, memory
+from meshwright.simulate.engine import times
+from meshwright.timeline import from_times
+from random_plans import legal_plans
+
+
+@settings(max_examples=60)
+@given(legal_plans())
+def test_for_any_legal_plan_the_parts_add_up_and_the_critical_path_spans_the_step(question):
+    plan, model, where, train = question
+    found = predict(model, where, train, plan, detail=False)
+    line, step = found.timeline, found.step_time_s
+    assert sum(found.attribution.values()) == pytest.approx(step, rel=1e-9)
+    assert min(found.attribution.values()) >= -1e-12
+    path = line.critical_path()
+    assert line.start_s[path[0]] == 0.0 and line.end_s[path[-1]] == step
+    np.testing.assert_array_equal(line.start_s[path[1:]], line.end_s[path[:-1]])
+    low, high = found.step_time_interval_s
+    assert 0 < low <= step <= high
+    assert 0 < found.mfu <= found.hfu and found.bound_s <= step
+    assert 0 <= found.bubble < 1
+    for held in found.memory:
+        assert held.peak_bytes == pytest.approx(sum(held.alive.values())) and min(held.alive.values()) >= 0
+
+
+@settings(max_examples=25)
+@given(legal_plans())
+def test_what_is_allocated_is_freed_and_the_peak_is_that_of_the_trace(question):
+    plan, model, where, train = question
+    found = predict(model, where, train, plan)
+    for rank, (trace, held) in enumerate(zip(found.timeline.memory, found.memory)):
+        moving = ("activations", "workspace")
+        static = sum(b[0] for c, b in zip(trace.categories, trace.num_bytes) if c not in moving)
+        peak, _, alive = trace.peak()
+        assert trace.total[-1] == pytest.approx(static, rel=1e-9), rank
+        assert (trace.num_bytes >= -1e-3).all()
+        for category in moving:
+            assert held.alive[category] == pytest.approx(alive[category])
+        overhead = ("allocator slack", "communication buffers", "framework context")
+        assert held.peak_bytes - sum(held.alive[name] for name in overhead) == pytest.approx(peak)
+
+
+def hidden_and_exposed():
+    """2 s of compute, 3 s of exchange that starts with it, then 1 s of compute that needs both."""
+    builder = GraphBuilder(("r",))
+    first = builder.add("op", "two", builder.stream(0, "compute"))
+    exchange = builder.add("all_reduce", "three", builder.stream(0, "dp"))
+    builder.add("op", "one", builder.stream(0, "compute"), [first, exchange])
+    graph = builder.build()
+    return from_times(graph, *times(graph, np.array([2.0, 3.0, 1.0])))
+
+
+def test_exposed_communication_is_what_no_compute_runs_beside():
+    line = hidden_and_exposed()
+    assert line.makespan_s == 4.0
+    assert line.exposed_comm(0) == {"dp": 1.0}
+    assert line.busy_s(0) == 3.0
+    assert [line.names([s])[0] for s in line.critical_path()] == ["all_reduce", "op"]
+
+
+def test_a_collective_is_one_task_with_a_span_on_every_member():
+    builder = GraphBuilder(("a", "b"))
+    early = builder.add("op", "one", builder.stream(0, "compute"))
+    late = builder.add("op", "two", builder.stream(1, "compute"))
+    both = [builder.stream(0, "dp"), builder.stream(1, "dp")]
+    builder.add("all_reduce", "one", both, [early, late])
+    graph = builder.build()
+    line = from_times(graph, *times(graph, np.array([1.0, 2.0])))
+    spans = np.flatnonzero(line.task == 2)
+    assert line.rank[spans].tolist() == [0, 1]
+    assert line.start_s[spans].tolist() == [2.0, 2.0]  # when the slower member is ready
+    assert line.rank[line.critical_path()[0]] == 1
+
+
+def test_the_critical_path_follows_the_order_that_ran_not_the_order_of_the_graph():
+    # On a stream that chooses, the second task runs first: it is ready at 0, the first only at 4 s.
+    builder = GraphBuilder(("0", "1"))
+    late = builder.add("op", "slow", builder.stream(1, "compute"))
+    builder.add("op", "fast", builder.stream(0, "compute"), [late])
+    builder.add("op", "long", builder.stream(0, "compute"))
+    graph = builder.build()
+    spans = events.times(graph, np.array([4.0, 1.0, 5.0]), policies=("priority", "priority"))
+    line = from_times(graph, *spans)
+    path = line.critical_path()
+    assert [line.keys[line.cost_key[s]] for s in path] == ["long", "fast"]
+    np.testing.assert_array_equal(line.start_s[path[1:]], line.end_s[path[:-1]])
+
+
+def test_peak_memory_is_the_hand_counted_one():
+    # two tasks of 1 s: the first allocates 10 at its start, the second 5, the first's are freed when the second ends
+    builder = GraphBuilder(("r",))
+    a = builder.add("op", "one", builder.stream(0, "compute"))
+    b = builder.add("op", "one", builder.stream(0, "compute"))
+    builder.memory([a], 0, False, 10.0, "activations")
+    builder.memory([b], 0, False, 5.0, "workspace")
+    builder.memory([b], 0, True, -10.0, "activations")
+    builder.memory([b], 0, True, -5.0, "workspace")
+    graph = builder.build()
+    start, end = times(graph, np.array([1.0]))
+    at, alive = memory.peaks(graph, start, end, 1)
+    assert at.tolist() == [1.0] and alive.tolist() == [[10.0, 5.0]]
+    (trace,) = memory.traces(graph, start, end, ({"parameters": 100.0},))
+    assert trace.time_s.tolist() == [0.0, 1.0, 2.0]
+    assert trace.total.tolist() == [110.0, 115.0, 100.0]
+    assert trace.peak() == (115.0, 1.0, {"parameters": 100.0, "activations": 10.0, "workspace": 5.0})
+
+
+def test_what_is_freed_and_allocated_at_one_instant_is_not_counted_twice():
+    builder = GraphBuilder(("r",))
+    a = builder.add("op", "one", builder.stream(0, "compute"))
+    b = builder.add("op", "one", builder.stream(0, "compute"))
+    for task in (a, b):
+        builder.memory([task], 0, False, 8.0, "workspace")
+        builder.memory([task], 0, True, -8.0, "workspace")
+    graph = builder.build()
+    assert memory.peaks(graph, *times(graph, np.array([1.0])), 1)[1].tolist() == [[8.0]]
