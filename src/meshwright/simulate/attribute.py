@@ -32,18 +32,38 @@ def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:
     new_rank = np.append(True, rank[1:] != rank[:-1])
     gap = start - np.where(new_rank, 0.0, np.append(0.0, end[:-1]))
     late = timeline.waited_for[spans]
-    # A collective that waited for the slowest rank was only in flight for its own length; the rest is waiting.
-    flight = np.where(late >= 0, np.minimum(gap, timeline.end_s[late] - timeline.start_s[late]), 0.0)
     queue = np.where(late >= 0, timeline.queue[late], -1)
-    moved = {
-        name: float((flight * share)[(queue == first) | (queue == second)].sum())
-        for name, (first, second) in {"dp": _DP, "pp": _PP}.items()
-    }
+    exchange, message = (np.isin(queue, which) for which in (_DP, _PP))
+    # A message that waited for its turn was only in flight for its own length; the rest is waiting. An exchange is
+    # often the last of several, so what counts is when this rank's exchange queues were busy.
+    flight = np.where(message, np.minimum(gap, timeline.end_s[late] - timeline.start_s[late]), 0.0)
+    flight[exchange] = _exchanging(timeline, rank[exchange], start[exchange] - gap[exchange], start[exchange])
+    moved = {"dp": float((flight * share)[exchange].sum()), "pp": float((flight * share)[message].sum())}
     for name, seconds in moved.items():
         total[NAMES.index(name)] += seconds
     total[NAMES.index("bubble")] += float((gap * share).sum()) - sum(moved.values())
     total += _tails(timeline, rank, end, weight, makespan)
     return dict(zip(NAMES, total.tolist()))
+
+
+def _exchanging(timeline: Timeline, rank: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+    """Seconds of each interval [begin, end) in which the rank it is on had an exchange running."""
+    out = np.zeros(len(rank))
+    spans = np.flatnonzero(np.isin(timeline.queue, _DP))
+    spans = spans[np.argsort(timeline.start_s[spans], kind="stable")]
+    for r in np.unique(rank):
+        mine, asked = spans[timeline.rank[spans] == r], rank == r
+        last = np.maximum.accumulate(timeline.end_s[mine])
+        first = np.maximum(timeline.start_s[mine], np.append(0.0, last[:-1]))  # where the two queues overlap, once
+        length = np.maximum(last - first, 0.0)
+        before = np.cumsum(length) - length
+
+        def busy_until(t: np.ndarray, first=first, length=length, before=before) -> np.ndarray:
+            k = np.maximum(np.searchsorted(first, t, side="right") - 1, 0)
+            return before[k] + np.clip(t - first[k], 0.0, length[k])
+
+        out[asked] = busy_until(end[asked]) - busy_until(begin[asked])
+    return out
 
 
 def _tails(timeline: Timeline, rank: np.ndarray, end: np.ndarray, weight: np.ndarray, makespan: float) -> np.ndarray:
