@@ -13,9 +13,9 @@ from meshwright.simulate.engine import times
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
+from random_plans import CLUSTERS, LLAMA, legal_plans
 
 TRAIN = Train(global_batch=16, seq_len=128)
-from random_plans import CLUSTERS, LLAMA, legal_plans
 
 
 @settings(max_examples=60)
