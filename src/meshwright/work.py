@@ -89,10 +89,12 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Elementwise(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory-bound kernels: total bytes read and written, and how many kernels share them."""
+    """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
+    ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation)."""
 
     num_bytes: float
     kernels: int = 1
+    fused: bool = False
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True):

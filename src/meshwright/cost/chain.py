@@ -66,6 +66,9 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
+        if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
+            passes = self.framework.elementwise_passes
+            work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
         for link in self._links:
             answer = link(work, device)
             if answer is not None:

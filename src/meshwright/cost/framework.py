@@ -35,7 +35,9 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a framework adds to a step's kernels.
 
-    ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small layer is bound by).
+    ``elementwise_passes``: bytes its memory-bound kernels move over what fused ones need (1 = every chain of
+    pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
+    layer is bound by).
     ``host_us_per_pass``: CPU time per microbatch and pass over a stage that nothing hides (schedule bookkeeping,
     waiting on messages). ``context_bytes``: device memory a process holds before the first tensor (CUDA context,
     library workspaces). ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over
@@ -45,6 +47,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     title: str = ""
     aliases: tuple[str, ...] = ()
+    elementwise_passes: float = 1.0
     host_us_per_kernel: float = 5.0
     host_us_per_pass: float = 0.0
     context_bytes: float = 1.0 * 2**30

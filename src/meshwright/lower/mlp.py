@@ -126,8 +126,8 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
         pieces.append(
             Piece(
                 name=f"{name} quantise",
-                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1)),
-                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2)),
+                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), fused=True),
+                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), fused=True),
             )
         )
     pieces.append(

@@ -102,8 +102,8 @@ def linear(c: Context, name: str, n: int, k: int, *, m: float | None = None, tar
         pieces.append(
             Piece(
                 name=f"{name} quantise",
-                forward=Elementwise(num_bytes=m * k * (e + 1)),
-                backward=Elementwise(num_bytes=m * n * (e + 2)),
+                forward=Elementwise(num_bytes=m * k * (e + 1), fused=True),
+                backward=Elementwise(num_bytes=m * n * (e + 2), fused=True),
             )
         )
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0

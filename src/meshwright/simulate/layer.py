@@ -14,7 +14,7 @@ from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
 from meshwright.simulate.engine import times
 from meshwright.spec.hardware import Device
-from meshwright.work import Elementwise
+from meshwright.work import Elementwise, Work
 
 #: Causes a duration is made of; the attribution of a step is a sum of these (and the bubble).
 CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", "tp", "cp", "ep", "pp", "dp")
@@ -36,6 +36,13 @@ def durations(entries: list[Entry], device: Device, costs: Costs) -> np.ndarray:
     return np.array([costs.price(e.work, device).seconds for e in entries])
 
 
+def _kernels(work: Work, costs: Costs) -> float:
+    """Kernels the host issues for a work item."""
+    if not isinstance(work, Elementwise):
+        return 1
+    return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
+
+
 def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     """Simulate a pass over one layer and say what its time is made of."""
     parts = np.zeros(len(CAUSES))
@@ -47,14 +54,14 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     entry_of = graph.attribute("layer")
     ended = np.empty(len(entries))
     ended[entry_of] = end
-    clock, kernels, flops = 0.0, 0, 0.0
+    clock, kernels, flops = 0.0, 0.0, 0.0
     for position, index in enumerate(entry_of):
         entry = entries[index]
         if entry.queue != "compute":
             kernels += 1
             continue
         estimate = costs.price(entry.work, device)
-        kernels += entry.work.kernels if isinstance(entry.work, Elementwise) else 1
+        kernels += _kernels(entry.work, costs)
         flops += getattr(entry.work, "flops", 0.0)
         gap = start[position] - clock
         if gap > 0:

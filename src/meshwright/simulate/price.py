@@ -110,5 +110,5 @@ class Pricer:
         moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
         grads = STORED_BYTES[precision.grads]
         per_param = grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
-        work = Elementwise(num_bytes=key.params * per_param, kernels=8)
+        work = Elementwise(num_bytes=key.params * per_param, kernels=8, fused=True)
         return self.costs.price(work, self.devices[key.device]).seconds

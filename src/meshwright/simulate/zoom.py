@@ -10,9 +10,8 @@ from meshwright.lower import Lowered
 from meshwright.lower.layer import graph_of, program
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import durations
-from meshwright.work import Collective
 from meshwright.timeline import Zoom, from_times
-
+from meshwright.work import Collective
 
 WORDS = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "backward"}
 
