@@ -54,8 +54,9 @@ class Costs:
         """The same costs with one class of work, one level of links, or the host `factor` times faster."""
         framework = self.framework
         if name == "host":
-            host = framework.host_us_per_kernel / factor
-            framework = msgspec.structs.replace(framework, host_us_per_kernel=host)
+            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass")
+            faster = {field: getattr(framework, field) / factor for field in times}
+            framework = msgspec.structs.replace(framework, **faster)
         return _Faster(self, framework, name, factor)
 
     def price(self, work: Work, device: Device) -> Estimate:

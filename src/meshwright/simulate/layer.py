@@ -54,14 +54,15 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     entry_of = graph.attribute("layer")
     ended = np.empty(len(entries))
     ended[entry_of] = end
-    clock, kernels, flops = 0.0, 0.0, 0.0
+    framework = costs.framework
+    clock, issue, flops = 0.0, 0.0, 0.0
     for position, index in enumerate(entry_of):
         entry = entries[index]
         if entry.queue != "compute":
-            kernels += 1
+            issue += framework.host_us_per_collective * 1e-6
             continue
         estimate = costs.price(entry.work, device)
-        kernels += _kernels(entry.work, costs)
+        issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
         flops += getattr(entry.work, "flops", 0.0)
         gap = start[position] - clock
         if gap > 0:
@@ -77,7 +78,6 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
         parts[CAUSE[queue]] += hidden * contention(device)
     total = float(parts.sum())
-    issue = kernels * costs.framework.host_us_per_kernel * 1e-6
     if issue > total:
         parts[CAUSE["host"]] += issue - total
     return LayerCost(parts=parts, flops=flops)
