@@ -7,7 +7,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, standard
 from meshwright.cost.chain import ROOFLINE_SIGMA
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
@@ -72,7 +72,7 @@ def predict(
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 
-    `costs` prices work items (default: the roofline with the catalog's published efficiencies). Without `detail`
+    `costs` prices work items (default: :func:`meshwright.cost.standard`). Without `detail`
     the sensitivities and the layer zooms are left out, which a search does not need.
 
     Raises:
@@ -82,7 +82,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    costs = costs or Costs()
+    costs = costs or standard()
     run = simulate(plan, model, cluster, train, costs)
     step = run.step_time_s
     who = identity(model, cluster, train, plan, costs, run.lowered.graph)

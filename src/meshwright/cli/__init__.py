@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "diff": "Why two predictions, plans, clusters or models differ",
     "explain": "What a word or an error code means",
+    "validate": "How wrong the predictions are, on measured runs",
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 

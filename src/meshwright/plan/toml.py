@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from meshwright import schedules
+from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
 from meshwright.plan.text import PLAIN_WORDS, VALUE_WORDS, read
@@ -44,15 +45,12 @@ def dump(plan: Plan) -> str:
 
 
 def save(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; the old one stays whole until the new one is."""
-    path = Path(path)
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_text(dump(plan), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise MeshwrightError.one("P004", f"cannot write the plan: {error.strerror}", place=str(path)) from None
+    """Write a plan file whole or not at all.
+
+    Raises:
+        MeshwrightError: X104 when it cannot be written.
+    """
+    write_bytes(path, dump(plan).encode())
 
 
 def load(path: str | Path) -> Plan:

@@ -13,10 +13,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from meshwright.atomic import write_bytes
 from meshwright.prediction import FORMAT_VERSION, Prediction
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import charts, columns, facts, palette
-from meshwright.trace.atomic import write_bytes
 
 STYLES = ("base.css", "charts.css", "timeline.css")
 SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "start.js")

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from meshwright.atomic import write_bytes
 from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES
 from meshwright.timeline import Timeline
-from meshwright.trace.atomic import write_bytes
 
 FORMAT_VERSION = 1
 #: The version of the trace schema that Kineto writes.

@@ -1,0 +1,124 @@
+"""Predicting measured training steps: one answer per row, made without looking at what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs, Framework
+from meshwright.cost.roofline import peak_flops
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan, check
+from meshwright.predict import OVERHEAD, Simulated, interval_draws, rank_memory, simulate
+from meshwright.validate.cases import Case, case
+
+#: Quantiles of the 80% interval.
+INTERVAL = (0.1, 0.9)
+#: What an assumed facet could have been instead: the interval covers these too.
+ALTERNATIVES: dict[str, tuple[tuple[str, str, tuple[object, ...]], ...]] = {
+    "recompute": (("memory", "recompute", ("none", "selective", "full")),),
+    "attention": (("memory", "attention", ("flash", "unfused")),),
+    "microbatch": (("pipeline", "microbatch", (1, 2, 4, 8)),),
+    "vpp": (("pipeline", "vpp", (1, 2, 4)),),
+    "sp": (("layout", "sp", (True, False)),),
+}
+
+
+class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What is predicted for one row; ``unsupported`` says why not, and then the rest is empty.
+
+    ``allocated_bytes`` is what the framework's allocator holds in tensors at the peak, ``reserved_bytes`` with its
+    slack; both of the fullest rank. ``trivial_s`` is 6 N D / (n peak 0.5) times the pipeline's bubble.
+    """
+
+    id: str
+    unsupported: str = ""
+    plan: str = ""
+    step_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+    trivial_s: float = 0.0
+    fits: bool = True
+    allocated_bytes: float = 0.0
+    reserved_bytes: float = 0.0
+    assumed: tuple[str, ...] = ()
+
+
+def answers(
+    rows: Iterable[dict[str, str]], costs_of: Callable[[Framework], Costs]
+) -> Iterator[tuple[dict[str, str], StepAnswer]]:
+    """Each row with its answer; `costs_of` prices for a framework and is shared by all rows of one."""
+    shared: dict[str, Costs] = {}
+    for row in rows:
+        try:
+            asked = case(row)
+            costs = shared.get(asked.framework.name)
+            if costs is None:
+                costs = shared[asked.framework.name] = costs_of(asked.framework)
+            yield row, answer(row["id"], asked, costs)
+        except MeshwrightError as error:
+            first = error.diagnostics[0]
+            yield row, StepAnswer(id=row["id"], unsupported=f"{first.code}: {first.message}")
+
+
+def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
+    """The prediction for one question.
+
+    Raises:
+        MeshwrightError: when the plan is not legal.
+    """
+    found = check(asked.plan, asked.model, asked.cluster, asked.train)
+    if found:
+        raise MeshwrightError(found)
+    run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs)
+    ranks = rank_memory(run, costs, asked.plan)
+    fullest = max(ranks, key=lambda r: r.peak_bytes)
+    tensors = sum(size for name, size in fullest.alive.items() if name not in OVERHEAD)
+    low, high = _interval(run, asked, costs)
+    return StepAnswer(
+        id=row_id,
+        plan=asked.plan.text(),
+        step_s=run.step_time_s,
+        low_s=low,
+        high_s=high,
+        trivial_s=trivial(asked),
+        fits=all(r.headroom_bytes >= 0 for r in ranks),
+        allocated_bytes=tensors,
+        reserved_bytes=tensors + fullest.alive["allocator slack"],
+        assumed=asked.assumed,
+    )
+
+
+def _interval(run: Simulated, asked: Case, costs: Costs) -> tuple[float, float]:
+    """The 80% interval, widened by what the assumed facets could have been."""
+    step = run.step_time_s
+    low, high = (float(q) for q in np.quantile(interval_draws(run), INTERVAL))
+    others = [step]
+    for name in asked.assumed:
+        for plan in _variants(asked.plan, name):
+            if not check(plan, asked.model, asked.cluster, asked.train):
+                others.append(simulate(plan, asked.model, asked.cluster, asked.train, costs).step_time_s)
+    return min(low, low * min(others) / step), max(high, high * max(others) / step)
+
+
+def _variants(plan: Plan, name: str) -> Iterator[Plan]:
+    for facet, field, values in ALTERNATIVES.get(name, ()):
+        current = getattr(plan, facet)
+        for value in values:
+            if value != getattr(current, field):
+                changed = {field: value}
+                if field == "vpp":
+                    changed["schedule"] = "interleaved" if value > 1 else "1f1b"
+                yield msgspec.structs.replace(plan, **{facet: msgspec.structs.replace(current, **changed)})
+
+
+def trivial(asked: Case) -> float:
+    """The three-line formula every planner has to beat: 6 N D at half the peak, stretched by the bubble."""
+    layout, pipeline = asked.plan.layout, asked.plan.pipeline
+    peak = peak_flops(asked.cluster.device_of(0), "fp32" if asked.train.dtype == "fp32" else "bf16")
+    work = 6.0 * asked.model.active_params * asked.train.tokens_per_step
+    count = max(1, asked.plan.num_microbatches(asked.train.global_batch))
+    bubble = 1 + (layout.pp - 1) / (pipeline.vpp * count)
+    return work / (layout.num_ranks * peak * 0.5) * bubble
