@@ -117,7 +117,8 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
         # under a pipeline gradients accumulate whole until the last microbatch, whatever the stage
         out["gradients"] += trained * grads / (n if layout.zero >= 2 and layout.pp == 1 else 1)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
-        out["parameters"] += 2 * params.low * DTYPE_BYTES[compute]  # the quantised weight and its transpose
+        # the quantised weight and its transpose; a frozen base needs no 16-bit copy beside them
+        out["parameters"] += params.low * (2 * DTYPE_BYTES[compute] - (weight if train.lora else 0.0))
     return out
 
 

@@ -50,7 +50,7 @@ def case(row: dict[str, str]) -> Case:
         MeshwrightError: when the row cannot be expressed, with the reason.
     """
     assumed: list[str] = []
-    framework = load_framework(row["framework"])
+    framework = load_framework(" ".join([row["framework"], *_version(row)]))
     model = _model(row, assumed)
     train = _train(row, framework)
     return Case(
@@ -61,6 +61,11 @@ def case(row: dict[str, str]) -> Case:
         framework=framework,
         assumed=tuple(assumed),
     )
+
+
+def _version(row: dict[str, str]) -> list[str]:
+    """The software version a row's flags record, where the framework's name does not (``era_C``)."""
+    return [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
 
 
 def _model(row: dict[str, str], assumed: list[str]) -> Model:

@@ -11,7 +11,9 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facets import RECOMPUTE_MODES
 from meshwright.predict import OVERHEAD, Simulated, interval_draws, rank_memory, simulate
+from meshwright.prediction import RankMemory
 from meshwright.validate.cases import Case, case
 
 #: Quantiles of the 80% interval.
@@ -72,8 +74,7 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
     found = check(asked.plan, asked.model, asked.cluster, asked.train)
     if found:
         raise MeshwrightError(found)
-    run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs)
-    ranks = rank_memory(run, costs, asked.plan)
+    asked, run, ranks = _run(asked, costs)
     fullest = max(ranks, key=lambda r: r.peak_bytes)
     tensors = sum(size for name, size in fullest.alive.items() if name not in OVERHEAD)
     low, high = _interval(run, asked, costs)
@@ -89,6 +90,20 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
         reserved_bytes=tensors + fullest.alive["allocator slack"],
         assumed=asked.assumed,
     )
+
+
+def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, ...]]:
+    """The question simulated. A recompute mode nobody recorded is the one that repeats least and still fits: that is
+    how it is chosen in practice."""
+    modes = RECOMPUTE_MODES if "recompute" in asked.assumed else (asked.plan.memory.recompute,)
+    for mode in modes:
+        memory = msgspec.structs.replace(asked.plan.memory, recompute=mode)
+        tried = msgspec.structs.replace(asked, plan=msgspec.structs.replace(asked.plan, memory=memory))
+        run = simulate(tried.plan, tried.model, tried.cluster, tried.train, costs)
+        ranks = rank_memory(run, costs, tried.plan)
+        if all(r.headroom_bytes >= 0 for r in ranks):
+            break
+    return tried, run, ranks
 
 
 def _interval(run: Simulated, asked: Case, costs: Costs) -> tuple[float, float]:
