@@ -43,11 +43,16 @@ def add_memory(
                 builder.memory(last[at], where[at], True, after - saved[stage], "activations")
             builder.memory(first[at], where[at], False, working[stage], "workspace")
             builder.memory(last[at], where[at], True, -working[stage], "workspace")
-    return tuple(_static(stages, actions, r) for _ in computes for r in range(stages.plan.layout.pp))
+    return constant_bytes(stages, actions) * len(computes)
+
+
+def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:
+    """Constant bytes of every pipeline rank by category: the state of the stages it holds, and ZeRO-3's gathered
+    copies."""
+    return tuple(_static(stages, actions, r) for r in range(stages.plan.layout.pp))
 
 
 def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
-    """Constant bytes of a pipeline rank: the state of the stages it holds, and ZeRO-3's gathered copies."""
     plan = stages.plan
     held = [s for s, ranks in enumerate(actions.stage_ranks) if rank in ranks]
     out: dict[str, float] = {}

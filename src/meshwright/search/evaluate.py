@@ -1,0 +1,109 @@
+"""Evaluate a plan: its step time, to the last bit what ``predict`` says, and how much memory it leaves.
+
+Plans of one structure share a graph (:mod:`meshwright.search.skeleton`), plans of one context share their layers
+(:mod:`meshwright.search.layers`); what is left for one more plan is to put durations together and run the clock.
+On unequal devices a plan is lowered and simulated on its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.lower import Lowered, lower
+from meshwright.lower.place import Mesh
+from meshwright.lower.residency import constant_bytes
+from meshwright.lower.stages import Composition, Stages
+from meshwright.lower.state import Activations
+from meshwright.plan import Plan
+from meshwright.predict import Simulated, rank_memory, simulate
+from meshwright.search.layers import Book, Layers, SharedPricer
+from meshwright.search.skeleton import Skeleton, structure
+from meshwright.simulate.engine import times
+from meshwright.simulate.price import Priced
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+class Evaluated(NamedTuple):
+    """Seconds of a step, and capacity less peak memory of the fullest rank (negative: it does not fit)."""
+
+    step_time_s: float
+    headroom_bytes: float
+
+    @property
+    def fits(self) -> bool:
+        return self.headroom_bytes >= 0
+
+
+class Evaluator:
+    """Evaluates the plans of one question."""
+
+    def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
+        self.model, self.cluster, self.train = model, cluster, train
+        self.costs = costs or Costs()
+        self.layers = Layers(model, cluster, train, self.costs)
+        self._skeletons: dict[tuple, Skeleton] = {}
+        self.num_evaluated = 0
+
+    def __call__(self, plan: Plan) -> Evaluated:
+        """The plan must be legal, with ``dp`` filled in."""
+        self.num_evaluated += 1
+        same = None
+        if len(self.cluster.islands) == 1:
+            same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
+        if same is None:
+            return self._judged(simulate(plan, self.model, self.cluster, self.train, self.costs), plan)
+        skeleton = self._skeletons.get(same)
+        if skeleton is None:
+            skeleton = Skeleton(lower(plan, self.model, self.cluster, self.train))
+            self._skeletons[same] = skeleton
+        return self._retimed(plan, skeleton)
+
+    def _retimed(self, plan: Plan, skeleton: Skeleton) -> Evaluated:
+        mesh = self.layers.mesh(plan)
+        book = self.layers.book(plan, mesh)
+        stages = self.layers.stages(plan, mesh)
+        stages.compositions = skeleton.compositions
+        keys = skeleton.keys(stages, mesh)
+        pricer = SharedPricer(stages, mesh, self.costs, book)
+        parts = np.array([pricer.row(key) for key in keys])
+        start, end = times(skeleton.graph, parts.sum(axis=1))
+        run = Simulated(
+            lowered=self._filled(skeleton, stages, mesh, book),
+            priced=Priced(parts=parts, flops=np.zeros(len(keys))),
+            start_s=start,
+            end_s=end,
+        )
+        return self._judged(run, plan)
+
+    def _filled(self, skeleton: Skeleton, stages: Stages, mesh: Mesh, book: Book) -> Lowered:
+        """The skeleton with this plan's sizes."""
+        kept = [activations(book, c) for c in skeleton.compositions]
+        saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
+        return Lowered(
+            graph=skeleton.with_bytes(saved, held, working),
+            keys=(),
+            mesh=mesh,
+            stages=stages,
+            actions=skeleton.actions,
+            static_bytes=constant_bytes(stages, skeleton.actions),
+        )
+
+    def _judged(self, run: Simulated, plan: Plan) -> Evaluated:
+        ranks = rank_memory(run, self.costs, plan)
+        return Evaluated(run.step_time_s, min(r.headroom_bytes for r in ranks))
+
+
+def activations(book: Book, composition: Composition) -> Activations:
+    """What one microbatch leaves in a stage."""
+    found = book.rows.get(composition)
+    if found is None:
+        found = Activations()
+        for unit in composition.units:
+            found = found.then(book.activations(unit))
+        book.rows[composition] = found
+    return found

@@ -1,0 +1,185 @@
+"""Skeleton: the step graph of all plans that differ in durations and sizes only.
+
+Which task waits for which depends on the schedule, the layers of each stage and what is exchanged when, not on how
+wide tensor parallelism is or where the ranks are. A skeleton is lowered once, from one plan; for another plan of the
+same structure :meth:`Skeleton.keys` says what each task's cost key is there, and the engine re-times the same graph.
+The times are bit for bit those of lowering the other plan, as a longest path does not depend on who built it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright.graph import KIND, QUEUE, TaskGraph
+from meshwright.lower import Lowered
+from meshwright.lower.exchange import Exchanger, exchange_of
+from meshwright.lower.place import Mesh
+from meshwright.lower.stages import Stages
+from meshwright.lower.step import Exchange, Key, Pass, Send, Update
+from meshwright.plan import Plan
+from meshwright.schedules.actions import Actions, W
+from meshwright.spec.model import Model
+
+_PASSES = (KIND["F"], KIND["B"], KIND["W"], KIND["BW"])
+_EXCHANGES = {KIND["all_gather"]: "gather", KIND["reduce_scatter"]: "reduce"}
+
+
+class Message(NamedTuple):
+    """A role: a send between two pipeline ranks."""
+
+    source: int
+    target: int
+
+
+class Moved(NamedTuple):
+    """A role: parameters gathered or gradients reduced of some layers."""
+
+    units: tuple
+    what: str
+
+
+class Updated(NamedTuple):
+    """A role: the optimizer of one pipeline rank."""
+
+    rank: int
+
+
+#: The gradient norm, which joins all ranks.
+NORM = "norm"
+Role = Pass | Message | Moved | Updated | str
+
+
+def structure(plan: Plan, model: Model, num_microbatches: int) -> tuple | None:
+    """What plans must agree on to share a skeleton; None where a plan is lowered on its own.
+
+    On their own: copies of one weight on two pipeline ranks (their exchange is sized by the plan), and gradients
+    exchanged in the open (their tasks do not follow the passes that release them).
+    """
+    from meshwright import schedules
+
+    layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
+    family = schedules.get(plan.pipeline.schedule)
+    if layout.pp > 1 and (model.tied_embeddings or family.placement == "bidirectional"):
+        return None
+    if replicas > 1 and not plan.overlap.dp:
+        return None
+    alone = layout.pp == 1 and layout.shard_group > 1
+    return (
+        layout.pp,
+        layout.stages,
+        plan.pipeline.schedule,
+        plan.pipeline.vpp,
+        num_microbatches,
+        plan.memory.recompute,
+        plan.memory.layers,
+        replicas > 1,
+        layout.zero >= 1,
+        (layout.zero == 3 and alone, layout.zero >= 2 and alone),
+        plan.overlap,
+    )
+
+
+class Skeleton:
+    """One structure, from the first plan lowered with it."""
+
+    def __init__(self, lowered: Lowered):
+        graph, stages = lowered.graph, lowered.stages
+        self.actions: Actions = lowered.actions
+        self.roles, role_of = _roles(lowered)
+        self.graph = msgspec.structs.replace(graph, cost_key=role_of, keys=tuple(map(str, self.roles)))
+        self.compositions = stages.compositions
+        self.pp = stages.plan.layout.pp
+        self._held = [[s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks] for r in range(self.pp)]
+        self._events()
+
+    def _events(self) -> None:
+        """What each memory event is: a code (see :meth:`with_bytes`) and a stage."""
+        graph, memory = self.graph, self.graph.memory
+        split = bool(np.any(self.actions.kind == W))
+        kind = graph.kind[memory.task]
+        workspace = memory.category == memory.categories.index("workspace")
+        freed_by = np.where(kind == KIND["W"], 1, np.where((kind == KIND["B"]) & split, 2, 3))
+        code = np.where(workspace, np.where(memory.at_end, 5, 4), np.where(kind == KIND["F"], 0, freed_by))
+        self._code, self._stage = code, graph.attribute("stage")[memory.task]
+
+    def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray) -> TaskGraph:
+        """The graph with the sizes of what each stage [num_stages] saves, holds until W and works with, in bytes."""
+        table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
+        memory = msgspec.structs.replace(self.graph.memory, num_bytes=table[self._code, self._stage])
+        return msgspec.structs.replace(self.graph, memory=memory)
+
+    def keys(self, stages: Stages, mesh: Mesh) -> list[Key]:
+        """The cost key of every role for a plan of this structure."""
+        starts, device = mesh.slices[0].starts, mesh.slices[0].devices[0].name
+        updates = _Updates(None, None, self.actions, stages, mesh)
+        everyone = mesh.group("tp", "cp", "dp", "pp")
+        found: list[Key] = []
+        for role in self.roles:
+            match role:
+                case Pass():
+                    found.append(role)
+                case Message(a, b):
+                    found.append(Send(mesh.pair(starts[a], starts[b])))
+                case Moved(units, what):
+                    found.append(exchange_of(stages, mesh, units, what))
+                case Updated(r):
+                    held = tuple(u for s in self._held[r] for u in stages.compositions[s].units)
+                    found.append(Update(updates.parameters(held), device))
+                case _:
+                    found.append(Exchange((("all_reduce", 4.0, everyone),)))
+        return found
+
+
+class _Updates(Exchanger):
+    """Asked only for what an optimizer step touches; it adds nothing to a graph."""
+
+    def parameters(self, units: tuple) -> float:
+        return self._updated(units)
+
+
+def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
+    """The distinct roles of the tasks, and each task's. Every role has one cost key, whatever the plan."""
+    graph, keys = lowered.graph, lowered.keys
+    rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
+    beside = _neighbours(lowered)
+    roles: dict[Role, int] = {}
+    role_of = np.empty(graph.num_tasks, np.int32)
+    # tasks that agree on these columns are one role
+    columns = np.stack([graph.kind, graph.cost_key, rank, beside]).astype(np.int64)
+    distinct, first, back = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    for i, task in enumerate(first.tolist()):
+        kind, key, other = int(graph.kind[task]), keys[graph.cost_key[task]], int(beside[task])
+        if kind in _PASSES:
+            role: Role = key
+        elif kind == KIND["send"]:
+            role = Message(int(rank[task]), other)
+        elif kind in _EXCHANGES:
+            role = Moved(keys[other].units, _EXCHANGES[kind])
+        elif kind == KIND["optimizer"]:
+            role = Updated(int(rank[task]))
+        else:
+            role = NORM
+        first[i] = roles.setdefault(role, len(roles))
+    role_of[:] = first[back.reshape(-1)]
+    return list(roles), role_of
+
+
+def _neighbours(lowered: Lowered) -> np.ndarray:
+    """For a send the rank it goes to, for an exchange the cost key of the pass it belongs to, else -1."""
+    graph = lowered.graph
+    owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.dep_ptr))
+    is_pass = np.isin(graph.kind, _PASSES)
+    rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
+    queue = graph.streams.queue[graph.member[graph.member_ptr[:-1]]]
+    out = np.full(graph.num_tasks, -1, np.int64)
+    before, after = graph.dep, owner
+    sent = (graph.kind[before] == KIND["send"]) & is_pass[after]
+    out[before[sent]] = rank[after[sent]]
+    gathered = (graph.kind[before] == KIND["all_gather"]) & is_pass[after]
+    out[before[gathered]] = graph.cost_key[after[gathered]]
+    reduced = (queue[after] == QUEUE["dp"]) & (graph.kind[after] == KIND["reduce_scatter"]) & is_pass[before]
+    out[after[reduced]] = graph.cost_key[before[reduced]]
+    return out
