@@ -1,0 +1,1 @@
+"""How fast Meshwright is, beside its plain reference in the same run: ``python -m bench``."""
