@@ -76,7 +76,7 @@ VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
     "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
     "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
-    "imbalance": ("experts", "imbalance", _ratio, lambda v: f"{v:g}", "a ratio of at least 1"),
+    "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),
     "grads": ("precision", "grads", _stored, str, _STORED),
     "master": ("precision", "master", _stored, str, _STORED),
     "moments": ("precision", "moments", _stored, str, _STORED),
