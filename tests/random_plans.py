@@ -35,6 +35,7 @@ LATENT = load(
 )
 MODELS = (GPT, LLAMA, MIXTURE, LATENT)
 CLUSTERS = {name: cluster.load(name) for name in ("64xh100", "64xa100-80", "32xa100-80 + 32xh100")}
+STORED = ("fp32", "bf16", "fp16", "fp8", "none")
 PRECISIONS = ("", "fp32", "fp16", "bf16", "fp8")
 SCHEDULES = (*schedules.families(), "2bp:1f1b", "2bp:interleaved")
 
@@ -57,7 +58,7 @@ def plans_in_words(draw):
     one_of, count = lambda *values: draw(st.sampled_from(values)), st.integers(1, 64)
     family = schedules.get(one_of(*SCHEDULES))
     zero = one_of(0, 1, 2, 3)
-    vpp = one_of(*(family.vpps or (1, 2, 3, 4)))
+    vpp = 1 if family.name == "1f1b" else draw(count)  # with chunks the word means interleaved
     return plans.Plan(
         layout=plans.Layout(
             tp=draw(count),
@@ -66,21 +67,21 @@ def plans_in_words(draw):
             cp=draw(count),
             sp=draw(st.booleans()),
             zero=zero,
-            shard=one_of(0, 1, 8) if zero else 0,
+            shard=draw(st.integers(0, 64)),
             order=tuple(draw(st.permutations(DEFAULT_ORDER))),
             stages=tuple(draw(st.lists(count, max_size=4))),
         ),
         pipeline=plans.Pipeline(schedule=family.name, vpp=vpp, microbatch=draw(count)),
         sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS)),
-        experts=plans.Experts(ep=draw(count), etp=draw(st.integers(0, 8)), imbalance=one_of(1.0, 1.25, 2.0)),
+        experts=plans.Experts(ep=draw(count), etp=draw(st.integers(0, 8)), imbalance=draw(st.floats(1.0, 1e5))),
         memory=plans.Memory(
             recompute=one_of(*RECOMPUTE_MODES), layers=draw(st.integers(0, 8)), attention=one_of(*ATTENTION_KERNELS)
         ),
         precision=plans.Precision(
             compute=one_of(*PRECISIONS, "fp8_block", "mxfp8", "nvfp4"),
-            grads=one_of("fp32", "bf16"),
-            master=one_of("fp32", "none"),
-            moments=one_of("fp32", "bf16", "fp8"),
+            grads=one_of(*STORED),
+            master=one_of(*STORED),
+            moments=one_of(*STORED),
         ),
         overlap=plans.Overlap(dp=draw(st.booleans()), tp=draw(st.booleans()), pp=draw(st.booleans())),
     )
