@@ -1,0 +1,131 @@
+"""What makes a plan illegal: every code with its teaching words, all violations at once, nothing changed silently."""
+
+import pytest
+from hypothesis import given, settings
+
+from meshwright import catalog
+from meshwright.errors import MeshwrightError
+from meshwright.lower import lower
+from meshwright.plan import check, parse
+from meshwright.predict import predict
+from meshwright.spec.model import transformer
+from meshwright.spec.workload import Train
+from random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, plans_in_words
+
+WHERE = CLUSTERS["64xh100"]
+TRAIN = Train(global_batch=64, seq_len=128)
+MULTI_QUERY = transformer(layers=4, hidden=192, heads=12, kv_heads=3, vocab=128, name="mqa")
+ODD_WIDTH = transformer(layers=4, hidden=256, heads=8, ffn=1026, vocab=128, name="odd")
+
+#: (words, model, workload, code, what the message, its place and its help say)
+ILLEGAL = [
+    ("tp8 pp4 dp4", GPT, TRAIN, "P010", "needs 128 ranks and 64xh100 has 64|tp8 * pp4 * cp1 * dp4 = 128|dp is 2"),
+    ("tp64 pp2", GPT, TRAIN, "P010", "needs 128 ranks|take smaller axes"),
+    ("tp16", GPT, TRAIN, "P011", "tp=16 does not divide num_heads=8 (gpt)|valid tp: 1, 2, 4, 8"),
+    ("tp2", MULTI_QUERY, TRAIN, "P011", "tp=2 and num_kv_heads=3 do not divide each other|1, 3, or a multiple of 3"),
+    ("tp4", ODD_WIDTH, TRAIN, "P011", "does not divide the MLP width 1026"),
+    ("tp4", GPT, Train(global_batch=64, seq_len=126), "P012", "shards 126 tokens over tp=4|say nosp"),
+    ("pp8 interleaved vpp2", GPT, TRAIN, "P013", "16 stages for 12 layers|at most 12 stages"),
+    ("pp2 stages=4,4,4", GPT, TRAIN, "P013", "stages= names 3 stages and pp2 * vpp1 makes 2|give 2 numbers"),
+    ("pp2 stages=5,6", GPT, TRAIN, "P013", "hold 11 layers and gpt has 12|must add up to 12"),
+    ("dp3 mb2", GPT, TRAIN, "P014", "not a multiple of dp3 * mb2 = 6|never changed for you: take batch=60 or 66"),
+    ("cp4 dp1", GPT, Train(global_batch=64, seq_len=132), "P015", "does not divide into 8 pieces|2 * cp"),
+    (
+        "cp4 dp1 allgather",
+        GPT,
+        Train(global_batch=64, seq_len=126),
+        "P015",
+        "into 4 pieces (each rank takes one",
+    ),
+    ("tp4 cp4 dp1 ulysses", GPT, TRAIN, "P015", "splits a rank's 2 heads over cp=4|valid cp: 1, 2; or ring"),
+    ("cp2 dp1 unfused", GPT, TRAIN, "P016", "ring attention merges partial softmaxes|say flash, or ulysses"),
+    ("dp4 ep2", GPT, TRAIN, "P017", "gpt has no experts|drop ep"),
+    ("tp2 nosp", MIXTURE, TRAIN, "P017", "dispatches sequence shards|drop nosp"),
+    ("dp64 ep16", MIXTURE, TRAIN, "P017", "ep=16 does not divide num_experts=8|valid ep: 1, 2, 4, 8"),
+    (
+        "tp3 dp1 etp3",
+        MIXTURE,
+        Train(global_batch=64, seq_len=129),
+        "P017",
+        "etp=3 does not divide the expert width",
+    ),
+    ("dp2 ep4", MIXTURE, TRAIN, "P018", "ep4 * etp1 = 4 does not divide tp*cp*dp = 2|valid ep at etp=1: 1, 2"),
+    ("fsdp dp8 shard3", GPT, TRAIN, "P019", "group of 3 does not divide dp*cp = 8|valid: 1, 2, 4, 8"),
+    ("fsdp pp2 chimera", GPT, TRAIN, "P020", "chimera holds every stage on two ranks|say zero1"),
+    ("dp1 recompute_layers=2", GPT, TRAIN, "P021", "recompute_layers=2 without a recompute mode|full or selective"),
+    ("pp4 full recompute_layers=4", GPT, TRAIN, "P021", "a chunk has at most 3 layers"),
+    ("dp1 grads=none", GPT, TRAIN, "P022", "grads=none: there is nothing to train with|fp32, bf16"),
+    ("dp1 moments=none", GPT, TRAIN, "P022", "moments=none"),
+    ("dp1", GPT, Train(global_batch=64, seq_len=128, optimizer="adan"), "P022", "unknown optimizer 'adan'|adamw"),
+    ("dp4 pp2 ep2 order=tp-cp-pp-dp", MIXTURE, TRAIN, "P023", "refactors tp, cp and dp|put pp last"),
+    ("pp4 dp1 interleaved vpp3", GPT, Train(global_batch=6, seq_len=128), "S013", "microbatches"),
+    ("pp4 dp1 zb-h1 vpp2", GPT, TRAIN, "S011", "holds 1 stages on each rank, not vpp=2"),
+]
+
+
+@pytest.mark.parametrize(("words", "model", "train", "code", "said"), ILLEGAL, ids=[f"{c[3]} {c[0]}" for c in ILLEGAL])
+def test_an_illegal_plan_is_refused_with_the_values_the_place_and_the_way_out(words, model, train, code, said):
+    found = [d for d in check(parse(words), model, WHERE, train) if d.code == code]
+    assert found
+    text = "\n".join(map(str, found))
+    assert all(part in text for part in said.split("|")), text
+    assert all(d.place and d.help for d in found)
+    with pytest.raises(MeshwrightError) as caught:
+        predict(model, WHERE, train, parse(words))
+    assert caught.value.exit_code == 2
+
+
+def test_every_code_of_an_illegal_plan_is_raised_here_or_with_its_words():
+    by_the_text = {"P001", "P002", "P003", "P004"}
+    assert {c[3] for c in ILLEGAL if c[3][0] == "P"} | by_the_text == {
+        c for c in catalog.tables("codes") if c[0] == "P"
+    }
+
+
+def test_all_violations_come_at_once():
+    plan = parse("tp16 pp8 interleaved vpp2 dp3 cp2 unfused ep2 fsdp shard5 recompute_layers=3 grads=none")
+    found = check(plan, GPT, WHERE, Train(global_batch=64, seq_len=126))
+    codes = {"P010", "P011", "P012", "P013", "P014", "P015", "P016", "P017", "P019", "P021", "P022"}
+    assert {d.code for d in found} == codes
+
+
+@pytest.mark.parametrize("words", ["dp1 mb1", "tp2 pp2 dp2 mb4", "fsdp dp64 mb1", "pp4 dp4 zb-v mb2", "cp2 dp8 mb2"])
+def test_the_batch_is_never_changed(words):
+    found = predict(LLAMA, WHERE, TRAIN, parse(words), detail=False)
+    assert found.train == TRAIN
+    layout, pipeline = found.plan.layout, found.plan.pipeline
+    lowered = lower(found.plan, LLAMA, WHERE, TRAIN)
+    assert lowered.actions.num_microbatches * layout.dp * pipeline.microbatch == TRAIN.global_batch
+    assert found.tokens_per_s_per_gpu == pytest.approx(64 * 128 / found.step_time_s / layout.num_ranks)
+
+
+def test_an_open_dp_is_checked_as_it_is_filled_in():
+    assert check(parse("tp8"), GPT, WHERE, TRAIN) == []
+    (found,) = check(parse("tp8"), GPT, WHERE, Train(global_batch=60, seq_len=128))
+    assert found.code == "P014" and "dp8" in found.message
+
+
+@settings(max_examples=300)
+@given(plans_in_words())
+def test_any_plan_that_can_be_said_is_refused_with_reasons_or_lowers(plan):
+    for model in MODELS:
+        found = check(plan, model, WHERE, TRAIN)
+        assert all(d.message and d.place and d.help for d in found)
+        if not found:
+            assert lower(plan.on(64), model, WHERE, TRAIN).graph.num_tasks
+
+
+def test_latent_attention_has_no_key_value_heads_to_divide():
+    assert check(parse("tp4"), LATENT, WHERE, TRAIN) == []
+
+
+def test_uneven_stages_are_legal_and_take_their_layers():
+    plan = parse("pp4 dp1 mb1 stages=2,4,4,2")
+    assert check(plan, GPT, WHERE, TRAIN) == []
+    assert [len(s) for s in predict(GPT, WHERE, TRAIN, plan, detail=False).stage_layers] == [2, 4, 4, 2]
+
+
+def test_layers_that_do_not_divide_spare_the_ends():
+    # 12 layers on 5 stages: the last and the first, which also hold head and embedding, get fewer
+    found = predict(GPT, WHERE, TRAIN, parse("pp5 dp1 mb1"), detail=False).stage_layers
+    assert [len(s) for s in found] == [2, 3, 3, 2, 2]
