@@ -19,8 +19,6 @@ from meshwright.work import Collective, Group, Hop
 Line = tuple[float, float]
 """(seconds at no bytes, seconds per byte) of one algorithm."""
 
-PROTOCOLS = ("ll", "ll128", "simple")
-
 
 def collective_seconds(work: Collective) -> float:
     """Seconds of one collective on each of its ranks, on fabrics of which only the kind is known; 0 for a group
@@ -76,13 +74,26 @@ def _ring(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], op: str
     rounds = 2 if op == "all_reduce" else 1
     flow = 1.0 if op == "broadcast" else rounds * (n - 1) / n
     large = "all_gather" if op == "broadcast" else op
-    steps, found = _ring_steps(hops), []
-    for protocol in PROTOCOLS:
-        start = getattr(fabrics[0], f"start_{protocol}_us") * 1e-6
-        share = large if protocol == "simple" else protocol
-        rate = max(flow / (_port(h, f) * getattr(f, share)) for h, f in zip(hops, fabrics))
-        found.append((start + rounds * _latency(steps, hops, fabrics, protocol), rate))
-    return found
+    flows = [flow / (_port(h, f) * getattr(f, large)) for h, f in zip(hops, fabrics)]
+    return _by_protocol([rounds * s for s in _ring_steps(hops)], flows, hops, fabrics)
+
+
+def _by_protocol(
+    steps: list[float], flows: list[float], hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]
+) -> list[Line]:
+    """A line for each protocol, of steps through each level and seconds a byte at each level in large messages."""
+    latencies = [s * h.latency_us for s, h in zip(steps, hops)]
+    start_ll = start_ll128 = start_simple = 0.0
+    for latency, fabric in zip(latencies, fabrics):
+        start_ll += latency * fabric.step_ll
+        start_ll128 += latency * fabric.step_ll128
+        start_simple += latency * fabric.step_simple
+    first = fabrics[0]
+    return [
+        ((first.start_ll_us + start_ll) * 1e-6, max(flow / f.ll for flow, f in zip(flows, fabrics))),
+        ((first.start_ll128_us + start_ll128) * 1e-6, max(flow / f.ll128 for flow, f in zip(flows, fabrics))),
+        ((first.start_simple_us + start_simple) * 1e-6, max(flows)),
+    ]
 
 
 def _gather(op: str):
@@ -99,18 +110,18 @@ def _all_reduce(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -
     found = _ring(n, hops, fabrics, "all_reduce")
     if hops[-1].scale_out:
         found += _tree(hops, fabrics)
-    if hops[0].reduces:
+    if hops[0].reduces and all(h.scale_out for h in hops[1:]):
         found.append(_in_network(hops, fabrics))
     return tuple(found)
 
 
-def _nodes(hops: tuple[Hop, ...]) -> list[tuple[Hop, int]]:
-    """The levels outside a node, each with how many of its children the whole group has."""
+def _nodes(hops: tuple[Hop, ...]) -> list[int]:
+    """How many children of each level outside a node the whole group has."""
     outside, count = [], 1
     for hop in reversed(hops):
         count *= hop.members
         if hop.scale_out:
-            outside.append((hop, count))
+            outside.append(count)
     return outside[::-1]
 
 
@@ -121,16 +132,12 @@ def _tree_flow(count: int) -> float:
 
 def _tree(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> list[Line]:
     """A double binary tree over nodes, a chain inside each."""
-    inside = [(h, f) for h, f in zip(hops, fabrics) if not h.scale_out]
-    outside = list(zip(_nodes(hops), fabrics[len(inside) :]))
-    steps, found = _tree_steps(hops), []
-    for protocol in PROTOCOLS:
-        share = protocol if protocol != "simple" else "tree"
-        rates = [_tree_flow(count) / (_port(h, f) * getattr(f, share)) for (h, count), f in outside]
-        rates += [2 / (_port(h, f) * (f.all_reduce if protocol == "simple" else getattr(f, share))) for h, f in inside]
-        start = getattr(fabrics[0], f"start_{protocol}_us") * 1e-6
-        found.append((start + 2 * _latency(steps, hops, fabrics, protocol), max(rates)))
-    return found
+    nodes = iter(_nodes(hops))
+    flows = []
+    for hop, fabric in zip(hops, fabrics):
+        flow = _tree_flow(next(nodes)) / fabric.tree if hop.scale_out else 2.0
+        flows.append(flow / (_port(hop, fabric) * fabric.all_reduce))
+    return _by_protocol([2 * s for s in _tree_steps(hops)], flows, hops, fabrics)
 
 
 def _in_network(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> Line:
@@ -139,8 +146,8 @@ def _in_network(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> Line:
     rate = (1 + 1 / hop.members) / (_port(hop, fabric) * fabric.in_network)
     start = fabric.in_network_start_us * 1e-6
     if len(hops) > 1:
-        outer = [f for h, f in zip(hops, fabrics) if h.scale_out]
-        rate = max(rate, *(_tree_flow(count) / (_port(h, f) * f.tree) for (h, count), f in zip(_nodes(hops), outer)))
+        over = zip(_nodes(hops), *zip(*((h, f) for h, f in zip(hops, fabrics) if h.scale_out)))
+        rate = max(rate, *(_tree_flow(count) / (_port(h, f) * f.all_reduce * f.tree) for count, h, f in over))
         start += 2 * _latency(_tree_steps(hops)[1:], hops[1:], fabrics[1:], "simple")
     return start, rate
 

@@ -1,0 +1,126 @@
+"""Collectives priced from the catalog's network profiles: the link of the cost chain behind ``network``.
+
+A profile is looked up by device and level; a fabric nobody measured gets its kind's constants, scaled by the
+port's bandwidth and latency, with the spread that fabrics of a kind show when one is left out. All-reduce kernels
+of serving engines (vLLM, SGLang, TensorRT-LLM: one shot for small buffers, two shots for larger) are a choice of
+library, in a CUDA graph or eager.
+"""
+
+from __future__ import annotations
+
+from math import log2
+from typing import NamedTuple
+
+from meshwright.cost.chain import Estimate
+from meshwright.cost.collectives import Line, envelope, lines
+from meshwright.cost.fabric import Constants, Custom, Fabrics, shipped
+from meshwright.spec.hardware import Device
+from meshwright.work import Collective, Group, Work
+
+LIBRARIES = ("nccl", "vllm", "sglang", "trtllm")
+#: Relative spread added to a kind's for each factor of ten beyond the sizes or ranks that were measured.
+SPREAD_PER_DECADE = 0.05
+
+
+class Curve(NamedTuple):
+    """One collective at every size: its lines, and where they come from."""
+
+    lines: tuple[Line, ...]
+    source: str
+    sigma: float
+    bytes_range: tuple[float, float]
+    custom: Custom | None
+    custom_lines: tuple[Line, ...]
+    custom_limit: float
+
+
+class Network:
+    """Prices collectives with one set of profiles and one library. Callable as a link of the chain."""
+
+    def __init__(self, fabrics: Fabrics | None = None, *, library: str = "nccl", eager: bool = False):
+        self.fabrics = fabrics or shipped()
+        self.library, self.eager = library, eager
+        self._curves: dict[tuple[str, str, Group], Curve] = {}
+
+    def __call__(self, work: Work, device: Device) -> Estimate | None:
+        """Seconds of a collective on each of its ranks; None for other work."""
+        if not isinstance(work, Collective):
+            return None
+        group, num_bytes = work.group, work.num_bytes
+        if group.size <= 1 or num_bytes <= 0:
+            return Estimate(0.0, "network", "fitted", 0.0)
+        key = (device.name, work.op, group)
+        curve = self._curves.get(key)
+        if curve is None:
+            curve = self._curves[key] = self._curve(work.op, group, device)
+        seconds = envelope(curve.lines, num_bytes)
+        if curve.custom is not None:
+            seconds = self._custom(curve, num_bytes, seconds, device)
+        low, high = curve.bytes_range
+        if low <= num_bytes <= high or not high:
+            return Estimate(seconds, "network", curve.source, curve.sigma)
+        decades = log2(low / num_bytes if num_bytes < low else num_bytes / high) / log2(10)
+        return Estimate(seconds, "network", "extrapolated", curve.sigma + SPREAD_PER_DECADE * decades)
+
+    def _curve(self, op: str, group: Group, device: Device) -> Curve:
+        found = [self.fabrics.find(hop, device.name, device.scale_up) for hop in group.hops]
+        constants = tuple(profile.constants for profile, _ in found)
+        profile, only_kind = found[-1]
+        sigma = profile.sigma.get(op, profile.sigma["*"])
+        known = not any(kind for _, kind in found) and op in profile.sigma and not only_kind
+        beyond = max(1.0, group.size / max(profile.ranks, default=group.size))
+        custom = profile.custom.get(self.library) if op == "all_reduce" and len(group.hops) == 1 else None
+        return Curve(
+            lines=lines(op, group, constants),
+            source="fitted" if known and beyond == 1.0 else "extrapolated",
+            sigma=max(sigma, *(p.sigma.get(op, p.sigma["*"]) for p, _ in found))
+            + SPREAD_PER_DECADE * log2(beyond) / log2(10),
+            bytes_range=profile.bytes_range,
+            custom=custom,
+            custom_lines=custom_lines(group, profile.constants, custom) if custom else (),
+            custom_limit=largest(custom, group) if custom else 0.0,
+        )
+
+    def _custom(self, curve: Curve, num_bytes: float, nccl: float, device: Device) -> float:
+        """An engine's own kernel up to its limit, NCCL beyond, never faster than at the limit."""
+        limit = curve.custom_limit
+        if num_bytes <= limit:
+            seconds = envelope(curve.custom_lines, num_bytes)
+        elif limit > 0:
+            seconds = max(nccl, envelope(curve.custom_lines, limit))
+        else:
+            seconds = nccl
+        if not self.eager:
+            return seconds
+        copied = seconds + 2 * num_bytes / (device.memory_gb_s * 1e9)
+        host = curve.custom.eager_us
+        return max(copied, host.get(device.name, host["*"]) * 1e-6)
+
+
+def largest(custom: Custom, group: Group) -> float:
+    """The largest buffer an engine's kernel is used for, that of the nearest group size measured; engines leave
+    more than two ranks without NVLink to NCCL."""
+    if group.hops[0].topology == "pcie" and group.size > 2:
+        return 0.0
+    nearest = min(custom.max_bytes, key=lambda n: (abs(log2(n / group.size)), n), default=None)
+    return 0.0 if nearest is None else custom.max_bytes[nearest]
+
+
+def custom_lines(group: Group, constants: Constants, custom: Custom) -> tuple[Line, ...]:
+    """One shot: every rank reads all buffers. Two shots: its share of each, a barrier, then the others' sums."""
+    n, hop = group.size, group.hops[0]
+    port = hop.gb_s * 1e9 * min(1.0, (2 / hop.members) ** constants.contention)
+    start = custom.start_us * 1e-6
+    one = (start, (n - 1) / (port * custom.one_shot))
+    return one, (start + custom.barrier_us * 1e-6, 2 * (n - 1) / n / (port * custom.two_shot))
+
+
+_nccl: Network | None = None
+
+
+def link(work: Work, device: Device) -> Estimate | None:
+    """The link of the cost chain: NCCL, from the shipped profiles."""
+    global _nccl
+    if _nccl is None:
+        _nccl = Network()
+    return _nccl(work, device)
