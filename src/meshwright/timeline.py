@@ -93,7 +93,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         spans = [self._active(r) for r in range(len(self.ranks))]
         longest = max((last - first for first, last, _ in spans), default=0.0)
         busy = max((b for _, _, b in spans), default=0.0)
-        return 0.0 if longest <= 0 else (longest - busy) / longest
+        return 0.0 if longest <= 0 else max(0.0, (longest - busy) / longest)
 
     def _active(self, rank: int) -> tuple[float, float, float]:
         chosen = self.of_rank(rank)
