@@ -41,7 +41,7 @@ def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:
     moved = {"dp": float((flight * share)[exchange].sum()), "pp": float((flight * share)[message].sum())}
     for name, seconds in moved.items():
         total[NAMES.index(name)] += seconds
-    total[NAMES.index("bubble")] += float((gap * share).sum()) - sum(moved.values())
+    total[NAMES.index("bubble")] += float((np.maximum(gap - flight, 0.0) * share).sum())
     total += _tails(timeline, rank, end, weight, makespan)
     return dict(zip(NAMES, total.tolist()))
 
