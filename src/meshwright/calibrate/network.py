@@ -18,11 +18,13 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from meshwright.calibrate import network_exchange
 from meshwright.calibrate.network_custom import fit_custom
 from meshwright.calibrate.network_fit import START, Curve, to_constants, to_vector
 from meshwright.calibrate.network_fit import fit as fit_constants
 from meshwright.calibrate.network_report import Predicted, Report, predict
 from meshwright.calibrate.network_rows import FLAGS, Series, group_of, read_series
+from meshwright.cost.exchange import ExchangeProfile
 from meshwright.cost.fabric import FORMAT_VERSION, Constants, Fabrics, Profile, names_of, profile_text
 from meshwright.cost.network import Network
 from meshwright.spec.cluster import load_device
@@ -301,10 +303,21 @@ def run(data_dir: Path, holdout: float = 0.2, out: Path | None = None) -> Report
         device_out=[row for name in _devices(series) for row in _without(name, series, memo)],
         profiles=profiles,
     )
+    exchanges = network_exchange.fit(Path(data_dir))
     print(report.text())
+    print("\n".join(_exchange_lines(exchanges)))
     if out is not None:
         write(profiles, Path(out))
+        if exchanges:
+            network_exchange.write(exchanges, Path(out) / "exchange")
     return report
+
+
+def _exchange_lines(profiles: tuple[ExchangeProfile, ...]) -> list[str]:
+    lines = ["", "token exchange: rows, median |error| on groups held out, spread"] if profiles else []
+    return lines + [
+        f"  {f'{p.fabric} {p.mode} {p.phase}':<58} {p.rows:>6} {p.median_error:7.1%} {p.sigma:7.1%}" for p in profiles
+    ]
 
 
 def _devices(series: list[Series]) -> list[str]:

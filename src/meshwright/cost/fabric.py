@@ -149,15 +149,16 @@ def kind_of(hop: Hop) -> str:
 
 def profile_text(profile: Profile) -> bytes:
     """A profile as the catalog keeps it: JSON, numbers to four digits, keys in a fixed order."""
-    return msgspec.json.format(msgspec.json.encode(_rounded(msgspec.to_builtins(profile))), indent=1) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(profile))), indent=1) + b"\n"
 
 
-def _rounded(value):
+def rounded(value):
+    """Plain data with every number to four digits."""
     if isinstance(value, float):
         return float(f"{value:.4g}")
     if isinstance(value, dict):
-        return {key: _rounded(part) for key, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
+        return {key: rounded(part) for key, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_profile(data: bytes, place: str) -> Profile:
