@@ -153,7 +153,7 @@ class Exchanger:
                 params = self.stages.total_params(self.stages.compositions[stage].units)
                 pairs.append((ranks, (params.trained_dense + params.trained_expert) * grad_bytes))
         ends = actions.stage_ranks[0][0], actions.stage_ranks[-1][-1]
-        if self.stages.model.tied_embeddings and ends[0] != ends[1] and self.stages.train.lora is None:
+        if self.stages.model.tied_embeddings and not self.stages.ends_meet and self.stages.train.lora is None:
             pairs.append((ends, table / self.layout.tp * grad_bytes))
         for (a, b), size in pairs:
             for index, compute in enumerate(computes):

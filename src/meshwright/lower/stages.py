@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import msgspec
 
+from meshwright import schedules
 from meshwright.lower import attention, ends, mlp, state
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.pieces import Context, Piece
@@ -118,6 +119,14 @@ class Stages:
         block = self.model.blocks[kind]
         return [*attention.attention(c, block.attention), *mlp.mlp(c, block)]
 
+    @property
+    def ends_meet(self) -> bool:
+        """Whether the first and the last stage are on one rank, so that a tied table is there once."""
+        pipeline = self.plan.pipeline
+        placement = schedules.get(pipeline.schedule).placement
+        turns = placement in ("v", "bidirectional") or (placement == "wave" and pipeline.vpp % 2 == 0)
+        return self.plan.layout.pp == 1 or turns
+
     def params(self, unit: Unit) -> Params:
         """Parameters of a unit on one rank, before ZeRO."""
         found = self._params.get(unit)
@@ -129,8 +138,7 @@ class Stages:
         if unit.kind == "embedding":
             return state.embedding_params(self.plan, self.model, self.train)
         if unit.kind == "head":
-            shares = self.plan.layout.pp == 1
-            return state.head_params(self.plan, self.model, self.train, shares_embedding=shares)
+            return state.head_params(self.plan, self.model, self.train, shares_embedding=self.ends_meet)
         return state.block_params(self.plan, self.model, self.train, unit.kind)
 
     def total_params(self, units: tuple[Unit, ...]) -> Params:

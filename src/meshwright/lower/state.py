@@ -39,9 +39,9 @@ def block_params(plan: Plan, model: Model, train: Train, kind: int) -> Params:
     parts = block.params(model.hidden)
     replicated = parts.norm + parts.router + _replicated_attention(model, kind)
     split = parts.attention - _replicated_attention(model, kind) + parts.mlp
-    dense = split / tp + replicated
+    dense = split / tp + replicated + _repeated_heads(model, kind, tp)
     expert = parts.experts / (plan.experts.ep * plan.etp) if isinstance(block.mlp, Moe) else 0.0
-    low = split / tp + expert
+    low = dense - replicated + expert
     if train.lora is None:
         return Params(dense=dense, expert=expert, trained_dense=dense, trained_expert=expert, low=low)
     adapters = lora_params(model, train, kind) / tp
@@ -55,6 +55,15 @@ def _replicated_attention(model: Model, kind: int) -> float:
         return 0.0
     down = a.q_lora_rank + a.kv_lora_rank + a.rope_head_dim
     return float(model.hidden * down + a.q_lora_rank + a.kv_lora_rank)
+
+
+def _repeated_heads(model: Model, kind: int, tp: int) -> float:
+    """Key-value projections beyond a rank's share: where tp exceeds the heads, every rank holds a whole one."""
+    a = model.blocks[kind].attention
+    if a.kv_lora_rank or a.kv_heads >= tp:
+        return 0.0
+    per_head = (model.hidden + int(a.qkv_bias)) * (a.head_dim + (0 if a.key_as_value else a.v_head_dim))
+    return per_head * (1 - a.kv_heads / tp)
 
 
 def lora_params(model: Model, train: Train, kind: int) -> float:
