@@ -1,0 +1,114 @@
+"""Rows of op tables as work items: what one measured kernel or layer is in the words of ``work.py``.
+
+The same items the lowering writes, so that a curve fitted to tables prices what a step is made of. A row is the
+sum of its ``kernels`` (which a curve answers for) and of its ``around`` (quantisation, permutation, activation:
+memory-bound kernels that the layer's time contains and the roofline prices).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from meshwright.calibrate.loads import alpha, busiest
+from meshwright.calibrate.tables import Row
+from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm, Work
+
+#: Phase of an attention row -> the kind of curve it belongs to.
+PHASES = {"prefill": "prefill", "decode": "decode", "train_fwd": "flash_fwd", "train_bwd": "flash_bwd"}
+
+
+class Measured(NamedTuple):
+    """One row as work: the kind of curve, the precision, its kernels and what runs around them, seconds, and the
+    group that a holdout takes or leaves whole."""
+
+    op: str
+    dtype: str
+    kernels: tuple[Work, ...]
+    around: tuple[Elementwise, ...]
+    seconds: float
+    group: tuple[int, ...]
+
+
+def measured(table: str, row: Row) -> Measured | None:
+    """A row of a table as work; None for precisions this package does not compute in."""
+    return _READERS[table](row)
+
+
+def _gemm(row: Row) -> Measured | None:
+    dtype, at = row.text["dtype"], row.number
+    if dtype not in DTYPE_BYTES:
+        return None
+    m, n, k, batch = int(at["m"]), int(at["n"]), int(at["k"]), int(at["batch"])
+    out = 4.0 if dtype == "fp32" else 2.0
+
+    def product(m: int, n: int, k: int) -> Gemm:
+        return Gemm(m=m, n=n, k=k, batch=batch, dtype=dtype, out_bytes=out)
+
+    kernels = (product(m, n, k),) if row.text["pass"] == "fwd" else (product(m, k, n), product(k, n, m))
+    around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[dtype] < 2 else ()
+    return Measured("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
+
+
+def pairs(q_len: float, kv_len: float, *, causal: bool, window: float) -> float:
+    """(query, key) pairs of the last `q_len` of `kv_len` tokens under a mask; a window w leaves each query w keys."""
+    if not causal:
+        return q_len * kv_len
+    cached = kv_len - q_len
+    if window <= 0 or window >= kv_len:
+        return q_len * cached + q_len * (q_len + 1) / 2
+    short = max(0.0, min(q_len, window - cached))  # queries that see fewer keys than the window
+    return short * cached + short * (short + 1) / 2 + (q_len - short) * window
+
+
+def _attention(row: Row) -> Measured | None:
+    at, text = row.number, row.text
+    # Rows labelled bf16 with an fp8 cache run as fast as fp8 alone: the kernel computes in fp8.
+    dtype = "fp8" if "fp8" in (text["dtype"], text["kv_dtype"]) else text["dtype"]
+    if dtype not in DTYPE_BYTES or text["phase"] not in PHASES:
+        return None
+    head_dim, q, kv = int(at["head_dim"]), int(at["q_len"]), int(at["kv_len"])
+    work = Attention(
+        batch=int(at["batch"]),
+        q_len=q,
+        kv_len=kv,
+        heads=int(at["heads"]),
+        kv_heads=int(at["kv_heads"]),
+        head_dim=head_dim,
+        v_head_dim=head_dim,
+        pairs=pairs(q, kv, causal=text["causal"] == "True", window=at["window"]),
+        dtype=dtype,
+        backward=text["phase"] == "train_bwd",
+    )
+    group = (work.heads, head_dim)
+    return Measured(PHASES[text["phase"]], dtype, (work,), (), at["latency_us"] * 1e-6, group)
+
+
+def _moe(row: Row) -> Measured | None:
+    dtype, at = row.text["dtype"], row.number
+    if dtype not in DTYPE_BYTES:
+        return None
+    tokens, experts, top_k, ep = (int(at[name]) for name in ("tokens", "experts", "top_k", "ep"))
+    hidden, ffn = int(at["hidden"]), int(at["ffn"] // at["tp"])
+    rows, active = busiest(tokens, experts, top_k, ep, alpha(row.text["distribution"]))
+    mean = max(1, tokens * top_k // ep)
+    up = 2 * ffn if row.text["gated"] == "True" else ffn
+    common = {"groups": max(1, round(active)), "rows": mean, "imbalance": rows / mean, "dtype": dtype}
+    moved = 2.0 * (rows + tokens) * hidden
+    joined = moved
+    if row.text["backend"] == "sglang":
+        # Results stay in place, one per choice: those of other ranks' experts are filled with zeros and summed too.
+        joined = 2.0 * (tokens * top_k * (2 if ep > 1 else 1) + tokens) * hidden
+    around = [
+        Elementwise(num_bytes=moved, kernels=2, fused=True),
+        Elementwise(num_bytes=2.0 * rows * (up + ffn), fused=True),
+        Elementwise(num_bytes=joined, kernels=2, fused=True),
+    ]
+    if DTYPE_BYTES[dtype] < 2:
+        around += [Elementwise(num_bytes=rows * width * 3.0, fused=True) for width in (hidden, ffn)]
+    kernels = (GroupedGemm(n=up, k=hidden, **common), GroupedGemm(n=hidden, k=ffn, **common))
+    group = (experts // ep, hidden, ffn)
+    return Measured("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
+
+
+_READERS = {"ops_gemm": _gemm, "ops_attention": _attention, "ops_moe": _moe}

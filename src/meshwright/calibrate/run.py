@@ -1,0 +1,94 @@
+"""The whole calibration of kernels: tables to curves to files, with the report in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.calibrate.kernels import Fitted, fit, profile
+from meshwright.calibrate.samples import CLASSES, Left, samples
+from meshwright.calibrate.transfer import Left as LeftOut
+from meshwright.calibrate.transfer import leave_out, spreads
+from meshwright.cost.curve import Profile
+from meshwright.cost.fitted import FORMAT_VERSION, read_profile
+
+#: Kinds of curves that each class of ``--only`` fits again; what a folder holds of others is kept.
+OPS = {
+    "gemm": ("gemm",),
+    "attention": ("prefill", "decode", "flash_fwd", "flash_bwd"),
+    "moe": ("grouped_gemm",),
+}
+
+
+class Calibrated(NamedTuple):
+    """What a run found: curves, devices left out, rows skipped."""
+
+    fits: list[Fitted]
+    left: list[LeftOut]
+    skipped: list[Left]
+
+
+def calibrate(
+    data: Path,
+    *,
+    classes: tuple[str, ...] = tuple(CLASSES),
+    device: str = "",
+    holdout: float = 0.2,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Calibrated:
+    """Fit every curve that the tables of a folder allow; of one device when it is named.
+
+    Raises:
+        MeshwrightError: K codes for tables that cannot be measurements or are too small.
+    """
+    found, skipped = samples(data, classes, device)
+    fits = []
+    for sample in found:
+        progress(f"fitting {sample.device.name} {sample.op} {sample.dtype}: {len(sample.seconds)} rows")
+        fits.append(fit(sample, holdout))
+    left = [] if device else leave_out(fits, by_device(fits))
+    return Calibrated(fits, left, skipped)
+
+
+def by_device(fits: list[Fitted]) -> dict[str, Profile]:
+    """Profiles of all devices that were fitted."""
+    curves: dict[str, list] = {}
+    for fitted in fits:
+        curves.setdefault(fitted.sample.device.name, []).append(fitted.fit)
+    return {name: profile(name, own) for name, own in sorted(curves.items())}
+
+
+def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path]:
+    """One file per device in `folder`; curves of classes that were not fitted stay as they are. The spreads of
+    carried curves are written when devices were left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    refitted = {op for name in classes for op in OPS[name]}
+    written = []
+    for name, fresh in by_device(done.fits).items():
+        path = folder / f"{name}.json"
+        kept = []
+        if path.is_file():
+            kept = [c for c in read_profile(path.read_bytes(), path.name).curves if c.op not in refitted]
+        merged = profile(name, [*kept, *fresh.curves])
+        path.write_bytes(_text(merged))
+        written.append(path)
+    if done.left:
+        path = folder / "transfer.json"
+        sigma = msgspec.json.decode(path.read_bytes())["sigma"] if path.is_file() else {}
+        sigma = {**{op: v for op, v in sigma.items() if op not in refitted}, **spreads(done.left)}
+        record = {"format_version": FORMAT_VERSION, "code_version": version("meshwright"), "sigma": sigma}
+        path.write_bytes(msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
+        written.append(path)
+    return written
+
+
+def _text(profile: Profile) -> bytes:
+    """JSON with one curve per line: small, and a refit shows in a diff."""
+    record = msgspec.to_builtins(profile)
+    curves = ",\n".join(msgspec.json.encode(c).decode() for c in record.pop("curves"))
+    head = msgspec.json.encode(record).decode()
+    return f'{head[:-1]},"curves":[\n{curves}\n]}}\n'.encode()

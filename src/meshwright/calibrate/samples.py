@@ -1,0 +1,181 @@
+"""What a curve is fitted to: the rows of one device, kind and precision as arrays."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.calibrate import tables
+from meshwright.calibrate.rows import Measured, measured
+from meshwright.cost.curve import hardware
+from meshwright.cost.fitted import SHAPES, point
+from meshwright.cost.roofline import elementwise_seconds, peak_flops, supports
+from meshwright.errors import MeshwrightError
+from meshwright.spec.cluster import load_device
+from meshwright.spec.hardware import Device
+
+#: What ``--only`` may name, and the table behind it.
+CLASSES = {"gemm": "ops_gemm", "attention": "ops_attention", "moe": "ops_moe"}
+#: Public tables by the name of their source: where they were published and under which licence.
+ATTRIBUTION = {
+    "aiconfigurator": "NVIDIA AIConfigurator, ai-dynamo/aiconfigurator@095f58a5, Apache-2.0",
+    "estimate_train_time_perlmutter": "DebarghaG/estimate-train-time@1ac4d5e4, MIT",
+    "estimate_train_time_vista": "DebarghaG/estimate-train-time@1ac4d5e4, MIT",
+    "neusight": "NeuSight, sitar-lab/NeuSight@6945927d, MIT",
+    "apex_plus": "microsoft/apex_plus@87690965, MIT",
+    "vidur": "Vidur, microsoft/vidur@7d475133, MIT",
+}
+#: A rate this far above the peak is a wrong row, not a fast kernel: clocks may boost a little.
+IMPOSSIBLE = 1.05
+#: A table whose typical row is this many times slower, or faster, than its two roofs allow is in other units.
+TOO_SLOW, TOO_FAST = 300.0, 20.0
+#: With fewer whole groups than this, rows are held out by (batch, keys) instead.
+FEWEST_GROUPS = 5
+
+
+class Sample(NamedTuple):
+    """Rows of one curve. ``points``: one array [rows, dimensions] per kernel, of which a row has its first ``count``;
+    ``around_s``: what else a row contains; ``groups``: the hash in [0, 1) of the group each row belongs to."""
+
+    op: str
+    dtype: str
+    device: Device
+    source: str
+    points: tuple[np.ndarray, ...]
+    count: np.ndarray
+    around_s: np.ndarray
+    seconds: np.ndarray
+    flops: np.ndarray
+    groups: np.ndarray
+    grouped_by: str
+
+    @property
+    def hardware(self) -> tuple[float, ...]:
+        return hardware(self.device, self.dtype)
+
+    def where(self, mask: np.ndarray) -> Sample:
+        """The rows of a mask."""
+        return self._replace(
+            points=tuple(p[mask] for p in self.points),
+            **{name: getattr(self, name)[mask] for name in ("count", "around_s", "seconds", "flops", "groups")},
+        )
+
+
+class Left(NamedTuple):
+    """Rows that no curve is fitted to, and why."""
+
+    table: str
+    what: str
+    rows: int
+
+
+def samples(folder: Path, classes: tuple[str, ...], device: str = "") -> tuple[list[Sample], list[Left]]:
+    """Every sample in the tables of a folder, in a fixed order.
+
+    Raises:
+        MeshwrightError: K001 to K006 for tables that are missing or cannot be measurements.
+    """
+    found, left = [], []
+    for name in classes:
+        table = CLASSES[name]
+        path = tables.find(folder, table)
+        if path is None:
+            raise MeshwrightError.one(
+                "K001", f"no table {table}.csv or {table}.csv.gz", place=str(folder), help="--data names the folder"
+            )
+        own, skipped = _of_table(path, table, device)
+        found += own
+        left += skipped
+    return found, left
+
+
+def _of_table(path: Path, table: str, only: str) -> tuple[list[Sample], list[Left]]:
+    by_curve: dict[tuple[str, str, str], list[tuple[tables.Row, Measured]]] = {}
+    skipped: dict[str, int] = {}
+    devices = {}
+    for row in tables.read(path, table):
+        name = row.text["hardware"]
+        if name not in devices:
+            devices[name] = load_device(name)
+        if only and devices[name].name != only:
+            continue
+        work = measured(table, row)
+        if work is None:
+            what = f"{name} {row.text['dtype']}: not a precision this package computes in"
+            skipped[what] = skipped.get(what, 0) + 1
+            continue
+        key = (devices[name].name, work.op, work.dtype)
+        by_curve.setdefault(key, []).append((row, work))
+    wrong = tables.Faults(path)
+    made = [_sample(load_device(key[0]), key[1], key[2], rows, wrong) for key, rows in sorted(by_curve.items())]
+    wrong.refuse()
+    return made, [Left(table, what, rows) for what, rows in sorted(skipped.items())]
+
+
+def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Faults) -> Sample:
+    most = max(len(work.kernels) for _, work in rows)
+    width = len(_x(rows[0][1], 0))
+    points = [np.ones((len(rows), width)) for _ in range(most)]
+    count = np.array([len(work.kernels) for _, work in rows])
+    seconds = np.array([work.seconds for _, work in rows])
+    flops = np.array([sum(k.flops for k in work.kernels) for _, work in rows])
+    around = np.array([sum((elementwise_seconds(e, device) for e in work.around), 0.0) for _, work in rows])
+    for i, (_, work) in enumerate(rows):
+        for c in range(len(work.kernels)):
+            points[c][i] = _x(work, c)
+    _refuse_impossible(device, dtype, rows, flops, seconds, wrong)
+    groups, grouped_by = _groups(op, rows)
+    source = sorted({_source(row) for row, _ in rows})
+    return Sample(
+        op, dtype, device, "; ".join(source), tuple(points), count, around, seconds, flops, groups, grouped_by
+    )
+
+
+def _x(work: Measured, kernel: int) -> tuple[float, ...]:
+    found = point(work.kernels[kernel], serving=work.op == "prefill")
+    return found.x
+
+
+def _source(row: tables.Row) -> str:
+    text = row.text
+    return " ".join(
+        word for word in (text["source"], text["hardware"], text["backend"], text["backend_version"]) if word
+    )
+
+
+def _groups(op: str, rows: list) -> tuple[np.ndarray, str]:
+    names = {"gemm": "(n, k)", "grouped_gemm": "(experts per rank, hidden, ffn per rank)"}
+    keys, by = [work.group for _, work in rows], names.get(op, "(heads, head dim)")
+    if len(set(keys)) < FEWEST_GROUPS and op not in names:
+        keys, by = [(work.kernels[0].batch, work.kernels[0].kv_len) for _, work in rows], "(batch, keys)"
+    hashed = {key: zlib.crc32(",".join(map(str, key)).encode()) / 2**32 for key in set(keys)}
+    return np.array([hashed[key] for key in keys]), by
+
+
+def _refuse_impossible(
+    device: Device, dtype: str, rows: list, flops: np.ndarray, seconds: np.ndarray, wrong: tables.Faults
+) -> None:
+    """K004 when the whole sample is off by a factor of units, K005 for single rows above the peak."""
+    peak = peak_flops(device, dtype)
+    moved = np.array([sum(k.num_bytes for k in work.kernels) for _, work in rows])
+    roof = np.maximum(flops / peak, moved / (device.memory_gb_s * 1e9)) + 2e-6
+    typical = float(np.median(seconds / roof))
+    first = rows[0][0].line
+    if typical > TOO_SLOW or typical < 1 / TOO_FAST:
+        ratio = f"{typical:.3g} times what the hardware allows"
+        help = "latency_us is in microseconds: divide nanoseconds by 1000, multiply milliseconds by 1000"
+        wrong.add("K004", first, f"{device.name} {dtype}: the typical latency is {ratio}; units off?", help)
+        return
+    if not supports(device, dtype):
+        return
+    for i in np.flatnonzero(flops / seconds > IMPOSSIBLE * peak):
+        rate = f"{flops[i] / seconds[i] / 1e12:.4g} TFLOP/s of {peak / 1e12:.4g} at most"
+        wrong.add("K005", rows[i][0].line, f"{device.name} {dtype}: {rate}", "drop the row; it cannot be measured so")
+
+
+def shape_of(sample: Sample):
+    """The formula of a sample's curve."""
+    return SHAPES[sample.op]

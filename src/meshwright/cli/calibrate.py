@@ -1,0 +1,93 @@
+"""``meshwright calibrate``: fit kernel curves to tables of measurements and say how good they are."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.output import note, print_json
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+
+DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv and
+collectives.csv, plain or gzipped), print constants, measured against predicted by size, and errors on groups held out.
+
+Profiles are written to --out (kernels/ and network/ in it); a prediction uses the catalog's unless told otherwise."""
+CLASSES = ("gemm", "attention", "moe", "network")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``meshwright calibrate`` takes."""
+
+    data: options.text("DIR", "Folder with the tables.") = ""
+    device: options.text("NAME", "Fit the curves of one device only.") = ""
+    only: options.text("CLASS[,CLASS]", "Some of gemm, attention, moe, network; all of them if left out.") = ""
+    holdout: options.text("SHARE", "Share of whole groups held out to measure accuracy; 0.2 if left out.") = ""
+    out: options.text("DIR", "Write the profiles there; nothing is written if left out.") = ""
+    json: options.JSON = False
+
+
+def run(argv: list[str]) -> int:
+    """0 when the tables were fitted; tables that cannot be measurements are misuse."""
+    given, wrong = options.read(Options, argv, command="calibrate", description=DESCRIPTION)
+    wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
+    only = [name for name in given.only.split(",") if name] or list(CLASSES)
+    wrong += [_unknown(name) for name in only if name not in CLASSES]
+    share, fault = _share(given.holdout)
+    wrong += fault
+    if given.data and not Path(given.data).is_dir():
+        wrong.append(Diagnostic(code="K001", message="not a folder", place=f"--data {given.data}"))
+    if wrong:
+        raise MeshwrightError(wrong)
+    kernels = tuple(name for name in only if name != "network")
+    if kernels:
+        _kernels(given, kernels, share)
+    if "network" in only:
+        _network(given, share)
+    return 0
+
+
+def _kernels(given: Options, classes: tuple[str, ...], share: float) -> None:
+    from meshwright.calibrate import report
+    from meshwright.calibrate.run import calibrate, write
+    from meshwright.spec.cluster import load_device
+
+    device = load_device(given.device).name if given.device else ""
+    done = calibrate(Path(given.data), classes=classes, device=device, holdout=share, progress=note)
+    if given.json:
+        print_json(report.as_json(done.fits, done.left, done.skipped))
+    else:
+        print("\n".join(report.lines(done.fits, done.left, done.skipped, share)))
+    if given.out:
+        for path in write(done, classes, Path(given.out) / "kernels"):
+            note(f"wrote {path}")
+
+
+def _network(given: Options, share: float) -> None:
+    from meshwright.calibrate import network
+
+    # Its report is text; with --json stdout is the kernels' alone.
+    with contextlib.redirect_stdout(sys.stderr if given.json else sys.stdout):
+        network.run(Path(given.data), share, Path(given.out) / "network" if given.out else None)
+
+
+def _unknown(name: str) -> Diagnostic:
+    return Diagnostic(
+        code="K009", message=f"nothing to fit called {name!r}", place="--only", help=nearest(name, CLASSES)
+    )
+
+
+def _share(text: str) -> tuple[float, list[Diagnostic]]:
+    try:
+        share = float(text or "0.2")
+    except ValueError:
+        share = -1.0
+    if 0 <= share < 0.9:
+        return share, []
+    fault = Diagnostic(
+        code="K010", message=f"{text!r} is not a share of groups", place="--holdout", help="a number from 0 to 0.9"
+    )
+    return 0.2, [fault]

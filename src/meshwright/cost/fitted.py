@@ -1,0 +1,262 @@
+"""Fitted curves as a link of the cost chain: asked before the roofline, answers from constants learned on tables.
+
+A device with curves of its own is priced by them; another device of the same vendor by those of its nearest
+relative, whose constants are fractions of the hardware's own peaks and so carry over, with the wider spread that
+leaving whole devices out showed. Other vendors' devices are left to the roofline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.resources.abc import Traversable
+from math import hypot
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright import catalog
+from meshwright.cost.chain import Estimate, Link
+from meshwright.cost.curve import FADE_OCTAVES, Fit, Profile, Residual, Shape, hardware, sigma_class
+from meshwright.cost.curves_attention import DECODE, FORWARD
+from meshwright.cost.curves_gemm import GEMM, GROUPED
+from meshwright.errors import MeshwrightError
+from meshwright.spec.cluster import load_device
+from meshwright.spec.hardware import Device
+from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.work import Attention, Gemm, GroupedGemm, Work
+
+FORMAT_VERSION = 1
+#: Which formula each kind of curve follows.
+SHAPES: dict[str, Shape] = {
+    "gemm": GEMM,
+    "grouped_gemm": GROUPED,
+    "prefill": FORWARD,
+    "flash_fwd": FORWARD,
+    "flash_bwd": FORWARD,
+    "decode": DECODE,
+}
+CAUSES = {"gemm": "gemm", "grouped_gemm": "gemm"}
+#: Precisions whose kernels stand in for one another, nearest first.
+KIN = {
+    "bf16": ("bf16", "fp16"),
+    "fp16": ("fp16", "bf16"),
+    "fp32": ("fp32",),
+    "fp8": ("fp8", "fp8_block"),
+    "fp8_block": ("fp8_block", "fp8"),
+    "mxfp8": ("fp8_block", "fp8"),
+    "nvfp4": ("fp8_block", "fp8"),
+}
+#: Generations of one vendor's devices in order; the distance between two is how unlike their kernels are.
+GENERATIONS = ("Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Blackwell Ultra")
+#: From this generation on, kernels for training written for the one before reach well under those for serving.
+ASYNCHRONOUS = GENERATIONS.index("Hopper")
+#: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
+#: table reaches beyond itself.
+SIGMA_PER_OCTAVE = 0.10
+#: Spread of a curve carried to a device it was not fitted on, when no `transfer.json` states it.
+DEFAULT_TRANSFER = {"same": 0.15, "other": 0.30}
+
+
+class Points(NamedTuple):
+    """A work item as a curve sees it: which kinds of curves may answer, in order, at which point."""
+
+    ops: tuple[str, ...]
+    x: tuple[float, ...]
+    dtype: str
+
+
+def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Points | None:
+    """The point of a work item, or None for what has no curve. `ops` are the curves for an attention core that is
+    not decoding; while serving, new keys and values also go to the cache."""
+    if isinstance(work, Gemm):
+        element = DTYPE_BYTES[work.dtype]
+        out = work.out_bytes * (2 if work.accumulate else 1)
+        return Points(("gemm",), (work.m, work.n, work.k, work.batch, element, out), work.dtype)
+    if isinstance(work, GroupedGemm):
+        return _grouped(work)
+    if isinstance(work, Attention):
+        return _attention(work, serving, ops)
+    return None
+
+
+def _grouped(work: GroupedGemm) -> Points:
+    rows = max(1.0, work.rows * work.imbalance)
+    groups = min(float(work.groups), rows)
+    element = DTYPE_BYTES[work.dtype]
+    if work.weight_gradient:
+        # One product [k, rows] x [rows, n] per expert: batched, with the rows as its inner dimension.
+        each = max(1.0, rows / groups)
+        return Points(("gemm",), (work.k, work.n, each, groups, element, work.out_bytes), work.dtype)
+    return Points(("grouped_gemm",), (rows, groups, work.n, work.k, element, element), work.dtype)
+
+
+def _attention(work: Attention, serving: bool, ops: tuple[str, ...]) -> Points | None:
+    dtype = work.dtype if work.dtype in ("fp16", "fp32") else "fp8" if DTYPE_BYTES[work.dtype] < 2 else "bf16"
+    element = DTYPE_BYTES[dtype]
+    if dtype == "fp32":
+        return None
+    if work.q_len == 1 and work.kv_len > 1 and not work.backward:
+        if work.head_dim != work.v_head_dim:
+            return None  # a compressed cache is read once for all heads: another kernel
+        x = (work.batch, work.kv_len, work.heads, work.kv_heads, work.head_dim, work.pairs, element, 1.0)
+        return Points(("decode",), x, dtype)
+    width = (work.head_dim + work.v_head_dim) / 2
+    products, passes = 5.0 if work.backward else 2.0, 2.0 if serving else 1.0
+    x = (work.batch, work.q_len, work.kv_len, work.heads, work.kv_heads, width, work.pairs, element, products, passes)
+    return Points(ops, x, dtype)
+
+
+class Curve:
+    """A fit bound to a device: constants as a tuple, hardware as a tuple, texts made once."""
+
+    def __init__(self, fit: Fit, owner: Device, device: Device, dtype: str, transfer: dict[str, dict[str, float]]):
+        shape = SHAPES[fit.op]
+        self.owner = owner.name
+        self.op, self.seconds, self.axes = fit.op, shape.seconds, shape.axes
+        self.constants = tuple(fit.constants[c.name] for c in shape.constants)
+        self.hardware = hardware(device, dtype)
+        self.residual = Residual(fit)
+        self.sigma = fit.sigma
+        self.shared_bound = 1.0 if fit.shared_bound else 0.0
+        self.source = f"fitted: {device.name} {fit.op} {fit.dtype} from {fit.source}, {fit.rows} rows"
+        if owner.name != device.name:
+            near = "same" if owner.architecture == device.architecture else "other"
+            apart = transfer.get(fit.op, DEFAULT_TRANSFER).get(near, DEFAULT_TRANSFER[near])
+            self.sigma = tuple(max(s, apart) for s in fit.sigma)
+            self.source = f"fitted: {owner.name} {fit.op} {fit.dtype} from {fit.source}, carried to {device.name}"
+        self.cause = CAUSES.get(fit.op, "attention")
+
+    def price(self, x: tuple[float, ...]) -> Estimate:
+        if self.op == "decode":
+            x = (*x[:7], self.shared_bound)
+        seconds = self.seconds(x, self.hardware, self.constants)
+        at = self.axes(x)
+        residual, outside = self.residual.at(at), self.residual.outside(at)
+        if outside > 0.0:
+            residual *= max(0.0, 1.0 - outside / FADE_OCTAVES)
+        seconds *= 2.718281828459045**residual
+        sigma = self.sigma[sigma_class(seconds)]
+        if outside > 0.05:
+            return Estimate(
+                seconds, self.cause, self.source + ", extrapolated", hypot(sigma, SIGMA_PER_OCTAVE * outside)
+            )
+        return Estimate(seconds, self.cause, self.source, sigma)
+
+
+class Fitted:
+    """The link. `serving`: attention also writes new keys and values to a cache. `flash2`: training attention runs
+    FlashAttention-2's kernels also on devices that have faster ones of their own generation."""
+
+    def __init__(self, profiles: dict[str, Profile], transfer: dict, *, serving: bool = False, flash2: bool = False):
+        self.profiles = profiles
+        self.owners = {name: load_device(name) for name in profiles}
+        self.transfer = transfer
+        self._serving = serving
+        self._flash2 = flash2
+        self._curves: dict[tuple[str, tuple[str, ...], str], Curve | None] = {}
+
+    def __call__(self, work: Work, device: Device) -> Estimate | None:
+        """Seconds of a work item on a device with where they come from; None for what no curve covers."""
+        found = point(work, serving=self._serving)
+        if found is None:
+            return None
+        ops = found.ops or self._core(work, device)
+        key = (device.name, ops, found.dtype)
+        if key not in self._curves:
+            self._curves[key] = nearest_curve(self, device, ops, found.dtype)
+        curve = self._curves[key]
+        return None if curve is None else curve.price(found.x)
+
+    def _core(self, work: Attention, device: Device) -> tuple[str, ...]:
+        """Which tables stand for an attention core that is not decoding: of the same use first, and in training
+        those of kernels written for the device's generation."""
+        generation = GENERATIONS.index(device.architecture) if device.architecture in GENERATIONS else 0
+        old = self._flash2 or generation < ASYNCHRONOUS
+        if work.backward:
+            return ("flash_bwd",) if old else ()
+        if self._serving:
+            return ("prefill",)
+        return ("flash_fwd",) if old else ("prefill",)
+
+
+def nearest_curve(
+    link: Fitted, device: Device, ops: tuple[str, ...], dtype: str, allowed: Iterable[str] | None = None
+) -> Curve | None:
+    """The curve of a device's own or of its nearest relative among `allowed` (all that have profiles)."""
+    kin = KIN[dtype]
+    names = link.owners if allowed is None else allowed
+    candidates = [
+        ((_distance(link.owners[name], device, kin.index(fit.dtype)), name), fit)
+        for name in names
+        if link.owners[name].vendor == device.vendor
+        for fit in link.profiles[name].curves
+        if fit.op in ops and fit.dtype in kin
+    ]
+    if not candidates:
+        return None
+    (_, name), fit = min(candidates, key=lambda c: c[0])
+    if fit.op == "flash_bwd":
+        fit = _slowed(link, fit, name, device)
+    return Curve(fit, link.owners[name], device, dtype, link.transfer)
+
+
+def _slowed(link: Fitted, fit: Fit, owner: str, device: Device) -> Fit:
+    """A backward curve carried to a generation where only the forward of the same kernels was measured: it reaches
+    that much less of the peak there as the forward does."""
+    forward = {name: c for name, p in link.profiles.items() for c in p.curves if c.op == "flash_fwd"}
+    here = [n for n in forward if link.owners[n].architecture == device.architecture]
+    if owner not in forward or not here or link.owners[owner].architecture == device.architecture:
+        return fit
+    ratio = forward[min(here)].constants["of_peak"] / forward[owner].constants["of_peak"]
+    return msgspec.structs.replace(fit, constants={**fit.constants, "of_peak": fit.constants["of_peak"] * ratio})
+
+
+def _distance(owner: Device, device: Device, kinship: int) -> tuple[float, ...]:
+    """How unlike two devices are for a curve: generation, then precision, then ratios of bandwidth and cores."""
+    order = [GENERATIONS.index(d.architecture) if d.architecture in GENERATIONS else 99 for d in (owner, device)]
+    size = abs(owner.memory_gb_s / device.memory_gb_s - 1) + abs(owner.num_sms / device.num_sms - 1)
+    return (owner.name != device.name, abs(order[0] - order[1]), kinship, size)
+
+
+def read_profile(text: bytes, place: str) -> Profile:
+    """One file of curves.
+
+    Raises:
+        MeshwrightError: K008 when it is no profile of this format.
+    """
+    help = "write it again with: meshwright calibrate --data DIR --out FOLDER"
+    try:
+        version = msgspec.json.decode(text).get("format_version")
+        if version != FORMAT_VERSION:
+            raise MeshwrightError.one(
+                "K008", f"format_version {version} is not {FORMAT_VERSION}, the one read here", place=place, help=help
+            )
+        return msgspec.json.decode(text, type=Profile)
+    except (msgspec.DecodeError, AttributeError) as wrong:
+        raise MeshwrightError.one("K008", f"not a kernel profile: {wrong}", place=place, help=help) from None
+
+
+@cache
+def profiles(folder: Path | None = None) -> tuple[dict[str, Profile], dict[str, dict[str, float]]]:
+    """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's."""
+    where: Traversable | Path = folder or catalog.folder("profiles").joinpath("kernels")
+    found, transfer = {}, {}
+    for file in sorted(where.iterdir(), key=lambda f: f.name):
+        if file.name == "transfer.json":
+            transfer = msgspec.json.decode(file.read_bytes())["sigma"]
+        elif file.name.endswith(".json"):
+            profile = read_profile(file.read_bytes(), file.name)
+            found[profile.device] = profile
+    return found, transfer
+
+
+def link(*, serving: bool = False, flash2: bool = False, folder: Path | None = None) -> Link:
+    """The fitted curves as a link for ``Costs(links=(...,))``.
+
+    `serving`: attention also writes a cache (inference engines). `flash2`: training attention runs FlashAttention-2
+    on every device. `folder`: profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's.
+    """
+    known, transfer = profiles(folder)
+    return Fitted(known, transfer, serving=serving, flash2=flash2)
