@@ -16,6 +16,7 @@ COMMANDS = {
     "diff": "Why two predictions, plans, clusters or models differ",
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",
+    "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 
