@@ -13,7 +13,7 @@ SOURCE = Path(meshwright.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Left is imported by right, never the other way. Names on one line may import each other.
 ORDER = (
-    ("errors", "quantity"),
+    ("errors", "quantity", "atomic"),
     ("toposort",),
     ("graph",),
     ("timeline",),
@@ -28,6 +28,9 @@ ORDER = (
     ("outlook", "provenance"),
     ("predict",),
     ("trace",),
+    ("calibrate", "validate"),
+    ("search",),
+    ("export",),
     ("report",),
     ("cli",),
     ("__main__",),

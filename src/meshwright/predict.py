@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs, standard
-from meshwright.cost.chain import ROOFLINE_SIGMA
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, lower
@@ -218,11 +217,23 @@ def interval_draws(run: Simulated) -> np.ndarray:
     stratified so that few draws represent the distribution. Deterministic."""
     classes = sorted(set(ERROR_CLASS.values()))
     rng = np.random.default_rng(0)
-    quantiles = (np.arange(NUM_DRAWS) + 0.5) / NUM_DRAWS
-    normal = np.array([_normal(q) for q in quantiles])
-    draws = {c: np.exp(rng.permutation(normal) * ROOFLINE_SIGMA[c.split()[0]]) for c in classes}
+    normal = np.array([_normal((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
+    sigma = class_sigma(run)
+    draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
     return makespans(run.lowered.graph, np.ascontiguousarray((run.priced.parts @ factors).T))
+
+
+def class_sigma(run: Simulated) -> dict[str, float]:
+    """Relative error of each class in this step: that of its estimates, weighted by the time they stand for."""
+    count = np.bincount(run.lowered.graph.cost_key, minlength=len(run.priced.parts))
+    seconds, spread = count @ run.priced.parts, count @ run.priced.spread
+    out = {}
+    for name in set(ERROR_CLASS.values()):
+        mine = [i for i, cause in enumerate(CAUSES) if ERROR_CLASS[cause] == name]
+        total = float(seconds[mine].sum())
+        out[name] = float(spread[mine].sum()) / total if total else 0.0
+    return out
 
 
 def _normal(quantile: float) -> float:

@@ -142,10 +142,7 @@ def warnings(
 ) -> tuple[str, ...]:
     """What the user should know before believing the answer."""
     out = []
-    if costs.profile == "roofline":
-        out.append(
-            "costs are the roofline with published efficiencies, not measurements of this system: read the interval"
-        )
+    out.append(f"costs come from {costs.profile}, not from measurements of this system: read the interval")
     if model.unknown_fields:
         out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
     out += [f"{model.name}: {note}" for note in model.notes]

@@ -4,10 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.cost import Costs
+from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
-from meshwright.predict import predict
+from meshwright.predict import predict, simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 from random_plans import GPT
@@ -126,3 +128,34 @@ def test_two_islands_of_equal_devices_differ_by_their_link_only():
     assert one.attribution["gemm"] == pytest.approx(two.attribution["gemm"])
     assert two.step_time_s >= one.step_time_s
     assert msgspec.structs.replace(halves, name="").num_devices == whole.num_devices
+
+
+def exchanges(words, kinds):
+    """(task, streams' ranks, start, end) of the data-parallel tasks of some kinds on the mixed cluster."""
+    where = cluster.load(MIXED)
+    run = simulate(parse(words).on(64), GPT, where, Train(global_batch=64, seq_len=128), Costs())
+    graph, out = run.lowered.graph, []
+    for task in np.flatnonzero(np.isin(graph.kind, [KIND[k] for k in kinds])):
+        members = graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]]
+        out.append((graph.streams.rank[members].tolist(), run.start_s[task], run.end_s[task]))
+    return out
+
+
+def test_the_last_gather_waits_for_the_slower_islands_update():
+    words = "tp8 dp8 mb1 zero1 overlap=none"
+    updates, gathers = exchanges(words, ["optimizer"]), exchanges(words, ["all_gather"])
+    assert [ranks for ranks, _, _ in gathers] == [[0, 1]]
+    assert gathers[0][1] == max(end for _, _, end in updates)
+
+
+def test_each_stage_exchanges_over_its_own_islands_links():
+    # the first stage on A100 nodes of 8 x 200 Gbit/s, the second on H100 nodes of 8 x 400: 25 and 50 GB/s a rank
+    where = cluster.load(MIXED)
+    lowered = lower(parse("tp8 pp2 dp4 mb1").on(64), GPT, where, Train(global_batch=64, seq_len=128))
+    graph = lowered.graph
+    reduces = np.flatnonzero(graph.kind == KIND["reduce_scatter"])
+    found = {}
+    for task in reduces:
+        (group,) = {group for _, _, group in lowered.keys[graph.cost_key[task]].steps}
+        found.setdefault(graph.attribute("stage")[task], set()).add(group.hops[-1].gb_s)
+    assert found == {0: {25.0}, 1: {50.0}}

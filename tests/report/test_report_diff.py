@@ -10,7 +10,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from sample import GIB, prediction
+from tests.report.sample import GIB, prediction
 
 from meshwright import plan
 from meshwright.prediction import ATTRIBUTION

@@ -12,7 +12,7 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from sample import prediction
+from tests.report.sample import prediction
 
 from meshwright.errors import MeshwrightError
 from meshwright.graph import ATTRIBUTES

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from sample import prediction
+from tests.report.sample import prediction
 
 from meshwright.report import columns, html
 

@@ -6,7 +6,7 @@ import io
 
 import pytest
 from rich.console import Console
-from sample import GIB, prediction
+from tests.report.sample import GIB, prediction
 
 from meshwright.prediction import ATTRIBUTION, Assumption
 from meshwright.quantity import gibibytes, seconds

@@ -4,8 +4,9 @@ Measured table -> fitted curve -> roofline. A link of the chain either knows the
 is priced here is one rank's share: a kernel on one device, a collective over one group.
 """
 
-from meshwright.cost.chain import Costs, Estimate, standard
+from meshwright.cost.chain import Costs, Estimate
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.framework import load as load_framework
+from meshwright.cost.standard import standard
 
 __all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework", "standard"]

@@ -93,11 +93,6 @@ class _Faster(Costs):
         return answer._replace(seconds=answer.seconds / self._factor) if answer.cause == self._name else answer
 
 
-def standard(framework: Framework | None = None) -> Costs:
-    """The chain as shipped: what the catalog has fitted for a device or a fabric, else the roofline."""
-    return Costs(framework)
-
-
 def _with_faster_links(work: Collective, speedup: dict[str, float]) -> Collective:
     hops = tuple(msgspec.structs.replace(h, gb_s=h.gb_s * speedup.get(h.name, 1.0)) for h in work.group.hops)
     return msgspec.structs.replace(work, group=msgspec.structs.replace(work.group, hops=hops))

@@ -21,24 +21,35 @@ from meshwright.work import Group
 PREFETCH = 2
 
 
-def exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str) -> Exchange:
-    """The collectives that "gather" the parameters or "reduce" the gradients of some layers: dense ones over dp*cp,
-    experts over their replicas."""
-    found = stages.exchanges.get((units, what))
+def exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str, rank: int = 0) -> Exchange:
+    """The collectives that "gather" the parameters or "reduce" the gradients of some layers `rank` holds: dense ones
+    over dp*cp, experts over their replicas."""
+    start = _first_of_group(mesh, rank)
+    found = stages.exchanges.get((units, what, start))
     if found is None:
-        found = stages.exchanges[units, what] = _exchange_of(stages, mesh, units, what)
+        found = stages.exchanges[units, what, start] = _exchange_of(stages, mesh, units, what, start)
     return found
 
 
-def _exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str) -> Exchange:
+def _first_of_group(mesh: Mesh, rank: int) -> int:
+    """Where the replicas of a rank begin; 0 where it does not matter because all islands are alike."""
+    if len(mesh.cluster.islands) == 1:
+        return 0
+    for axis in ("cp", "dp"):
+        stride = mesh.layout.stride(axis)
+        rank -= rank // stride % getattr(mesh.layout, axis) * stride
+    return rank
+
+
+def _exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str, start: int) -> Exchange:
     plan, params = stages.plan, stages.total_params(units)
-    shard_group, replica_group = mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp")
+    shard_group, replica_group = mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp", start=start)
     grad_bytes = STORED_BYTES[plan.precision.grads]
     weight_bytes = 4.0 if (plan.precision.compute or stages.train.dtype) == "fp32" else 2.0
     steps: list[tuple[str, float, Group]] = []
     for trained, held, group in (
         (params.trained_dense, params.dense, shard_group),
-        (params.trained_expert, params.expert, mesh.expert_group("edp")),
+        (params.trained_expert, params.expert, mesh.expert_group("edp", start=start)),
     ):
         if what == "gather" and held and group.size > 1:
             size = held if plan.layout.zero == 3 else trained
@@ -81,13 +92,14 @@ class Exchanger:
         counts = np.bincount(compute.action)
         whole = counts[action] == 1
         segment = np.where(whole, -1, compute.segment[at])
-        distinct, back = np.unique(stage.astype(np.int64) * 100_000 + segment + 1, return_inverse=True)
+        rank, pp, starts = self.actions.rank_of()[action].astype(np.int64), self.layout.pp, self.mesh.slices[0].starts
+        distinct, back = np.unique((stage * pp + rank) * 100_000 + segment + 1, return_inverse=True)
         keys = []
         for value in distinct.tolist():
-            s, seg = divmod(value, 100_000)
-            composition = self.stages.compositions[s]
+            place, seg = divmod(value, 100_000)
+            composition = self.stages.compositions[place // pp]
             units = composition.units if seg == 0 else composition.segments[seg - 1]
-            keys.append(self.tables(exchange_of(self.stages, self.mesh, units, what)))
+            keys.append(self.tables(exchange_of(self.stages, self.mesh, units, what, starts[place % pp])))
         return np.array(keys)[back] if keys else np.empty(0, np.int64)
 
     def _gather_ahead(self, computes: list[Compute]) -> None:
@@ -178,23 +190,23 @@ class Exchanger:
     def _update(self, computes: list[Compute], norm: int) -> None:
         """The optimizer on every rank, then the parameters' gather when nothing else hides it."""
         pp, late = self.layout.pp, self.layout.zero in (1, 2) and not self.plan.overlap.dp
-        for index in range(len(computes)):
-            for r in range(pp):
-                held = [s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks]
-                units = tuple(u for s in held for u in self.stages.compositions[s].units)
-                device = self.mesh.slices[index].devices[r].name
-                key = self.tables(Update(self._updated(units), device))
-                task = self.builder.extend(
-                    KIND["optimizer"], key, stream=[self.builder.stream(index * pp + r, "compute")]
+        for r in range(pp):
+            held = [s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks]
+            units = tuple(u for s in held for u in self.stages.compositions[s].units)
+            updates = []
+            for index in range(len(computes)):
+                key = self.tables(Update(self._updated(units), self.mesh.slices[index].devices[r].name))
+                stream = self.builder.stream(index * pp + r, "compute")
+                updates.append(self.builder.extend(KIND["optimizer"], key, stream=[stream]))
+                self.builder.depend(updates[-1], [norm])
+            if late and self.layout.dp * self.layout.cp > 1:
+                start = self.mesh.slices[0].starts[r]
+                gather = self.builder.extend(
+                    KIND["all_gather"], self.tables(exchange_of(self.stages, self.mesh, units, "gather", start))
                 )
-                self.builder.depend(task, [norm])
-                if late and index == 0 and self.layout.dp * self.layout.cp > 1:
-                    gather = self.builder.extend(
-                        KIND["all_gather"],
-                        self.tables(exchange_of(self.stages, self.mesh, units, "gather")),
-                        stream=[self.builder.stream(index * pp + r, "dp_gather")],
-                    )
-                    self.builder.depend(gather, task)
+                for index, update in enumerate(updates):
+                    self.builder.occupy(gather, [self.builder.stream(index * pp + r, "dp_gather")])
+                    self.builder.depend(gather, update)
 
     def _updated(self, units: tuple[Unit, ...]) -> float:
         """Parameters one rank's optimizer touches."""

@@ -139,7 +139,7 @@ def _sliced(p: _Program, a: Piece, b: Piece, way: str, again: bool) -> None:
 def _part(work: Work, count: int) -> Work:
     if isinstance(work, Collective):
         return msgspec.structs.replace(work, num_bytes=work.num_bytes / count)
-    return msgspec.structs.replace(work, m=max(1, work.m // count))
+    return msgspec.structs.replace(work, m=-(-work.m // count))
 
 
 def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: bool) -> None:

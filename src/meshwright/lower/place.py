@@ -131,15 +131,21 @@ class Mesh:
             for i, m in enumerate(self.cluster.group_shape(start, stride, n)):
                 members[i] *= m
         hops, below, devices = [], 1, 1
+        nics = self.cluster.island_of(start).node.nics
         for level, count in zip(self._levels(start, merged), members):
             if count > 1:
-                # Under one child sit `devices` ranks and `below` of this group: the siblings share its port.
-                sharing = min(devices, self.num_ranks) / below
+                # Under one child sit `devices` ranks and `below` of this group: the siblings share its port. On
+                # the network a lone rank still drives one whole NIC when there are fewer NICs than devices.
+                share = min(1.0, below / min(devices, self.num_ranks))
+                if level.scale_out and nics:
+                    share = max(share, 1 / nics)
+                if level.topology == "mesh":
+                    share *= (count - 1) / max(1, level.arity - 1)  # direct links: only those to members carry
                 hops.append(
                     Hop(
                         name=level.name,
                         members=count,
-                        gb_s=level.busy_gb_s / max(1.0, sharing),
+                        gb_s=level.busy_gb_s * share,
                         latency_us=level.latency_us,
                         below=below,
                         topology=level.topology,

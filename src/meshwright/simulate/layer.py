@@ -21,10 +21,16 @@ CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", 
 CAUSE = {name: i for i, name in enumerate(CAUSES)}
 
 
+#: Relative spread of host times: they differ between hosts, and nobody states which one a step ran on.
+HOST_SIGMA = 0.3
+
+
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration, and the operations done."""
+    """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration; ``spread`` those seconds times
+    the relative error (one standard deviation) of their estimates; and the operations done."""
 
     parts: np.ndarray
+    spread: np.ndarray
     flops: float
 
     @property
@@ -45,9 +51,9 @@ def _kernels(work: Work, costs: Costs) -> float:
 
 def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     """Simulate a pass over one layer and say what its time is made of."""
-    parts = np.zeros(len(CAUSES))
+    parts, spread = np.zeros(len(CAUSES)), np.zeros(len(CAUSES))
     if not entries:
-        return LayerCost(parts=parts, flops=0.0)
+        return LayerCost(parts=parts, spread=spread, flops=0.0)
     graph = graph_of(entries)
     by_key = durations(entries, device, costs)
     start, end = times(graph, by_key)
@@ -68,7 +74,9 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         if gap > 0:
             late = max((a for a in entry.after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
             parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
-        parts[CAUSE["recompute" if entry.again else estimate.cause]] += estimate.seconds
+        cause = CAUSE["recompute" if entry.again else estimate.cause]
+        parts[cause] += estimate.seconds
+        spread[cause] += estimate.seconds * estimate.sigma
         clock = end[position]
     total = float(end.max())
     if total > clock:
@@ -77,7 +85,10 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     for queue, seconds in busy.items():
         hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
         parts[CAUSE[queue]] += hidden * contention(device)
+        sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
+        spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
     total = float(parts.sum())
     if issue > total:
         parts[CAUSE["host"]] += issue - total
-    return LayerCost(parts=parts, flops=flops)
+        spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
+    return LayerCost(parts=parts, spread=spread, flops=flops)

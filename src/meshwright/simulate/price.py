@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
 from meshwright.lower import Lowered
 from meshwright.lower.exchange import exchange_of
@@ -13,16 +15,18 @@ from meshwright.lower.layer import Entry, program
 from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Exchange, Pass, Send, Update
-from meshwright.simulate.layer import CAUSE, CAUSES, LayerCost, cost
+from meshwright.simulate.layer import CAUSE, CAUSES, HOST_SIGMA, LayerCost, cost
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import OPTIMIZER_MOMENTS
 from meshwright.work import Collective, Elementwise
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
-    """``parts`` [num_keys, len(CAUSES)] seconds; ``flops`` [num_keys] operations executed."""
+    """``parts`` [num_keys, len(CAUSES)] seconds; ``spread`` those times the relative error of their estimates;
+    ``flops`` [num_keys] operations executed."""
 
     parts: np.ndarray
+    spread: np.ndarray
     flops: np.ndarray
 
     @property
@@ -40,24 +44,37 @@ class Pricer:
         self._units: dict[tuple[Unit, str, str, int], LayerCost] = {}
 
     def all(self) -> Priced:
-        parts = np.zeros((len(self.lowered.keys), len(CAUSES)))
-        flops = np.zeros(len(self.lowered.keys))
+        shape = (len(self.lowered.keys), len(CAUSES))
+        parts, spread, flops = np.zeros(shape), np.zeros(shape), np.zeros(shape[0])
         for i, key in enumerate(self.lowered.keys):
             match key:
                 case Pass():
-                    for unit in key.units:
-                        one = self.unit(unit, key.which, key.device, key.start)
-                        parts[i] += one.parts
-                        flops[i] += one.flops
-                    parts[i, CAUSE["host"]] += self.costs.framework.host_us_per_pass * 1e-6 * key.share
-                    parts[i, CAUSE["dp"]] += self._slowed(key, float(parts[i].sum()))
+                    flops[i] = self._pass(key, parts[i], spread[i])
                 case Send():
-                    parts[i, CAUSE["pp"]] = self._send(key)
+                    parts[i, CAUSE["pp"]], spread[i, CAUSE["pp"]] = self._send(key)
                 case Exchange():
-                    parts[i, CAUSE["dp"]] = self.exchange(key)
+                    parts[i, CAUSE["dp"]], spread[i, CAUSE["dp"]] = self.exchange(key)
                 case Update():
-                    parts[i, CAUSE["optimizer"]] = self._update(key)
-        return Priced(parts=parts, flops=flops)
+                    estimate = self._update(key)
+                    parts[i, CAUSE["optimizer"]] = estimate.seconds
+                    spread[i, CAUSE["optimizer"]] = estimate.seconds * estimate.sigma
+        return Priced(parts=parts, spread=spread, flops=flops)
+
+    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> float:
+        """Fill one pass's row; the operations it executes."""
+        flops = 0.0
+        for unit in key.units:
+            one = self.unit(unit, key.which, key.device, key.start)
+            parts += one.parts
+            spread += one.spread
+            flops += one.flops
+        host = self.costs.framework.host_us_per_pass * 1e-6 * key.share
+        parts[CAUSE["host"]] += host
+        spread[CAUSE["host"]] += host * HOST_SIGMA
+        slowed, uncertain = self._slowed(key, float(parts.sum()))
+        parts[CAUSE["dp"]] += slowed
+        spread[CAUSE["dp"]] += uncertain
+        return flops
 
     def unit(self, unit: Unit, which: str, device: str, start: int) -> LayerCost:
         """One pass over one layer on a device."""
@@ -77,31 +94,36 @@ class Pricer:
             known[unit, which, start] = program(pieces, which, recompute=unit.recompute, overlap_tp=overlap)
         return known[unit, which, start]
 
-    def exchange(self, key: Exchange) -> float:
-        return sum(self.collective(Collective(op=op, num_bytes=size, group=group)) for op, size, group in key.steps)
+    def exchange(self, key: Exchange) -> tuple[float, float]:
+        """Seconds of some collectives one after the other, and those times their relative errors."""
+        return self._sum(Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
 
-    def _slowed(self, key: Pass, seconds: float) -> float:
+    def _sum(self, works: Iterable[Collective]) -> tuple[float, float]:
+        device = next(iter(self.devices.values()))
+        found = [self.costs.price(work, device) for work in works]
+        return sum(e.seconds for e in found), sum(e.seconds * e.sigma for e in found)
+
+    def _slowed(self, key: Pass, seconds: float) -> tuple[float, float]:
         """What a pass loses to the exchanges beside it, which take SMs while they run."""
         if not key.beside:
-            return 0.0
+            return 0.0, 0.0
         mesh = self.lowered.mesh
-        beside = sum(self.exchange(exchange_of(self.stages, mesh, key.units, what)) for what in key.beside)
-        return min(beside, seconds) * contention(self.devices[key.device])
+        found = [self.exchange(exchange_of(self.stages, mesh, key.units, what)) for what in key.beside]
+        beside, uncertain = sum(s for s, _ in found), sum(u for _, u in found)
+        lost = min(beside, seconds) * contention(self.devices[key.device])
+        return lost, lost * (uncertain / beside if beside else 0.0)
 
-    def collective(self, work: Collective) -> float:
-        return self.costs.price(work, next(iter(self.devices.values()))).seconds
-
-    def _send(self, key: Send) -> float:
+    def _send(self, key: Send) -> tuple[float, float]:
         """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
         does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1)."""
         c = self.stages.context()
         size = c.tokens * c.model.hidden * c.element / c.tp
-        seconds = self.collective(Collective(op="send", num_bytes=size, group=key.group))
+        works = [Collective(op="send", num_bytes=size, group=key.group)]
         if c.tp > 1 and not c.sp:
-            seconds += self.collective(Collective(op="all_gather", num_bytes=size * c.tp, group=c.tp_group))
-        return seconds
+            works.append(Collective(op="all_gather", num_bytes=size * c.tp, group=c.tp_group))
+        return self._sum(works)
 
-    def _update(self, key: Update) -> float:
+    def _update(self, key: Update) -> Estimate:
         """One pass over gradients for their norm, one fused pass that reads gradient, master and moments and writes
         master, moments and the working parameter."""
         precision, train = self.plan.precision, self.stages.train
@@ -111,4 +133,4 @@ class Pricer:
         grads = STORED_BYTES[precision.grads]
         per_param = grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
         work = Elementwise(num_bytes=key.params * per_param, kernels=8, fused=True)
-        return self.costs.price(work, self.devices[key.device]).seconds
+        return self.costs.price(work, self.devices[key.device])

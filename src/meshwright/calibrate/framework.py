@@ -1,0 +1,190 @@
+"""Framework constants from measured steps: few, physical, shared by every model, plan and size of a framework.
+
+Only the host times and the memory passes of unfused kernels are fitted, on the mean absolute log error with every
+group of rows weighing the same. The error that counts is the one with groups left out: every model's rows are
+predicted with constants that never saw that model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs, Framework
+from meshwright.errors import MeshwrightError
+from meshwright.plan import check
+from meshwright.predict import simulate
+from meshwright.validate.cases import Case, case
+from meshwright.validate.score import faulty
+from meshwright.validate.tables import find, number, rows
+
+#: What is fitted: constant, unit, smallest and largest value that is believable.
+CONSTANTS: dict[str, tuple[str, float, float]] = {
+    "elementwise_passes": ("bytes moved over bytes needed", 1.0, 8.0),
+    "host_us_per_kernel": ("us", 2.0, 200.0),
+    "host_us_per_collective": ("us", 5.0, 800.0),
+    "host_us_per_pass": ("us", 10.0, 10_000.0),
+}
+START = {
+    "elementwise_passes": 2.0,
+    "host_us_per_kernel": 10.0,
+    "host_us_per_collective": 40.0,
+    "host_us_per_pass": 100.0,
+}
+#: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
+MAX_ROWS = 160
+MAX_FOLDS = 5
+#: Fewer rows than this cannot tell the constants apart.
+MIN_ROWS = 8
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """A question with the seconds it took and the model whose rows are left out together."""
+
+    asked: Case
+    seconds: float
+    group: str
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """A framework's constants, with mean absolute errors in sample and with each group left out."""
+
+    framework: str
+    constants: dict[str, float]
+    rows: int
+    groups: int
+    in_sample: float
+    left_out: float | None
+
+
+def fit_all(
+    folder: Path, costs_of: Callable[[Framework], Costs], *, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Fit]:
+    """Constants for every framework with enough timed rows in ``training_steps``.
+
+    Raises:
+        MeshwrightError: V003 when the folder has no such table.
+    """
+    by_framework: dict[str, list[Timed]] = {}
+    for name, timed in _timed(folder):
+        by_framework.setdefault(name, []).append(timed)
+    for name, found in sorted(by_framework.items()):
+        if len(found) < MIN_ROWS:
+            progress(f"{name}: {len(found)} timed rows are too few to fit; the profile keeps its flagged defaults")
+            continue
+        progress(f"{name}: {len(found)} timed rows")
+        yield _fit(name, found, costs_of)
+
+
+def _timed(folder: Path) -> Iterator[tuple[str, Timed]]:
+    path = find(folder, "training_steps")
+    if path is None:
+        raise MeshwrightError.one("V003", f"no training_steps table in {folder}", place=f"--data {folder}")
+    for row in rows(path, "training_steps"):
+        seconds = number(row, "step_time_s")
+        if seconds is None or row["outcome"] != "ok" or faulty(row) or "launch-bound model" in row["notes"]:
+            continue
+        try:
+            asked = case(row)
+        except MeshwrightError:
+            continue
+        if not check(asked.plan, asked.model, asked.cluster, asked.train):
+            yield asked.framework.name, Timed(asked, seconds, row["model"])
+
+
+def _fit(name: str, found: list[Timed], costs_of: Callable[[Framework], Costs]) -> Fit:
+    constants = search(_sample(found, MAX_ROWS), costs_of, START)
+    folds = _folds(found)
+    errors = []
+    if len(folds) > 1:
+        for fold in folds:
+            rest = _sample([t for t in found if t.group not in fold], MAX_ROWS // 2)
+            held = [t for t in found if t.group in fold]
+            errors.append(ratios(held, costs_of, search(rest, costs_of, START, rounds=3)) - 1)
+    return Fit(
+        framework=name,
+        constants=constants,
+        rows=len(found),
+        groups=len({t.group for t in found}),
+        in_sample=float(np.abs(ratios(found, costs_of, constants) - 1).mean()),
+        left_out=float(np.abs(np.concatenate(errors)).mean()) if errors else None,
+    )
+
+
+def _sample(found: list[Timed], most: int) -> list[Timed]:
+    if len(found) <= most:
+        return found
+    key = [hashlib.sha256(f"{t.asked.plan.text()} {t.group} {t.seconds}".encode()).digest() for t in found]
+    return [found[i] for i in sorted(sorted(range(len(found)), key=key.__getitem__)[:most])]
+
+
+def _folds(found: list[Timed]) -> list[set[str]]:
+    """Whole groups dealt onto at most MAX_FOLDS folds, in the order of a hash of their names."""
+    names = sorted({t.group for t in found}, key=lambda g: hashlib.sha256(g.encode()).digest())
+    folds: list[set[str]] = [set() for _ in range(min(MAX_FOLDS, len(names)))]
+    for i, group in enumerate(names):
+        folds[i % len(folds)].add(group)
+    return folds
+
+
+def ratios(found: list[Timed], costs_of: Callable[[Framework], Costs], constants: dict[str, float]) -> np.ndarray:
+    """Predicted over measured step times under some constants."""
+    shared: dict[str, Costs] = {}
+    out = []
+    for t in found:
+        asked = t.asked
+        costs = shared.get(asked.framework.name)
+        if costs is None:
+            costs = shared[asked.framework.name] = costs_of(msgspec.structs.replace(asked.framework, **constants))
+        out.append(simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s / t.seconds)
+    return np.array(out)
+
+
+def search(
+    found: list[Timed], costs_of: Callable[[Framework], Costs], start: dict[str, float], *, rounds: int = 4
+) -> dict[str, float]:
+    """Coordinate descent on the logarithms, with steps that shrink; every group weighs the same."""
+    weight = _weights(found)
+
+    def loss(constants: dict[str, float]) -> float:
+        return float((np.abs(np.log(ratios(found, costs_of, constants))) * weight).sum())
+
+    best = dict(start)
+    lowest, step = loss(best), 2.0
+    for _ in range(rounds):
+        for name, (_, least, most) in CONSTANTS.items():
+            for factor in (step, 1 / step):
+                while True:
+                    value = min(most, max(least, best[name] * factor))
+                    if value == best[name]:
+                        break
+                    tried = best | {name: value}
+                    now = loss(tried)
+                    if now >= lowest - 1e-4:
+                        break
+                    best, lowest = tried, now
+        step = step**0.6
+    return {name: float(f"{value:.3g}") for name, value in best.items()}
+
+
+def _weights(found: list[Timed]) -> np.ndarray:
+    counts: dict[str, int] = {}
+    for t in found:
+        counts[t.group] = counts.get(t.group, 0) + 1
+    return np.array([1 / counts[t.group] for t in found]) / len(counts)
+
+
+def report(fits: list[Fit]) -> list[str]:
+    """One line a framework: its constants and both errors."""
+    lines = []
+    for fit in fits:
+        values = ", ".join(f"{name} {value:g}" for name, value in fit.constants.items())
+        outside = "no second model to leave out" if fit.left_out is None else f"left out {fit.left_out:.1%}"
+        lines.append(
+            f"{fit.framework}: {fit.rows} rows, {fit.groups} models; in sample {fit.in_sample:.1%}, {outside}; {values}"
+        )
+    return lines

@@ -1,0 +1,168 @@
+"""The fitted link of the cost chain with the curves that ship: what it answers, how sure it is, and that it is small."""
+
+from itertools import pairwise
+from math import log2
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright import catalog
+from meshwright.cost import Costs
+from meshwright.cost.curve import RESIDUAL_UNIT, Fit, Residual
+from meshwright.cost.fitted import KIN, SHAPES, link, profiles, read_profile
+from meshwright.cost.roofline import gemm_seconds, peak_flops
+from meshwright.errors import MeshwrightError
+from meshwright.spec.cluster import load_device
+from meshwright.work import Attention, Collective, Elementwise, Gemm, Group, GroupedGemm
+
+H100 = load_device("h100_sxm")
+TRAIN = link()
+SERVE = link(serving=True)
+
+
+def attention(batch=1, q=4096, kv=4096, heads=32, kv_heads=8, backward=False, width=128):
+    pairs = q * (kv - q) + q * (q + 1) / 2
+    return Attention(
+        batch=batch, q_len=q, kv_len=kv, heads=heads, kv_heads=kv_heads, head_dim=width, v_head_dim=width, pairs=pairs,
+        backward=backward,
+    )  # fmt: skip
+
+
+def test_a_large_product_runs_at_the_rate_its_table_says():
+    # AIConfigurator, SGLang 0.5.14 on H100: m 8192, n = k = 4096 in bf16 takes 347.9 us
+    told = TRAIN(Gemm(m=8192, n=4096, k=4096), H100)
+    assert told.seconds == pytest.approx(347.9e-6, rel=0.08)
+    assert told.cause == "gemm" and 0 < told.sigma < 0.15
+    assert told.source.startswith("fitted: h100_sxm gemm bf16") and "extrapolated" not in told.source
+
+
+def test_a_prefill_and_a_decode_take_what_their_tables_say():
+    # AIConfigurator, TensorRT-LLM 1.3.0rc20 on H100, 32 heads of 128, 8 key-value heads, bf16: 2 prompts of 16384
+    # tokens 8195.5 us; one token of each of 64 sequences over 2048 keys 193.5 us
+    assert SERVE(attention(2, 16384, 16384), H100).seconds == pytest.approx(8195.5e-6, rel=0.1)
+    assert SERVE(attention(64, 1, 2048), H100).seconds == pytest.approx(193.5e-6, rel=0.15)
+
+
+def test_outside_the_measured_range_the_answer_is_flagged_wider_and_tends_to_the_physics():
+    inside, near, far = (TRAIN(Gemm(m=m, n=8192, k=8192), H100) for m in (8192, 2**18, 2**24))
+    assert "extrapolated" not in inside.source
+    assert near.source.endswith("extrapolated") and far.source.endswith("extrapolated")
+    assert inside.sigma < near.sigma < far.sigma
+    # 2^24 rows are 9 octaves outside: twice the rows are then twice the time but for the falling clock
+    twice = TRAIN(Gemm(m=2**25, n=8192, k=8192), H100)
+    assert 2.0 < twice.seconds / far.seconds < 2.2
+
+
+def test_a_device_without_tables_gets_its_nearest_relative_with_a_wider_spread():
+    work = Gemm(m=8192, n=4096, k=4096)
+    own, carried = TRAIN(work, H100), TRAIN(work, load_device("b200_sxm"))
+    assert "carried to b200_sxm" in carried.source
+    assert carried.sigma > own.sigma
+    # more matrix units and bandwidth: faster, and never above its own peak
+    assert work.flops / peak_flops(load_device("b200_sxm"), "bf16") < carried.seconds < own.seconds
+
+
+def test_a_device_of_the_same_generation_is_preferred_to_one_of_another():
+    assert "h100_sxm" in TRAIN(Gemm(m=8192, n=4096, k=4096), load_device("h800_sxm")).source
+    assert "a100_80gb_sxm" in TRAIN(Gemm(m=8192, n=4096, k=4096), load_device("a100_40gb_sxm")).source
+
+
+@pytest.mark.parametrize("name", ["mi300x", "tpu_v5p", "gaudi2"])
+def test_other_vendors_are_left_to_the_roofline(name):
+    work, device = Gemm(m=4096, n=4096, k=4096), load_device(name)
+    assert TRAIN(work, device) is None
+    assert Costs(links=(TRAIN,)).price(work, device).seconds == gemm_seconds(work, device)
+
+
+def test_what_has_no_curve_is_passed_on():
+    assert TRAIN(Elementwise(num_bytes=1e6), H100) is None
+    assert TRAIN(Collective(op="all_reduce", num_bytes=1e6, group=Group(size=1, hops=())), H100) is None
+    assert TRAIN(msgspec.structs.replace(attention(), dtype="fp32"), H100) is None
+
+
+def test_flash_attention_2_is_slower_on_hopper_than_its_own_kernels():
+    # FlashAttention-3 (2407.08608): 1.5 to 2 times faster than FlashAttention-2 on H100
+    long, old = attention(4, 8192, 8192), link(flash2=True)
+    assert 1.2 < old(long, H100).seconds / TRAIN(long, H100).seconds < 2.2
+    back = msgspec.structs.replace(long, backward=True)
+    assert TRAIN(back, H100) is None  # no table of Hopper's own backward kernels: the published fraction answers
+    assert 2.0 < old(back, H100).seconds / old(long, H100).seconds < 4.0
+
+
+def test_backward_attention_takes_two_to_four_times_the_forward_on_a100():
+    a100 = load_device("a100_80gb_sxm")
+    forward, backward = (TRAIN(attention(4, backward=b), a100).seconds for b in (False, True))
+    assert 2.0 < backward / forward < 4.0
+
+
+@pytest.mark.parametrize("device", ["h100_sxm", "a100_80gb_sxm", "h200_sxm", "gh200"])
+@pytest.mark.parametrize("n, k", [(4096, 4096), (8192, 1024), (1024, 8192), (28672, 8192)])
+def test_more_rows_are_never_much_faster(device, n, k):
+    # a tile or split that fits better may save a little; a table's bump must not save a lot
+    times = [TRAIN(Gemm(m=m, n=n, k=k), load_device(device)).seconds for m in (64 * 2**i // 2 for i in range(12))]
+    assert all(later > 0.85 * earlier for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp8_block"])
+def test_experts_cost_more_with_more_rows_and_more_of_them(dtype):
+    def seconds(groups, rows):
+        return TRAIN(GroupedGemm(groups=groups, rows=rows, n=4096, k=4096, dtype=dtype), H100).seconds
+
+    assert seconds(8, 512) < seconds(8, 8192) < seconds(8, 65536)
+    assert seconds(8, 64) < seconds(64, 64)
+
+
+@given(
+    m=st.integers(1, 2**17), n=st.integers(1, 2**16), k=st.integers(1, 2**16), batch=st.integers(1, 512),
+    dtype=st.sampled_from(sorted(KIN)),
+)  # fmt: skip
+def test_no_product_beats_the_peak_and_every_answer_is_sure_to_some_degree(m, n, k, batch, dtype):
+    work = Gemm(m=m, n=n, k=k, batch=batch, dtype=dtype)
+    told = TRAIN(work, H100)
+    assert told.seconds >= work.flops / peak_flops(H100, dtype) / 1.1
+    assert 0 < told.sigma < 5
+
+
+def test_a_residual_is_interpolated_linearly_between_its_nodes():
+    values = (0, 40, 80, 10, 50, 90)  # value(x, y) = 40 y + 10 x at x 0, 1 and y 0, 1, 2
+    fit = Fit(
+        op="gemm", dtype="bf16", source="", rows=0, constants={}, nodes=((0.0, 1.0), (3.0,), (0.0, 1.0, 2.0)),
+        residual=values, low=(0.0, 3.0, 0.0), high=(1.0, 3.0, 2.0), sigma=(0.1,) * 4,
+    )  # fmt: skip
+    table = Residual(fit)
+    assert table.at((0.25, 3.0, 1.5)) == pytest.approx((40 * 1.5 + 10 * 0.25) * RESIDUAL_UNIT)
+    assert table.at((9.0, 7.0, -4.0)) == pytest.approx(10 * RESIDUAL_UNIT)  # held at the edge
+    assert table.outside((0.5, 3.0, 1.0)) == 0 and table.outside((2.0, 2.0, 1.0)) == 2.0
+
+
+def test_profiles_are_small_sourced_and_whole():
+    folder = catalog.folder("profiles").joinpath("kernels")
+    files = [f for f in folder.iterdir() if f.name.endswith(".json")]
+    assert sum(len(f.read_bytes()) for f in files) < 150_000
+    known, transfer = profiles()
+    assert {"h100_sxm", "h200_sxm", "a100_80gb_sxm"} <= set(known)
+    for name, profile in known.items():
+        assert load_device(name).name == profile.device == name
+        for fit in profile.curves:
+            shape = SHAPES[fit.op]
+            assert set(fit.constants) == {c.name for c in shape.constants}
+            assert all(c.low <= fit.constants[c.name] <= c.high for c in shape.constants)
+            assert "(" in fit.source and fit.rows > 0 and len(fit.sigma) == 4
+            assert fit.errors["in_sample_median"] < 0.2
+    assert all(0 < sigma < 1.5 for by in transfer.values() for sigma in by.values())
+
+
+def test_curves_reach_over_the_measured_range_of_training_shapes():
+    for name in ("h100_sxm", "a100_80gb_sxm"):
+        fit = next(c for c in profiles()[0][name].curves if (c.op, c.dtype) == ("gemm", "bf16"))
+        assert fit.low[0] == 0 and fit.high[0] >= log2(16384)
+
+
+def test_a_file_of_another_format_is_refused_with_the_way_to_mend_it():
+    with pytest.raises(MeshwrightError, match="format_version 2 is not 1") as caught:
+        read_profile(b'{"format_version": 2}', "h100_sxm.json")
+    assert "meshwright calibrate" in caught.value.diagnostics[0].help
+    with pytest.raises(MeshwrightError, match="not a kernel profile"):
+        read_profile(b"[]", "h100_sxm.json")
