@@ -8,7 +8,7 @@ from hypothesis import given
 from meshwright.errors import MeshwrightError
 from meshwright.graph import GraphBuilder, diff
 from meshwright.lower.step import verify
-from random_graphs import graphs
+from tests.random_graphs import graphs
 
 
 def chain(key="forward"):

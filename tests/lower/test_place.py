@@ -12,7 +12,7 @@ from meshwright.plan import parse
 from meshwright.predict import predict, simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
-from random_plans import GPT
+from tests.random_plans import GPT
 
 
 def hops(words, where, *axes, start=0):

@@ -15,7 +15,7 @@ from meshwright.simulate import memory
 from meshwright.spec import cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from random_plans import legal_plans
+from tests.random_plans import legal_plans
 
 
 def walked(lowered, rank):

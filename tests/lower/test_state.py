@@ -12,7 +12,7 @@ from meshwright.lower.state import Params, block_params, gathered_bytes, static_
 from meshwright.plan import check, parse
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
-from random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, legal_plans
+from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, legal_plans
 
 TRAIN = Train(global_batch=64, seq_len=128)
 CLUSTER = CLUSTERS["64xh100"]

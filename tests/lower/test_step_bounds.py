@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meshwright.plan import Overlap, check, parse
 from meshwright.predict import predict
 from meshwright.spec.workload import Train
-from random_plans import CLUSTERS, GPT, LLAMA, MODELS, legal_plans
+from tests.random_plans import CLUSTERS, GPT, LLAMA, MODELS, legal_plans
 
 BESIDE, BLOCKING = Overlap(dp=True, tp=False, pp=True), Overlap(dp=False, tp=False, pp=False)
 HOMOGENEOUS = ("64xh100", "64xa100-80")

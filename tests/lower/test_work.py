@@ -14,7 +14,7 @@ from meshwright.plan import parse
 from meshwright.predict import model_flops, simulate
 from meshwright.spec.workload import Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
-from random_plans import CLUSTERS, GPT, LLAMA, MIXTURE, legal_plans
+from tests.random_plans import CLUSTERS, GPT, LLAMA, MIXTURE, legal_plans
 
 S = 128
 TRAIN = Train(global_batch=64, seq_len=S)

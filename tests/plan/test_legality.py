@@ -10,7 +10,7 @@ from meshwright.plan import check, parse
 from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, plans_in_words
+from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, plans_in_words
 
 WHERE = CLUSTERS["64xh100"]
 TRAIN = Train(global_batch=64, seq_len=128)

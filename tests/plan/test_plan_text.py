@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Layout, Pipeline, Plan, parse
 from meshwright.plan.toml import dump, load, loads, save
-from random_plans import plans_in_words
+from tests.random_plans import plans_in_words
 
 
 @settings(max_examples=400)

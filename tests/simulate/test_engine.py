@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright.graph import GraphBuilder
 from meshwright.simulate.engine import makespans, reference_times, steady_state, times
-from random_graphs import DURATIONS, graphs
+from tests.random_graphs import DURATIONS, graphs
 
 
 @given(graphs(lags=True))

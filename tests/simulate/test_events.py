@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from meshwright.graph import GraphBuilder
 from meshwright.simulate import engine, events
 from meshwright.simulate.events import Transfers
-from random_graphs import DURATIONS, graphs
+from tests.random_graphs import DURATIONS, graphs
 
 ONE_EACH = np.ones(1)
 

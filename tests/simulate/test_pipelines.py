@@ -16,7 +16,7 @@ from meshwright.simulate.engine import times
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
-from random_plans import CLUSTERS, SCHEDULES
+from tests.random_plans import CLUSTERS, SCHEDULES
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schedules" / "zero_bubble.json").read_text())
 

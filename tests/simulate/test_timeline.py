@@ -13,7 +13,7 @@ from meshwright.simulate.engine import times
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
-from random_plans import CLUSTERS, LLAMA, legal_plans
+from tests.random_plans import CLUSTERS, LLAMA, legal_plans
 
 TRAIN = Train(global_batch=16, seq_len=128)
 
