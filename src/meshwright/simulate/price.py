@@ -108,7 +108,7 @@ class Pricer:
         if not key.beside:
             return 0.0, 0.0
         mesh = self.lowered.mesh
-        found = [self.exchange(exchange_of(self.stages, mesh, key.units, what)) for what in key.beside]
+        found = [self.exchange(exchange_of(self.stages, mesh, key.units, what, key.start)) for what in key.beside]
         beside, uncertain = sum(s for s, _ in found), sum(u for _, u in found)
         lost = min(beside, seconds) * contention(self.devices[key.device])
         return lost, lost * (uncertain / beside if beside else 0.0)
