@@ -1,0 +1,93 @@
+"""The lowest zoom level: a pass over one layer, timed by hand."""
+
+import pytest
+from hypothesis import given, settings
+
+from meshwright.cost import Costs
+from meshwright.cost.chain import Estimate
+from meshwright.cost.roofline import contention
+from meshwright.graph import QUEUES
+from meshwright.lower.layer import Entry
+from meshwright.plan import parse
+from meshwright.predict import predict
+from meshwright.simulate.layer import CAUSES, cost
+from meshwright.spec.cluster import load_device
+from meshwright.spec.workload import Train
+from meshwright.work import Collective, Elementwise, Gemm, Group
+from tests.random_plans import CLUSTERS, LLAMA, legal_plans
+
+H100 = load_device("h100")
+GROUP = Group(size=2, hops=())
+#: Long enough that issuing kernels never bounds a pass.
+SECONDS = {"gemm": 2.0, "elementwise": 1.0, "collective": 3.0}
+GEMM, KERNEL = Gemm(m=1, n=1, k=1), Elementwise(num_bytes=1.0)
+GATHER = Collective(op="all_gather", num_bytes=1.0, group=GROUP)
+
+
+def given_times(work, device):
+    name = {Gemm: "gemm", Elementwise: "elementwise", Collective: "collective"}[type(work)]
+    cause = "network" if name == "collective" else name
+    return Estimate(SECONDS[name], cause, "given", 0.0)
+
+
+COSTS = Costs(links=(given_times,))
+
+
+def parts(*entries):
+    """Seconds by cause of a pass: entries are (queue, work, what it waits for, repeated?)."""
+    program = [Entry(f"{i}", q, work, after, again) for i, (q, work, after, again) in enumerate(entries)]
+    found = cost(program, H100, COSTS)
+    return {name: value for name, value in zip(CAUSES, found.parts.tolist()) if value}
+
+
+def test_a_collective_between_two_kernels_is_exposed_whole():
+    found = parts(("compute", GEMM, (), False), ("tp", GATHER, (0,), False), ("compute", KERNEL, (1,), False))
+    assert found == {"gemm": 2.0, "tp": 3.0, "elementwise": 1.0}
+
+
+def test_a_collective_beside_a_kernel_is_exposed_by_its_rest_and_takes_some_sms():
+    # 3 s beside 2 s: 1 s exposed, and the 2 s it hides behind are slowed by the SMs it occupies
+    found = parts(("compute", GEMM, (), False), ("ep", GATHER, (), False), ("compute", KERNEL, (0, 1), False))
+    assert found == pytest.approx({"gemm": 2.0, "ep": 1.0 + 2.0 * contention(H100), "elementwise": 1.0})
+
+
+def test_a_collective_after_the_last_kernel_is_exposed():
+    assert parts(("compute", GEMM, (), False), ("tp", GATHER, (0,), False)) == {"gemm": 2.0, "tp": 3.0}
+
+
+def test_what_is_repeated_is_recompute():
+    found = parts(("compute", GEMM, (), True), ("compute", KERNEL, (0,), True), ("compute", GEMM, (1,), False))
+    assert found == {"recompute": 3.0, "gemm": 2.0}
+
+
+def test_a_pass_of_nothing_takes_no_time():
+    assert parts() == {}
+
+
+def test_many_small_kernels_are_bound_by_the_host():
+    fast = Costs(links=(lambda work, device: Estimate(1e-9, "elementwise", "given", 0.0),))
+    program = [Entry(str(i), "compute", KERNEL, (i - 1,) if i else (), False) for i in range(100)]
+    found = cost(program, H100, fast)
+    issue = 100 * fast.framework.host_us_per_kernel * 1e-6
+    assert found.seconds == pytest.approx(issue)
+    assert found.parts[CAUSES.index("host")] == pytest.approx(issue - 100e-9)
+
+
+@settings(max_examples=20)
+@given(legal_plans())
+def test_ten_percent_more_of_one_thing_makes_a_step_at_most_that_much_faster(question):
+    plan, model, where, train = question
+    found = predict(model, where, train, plan)
+    assert found.sensitivities == tuple(sorted(found.sensitivities, key=lambda s: s.change))
+    for one in found.sensitivities:
+        assert 1 / 1.1 - 1 - 1e-9 <= one.change <= 1e-9, one
+
+
+def test_there_is_a_zoom_for_every_kind_of_unit_and_pass():
+    train = Train(global_batch=64, seq_len=2048)
+    for words, passes in (("tp4 dp16 mb1", 2), ("tp4 pp4 dp4 zb-h1 mb1", 3)):
+        found = predict(LLAMA, CLUSTERS["64xh100"], train, parse(words))
+        assert len({zoom.name for zoom in found.zooms}) == len(found.zooms) == 3 * passes  # embedding, layer, head
+        for zoom in found.zooms:
+            assert zoom.timeline.makespan_s > 0
+            assert {QUEUES[q] for q in zoom.timeline.queue} <= {"compute", "tp"}
