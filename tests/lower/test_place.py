@@ -127,7 +127,6 @@ def test_two_islands_of_equal_devices_differ_by_their_link_only():
     one, two = (predict(GPT, w, train, plan, detail=False) for w in (whole, halves))
     assert one.attribution["gemm"] == pytest.approx(two.attribution["gemm"])
     assert two.step_time_s >= one.step_time_s
-    assert msgspec.structs.replace(halves, name="").num_devices == whole.num_devices
 
 
 def exchanges(words, kinds):

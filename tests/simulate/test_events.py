@@ -5,10 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.cost import Costs
 from meshwright.graph import GraphBuilder
+from meshwright.predict import simulate
 from meshwright.simulate import engine, events
 from meshwright.simulate.events import Transfers
 from tests.random_graphs import DURATIONS, graphs
+from tests.random_plans import legal_plans
 
 ONE_EACH = np.ones(1)
 
@@ -138,6 +141,15 @@ def test_in_order_without_transfers_it_is_the_in_order_engine_exactly(case):
     durations = np.array(durations) / 3  # not binary fractions: equal to the last bit all the same
     for fast, plain in zip(events.times(graph, durations), engine.times(graph, durations)):
         np.testing.assert_array_equal(fast, plain)
+
+
+@settings(max_examples=40)
+@given(legal_plans())
+def test_on_the_step_of_any_plan_it_is_the_in_order_engine_exactly(question):
+    run = simulate(*question, Costs())
+    found = events.times(run.lowered.graph, run.priced.durations)
+    np.testing.assert_array_equal(found[0], run.start_s)
+    np.testing.assert_array_equal(found[1], run.end_s)
 
 
 @st.composite
