@@ -170,7 +170,7 @@ def test_assumptions_are_listed_with_sources_and_flags(page, answer):
 
 def test_an_answer_that_does_not_fit_lists_what_would(answer):
     said = Page(html.render(prediction(capacity_gib=40.0))).said
-    assert "does not fit: 6.0 GiB over on stage 0" in said and "zero2 frees 4.1 GiB of gradients" in said
+    assert "does not fit: 6.0 GiB over on stage 0" in said and "frees part of 10.4 GiB of activations" in said
 
 
 def test_a_prediction_without_zooms_memory_run_or_warnings_renders(answer):

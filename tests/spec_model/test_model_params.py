@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_tensors import count, tensors
+from tests.spec_model.model_tensors import count, tensors
 
 from meshwright import catalog
 from meshwright.spec.architecture import stack

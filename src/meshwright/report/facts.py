@@ -95,14 +95,17 @@ def _split_further(prediction: Prediction, tight: RankMemory) -> str:
 
 def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:
     """(plan word, category, bytes freed) of every ZeRO level above the plan's own."""
-    group = prediction.plan.layout.shard_group
+    layout = prediction.plan.layout
+    group = layout.shard_group
     if group < 2:
         return []
+    # under a pipeline gradients accumulate whole to the last microbatch and gathered parameters are kept
+    kept_whole = ("grad", "param") if layout.pp > 1 else ()
     return [
         (word, name, held * (1 - 1 / group))
         for prefix, level, word in SHARDED_BY
         for name, held in tight.alive.items()
-        if name.startswith(prefix) and held > 0 and prediction.plan.layout.zero < level
+        if name.startswith(prefix) and held > 0 and layout.zero < level and prefix not in kept_whole
     ]
 
 
