@@ -14,6 +14,7 @@ from importlib import import_module
 COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "diff": "Why two predictions, plans, clusters or models differ",
+    "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",
     "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",

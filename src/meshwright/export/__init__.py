@@ -1,0 +1,93 @@
+"""Export: the chosen plan as a working configuration of another engine.
+
+One file per exporter, each a pair of pure functions: ``limits`` yields what its target cannot express of a question,
+``write`` gives the files. Nothing is dropped silently: a gap is an error that names it and the nearest plan, and
+what the target needs and a plan does not say (data, tokenizer) is a placeholder listed in the notes.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import ModuleType
+
+import msgspec
+
+from meshwright.errors import MeshwrightError, nearest
+from meshwright.export.gap import refuse
+from meshwright.export.request import Request
+from meshwright.export.target import Target, load
+from meshwright.plan import Plan, check
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+__all__ = ["TARGETS", "Exported", "Target", "export", "target"]
+
+#: Target -> the file of this package that writes it. A new target is a file, its keys in ``data/`` and a line here.
+TARGETS = {
+    "torchtitan": "torchtitan",
+    "torchtitan-toml": "torchtitan_toml",
+    "megatron": "megatron",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+}
+
+
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """A configuration: ``files`` by name, the main one first; ``notes`` say how to start it, what is still to be
+    filled in (``<...>`` in the files) and what is left at the target's own default."""
+
+    target: str
+    version: str
+    files: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The main file."""
+        return next(iter(self.files.values()))
+
+    def renamed(self, name: str) -> Exported:
+        """The same with another name of the main file, in its notes as well."""
+        (old, text), *others = self.files.items()
+        modules = [f"--module {file.removesuffix('.py')} " for file in (old, name)]
+        notes = tuple(note.replace(old, name).replace(*modules) for note in self.notes)
+        return msgspec.structs.replace(self, files={name: text, **dict(others)}, notes=notes)
+
+
+def target(name: str) -> Target:
+    """The target's version and keys.
+
+    Raises:
+        MeshwrightError: E002 for a name that is none; names the nearest.
+    """
+    _exporter(name)
+    return load(name)
+
+
+def export(name: str, model: Model, cluster: Cluster, train: Train, plan: Plan) -> Exported:
+    """The plan as a configuration of the target called `name`.
+
+    Raises:
+        MeshwrightError: E002 for an unknown target; the plan's own violations when it is not legal.
+        Infeasible: E001 for everything the target cannot express, with the nearest plan that it can.
+    """
+    exporter, about = _exporter(name), load(name)
+    plan = plan.on(cluster.num_devices)
+    illegal = check(plan, model, cluster, train)
+    if illegal:
+        raise MeshwrightError(illegal)
+    request = Request(model=model, cluster=cluster, train=train, plan=plan)
+    gaps = list(exporter.limits(request))
+    if gaps:
+        raise refuse(gaps, request, exporter.limits, about.label)
+    files, notes = exporter.write(request)
+    return Exported(target=name, version=about.version, files=files, notes=tuple(notes))
+
+
+def _exporter(name: str) -> ModuleType:
+    if name not in TARGETS:
+        raise MeshwrightError.one(
+            "E002", f"no export to {name!r}", place=f"--to {name}", help=nearest(name, list(TARGETS))
+        )
+    return import_module(f"meshwright.export.{TARGETS[name]}")

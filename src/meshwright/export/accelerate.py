@@ -1,0 +1,218 @@
+"""Hugging Face Accelerate's YAML, with FSDP2 and its parallelism configuration.
+
+Written for Accelerate 1.15.0 (the documentation's "nd_parallel" and "fsdp2" pages); ``data/accelerate.toml`` lists
+the keys. Model, optimizer, batch and data are the training script's; the notes say what it has to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.export import limits as shared
+from meshwright.export.gap import Gap
+from meshwright.export.request import Request
+from meshwright.export.target import load
+from meshwright.export.yaml_text import dumps
+
+NAME, FILE = "accelerate", "accelerate.yaml"
+#: How key-value shards travel: a ring is made of all-to-alls, a rotation each.
+COMM_STRATEGY = {"ring": "alltoall", "allgather": "allgather"}
+MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
+
+
+def limits(r: Request) -> Iterator[Gap]:
+    """What Accelerate cannot express."""
+    yield from shared.nodes(r)
+    yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")
+    yield from shared.order(r)
+    yield from _tensor(r)
+    yield from shared.context(r, tuple(COMM_STRATEGY), "keys and values rotate or are gathered, heads stay")
+    if r.layout.cp > 1:
+        yield from shared.pieces(r, 2 * r.layout.cp, "every context-parallel rank takes two")
+    yield from shared.optimizer_shards_alone(r, "FSDP2 shards optimizer state, gradients and parameters together")
+    yield from shared.shard_contains_context(r)
+    yield from _replicas(r)
+    yield from _experts(r)
+    yield from shared.no_partial_recompute(r, "FSDP2 recomputes the layers that it wraps")
+    yield from shared.always_overlapped(r)
+    yield from _precision(r)
+    yield from _context_kernel(r)
+
+
+def _tensor(r: Request) -> Iterator[Gap]:
+    if r.layout.tp == 1:
+        return
+    if r.layout.sp:
+        yield Gap(
+            facet="layout.sp",
+            value="sp",
+            reason="between tensor-parallel regions every rank has all tokens",
+            help="say nosp",
+            mend={"layout.sp": False},
+        )
+    if r.plan.overlap.tp:
+        yield Gap(
+            facet="overlap.tp",
+            value="overlap=tp",
+            reason="a tensor-parallel product waits for its collective",
+            help="leave tp out of overlap=",
+            mend={"overlap.tp": False},
+        )
+
+
+def sizes(r: Request) -> dict[str, int]:
+    """Sizes of its mesh axes; FSDP2 shards over dp_shard and cp together."""
+    layout = r.layout
+    shard = max(1, layout.shard_group // layout.cp) if layout.zero >= 2 else 1
+    return {"dp_replicate": layout.dp // shard, "dp_shard": shard, "tp": layout.tp, "cp": layout.cp}
+
+
+def _replicas(r: Request) -> Iterator[Gap]:
+    size, layout = sizes(r), r.layout
+    if layout.zero == 1:
+        return  # never expressed, whatever stands beside it
+    if size["dp_replicate"] > 1 and size["dp_shard"] == 1 and layout.tp * layout.cp > 1:
+        whole = layout.zero == 0
+        yield Gap(
+            facet="layout.zero" if whole else "layout.shard",
+            value=f"dp{layout.dp} without sharding over it beside tp{layout.tp} cp{layout.cp}",
+            reason="DDP goes with no other parallelism",
+            help="say zero2 or fsdp",
+            mend={"layout.zero": max(2, layout.zero), "layout.shard": 0},
+        )
+
+
+def _experts(r: Request) -> Iterator[Gap]:
+    if not r.has_experts:
+        return
+    if r.plan.experts.ep > 1:
+        yield Gap(
+            facet="experts.ep",
+            value=f"ep{r.plan.experts.ep}",
+            reason="its mesh has no expert axis",
+            help="say ep1",
+            mend={"experts.ep": 1, "experts.etp": 0},
+        )
+    elif r.plan.etp != r.layout.tp:
+        yield Gap(
+            facet="experts.etp",
+            value=f"etp{r.plan.etp}",
+            reason="experts are split as everything else",
+            help=f"say etp{r.layout.tp}",
+            mend={"experts.etp": 0},
+        )
+
+
+def _precision(r: Request) -> Iterator[Gap]:
+    p = r.plan.precision
+    if r.compute not in MIXED_PRECISION:
+        yield Gap(
+            facet="precision.compute",
+            value=r.compute,
+            reason=f"mixed_precision is one of {', '.join(MIXED_PRECISION)}",
+            help="say bf16",
+            mend={"precision.compute": "bf16"},
+        )
+    stored = {p.grads, p.moments} | ({p.master} if r.compute != "fp32" else set())
+    if stored != {"fp32"}:
+        yield Gap(
+            facet="precision",
+            value=f"grads={p.grads} master={p.master} moments={p.moments}",
+            reason="mixed precision keeps parameters, gradients and moments in fp32",
+            help="say grads=fp32 master=fp32 moments=fp32",
+            mend={"precision.grads": "fp32", "precision.master": "fp32", "precision.moments": "fp32"},
+        )
+
+
+def _context_kernel(r: Request) -> Iterator[Gap]:
+    if r.layout.cp > 1 and r.plan.memory.attention != "flash":
+        yield Gap(
+            facet="memory.attention",
+            value=f"unfused attention beside cp{r.layout.cp}",
+            reason="only scaled_dot_product_attention works on a sequence split over ranks",
+            help="say flash",
+            mend={"memory.attention": "flash"},
+        )
+
+
+def write(r: Request) -> tuple[dict[str, str], list[str]]:
+    """(files, notes)."""
+    table: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": _kind(r),
+        "mixed_precision": MIXED_PRECISION[r.compute],
+        "num_machines": r.num_nodes,
+        "num_processes": r.world,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "use_cpu": False,
+    }
+    if r.num_nodes > 1:
+        table |= {"main_process_ip": "<MAIN_PROCESS_IP>", "main_process_port": 29500}
+    if r.compute == "fp8":
+        table["fp8_config"] = {"fp8_backend": "AO"}
+    if _kind(r) == "FSDP":
+        table["fsdp_config"] = _fsdp(r)
+    size = sizes(r)
+    if r.layout.tp * r.layout.cp > 1 or _kind(r) == "FSDP":
+        table["parallelism_config"] = {f"parallelism_config_{axis}_size": n for axis, n in size.items()}
+    if r.layout.cp > 1:
+        table["parallelism_config"]["parallelism_config_cp_comm_strategy"] = COMM_STRATEGY[r.plan.sequence.algorithm]
+    head = f"# Configuration for {load(NAME).label}, written by Meshwright.\n# {r.name}\n"
+    return {FILE: head + dumps(table)}, list(_notes(r))
+
+
+def _kind(r: Request) -> str:
+    if r.world == 1:
+        return "NO"
+    return "FSDP" if r.layout.zero >= 2 and r.layout.dp * r.layout.cp > 1 else "MULTI_GPU"
+
+
+def _fsdp(r: Request) -> dict[str, object]:
+    return {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": r.layout.zero == 3,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_activation_checkpointing": r.plan.memory.recompute == "full",
+        "fsdp_offload_params": False,
+        "fsdp_cpu_ram_efficient_loading": False,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+    }
+
+
+def _notes(r: Request) -> Iterator[str]:
+    yield f"start it on every node, with machine_rank set: accelerate launch --config_file {FILE} <SCRIPT>"
+    if r.num_nodes > 1:
+        yield "fill in <MAIN_PROCESS_IP>: the address of the first node"
+    yield "fill in <SCRIPT>: your training script, with the model, the tokenizer and the data"
+    yield f"in the script: {r.plan.pipeline.microbatch} sequences of {r.train.seq_len} tokens a device and step"
+    yield f"in the script: Accelerator(gradient_accumulation_steps={r.num_microbatches})"
+    yield f"in the script: the optimizer, {r.train.optimizer}" + (f", {r.num_steps} steps" if r.num_steps else "")
+    yield f"in the script: attn_implementation={_attention(r)!r}"
+    if r.layout.tp > 1:
+        yield f"in the script: load the model with tp_plan='auto' and tp_size={r.layout.tp}"
+    if r.layout.cp > 1:
+        yield "in the script: accelerator.maybe_context_parallel around the step"
+    if r.plan.memory.recompute == "full" and _kind(r) != "FSDP":
+        yield "in the script: model.gradient_checkpointing_enable()"
+    if _kind(r) == "FSDP" and r.compute in ("bf16", "fp16"):
+        yield f"gradients travel in {r.compute} and are stored in fp32"
+    if r.layout.zero == 2 and r.num_microbatches > 1:
+        yield "FSDP2 gathers parameters again for every microbatch; zero2 is predicted to gather them once a step"
+    if r.compute == "fp8":
+        yield "fp8 uses the torchao package"
+    if r.plan.experts.imbalance != 1:
+        yield f"imbalance={r.plan.experts.imbalance:g} is an assumption about the router, there is nothing to set"
+    if r.train.lora is not None:
+        targets = "+".join(r.train.lora.targets)
+        yield f"in the script: adapters of rank {r.train.lora.rank} on {targets} (peft)"
+    if r.train.dropout or not r.train.causal or r.train.lengths is not None:
+        yield f"in the script: what the workload says of dropout, masks and documents: {r.train.text()}"
+
+
+def _attention(r: Request) -> str:
+    if r.plan.memory.attention != "flash":
+        return "eager"
+    return "sdpa" if r.layout.cp > 1 else "flash_attention_2"

@@ -1,0 +1,255 @@
+"""DeepSpeed's JSON.
+
+Written for DeepSpeed 0.19.8: ZeRO (Rajbhandari et al., 2019, arXiv 1910.02054), AutoTP, AutoEP and Ulysses (Jacobs et
+al., 2023, arXiv 2309.14509); ``data/deepspeed.toml`` lists the keys. Stages of a pipeline are arguments of
+``PipelineModule`` in a program, not keys of this file. Model and data are the training script's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from meshwright.export import limits as shared
+from meshwright.export.gap import Gap
+from meshwright.export.request import Request
+from meshwright.export.target import load
+
+NAME, FILE = "deepspeed", "ds_config.json"
+OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD", "momentum": "SGD"}
+#: Architectures whose mixtures AutoEP finds by itself.
+EXPERT_PRESETS = {
+    "mixtral": "mixtral",
+    "qwen3_moe": "qwen3_moe",
+    "qwen2_moe": "qwen3_moe",
+    "deepseek_v2": "deepseek_v2",
+    "deepseek_v3": "deepseek_v3",
+}
+
+
+def limits(r: Request) -> Iterator[Gap]:
+    """What a DeepSpeed configuration cannot express."""
+    yield from shared.nodes(r)
+    yield from shared.no_pipeline(r, "stages are arguments of PipelineModule in your program, not of the JSON")
+    yield from shared.order(r)
+    yield from _tensor(r)
+    yield from _context(r)
+    yield from _scope(r)
+    yield from _experts(r)
+    yield from _recompute(r)
+    yield from _overlap(r)
+    yield from _precision(r)
+    yield from _optimizer(r)
+
+
+def _tensor(r: Request) -> Iterator[Gap]:
+    if r.layout.tp > 1 and r.layout.sp:
+        yield Gap(
+            facet="layout.sp",
+            value="sp",
+            reason="AutoTP keeps all tokens on every rank between its regions",
+            help="say nosp",
+            mend={"layout.sp": False},
+        )
+
+
+def _context(r: Request) -> Iterator[Gap]:
+    yield from shared.context(r, ("ulysses",), "its sequence parallelism trades the sequence for heads (Ulysses)")
+    if r.layout.cp > 1 and r.layout.tp > 1:
+        yield Gap(
+            facet="layout.cp",
+            value=f"cp{r.layout.cp} beside tp{r.layout.tp}",
+            reason="its mesh has data and sequence parallelism, or data and tensor parallelism",
+            help="say tp1 or cp1",
+        )
+
+
+def _scope(r: Request) -> Iterator[Gap]:
+    layout = r.layout
+    if layout.zero and layout.shard_group < layout.dp * layout.cp:
+        yield Gap(
+            facet="layout.shard",
+            value=f"shards of {layout.shard_group} of {layout.dp * layout.cp} ranks",
+            reason="it shards over all of data parallelism (MiCS was removed, hpZ keeps a second copy)",
+            help="leave the size of the group out",
+            mend={"layout.shard": 0},
+        )
+
+
+def _experts(r: Request) -> Iterator[Gap]:
+    if not r.has_experts:
+        return
+    ep, etp, tp = r.plan.experts.ep, r.plan.etp, r.layout.tp
+    if ep > 1 and r.model.family not in EXPERT_PRESETS:
+        yield Gap(
+            facet="experts.ep",
+            value=f"ep{ep} for {r.model.name}",
+            reason=f"AutoEP knows the layers of {', '.join(EXPERT_PRESETS)}",
+            help="say ep1",
+            mend={"experts.ep": 1, "experts.etp": 0},
+        )
+    elif ep > 1 and etp > 1:
+        yield Gap(
+            facet="experts.etp",
+            value=f"etp{etp}",
+            reason="with expert parallelism every expert is whole",
+            help="say etp1",
+            mend={"experts.etp": 1},
+        )
+    elif ep == 1 and etp != tp:
+        yield Gap(
+            facet="experts.etp",
+            value=f"etp{etp}",
+            reason="without expert parallelism experts are split as everything else",
+            help=f"say etp{tp}",
+            mend={"experts.etp": 0},
+        )
+
+
+def _recompute(r: Request) -> Iterator[Gap]:
+    yield from shared.no_partial_recompute(r, "it checkpoints what the model asks it to, whole layers")
+
+
+def _overlap(r: Request) -> Iterator[Gap]:
+    layout, overlap = r.layout, r.plan.overlap
+    if layout.zero == 0 and overlap.dp and layout.dp * layout.cp > 1:
+        yield Gap(
+            facet="overlap.dp",
+            value="gradients exchanged beside the backward without ZeRO",
+            reason="stage 0 reduces them after the last backward",
+            help="say zero1, or leave dp out of overlap=",
+            mend={"overlap.dp": False},
+        )
+
+
+def _precision(r: Request) -> Iterator[Gap]:
+    p, zero = r.plan.precision, r.layout.zero
+    if r.compute not in ("bf16", "fp16", "fp32"):
+        yield Gap(
+            facet="precision.compute",
+            value=r.compute,
+            reason="it multiplies in bf16, fp16 or fp32",
+            help="say bf16",
+            mend={"precision.compute": "bf16"},
+        )
+        return
+    if p.grads not in (grads := _gradients(r)):
+        yield Gap(
+            facet="precision.grads",
+            value=f"grads={p.grads}",
+            reason=f"stage {zero} of {r.compute} stores gradients in {' or '.join(grads)}",
+            help=f"say grads={grads[0]}",
+            mend={"precision.grads": grads[0]},
+        )
+    if r.compute != "fp32" and not _stored(r):
+        yield Gap(
+            facet="precision.master",
+            value=f"master={p.master} moments={p.moments}",
+            reason="master copy and moments are fp32, or with ZeRO of bf16 both bf16",
+            help="say master=fp32 moments=fp32",
+            mend={"precision.master": "fp32", "precision.moments": "fp32"},
+        )
+    elif r.compute == "fp32" and p.moments != "fp32":
+        yield Gap(
+            facet="precision.moments",
+            value=f"moments={p.moments}",
+            reason="moments are as wide as the parameters",
+            help="say moments=fp32",
+            mend={"precision.moments": "fp32"},
+        )
+
+
+def _gradients(r: Request) -> tuple[str, ...]:
+    """Stage 0 accumulates in the parameters' own type; a bf16 master copy goes with bf16 gradients."""
+    if r.compute == "fp32":
+        return ("fp32",)
+    if r.plan.precision.master == "bf16":
+        return ("bf16",)
+    return (r.compute,) if r.layout.zero == 0 else ("fp32", r.compute)
+
+
+def _stored(r: Request) -> bool:
+    p = r.plan.precision
+    low = p.master == "bf16" and p.moments in ("bf16", "fp32") and r.compute == "bf16" and r.layout.zero > 0
+    return low or p.master == p.moments == "fp32"
+
+
+def _optimizer(r: Request) -> Iterator[Gap]:
+    if r.train.optimizer not in OPTIMIZERS:
+        reason = "Muon needs to be told which parameters it is for, in the program"
+        yield Gap(facet="train.optimizer", value=f"optimizer={r.train.optimizer}", reason=reason, help="say adamw")
+
+
+def write(r: Request) -> tuple[dict[str, str], list[str]]:
+    """(files, notes)."""
+    return {FILE: json.dumps(_table(r), indent=2) + "\n"}, list(_notes(r))
+
+
+def _table(r: Request) -> dict[str, object]:
+    layout = r.layout
+    out: dict[str, object] = {
+        "train_micro_batch_size_per_gpu": r.plan.pipeline.microbatch,
+        "gradient_accumulation_steps": r.num_microbatches,
+    }
+    if layout.tp == 1:
+        # it checks the product with the ranks of the job, which tensor parallelism would count too often
+        out["train_batch_size"] = r.train.global_batch
+    out["optimizer"] = {"type": OPTIMIZERS[r.train.optimizer], "params": _optimizer_params(r)}
+    out["zero_optimization"] = _zero(r)
+    if r.layout.zero and OPTIMIZERS[r.train.optimizer] == "SGD":
+        out["zero_allow_untested_optimizer"] = True
+    if r.compute == "bf16":
+        p = r.plan.precision
+        low = p.master == "bf16"
+        out["bf16"] = {"enabled": True} | ({"bf16_master_weights_and_grads": True} if low else {})
+        if low and p.moments == "bf16":
+            out["bf16"]["bf16_optimizer_states"] = True
+    elif r.compute == "fp16":
+        out["fp16"] = {"enabled": True}
+    if r.compute != "fp32":
+        out["data_types"] = {"grad_accum_dtype": r.plan.precision.grads}
+    if layout.tp > 1:
+        out["tensor_parallel"] = {"autotp_size": layout.tp, "tp_overlap_comm": r.plan.overlap.tp}
+    if layout.cp > 1:
+        out |= {"sequence_parallel_size": layout.cp, "data_parallel_size": layout.dp}
+    if r.plan.experts.ep > 1:
+        out["expert_parallel"] = {
+            "enabled": True,
+            "autoep_size": r.plan.experts.ep,
+            "preset_model": EXPERT_PRESETS[r.model.family],
+        }
+    return out
+
+
+def _optimizer_params(r: Request) -> dict[str, object]:
+    own = {"momentum": {"momentum": 0.9}, "adam": {"adam_w_mode": False}}
+    return {"lr": 1e-3, **own.get(r.train.optimizer, {})}
+
+
+def _zero(r: Request) -> dict[str, object]:
+    stage = r.layout.zero
+    return {"stage": stage} | ({"overlap_comm": r.plan.overlap.dp} if stage else {})
+
+
+def _notes(r: Request) -> Iterator[str]:
+    yield f"written for {load(NAME).label}: {r.name}"
+    nodes = f"--num_nodes {r.num_nodes} --num_gpus {r.processes_per_node}"
+    where = " --hostfile <HOSTFILE>" if r.num_nodes > 1 else ""
+    yield f"start it: deepspeed {nodes}{where} <SCRIPT> --deepspeed_config {FILE}"
+    if r.num_nodes > 1:
+        yield "fill in <HOSTFILE>: a line HOST slots=N for every node"
+    yield "fill in <SCRIPT>: your training script, with the model, the tokenizer and the data"
+    yield "lr is DeepSpeed's default of 0.001, a plan does not say one; scheduler and clipping are left out"
+    yield f"in the script: sequences of {r.train.seq_len} tokens" + (f", {r.num_steps} steps" if r.num_steps else "")
+    kernel = "flash_attention_2" if r.plan.memory.attention == "flash" else "eager"
+    yield f"in the script: attn_implementation={kernel!r}"
+    if r.plan.memory.recompute == "full":
+        yield "in the script: model.gradient_checkpointing_enable()"
+    if r.layout.cp > 1:
+        yield "in the script: UlyssesSPAttentionHF.register_with_transformers and its data loader"
+    if r.plan.experts.imbalance != 1:
+        yield f"imbalance={r.plan.experts.imbalance:g} is an assumption about the router, there is nothing to set"
+    if r.train.lora is not None:
+        yield f"in the script: adapters of rank {r.train.lora.rank} on {'+'.join(r.train.lora.targets)} (peft)"
+    if r.train.dropout or not r.train.causal or r.train.lengths is not None:
+        yield f"in the script: what the workload says of dropout, masks and documents: {r.train.text()}"

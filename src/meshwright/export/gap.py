@@ -1,0 +1,86 @@
+"""Gaps: what a target cannot express of a plan, all of it at once, each with the nearest thing that it can.
+
+A gap names the facet, its value and the reason, and may carry the values (``mend``) that would close it. The nearest
+plan is the plan with all gaps mended, mended again until none is left; it is only offered when it is legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from meshwright.errors import Diagnostic, Infeasible
+from meshwright.export.request import Request
+from meshwright.plan import Plan, check
+
+#: Mending one facet can open another gap (folding pp into dp, say); the longest chain of the targets here is three.
+ROUNDS = 4
+
+
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that a target cannot express.
+
+    ``facet`` is the plan's (``layout.zero``), the workload's (``train.dropout``), ``model`` or ``cluster``; ``value``
+    its value as it would be said; ``mend`` the plan's fields and values that close the gap, empty when none does.
+    """
+
+    facet: str
+    value: str
+    reason: str
+    help: str = ""
+    mend: dict[str, object] = {}
+
+
+Limits = Callable[[Request], Iterable[Gap]]
+
+
+def refuse(gaps: list[Gap], request: Request, limits: Limits, target: str) -> Infeasible:
+    """The error with one E001 per gap; the last one's help says the nearest plan when there is a legal one."""
+    nearest = nearest_plan(request, limits)
+    found = []
+    for gap in gaps:
+        help = gap.help
+        if gap is gaps[-1] and nearest is not None and nearest != request.plan:
+            whole = f'the nearest plan that {target} can express: --plan "{nearest.text()}"'
+            help = f"{help}; {whole}" if help else whole
+        found.append(
+            Diagnostic(
+                code="E001",
+                message=f"{target} cannot express {gap.value}: {gap.reason}",
+                place=_place(gap, request.plan),
+                help=help,
+            )
+        )
+    return Infeasible(found)
+
+
+def nearest_plan(request: Request, limits: Limits) -> Plan | None:
+    """The plan with every gap that a plan can close closed; None when that is not a legal plan."""
+    plan = request.plan
+    for _ in range(ROUNDS):
+        asked = msgspec.structs.replace(request, plan=plan)
+        changes = {field: value for gap in limits(asked) for field, value in gap.mend.items()}
+        if not changes:
+            break
+        plan = with_changes(plan, changes)
+        if check(plan, request.model, request.cluster, request.train):
+            return None
+    left = limits(msgspec.structs.replace(request, plan=plan))
+    return None if any(gap.facet.partition(".")[0] in Plan.__struct_fields__ for gap in left) else plan
+
+
+def with_changes(plan: Plan, changes: dict[str, object]) -> Plan:
+    """`plan` with fields such as ``layout.zero`` replaced."""
+    for field, value in changes.items():
+        facet, _, name = field.partition(".")
+        plan = msgspec.structs.replace(plan, **{facet: msgspec.structs.replace(getattr(plan, facet), **{name: value})})
+    return plan
+
+
+def _place(gap: Gap, plan: Plan) -> str:
+    """Where the plan says it, with its value there."""
+    facet, _, name = gap.facet.partition(".")
+    if facet not in Plan.__struct_fields__:
+        return gap.facet
+    return f"plan.{gap.facet} = {getattr(getattr(plan, facet), name)}" if name else f"plan.{facet}"

@@ -1,0 +1,180 @@
+"""Limits that several targets share: axis order, pipelines, context parallelism, what a launcher can start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.export.gap import Gap
+from meshwright.export.request import Request
+from meshwright.plan.facets import DEFAULT_ORDER
+
+#: The schedules that mean the same as no pipeline at all when there is one stage: a microbatch after the other.
+PLAIN = ("1f1b", "interleaved")
+
+
+def nodes(r: Request) -> Iterator[Gap]:
+    """A launcher starts the same number of processes on every node."""
+    sizes = sorted({island.devices_per_node for island in r.cluster.islands})
+    if len(sizes) > 1:
+        yield Gap(
+            facet="cluster",
+            value=r.cluster.name,
+            reason=f"its nodes have {' and '.join(map(str, sizes))} devices, and every node starts as many processes",
+            help="name an island of nodes that are alike",
+        )
+    elif r.world > sizes[0] and r.world % sizes[0]:
+        yield Gap(
+            facet="layout.dp",
+            value=f"{r.world} ranks",
+            reason=f"they do not fill nodes of {sizes[0]} devices, and every node starts as many processes",
+            help=f"use a multiple of {sizes[0]} ranks",
+        )
+
+
+def order(r: Request, allowed: tuple[tuple[str, ...], ...] = (DEFAULT_ORDER,)) -> Iterator[Gap]:
+    """The order of the axes on the devices; axes of one rank have no place."""
+    placed = _placed(r, r.layout.order)
+    if placed not in [_placed(r, known) for known in allowed]:
+        yield Gap(
+            facet="layout.order",
+            value=f"order={'-'.join(r.layout.order)}",
+            reason=f"its mesh is laid out as {' or '.join('-'.join(known) for known in allowed)} from the inside out",
+            help=f"say order={'-'.join(allowed[0])}",
+            mend={"layout.order": allowed[0]},
+        )
+
+
+def _placed(r: Request, axes: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(axis for axis in axes if getattr(r.layout, axis) > 1)
+
+
+def no_pipeline(r: Request, reason: str) -> Iterator[Gap]:
+    """For a target without pipeline parallelism; its ranks are offered to data parallelism."""
+    layout = r.layout
+    plain = {"pipeline.schedule": "1f1b", "pipeline.vpp": 1}
+    if layout.pp > 1:
+        yield Gap(
+            facet="layout.pp",
+            value=f"pp{layout.pp}",
+            reason=reason,
+            help=f"pp1 dp{layout.dp * layout.pp}",
+            mend={"layout.pp": 1, "layout.dp": layout.dp * layout.pp, "layout.stages": (), **plain},
+        )
+    else:
+        yield from one_stage(r)
+
+
+def one_stage(r: Request) -> Iterator[Gap]:
+    """Without a pipeline a microbatch follows the other; other schedules have other orders, and memory."""
+    pipeline = r.plan.pipeline
+    if r.layout.pp == 1 and (pipeline.schedule not in PLAIN or pipeline.vpp > 1):
+        yield Gap(
+            facet="pipeline.schedule",
+            value=f"{pipeline.schedule} vpp{pipeline.vpp} on one stage",
+            reason="without a pipeline it runs each microbatch forward and backward before the next",
+            help="say 1f1b vpp1",
+            mend={"pipeline.schedule": "1f1b", "pipeline.vpp": 1, "layout.stages": ()},
+        )
+
+
+def shard_contains_context(r: Request) -> Iterator[Gap]:
+    """FSDP2 shards over the context ranks first: their copies of a parameter are never whole."""
+    layout = r.layout
+    if layout.cp == 1:
+        return
+    whole = layout.dp * layout.cp
+    if layout.zero == 0:
+        yield Gap(
+            facet="layout.zero",
+            value=f"whole parameters beside cp{layout.cp}",
+            reason="parameters are always sharded over the context-parallel ranks",
+            help="say zero2 or fsdp" if layout.dp == 1 else f"say hsdp{layout.cp}, or fsdp for all {whole} ranks",
+            mend={"layout.zero": 2, "layout.shard": layout.cp if layout.dp > 1 else 0},
+        )
+    elif layout.shard_group % layout.cp:
+        least = -(-layout.shard_group // layout.cp) * layout.cp
+        yield Gap(
+            facet="layout.shard",
+            value=f"shards of {layout.shard_group} beside cp{layout.cp}",
+            reason="a sharding group holds whole context-parallel groups",
+            help=f"take a multiple of {layout.cp}",
+            mend={"layout.shard": least if whole % least == 0 and least < whole else 0},
+        )
+
+
+def optimizer_shards_alone(r: Request, reason: str) -> Iterator[Gap]:
+    """ZeRO-1 where optimizer state is only ever sharded together with gradients."""
+    if r.layout.zero == 1 and r.layout.dp * r.layout.cp > 1:
+        yield Gap(facet="layout.zero", value="zero1", reason=reason, help="say zero2", mend={"layout.zero": 2})
+
+
+def pieces(r: Request, count: int, why: str) -> Iterator[Gap]:
+    """The sequence must divide into `count` pieces."""
+    if r.train.seq_len % count:
+        yield Gap(
+            facet="layout.cp",
+            value=f"a sequence of {r.train.seq_len} tokens in {count} pieces",
+            reason=why,
+            help=f"take a sequence that is a multiple of {count}",
+        )
+
+
+def context(r: Request, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
+    """How context parallelism exchanges."""
+    algorithm = r.plan.sequence.algorithm
+    if r.layout.cp > 1 and algorithm not in allowed:
+        yield Gap(
+            facet="sequence.algorithm",
+            value=algorithm,
+            reason=reason,
+            help=f"say {' or '.join(allowed)}",
+            mend={"sequence.algorithm": allowed[0]},
+        )
+
+
+def always_overlapped(r: Request) -> Iterator[Gap]:
+    """Gradient exchange that cannot be kept from running beside the backward."""
+    if r.layout.dp * r.layout.cp > 1 and not r.plan.overlap.dp:
+        yield Gap(
+            facet="overlap.dp",
+            value="gradients exchanged after the backward",
+            reason="the exchange always runs beside it",
+            help="say overlap=dp",
+            mend={"overlap.dp": True},
+        )
+
+
+def no_partial_recompute(r: Request, keeps: str) -> Iterator[Gap]:
+    """Recompute is all or nothing: no attention core alone, no first layers alone."""
+    memory = r.plan.memory
+    if memory.recompute == "selective":
+        yield Gap(
+            facet="memory.recompute",
+            value="selective",
+            reason=f"it cannot recompute the attention core alone: {keeps}",
+            help="say full, or nothing: with the flash kernel selective frees little",
+            mend={"memory.recompute": "none" if memory.attention == "flash" else "full", "memory.layers": 0},
+        )
+    elif memory.layers:
+        yield Gap(
+            facet="memory.layers",
+            value=f"recompute_layers={memory.layers}",
+            reason="it recomputes every layer or none",
+            help="say full without recompute_layers",
+            mend={"memory.layers": 0},
+        )
+
+
+def no_lora(r: Request) -> Iterator[Gap]:
+    if r.train.lora is not None:
+        yield Gap(
+            facet="train.phase",
+            value="phase=lora",
+            reason="a plan does not say the scale of the adapters, nor does the target take their matrices one by one",
+            help="export phase=sft, and add the adapters by hand",
+        )
+
+
+def causal_only(r: Request) -> Iterator[Gap]:
+    if not r.train.causal:
+        yield Gap(facet="train.causal", value="causal=no", reason="its language models are causal")

@@ -1,0 +1,52 @@
+"""Writing YAML: mappings of texts, numbers, booleans and lists, in the subset every YAML 1.1 and 1.2 reader agrees on.
+
+Texts are always in double quotes with JSON's escapes, which YAML shares, so that no word is taken for a number, a
+date or a boolean; numbers have no exponent, which the versions read differently.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+Value = str | int | float | bool | None | Sequence["Value"] | Mapping[str, "Value"]
+
+
+def dumps(table: Mapping[str, Value]) -> str:
+    """The YAML text of a mapping, in its order."""
+    return "\n".join(_lines(table, "")) + "\n"
+
+
+def _lines(table: Mapping[str, Value], indent: str) -> Iterator[str]:
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield f"{indent}{_key(key)}:"
+            yield from _lines(value, indent + "  ")
+        elif isinstance(value, list | tuple) and value:
+            yield f"{indent}{_key(key)}:"
+            yield from (f"{indent}  - {_scalar(item)}" for item in value)
+        else:
+            yield f"{indent}{_key(key)}: {_scalar(value)}"
+
+
+def _key(key: str) -> str:
+    plain = key.replace("_", "").isalnum() and key.isascii() and key[0].isalpha()
+    return key if plain and key.lower() not in RESERVED else json.dumps(key)
+
+
+RESERVED = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+"""Words that YAML 1.1 reads as something else than themselves."""
+
+
+def _scalar(value: Value) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return json.dumps(value)
+    if isinstance(value, float):
+        return f"{value:f}".rstrip("0").removesuffix(".") + ("" if value % 1 else ".0")
+    if isinstance(value, int):
+        return str(value)
+    return "{}" if isinstance(value, Mapping) else "[" + ", ".join(map(_scalar, value)) + "]"
