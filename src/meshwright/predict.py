@@ -86,7 +86,7 @@ def predict(
     step = run.step_time_s
     who = identity(model, cluster, train, plan, costs, run.lowered.graph)
     ranks = rank_memory(run, costs, plan)
-    timeline = _timeline(run, who, ranks, traced=detail)
+    timeline = _timeline(run, who, ranks, costs, plan, traced=detail)
     split = attribution(timeline, run.priced.parts)
     flops, executed = model_flops(model, train), _executed_ratio(run)
     peak = _peak_flops(run, plan, train)
@@ -118,15 +118,18 @@ def predict(
     )
 
 
-def _timeline(run: Simulated, who: dict[str, str], ranks: tuple[RankMemory, ...], *, traced: bool) -> Timeline:
+def _timeline(
+    run: Simulated, who: dict[str, str], ranks: tuple[RankMemory, ...], costs: Costs, plan: Plan, *, traced: bool
+) -> Timeline:
     graph, static = run.lowered.graph, run.lowered.static_bytes
     constant = tuple(held | {c: r.alive[c] for c in OVERHEAD} for held, r in zip(static, ranks))
+    copies = dynamic_copies(costs, plan)
     return from_times(
         graph,
         run.start_s,
         run.end_s,
         parts={cause: run.priced.parts[:, i] for i, cause in enumerate(CAUSES) if run.priced.parts[:, i].any()},
-        memory=memory.traces(graph, run.start_s, run.end_s, constant) if traced else (),
+        memory=memory.traces(graph, run.start_s, run.end_s, constant, copies) if traced else (),
         identity=who,
     )
 
@@ -140,13 +143,14 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     and the communication library hold."""
     graph, framework = run.lowered.graph, costs.framework
     at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))
-    layout = plan.layout
+    layout, copies = plan.layout, dynamic_copies(costs, plan)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
     devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
     out = []
     for rank, name in enumerate(graph.streams.ranks):
         held = dict(run.lowered.static_bytes[rank])
-        held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)} if graph.memory else {}
+        if graph.memory is not None:
+            held |= {c: float(alive[rank, i]) * copies[c] for i, c in enumerate(graph.memory.categories)}
         extra = (
             framework.allocator_slack * sum(held.values()),
             groups * framework.communicator_bytes,
@@ -164,6 +168,14 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
             )
         )
     return tuple(out)
+
+
+def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
+    """How many times what fused kernels keep the framework's keep: activations, or what a layer needs while it is
+    recomputed when only its input is kept."""
+    copies = costs.framework.activation_copies
+    full = plan.memory.recompute == "full" and not plan.memory.layers
+    return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0}
 
 
 def model_flops(model: Model, train: Train) -> float:

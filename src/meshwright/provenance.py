@@ -79,7 +79,7 @@ def assumptions(
             f"{f.host_us_per_kernel:g} us per kernel launch, {f.host_us_per_collective:g} us per collective, "
             f"{f.host_us_per_pass:g} us per pass, {f.elementwise_passes:g} memory passes, "
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
-            f"{f.allocator_slack:.0%} allocator slack",
+            f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack",
             f.source,
             f.flagged,
         )

@@ -112,7 +112,7 @@ def test_peak_memory_is_the_hand_counted_one():
     start, end = times(graph, np.array([1.0]))
     at, alive = memory.peaks(graph, start, end, 1)
     assert at.tolist() == [1.0] and alive.tolist() == [[10.0, 5.0]]
-    (trace,) = memory.traces(graph, start, end, ({"parameters": 100.0},))
+    (trace,) = memory.traces(graph, start, end, ({"parameters": 100.0},), {})
     assert trace.time_s.tolist() == [0.0, 1.0, 2.0]
     assert trace.total.tolist() == [110.0, 115.0, 100.0]
     assert trace.peak() == (115.0, 1.0, {"parameters": 100.0, "activations": 10.0, "workspace": 5.0})

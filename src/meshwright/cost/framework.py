@@ -39,7 +39,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
     layer is bound by). ``host_us_per_collective``: CPU time to issue one collective. ``host_us_per_pass``: CPU time
     per microbatch and pass over a stage that nothing hides (schedule bookkeeping, waiting on messages).
-    ``context_bytes``: device memory a process holds before the first tensor (CUDA context, library workspaces).
+    ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
+    device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
     fragmentation leaves unused. ``flagged``: nobody measured these.
     """
@@ -51,6 +52,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_kernel: float = 5.0
     host_us_per_collective: float = 20.0
     host_us_per_pass: float = 0.0
+    activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
     allocator_slack: float = 0.03

@@ -26,9 +26,13 @@ def peaks(graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, num_ranks: i
 
 
 def traces(
-    graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, static: tuple[dict[str, float], ...]
+    graph: TaskGraph,
+    start_s: np.ndarray,
+    end_s: np.ndarray,
+    static: tuple[dict[str, float], ...],
+    copies: dict[str, float],
 ) -> tuple[MemoryTrace, ...]:
-    """Bytes of every rank class over time, constant categories included."""
+    """Bytes of every rank class over time, constant categories included; `copies` multiplies a dynamic category."""
     events = graph.memory
     out = []
     if events is not None:
@@ -40,7 +44,7 @@ def traces(
         if len(mine):
             steps[events.category[mine], np.arange(1, len(mine) + 1)] = events.num_bytes[mine]
         at = np.concatenate([[0.0], time[mine]]) if len(mine) else np.zeros(1)
-        levels = np.cumsum(steps, axis=1)
+        levels = np.cumsum(steps, axis=1) * np.array([[copies.get(c, 1.0)] for c in dynamic]).reshape(-1, 1)
         last = np.append(at[1:] != at[:-1], True)  # several events at one instant are one step
         fixed = np.repeat(np.array([list(constant.values())]).T, int(last.sum()), axis=1) if constant else None
         rows = levels[:, last] if fixed is None else np.concatenate([fixed.reshape(len(constant), -1), levels[:, last]])
