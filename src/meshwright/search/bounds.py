@@ -1,0 +1,130 @@
+"""Bounds: what no plan of a region can beat, in time and in memory, for all its plans at once.
+
+Time. A path through a schedule is a linear function of its stages' times (:mod:`meshwright.search.paths`), so the
+bounds of all inner parts under all schedules of a core are one matrix product. Around the path come what data
+parallelism cannot hide: the gather before the first forward, the reductions that the last backward releases (they
+share one queue, so they end no earlier than their sum after the first is released), the gradient norm and the
+optimizer; kernels beside an exchange are slowed as the simulator slows them. Every term is on the longest path of the
+step graph or below one that is, with the same prices, so a bound never exceeds the step time it bounds.
+
+Memory. Constant state is counted as lowering counts it. Activations are a rank's forwards in flight times its smallest
+stage, plus one pass's working set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.search.paths import KEPT
+from meshwright.search.regions import Costs, Exchanged, Regions
+from meshwright.search.space import BALANCED, Core, Inner, Piped, State
+
+#: A bound may exceed the time it bounds by rounding, not by more than this share.
+ROUNDING = 1e-9
+
+
+class Scope(NamedTuple):
+    """The parts of one core's region that bounds are asked for."""
+
+    core: Core
+    inners: Sequence[Inner]
+    pipelines: Sequence[Piped]
+    states: Sequence[State]
+
+
+def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.ndarray, list[int]]:
+    """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage."""
+    core, out, least = scope.core, [], []
+    for piped in scope.pipelines:
+        num_stages = core.pp * piped.vpp
+        held = regions.counts(num_stages, piped.stages)
+        least.append(max(1, int(held[:, : regions.kinds].sum(axis=1).min())) if piped.stages != BALANCED else 1)
+        if piped.stages == BALANCED:
+            out.append(_balanced(regions, core, costs))
+            continue
+        rows = regions.paths(core, piped, costs)
+        units = rows.passes @ held  # [rows, 3, U]
+        passes = rows.passes.sum(axis=(1, 2))
+        backward = (2, 3) if rows.split else (1,)
+        seconds = costs.seconds[0] @ units[:, 0].T
+        for index, position in zip(backward, (1, 2)):
+            seconds = seconds + costs.seconds[index] @ units[:, position].T
+        seconds += costs.send[:, None] * rows.sends + regions.host_s * passes
+        out.append(seconds.max(axis=1))
+    return np.stack(out, axis=1), least
+
+
+def _balanced(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
+    """However layers are spread, some rank does its share of all work."""
+    count = regions.train.global_batch // (core.dp * core.mb)
+    layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
+    whole = costs.seconds[0] + np.minimum(costs.seconds[1], costs.seconds[2] + costs.seconds[3])
+    return count * (whole @ layers) / core.pp
+
+
+def step_seconds(
+    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: list[int], exchanged: Exchanged
+) -> np.ndarray:
+    """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`."""
+    core, kinds = scope.core, regions.kinds
+    forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
+    whole = costs.seconds[1][:, :kinds]
+    longest = np.maximum(whole, costs.seconds[2:, :, :kinds].sum(axis=0)).max(axis=1)[:, None, None]
+    shortest = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None, None]
+    blocks = np.array(least, float)[None, :, None]
+    gather = exchanged.gather.min(axis=2)[:, None, :]
+    reduce = exchanged.reduce.min(axis=2)[:, None, :]
+    slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
+    before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
+    after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
+    total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
+    if core.pp == 1 and core.dp * core.cp > 1:
+        total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
+    return total
+
+
+def _every_microbatch(
+    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, exchanged: Exchanged
+) -> np.ndarray:
+    """Without a pipeline, sharded parameters are gathered and sharded gradients reduced for every microbatch."""
+    core = scope.core
+    count = regions.train.global_batch // (core.dp * core.mb)
+    layers = count * np.array(regions.model.layers_by_kind, float)
+    slow = regions.contention if all("dp" in i.overlap for i in scope.inners) else 0.0
+    out = np.zeros((len(scope.inners), 1, len(scope.states)))
+    forward, backward = costs.seconds[0][:, : regions.kinds], costs.seconds[1][:, : regions.kinds]
+    for c, state in enumerate(scope.states):
+        sharded = (state.shard or core.dp * core.cp) > 1
+        gathers, reduces = state.zero == 3 and sharded, state.zero >= 2 and sharded
+        gather = exchanged.gather[:, c] * gathers
+        reduce = exchanged.reduce[:, c] * reduces
+        slowed = np.minimum(gather, forward) + np.minimum(gather + reduce, backward)
+        beside = paths_s[:, 0] + slow * (slowed @ layers)
+        queues = np.maximum(2 * gather @ layers, reduce @ layers)
+        out[:, 0, c] = np.maximum(beside, queues) + exchanged.last[:, c]
+    return out
+
+
+def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+    """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
+    core, framework = scope.core, regions.evaluator.costs.framework
+    constant = np.array([regions.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
+    out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
+    for b, piped in enumerate(scope.pipelines):
+        if piped.stages == BALANCED:
+            share = constant[:, : regions.kinds] @ np.array(regions.model.layers_by_kind, float) / core.pp
+            out[:, b] = share[None, :]
+            continue
+        stages = regions.counts(core.pp * piped.vpp, piped.stages)
+        rows = regions.paths(core, piped, costs)
+        saved = costs.saved @ stages.T  # [A, S]
+        on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
+        level = np.searchsorted(KEPT[: len(rows.in_flight)], costs.kept, side="right") - 1
+        kept = on_rank * rows.in_flight[level] + costs.working[:, : regions.kinds].min(axis=1)[:, None]
+        state = constant @ (rows.held @ stages).T  # [C, ranks]
+        out[:, b] = (kept[:, None, :] + state[None]).max(axis=2)
+    return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

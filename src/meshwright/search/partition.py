@@ -1,0 +1,5 @@
+"""Layers onto stages."""
+
+
+def with_stages(plan, piped, evaluator):
+    return plan

@@ -1,0 +1,338 @@
+"""A core's region of the space as columns: what its inner, piped and state parts cost, ready to be broadcast.
+
+Layers are priced once per context (:mod:`meshwright.search.layers`), schedules timed once per number of ranks,
+microbatches and chunks, exchanges once per group; a region of a hundred thousand plans is then a few arrays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright import schedules
+from meshwright.cost.roofline import contention
+from meshwright.lower.exchange import Exchanger, exchange_of
+from meshwright.lower.layer import Entry
+from meshwright.lower.partition import even
+from meshwright.lower.stages import Unit
+from meshwright.lower.state import gathered_bytes, static_bytes
+from meshwright.lower.step import Exchange, Send, Update
+from meshwright.plan import Experts, Layout, Plan
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.layers import Book, SharedPricer
+from meshwright.search.paths import Paths, paths
+from meshwright.search.space import Core, Inner, Piped, State, bare, plan_of
+from meshwright.work import Collective, Group
+
+PLAIN = Piped("1f1b", 1, "even")
+WHOLE = State(0, 0)
+PASSES = ("F", "BW", "B", "W")
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
+
+    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``
+    and ``working`` [A, U] bytes of a microbatch, ``kept`` [A] the least share of them that stays from B to W.
+    """
+
+    seconds: np.ndarray
+    send: np.ndarray
+    saved: np.ndarray
+    working: np.ndarray
+    kept: np.ndarray
+
+
+class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
+    """State parts of a core as columns, for A inner parts and C state parts; seconds.
+
+    ``gather`` and ``reduce`` [A, C, kinds] of one block's parameters and gradients; ``first`` [A, C] gathers the first
+    block with the embedding; ``last`` [A, C] is the gradient norm and the optimizer of a mean rank.
+    """
+
+    gather: np.ndarray
+    reduce: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+class Waited(NamedTuple):
+    """A collective that a forward of the blocks waits for, ``times`` times a microbatch."""
+
+    queue: str
+    op: str
+    num_bytes: float
+    times: int
+
+
+def _waited(entries: Iterable[Entry], layers: int, algorithm: str) -> list[Waited]:
+    """The collectives of a forward that run one after the other with its kernels: not those of a ring, which run
+    beside it, and not those inside an expert, whose group is another."""
+    beside = {"cp"} if algorithm == "ring" else set()
+    counted = Counter(
+        (e.queue, e.work.op, e.work.num_bytes)
+        for e in entries
+        if e.queue != "compute" and e.queue not in beside and not e.name.endswith(" etp")
+    )
+    return [Waited(*what, layers * times) for what, times in counted.items()]
+
+
+class Regions:
+    """Columns of the regions of one question."""
+
+    def __init__(self, evaluator: Evaluator):
+        self.evaluator, self.layers = evaluator, evaluator.layers
+        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.kinds = len(self.model.blocks)
+        self.num_units = self.kinds + 2
+        self.contention = min(contention(d) for d in self.layers.devices.values())
+        self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
+        self._paths: dict[tuple, Paths] = {}
+        self._counts: dict[tuple, np.ndarray] = {}
+        self._prices: dict[tuple, float] = {}
+        self._state: dict[tuple, np.ndarray] = {}
+        self._where = [(i.device.name, r.start) for i, r in zip(self.cluster.islands, self._ranges())]
+
+    def _ranges(self) -> list[range]:
+        return [self.cluster.island_range(i) for i in range(len(self.cluster.islands))]
+
+    def units(self, recompute: str) -> tuple[Unit, ...]:
+        """The units in the order of the columns."""
+        blocks = tuple(Unit(kind, recompute) for kind in range(self.kinds))
+        return (*blocks, Unit("embedding", "none"), Unit("head", "none"))
+
+    def placed(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> list[Inner]:
+        """The inner parts without those whose order puts every group where another order does: on one node, or where
+        a group crosses the same levels either way, they are one plan written twice."""
+        groups = {order: self._groups(core, order, states) for order in dict.fromkeys(i.order for i in inners)}
+        seen: set[tuple] = set()
+        out = []
+        for inner in inners:
+            key = (groups[inner.order], inner._replace(order=()))
+            if key not in seen:
+                seen.add(key)
+                out.append(inner)
+        return out
+
+    def _groups(self, core: Core, order: tuple[str, ...], states: Sequence[State]) -> tuple:
+        """Every group that a plan with this order communicates over."""
+        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
+        if len(self.cluster.islands) > 1:
+            return order
+        mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
+        starts = mesh.slices[0].starts
+        scopes = dict.fromkeys(s.shard or core.dp * core.cp for s in states)
+        return (
+            *(mesh.group(axis) for axis in ("tp", "cp")),
+            *(mesh.expert_group(axis) for axis in ("etp", "ep", "edp")),
+            *(mesh.hybrid_groups(size, "cp", "dp") for size in scopes),
+            *(mesh.pair(a, b) for a, b in zip(starts, (*starts[1:], starts[0]))),
+        )
+
+    def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
+        """What layers cost under each inner part; on unequal islands on the fastest of them."""
+        columns = [self._inner(core, inner) for inner in inners]
+        return Costs(
+            seconds=np.array([c[0] for c in columns]).transpose(1, 0, 2),
+            send=np.array([c[1] for c in columns]),
+            saved=np.array([c[2] for c in columns]),
+            working=np.array([c[3] for c in columns]),
+            kept=np.array([c[4] for c in columns]),
+        )
+
+    def _inner(self, core: Core, inner: Inner) -> tuple:
+        plan = plan_of(core, inner, PLAIN, WHOLE)
+        mesh = self.layers.mesh(plan)
+        book = self.layers.book(plan, mesh)
+        # some of a chunk's layers may not recompute: such a mixture is no faster and no smaller than the better mode
+        modes = {inner.recompute, "none"} if inner.recompute_layers else {inner.recompute}
+        key = ("columns", *sorted(modes))
+        found = book.rows.get(key)
+        if found is None:
+            seconds, kept = [], []
+            for mode in modes:
+                units = self.units(mode)
+                seconds.append([[self._fastest(book, u, which) for u in units] for which in PASSES])
+                kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "working", "held")])
+            saved, working, held = np.min(kept, axis=0)
+            share = min(1.0, float((held[: self.kinds] / np.maximum(saved[: self.kinds], 1.0)).min()))
+            found = book.rows[key] = (np.min(seconds, axis=0), saved, working, share if len(modes) == 1 else 0.0)
+        send = 0.0
+        if core.pp > 1:
+            stride = plan.layout.stride("pp")
+            key = ("send", book, stride, core.devices)
+            send = self._prices.get(key)
+            if send is None:
+                send = self._prices[key] = self._send(mesh, book, stride)
+        return found[0], send, *found[1:]
+
+    def _fastest(self, book: Book, unit: Unit, which: str) -> float:
+        return min(book.unit(unit, which, device, start).seconds for device, start in self._where)
+
+    def _send(self, mesh, book: Book, stride: int) -> float:
+        """A message between the first two ranks of a pipeline: no pair of neighbours is closer."""
+        pricer = SharedPricer(book.stages, mesh, self.evaluator.costs, book)
+        return float(pricer.row(Send(mesh.pair(0, stride))).sum())
+
+    def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
+        """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
+        (sp, algorithm, attention) that go with the core."""
+        count = self.train.global_batch // (core.dp * core.mb)
+        return count * min(sum(self._kernels(core, way)) for way in ways) / core.pp
+
+    def _kernels(self, core: Core, way: tuple[bool, str, str]) -> tuple[float, float]:
+        """Seconds of all blocks' kernels for one microbatch, forward and backward, on the fastest device."""
+        return self._alone(core, way)[0]
+
+    def _alone(self, core: Core, way: tuple[bool, str, str]) -> tuple[tuple[float, float], list[Waited]]:
+        """The blocks' kernels, and the collectives that a forward waits for."""
+        same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
+        found = self._prices.get(same)
+        if found is None:
+            plan = bare(core, *way)
+            book = self.layers.book(plan, self.layers.mesh(plan))
+            blocks = list(zip(self.units("none"), self.model.layers_by_kind))
+            kernels = tuple(sum(n * self._compute(book, u, which) for u, n in blocks) for which in ("F", "BW"))
+            waited = [w for u, n in blocks for w in _waited(book.entries(u, "F"), n, way[1])]
+            found = self._prices[same] = (kernels, waited)
+        return found
+
+    def _compute(self, book: Book, unit: Unit, which: str) -> float:
+        kernels = [e.work for e in book.entries(unit, which) if e.queue == "compute"]
+        price = self.evaluator.costs.price
+        return min(sum(price(work, d).seconds for work in kernels) for d in self.layers.devices.values())
+
+    def glance(self, core: Core, inners: Sequence[Inner]) -> np.ndarray:
+        """Seconds [A] no plan with an inner part is faster than: kernels, and what a forward waits for on the groups
+        that an order gives it, with no bubble and nothing exchanged between replicas. No layer is simulated."""
+        count = self.train.global_batch // (core.dp * core.mb)
+        device = next(iter(self.layers.devices.values()))
+        known: dict[tuple, float] = {}
+        groups: dict[tuple[str, ...], dict[str, Group]] = {}
+        out = np.empty(len(inners))
+        for a, inner in enumerate(inners):
+            way = (inner.sp, inner.algorithm, inner.attention)
+            same = (inner.order, way, inner.overlap, inner.dtype)
+            if same not in known:
+                kernels, waited = self._alone(core, way)
+                if inner.order not in groups:
+                    groups[inner.order] = self._near(core, inner)
+                at = groups[inner.order]
+                exchanged = 0.0
+                if "tp" not in inner.overlap and not inner.dtype and len(self.cluster.islands) == 1:
+                    exchanged = sum(
+                        w.times
+                        * self.evaluator.costs.price(
+                            Collective(op=w.op, num_bytes=w.num_bytes, group=at[w.queue]), device
+                        ).seconds
+                        for w in waited
+                    )
+                known[same] = count * (sum(kernels) * (not inner.dtype) + exchanged) / core.pp
+            out[a] = known[same]
+        return out
+
+    def _near(self, core: Core, inner: Inner) -> dict[str, Group]:
+        mesh = self.layers.mesh(plan_of(core, inner, PLAIN, WHOLE))
+        return {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
+
+    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
+        """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
+        least = min(
+            float(self.state_bytes(core, inner, s)[: self.kinds] @ np.array(self.model.layers_by_kind, float))
+            for s in states
+        )
+        return least / core.pp > max(d.memory_bytes for d in self.layers.devices.values())
+
+    def counts(self, num_stages: int, stages: str | tuple[int, ...]) -> np.ndarray:
+        """Units of every virtual stage [S, U]."""
+        key = (num_stages, stages)
+        found = self._counts.get(key)
+        if found is None:
+            layers = stages if isinstance(stages, tuple) else even(self.model.num_layers, num_stages)
+            found = np.zeros((num_stages, self.num_units))
+            first = 0
+            for s, n in enumerate(layers):
+                for kind in self.model.pattern[first : first + n]:
+                    found[s, kind] += 1
+                first += n
+            found[0, -2] += 1
+            found[-1, -1] += 1
+            self._counts[key] = found
+        return found
+
+    def paths(self, core: Core, piped: Piped, costs: Costs) -> Paths:
+        """Rows of a schedule; the first context that asks says which times are typical."""
+        count = self.train.global_batch // (core.dp * core.mb)
+        key = (core.pp, count, piped)
+        found = self._paths.get(key)
+        if found is None:
+            actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+            held = self.counts(core.pp * piped.vpp, piped.stages)
+            typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
+            f, _, b, w = (held @ costs.seconds[i, typical] for i in range(4))
+            found = self._paths[key] = paths(actions, f, b, w, float(costs.send[typical]))
+        return found
+
+    def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
+        """What data parallelism exchanges, for every inner part and state part."""
+        shape = (len(inners), len(states), self.kinds)
+        gather, reduce = np.zeros(shape), np.zeros(shape)
+        first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
+        known: dict[tuple, tuple] = {}
+        for a, inner in enumerate(inners):
+            for c, state in enumerate(states):
+                same = (inner.order, inner.grads, inner.master, inner.moments, inner.dtype, state)
+                if same not in known:
+                    known[same] = self._exchange(core, inner, state)
+                gather[a, c], reduce[a, c], first[a, c], last[a, c] = known[same]
+        return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
+
+    def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
+        plan = plan_of(core, inner, PLAIN, state)
+        mesh = self.layers.mesh(plan)
+        stages = self.layers.stages(plan, mesh)
+        pricer = SharedPricer(stages, mesh, self.evaluator.costs, None)
+        units = self.units("none")
+
+        def seconds(what: str, *chosen: Unit) -> float:
+            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
+                return 0.0
+            return pricer.exchange(exchange_of(stages, mesh, chosen, what))
+
+        blocks = units[: self.kinds]
+        first = min(seconds("gather", units[-2], b) for b in blocks)
+        norm = pricer.exchange(Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
+        update = min(float(pricer.row(Update(trained / core.pp, d)).sum()) for d in self.layers.devices)
+        return (
+            [seconds("gather", b) for b in blocks],
+            [seconds("reduce", b) for b in blocks],
+            first,
+            norm + update,
+        )
+
+    def _updated(self, stages, unit: Unit) -> float:
+        return _Updates(None, None, None, stages, stages.mesh).parameters((unit,))
+
+    def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        """Constant bytes of each unit [U] on a rank that holds it."""
+        plan = plan_of(core, inner, PLAIN, state)
+        stages = self.layers.stages(plan, self.layers.mesh(plan))
+        out = np.zeros(self.num_units)
+        for i, unit in enumerate(self.units("none")):
+            params = stages.params(unit)
+            out[i] = sum(static_bytes(plan, self.train, params).values())
+            if core.pp > 1:
+                out[i] += gathered_bytes(plan, params, self.train)
+        return out
+
+
+class _Updates(Exchanger):
+    """Asked only for what an optimizer step touches."""
+
+    def parameters(self, units: tuple[Unit, ...]) -> float:
+        return self._updated(units)

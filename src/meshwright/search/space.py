@@ -1,0 +1,328 @@
+"""The space of plans as data: every facet of a plan with its domain, and what makes values go together.
+
+A plan is a point in four parts, because they are nearly independent and that is what makes the space searchable:
+the *core* (sizes of the axes, microbatch) decides which of the others are legal; the *inner* part (order of the axes,
+recompute, kernels, precision) what a layer costs; the *piped* part (schedule, chunks, layers per stage) how
+microbatches go through; the *state* part (ZeRO and its scope) what is exchanged around them. Values that would write
+the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 under a pipeline) appear once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations, product
+from typing import Any, NamedTuple
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision, Sequence, check
+from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layers import Moe
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+EVEN, BALANCED = "even", "balanced"
+#: Tokens of a sequence that a context-parallel rank holds at least, in the default space.
+LEAST_TOKENS = 512
+#: Sequences of a microbatch at most, in the default space.
+MOST_MICROBATCH = 32
+#: Found by a search for given times: with the times of the default they repeat what is listed beside them.
+SEARCHED = ("zb-auto",)
+
+
+class Core(NamedTuple):
+    """Sizes of the axes; ``devices`` are the ranks used."""
+
+    devices: int
+    tp: int
+    cp: int
+    pp: int
+    dp: int
+    mb: int
+    ep: int
+    etp: int
+
+
+class Inner(NamedTuple):
+    """What decides the cost of a layer besides the sizes."""
+
+    order: tuple[str, ...]
+    sp: bool
+    algorithm: str
+    recompute: str
+    recompute_layers: int
+    attention: str
+    dtype: str
+    grads: str
+    master: str
+    moments: str
+    overlap: tuple[str, ...]
+    imbalance: float
+
+
+class Piped(NamedTuple):
+    """How microbatches go through the stages; ``stages`` is even, balanced, or layers per stage."""
+
+    schedule: str
+    vpp: int
+    stages: str | tuple[int, ...]
+
+
+class State(NamedTuple):
+    """What is sharded over data parallelism, and over how many ranks (0: all of them)."""
+
+    zero: int
+    shard: int
+
+
+CORE, INNER, PIPED, STATE = Core._fields, Inner._fields, Piped._fields, State._fields
+#: Facet -> what it is, in the order they are shown.
+FACETS: dict[str, str] = {
+    "devices": "ranks the plan uses",
+    "tp": "tensor parallelism",
+    "cp": "context parallelism",
+    "pp": "pipeline stages",
+    "dp": "data parallelism: what the others leave of the devices",
+    "mb": "sequences per microbatch",
+    "ep": "expert parallelism",
+    "etp": "ranks that split each expert",
+    "order": "the axes on the cluster, innermost first",
+    "sp": "sequence parallelism beside tensor parallelism",
+    "algorithm": "how context parallelism exchanges",
+    "recompute": "what the backward computes again",
+    "recompute_layers": "layers of a chunk that do (0: all)",
+    "attention": "attention kernels",
+    "dtype": "precision of the matrix products",
+    "grads": "stored gradients",
+    "master": "master copy of the parameters",
+    "moments": "stored optimizer moments",
+    "overlap": "communication beside compute",
+    "imbalance": "load of the busiest expert rank over the mean",
+    "schedule": "pipeline schedule",
+    "vpp": "chunks per pipeline rank",
+    "stages": "layers per stage: even, balanced by the partition of search/partition.py, or numbers",
+    "zero": "what is sharded over data parallelism",
+    "shard": "ranks it is sharded over (0: all)",
+}
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """Facet -> its values. None: worked out from the other facets (``dp``, ``vpp``, ``shard``, the order of sizes)."""
+
+    domains: dict[str, tuple[Any, ...] | None]
+
+    def __getitem__(self, facet: str) -> tuple[Any, ...] | None:
+        return self.domains[facet]
+
+    def allows(self, facet: str, value: Any) -> bool:
+        domain = self.domains[facet]
+        return domain is None or value in domain
+
+    def with_domain(self, facet: str, values: tuple[Any, ...] | None) -> Space:
+        return Space(domains=self.domains | {facet: values})
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def default(model: Model, cluster: Cluster, train: Train) -> Space:
+    """Everything exact: all layouts that use every device, all orders, all schedules, all recompute modes, all ZeRO
+    scopes that end at a level of the cluster. Nothing that changes the numbers a training run computes with
+    (precision, master copies) and nothing that is measured rather than chosen (overlap, kernels, imbalance)."""
+    devices, usual = cluster.num_devices, Plan()
+    domain = cluster.islands[0].domain_size
+    mixtures = [b.mlp for b in model.blocks if isinstance(b.mlp, Moe)]
+    sizes = divisors(devices)
+    return Space(
+        domains={
+            "devices": (devices,),
+            "tp": tuple(n for n in sizes if domain % n == 0 or n % domain == 0),
+            "cp": tuple(n for n in sizes if n == 1 or train.seq_len // n >= LEAST_TOKENS),
+            "pp": tuple(n for n in sizes if n <= model.num_layers),
+            "dp": None,
+            "mb": tuple(n for n in divisors(train.global_batch) if n <= MOST_MICROBATCH),
+            "ep": tuple(n for n in sizes if mixtures and all(m.experts % n == 0 for m in mixtures)) or (1,),
+            "etp": (1, 0) if mixtures else (0,),
+            "order": tuple(permutations(DEFAULT_ORDER)),
+            "sp": (True, False),
+            "algorithm": CP_ALGORITHMS,
+            "recompute": RECOMPUTE_MODES,
+            "recompute_layers": (0,),
+            "attention": (usual.memory.attention,),
+            "dtype": (usual.precision.compute,),
+            "grads": (usual.precision.grads,),
+            "master": (usual.precision.master,),
+            "moments": (usual.precision.moments,),
+            "overlap": (("dp", "pp"),),
+            "imbalance": (usual.experts.imbalance,),
+            "schedule": tuple(n for n in schedules.families() if n not in SEARCHED),
+            "vpp": None,
+            "stages": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
+            "zero": (0, 1, 2, 3),
+            "shard": None,
+        }
+    )
+
+
+def cores(space: Space, model: Model, cluster: Cluster, train: Train) -> Iterator[Core]:
+    """Every legal core: its plan without a pipeline schedule, ZeRO or an order is legal."""
+    mixture = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    for devices, tp, cp, pp in product(space["devices"], space["tp"], space["cp"], space["pp"]):
+        if devices % (tp * cp * pp) or devices > cluster.num_devices:
+            continue
+        dp = devices // (tp * cp * pp)
+        if not space.allows("dp", dp):
+            continue
+        for mb, ep, etp in product(space["mb"], space["ep"], space["etp"]):
+            if train.global_batch % (dp * mb):
+                continue
+            if not mixture and (ep > 1 or etp > 1):
+                continue
+            if etp == tp and 0 in space["etp"]:
+                continue  # 0 means as tp
+            core = Core(devices, tp, cp, pp, dp, mb, ep, etp)
+            if any(legal_inner(space, core, model, cluster, train)):
+                yield core
+
+
+def bare(core: Core, sp: bool, algorithm: str, attention: str) -> Plan:
+    """A core's plan with the simplest of everything else."""
+    return Plan(
+        layout=Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, sp=sp),
+        pipeline=Pipeline(schedule="gpipe", microbatch=core.mb),
+        sequence=Sequence(algorithm=algorithm),
+        experts=Experts(ep=core.ep, etp=core.etp),
+        memory=Memory(attention=attention),
+    )
+
+
+def legal_inner(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Iterator[tuple]:
+    """The (sp, algorithm, attention) that go with a core."""
+    shards = [s for s in space["sp"] if core.tp > 1 or s] or [space["sp"][0]]
+    ways = space["algorithm"] if core.cp > 1 else space["algorithm"][:1]
+    for sp, algorithm, attention in product(shards, ways, space["attention"]):
+        if not check(bare(core, sp, algorithm, attention), model, cluster, train):
+            yield sp, algorithm, attention
+
+
+def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> list[Inner]:
+    """Every inner part of a core's plans."""
+    orders = _orders(space, core)
+    recompute = [
+        (mode, layers) for mode, layers in product(space["recompute"], space["recompute_layers"]) if _says(mode, layers)
+    ]
+    rest = [space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance")]
+    return [
+        Inner(order, sp, algorithm, mode, layers, attention, *others)
+        for sp, algorithm, attention in legal_inner(space, core, model, cluster, train)
+        for order in orders
+        for mode, layers in recompute
+        for others in product(*rest)
+    ]
+
+
+def _says(mode: str, layers: int) -> bool:
+    return mode != "none" or layers == 0
+
+
+def _orders(space: Space, core: Core) -> list[tuple[str, ...]]:
+    """Orders that place the axes differently: an axis of size 1 has no place."""
+    found: dict[tuple, tuple[str, ...]] = {}
+    usual = [DEFAULT_ORDER] if DEFAULT_ORDER in space["order"] else []
+    for order in (*usual, *space["order"]):
+        if core.ep > 1 and core.pp > 1 and order[-1] != "pp":
+            continue
+        found.setdefault(tuple(axis for axis in order if getattr(core, axis) > 1), order)
+    return list(found.values())
+
+
+def pipelines(space: Space, core: Core, model: Model, train: Train) -> list[Piped]:
+    """Every schedule of a core's plans, with its chunks and stages."""
+    count = train.global_batch // (core.dp * core.mb)
+    names = space["schedule"]
+    if core.pp == 1:
+        plain = "1f1b" if "1f1b" in names else names[0]
+        names = (plain,)
+    out = []
+    for name in names:
+        family = schedules.get(name)
+        for vpp in _chunks(space, core, model, family):
+            if core.pp * vpp > model.num_layers or family.legality(core.pp, count, vpp):
+                continue
+            for stages in space["stages"]:
+                if isinstance(stages, tuple) and (len(stages) != core.pp * vpp or sum(stages) != model.num_layers):
+                    continue
+                if stages == BALANCED and core.pp == 1:
+                    continue
+                out.append(Piped(name, vpp, stages))
+    return out
+
+
+def _chunks(space: Space, core: Core, model: Model, family) -> list[int]:
+    """Chunks per rank: the family's own, or every number that gives another number of layers per chunk."""
+    if core.pp == 1:
+        return [1] if space.allows("vpp", 1) else []
+    legal = family.vpps
+    if not legal:
+        per_rank = -(-model.num_layers // core.pp)
+        legal = sorted({-(-per_rank // layers) for layers in range(1, per_rank)} - {1})
+        legal = [v + v % 2 for v in legal] if family.placement == "wave" else legal
+    return [
+        v for v in (dict.fromkeys(legal) if space["vpp"] is None else space["vpp"]) if not family.vpps or v in legal
+    ]
+
+
+def states(space: Space, core: Core, cluster: Cluster) -> list[State]:
+    """Every ZeRO stage and scope of a core's plans."""
+    replicas = core.dp * core.cp
+    out = []
+    for zero in space["zero"]:
+        if replicas == 1 and zero and 0 in space["zero"]:
+            continue
+        if zero == 2 and core.pp > 1 and 1 in space["zero"]:
+            continue  # under a pipeline gradients accumulate whole, so it is ZeRO-1
+        out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
+    return out
+
+
+def _scopes(space: Space, core: Core, cluster: Cluster, zero: int, replicas: int) -> list[int]:
+    """0 for all replicas; smaller groups that, placed inside, fill a level of the cluster."""
+    if not zero:
+        return [0] if space.allows("shard", 0) else []
+    if space["shard"] is not None:
+        return [s for s in space["shard"] if s < replicas and replicas % max(s, 1) == 0]
+    inside, scopes = 1, [0]
+    for level in cluster.islands[0].levels:
+        inside *= level.arity
+        shard = inside // core.tp
+        if inside % core.tp == 0 and 1 < shard < replicas and replicas % shard == 0:
+            scopes.append(shard)
+    return scopes
+
+
+def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
+    """The plan at a point; ``balanced`` stages are still to be worked out."""
+    return Plan(
+        layout=Layout(
+            tp=core.tp,
+            pp=core.pp,
+            dp=core.dp,
+            cp=core.cp,
+            sp=inner.sp,
+            zero=state.zero,
+            shard=state.shard,
+            order=inner.order,
+            stages=piped.stages if isinstance(piped.stages, tuple) else (),
+        ),
+        pipeline=Pipeline(schedule=piped.schedule, vpp=piped.vpp, microbatch=core.mb),
+        sequence=Sequence(algorithm=inner.algorithm),
+        experts=Experts(ep=core.ep, etp=core.etp, imbalance=inner.imbalance),
+        memory=Memory(recompute=inner.recompute, layers=inner.recompute_layers, attention=inner.attention),
+        precision=Precision(compute=inner.dtype, grads=inner.grads, master=inner.master, moments=inner.moments),
+        overlap=Overlap(**{name: name in inner.overlap for name in Overlap.__struct_fields__}),
+    )

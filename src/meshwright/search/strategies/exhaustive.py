@@ -1,0 +1,157 @@
+"""All of the space, with bounds: what is not evaluated has a bound above the best, so the best is proven.
+
+Branch and bound (Land and Doig, 1960) in three rounds over ever smaller regions: a core by the kernels its layers
+cannot do without; a core's plans all at once by paths, exchanges and memory (``search/bounds.py``); what is left plan
+by plan, the lowest bound first, until the next bound is above the last plan worth keeping.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_bytes, step_seconds
+from meshwright.search.regions import Regions
+from meshwright.search.space import inners, pipelines, states
+from meshwright.search.walk import Walk
+
+#: Reasons for rejection, as they are counted.
+KERNELS = "slower even with no bubble and nothing exchanged"
+PATHS = "slower: bound of compute, pipeline and exposed communication"
+SAME = "the same as a plan with the axes in another order"
+LAYERS = "slower: kernels and exposed communication of layers, with no bubble"
+CROWDED = "does not fit: state alone"
+STATE = "does not fit: bound of state and activations"
+#: Cores looked at first, and plans tried in each of them.
+SCOUTS, DIVES = 24, 4
+
+
+class Region:
+    """A core whose plans have been bounded; ``bound_s`` [A, B, C] is infinite where the plan is rejected."""
+
+    def __init__(self, scope: Scope, bound_s: np.ndarray):
+        self.scope, self.bound_s = scope, bound_s
+
+    def part(self, flat: int) -> tuple:
+        a, b, c = np.unravel_index(flat, self.bound_s.shape)
+        scope = self.scope
+        return scope.core, scope.inners[a], scope.pipelines[b], scope.states[c]
+
+
+def run(walk: Walk) -> bool:
+    """Walk the whole space; True when the best is proven, which it is unless the walk was stopped."""
+    regions = Regions(walk.evaluator)
+    ordered = sorted(_scopes(walk, regions), key=lambda found: _promise(walk, *found))
+    _scout(walk, regions, ordered)
+    found: list[Region] = []
+    for ideal, scope in ordered:
+        if ideal * (1 - ROUNDING) > walk.worth_s:
+            walk.reject(KERNELS, _size(scope))
+            continue
+        region = _region(walk, regions, scope)
+        if region is not None:
+            found.append(region)
+            walk.evaluate(*region.part(int(region.bound_s.argmin())))
+        if walk.stopped:
+            return False
+    return _leaves(walk, found)
+
+
+def _scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
+    """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
+    asked = (walk.model, walk.cluster, walk.train)
+    for core in walk.cores:
+        scope = Scope(
+            core,
+            inners(walk.space, core, *asked),
+            pipelines(walk.space, core, walk.model, walk.train),
+            states(walk.space, core, walk.cluster),
+        )
+        if not _size(scope):
+            continue
+        walk.covers(_size(scope))
+        if regions.crowded(core, scope.states, scope.inners[0]):
+            walk.reject(CROWDED, _size(scope))
+            continue
+        ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
+        yield regions.ideal_seconds(core, ways), scope
+
+
+def _promise(walk: Walk, ideal: float, scope: Scope) -> float:
+    """A guess at the step time, for the order in which cores are looked at: half of 1F1B's bubble, and layers that
+    reach over nodes last. It decides nothing else."""
+    core = scope.core
+    count = walk.train.global_batch // (core.dp * core.mb)
+    far = core.tp * core.cp > walk.cluster.islands[0].domain_size
+    return ideal * (1 + (core.pp - 1) / (2 * count)) * (1.2 if far else 1.0)
+
+
+def _size(scope: Scope) -> int:
+    return len(scope.inners) * len(scope.pipelines) * len(scope.states)
+
+
+def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> None:
+    """A good plan early, so that bounds have something to be worse than: layers inside a node, axes in the usual
+    order, the most promising first. Nothing is rejected here."""
+    for _, scope in ordered[:SCOUTS]:
+        usual = [i for i in scope.inners if i.order == scope.inners[0].order]
+        region = _bounded(walk, regions, scope._replace(inners=usual), reject=False)
+        for leaf in np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ():
+            if walk.evaluate(*region.part(leaf)).fits:
+                break
+
+
+def _region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
+    """A core's region, without what a glance at its layers rules out and what is written twice."""
+    each = len(scope.pipelines) * len(scope.states)
+    slow = regions.glance(scope.core, scope.inners) * (1 - ROUNDING) > walk.worth_s
+    walk.reject(LAYERS, int(slow.sum()) * each)
+    left = [i for i, out in zip(scope.inners, slow) if not out]
+    scope = scope._replace(inners=regions.placed(scope.core, left, scope.states))
+    walk.reject(SAME, (len(left) - len(scope.inners)) * each)
+    return _bounded(walk, regions, scope) if scope.inners else None
+
+
+def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
+    """The region of a core with what cannot be best taken out; None when nothing is left."""
+    size = _size(scope)
+    costs = regions.costs(scope.core, scope.inners)
+    paths_s, least = compute_seconds(regions, scope, costs)
+    keep_a, keep_b = (np.flatnonzero((paths_s.min(axis=axis) * (1 - ROUNDING)) <= walk.worth_s) for axis in (1, 0))
+    kept = Scope(scope.core, [scope.inners[a] for a in keep_a], [scope.pipelines[b] for b in keep_b], scope.states)
+    rejected = Counter({PATHS: size - _size(kept)})
+    region = None
+    if _size(kept):
+        costs = regions.costs(scope.core, kept.inners)
+        exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
+        kept_s = paths_s[np.ix_(keep_a, keep_b)]
+        bound_s = step_seconds(regions, kept, costs, kept_s, [least[b] for b in keep_b], exchanged)
+        slow = bound_s * (1 - ROUNDING) > walk.worth_s
+        full = ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
+        bound_s[slow | full] = np.inf
+        rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
+        region = Region(kept, bound_s) if np.isfinite(bound_s).any() else None
+    if reject:
+        walk.bounds(size)
+        for reason, count in rejected.items():
+            walk.reject(reason, count)
+    return region
+
+
+def _leaves(walk: Walk, found: list[Region]) -> bool:
+    """What is left, the lowest bound first."""
+    bound = [r.bound_s.ravel() for r in found]
+    place = [np.flatnonzero(np.isfinite(b)) for b in bound]
+    which = np.repeat(np.arange(len(found)), [len(p) for p in place])
+    flat = np.concatenate([*place, np.empty(0, np.int64)])
+    seconds = np.concatenate([*(b[p] for b, p in zip(bound, place)), np.empty(0)])
+    for position, leaf in enumerate(np.argsort(seconds, kind="stable").tolist()):
+        if seconds[leaf] * (1 - ROUNDING) > walk.worth_s:
+            walk.reject(PATHS, len(seconds) - position)
+            return True
+        walk.evaluate(*found[which[leaf]].part(int(flat[leaf])))
+        if walk.stopped:
+            return False
+    return True

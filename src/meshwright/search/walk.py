@@ -1,0 +1,117 @@
+"""Walk: what a strategy does to a space. It evaluates points, rejects regions with a reason, and everything is counted.
+
+A strategy asks ``worth_s`` (a plan slower than this is not worth looking at) and says ``evaluate`` and ``reject``;
+counts, the best plans so far, the store and the progress line are kept here, so every strategy has them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import cached_property
+from time import monotonic
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.plan import Plan
+from meshwright.search.evaluate import Evaluated, Evaluator
+from meshwright.search.partition import with_stages
+from meshwright.search.space import Core, Inner, Piped, Space, State, cores, plan_of
+
+NO_ROOM = "does not fit: evaluated"
+SLOWER = "slower: evaluated"
+
+
+class Tried(NamedTuple):
+    """An evaluated plan."""
+
+    plan: Plan
+    step_time_s: float
+    headroom_bytes: float
+
+
+class Walk:
+    """The state of one search. ``keep`` plans are wanted; ``stop`` says when somebody wants it to end."""
+
+    def __init__(
+        self,
+        space: Space,
+        evaluator: Evaluator,
+        *,
+        keep: int,
+        known: dict[str, Evaluated] | None = None,
+        record: Callable[[Plan, Evaluated], None] | None = None,
+        report: Callable[[Walk], None] | None = None,
+    ):
+        self.space, self.evaluator, self.keep = space, evaluator, keep
+        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.capacity_bytes = float(max(i.device.memory_bytes for i in self.cluster.islands))
+        self.known = known or {}
+        self._record, self._report = record, report
+        self.tried: dict[tuple, Tried] = {}
+        self.rejected: Counter[str] = Counter()
+        self.covered = self.bounded = 0
+        self.stopped = False
+        self.started = self._shown = monotonic()
+        self._best: list[float] = []
+
+    @cached_property
+    def cores(self) -> list[Core]:
+        """The legal cores of the space."""
+        return list(cores(self.space, self.model, self.cluster, self.train))
+
+    @property
+    def worth_s(self) -> float:
+        """The slowest step time that would still be kept."""
+        return self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
+
+    @property
+    def best_s(self) -> float:
+        return self._best[0] if self._best else np.inf
+
+    def covers(self, count: int) -> None:
+        self.covered += count
+
+    def bounds(self, count: int) -> None:
+        self.bounded += count
+
+    def reject(self, reason: str, count: int) -> None:
+        """`count` plans are out, all for the same reason."""
+        if count:
+            self.rejected[reason] += count
+        self._tick()
+
+    def evaluate(self, core: Core, inner: Inner, piped: Piped, state: State) -> Evaluated:
+        """The step time and the headroom of one point; a point is evaluated once."""
+        point = (core, inner, piped, state)
+        found = self.tried.get(point)
+        if found is None:
+            plan = with_stages(plan_of(*point), piped, self.evaluator)
+            answer = self.known.get(plan.text()) or self.evaluator(plan)
+            found = self.tried[point] = Tried(plan, *answer)
+            if self._record is not None:
+                self._record(plan, answer)
+            if answer.fits:
+                self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
+        self._tick()
+        return Evaluated(found.step_time_s, found.headroom_bytes)
+
+    def _tick(self) -> None:
+        now = monotonic()
+        if self._report is not None and now - self._shown > 0.2:
+            self._shown = now
+            self._report(self)
+
+    def fitting(self) -> list[Tried]:
+        """Evaluated plans that fit, fastest first; equal times in the order of their words."""
+        fits = [t for t in self.tried.values() if t.headroom_bytes >= 0]
+        return sorted(fits, key=lambda t: (t.step_time_s, t.plan.text()))
+
+    def counts(self) -> dict[str, int]:
+        """Why plans were rejected, the evaluated ones too."""
+        fits = sum(t.headroom_bytes >= 0 for t in self.tried.values())
+        out = dict(self.rejected)
+        out[NO_ROOM] = len(self.tried) - fits
+        out[SLOWER] = max(0, fits - self.keep)
+        return {reason: count for reason, count in out.items() if count}
