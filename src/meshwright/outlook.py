@@ -19,19 +19,27 @@ def money(cluster: Cluster, plan: Plan, train: Train, step_s: float) -> Money:
     n, total = plan.layout.num_ranks, cluster.num_devices
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * n / total * step_s / 3600
-    watts = 0.0
-    for island in cluster.islands:
-        watts += island.num_devices * (island.device.tdp_w + island.node.power_w / island.node.devices)
-    joules = watts * n / total * (cluster.pue or 1.0) * step_s
+    watts = _watts(cluster)
+    joules = None if watts is None else watts * n / total * (cluster.pue or 1.0) * step_s
     tokens = train.tokens_per_step
     return Money(
         usd_per_step=usd,
         usd_per_million_tokens=None if usd is None else usd / tokens * 1e6,
         joules_per_step=joules,
-        joules_per_token=joules / tokens,
+        joules_per_token=None if joules is None else joules / tokens,
         source="device price and rated power from the catalog, all devices at rated power, "
         + (f"PUE {cluster.pue:g}" if cluster.pue else "without the site's overhead (PUE not known)"),
     )
+
+
+def _watts(cluster: Cluster) -> float | None:
+    """Rated power of all devices and their hosts; None when a vendor does not say."""
+    watts = 0.0
+    for island in cluster.islands:
+        if island.device.tdp_w is None:
+            return None
+        watts += island.num_devices * (island.device.tdp_w + island.node.power_w / island.node.devices)
+    return watts
 
 
 def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, step_s: float) -> TrainingRun:
