@@ -7,7 +7,7 @@ and reachable fractions are the device's, with their sources, in the catalog.
 
 from __future__ import annotations
 
-from math import ceil
+from math import ceil, inf
 
 from meshwright.spec.hardware import Device
 from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm
@@ -26,9 +26,12 @@ KERNEL_FLOOR_S = 2.0e-6
 #: GEMM tables of NVIDIA AIConfigurator, SGLang 0.5). memory: not measured here; norms, softmax and dropout reduce
 #: and draw random numbers between their reads, so they stay below a plain copy.
 TYPICAL_OF_BEST = {"gemm": 0.92, "memory": 0.80, "attention_fwd": 0.92, "attention_bwd": 0.92}
-#: SMs a collective's kernel occupies while it runs, which a product beside it then lacks: DeepSeek-V3 sets 20 of
-#: 132 aside (2412.19437, section 3.2.2).
-COLLECTIVE_SMS = 20
+#: Share of the SMs a collective's kernel occupies while it runs, which a product beside it then lacks: DeepSeek-V3 sets
+#: 20 of 132 aside (2412.19437, section 3.2.2). Larger devices need no more than 20.
+COLLECTIVE_SMS, COLLECTIVE_OF = 20, 132
+#: Fabrics whose devices are no GPUs (TPU, Gaudi): a few large matrix units fed from on-chip memory beside the cores,
+#: and engines of the fabric's own that move data without either.
+OWN_ENGINES = ("ici", "roce")
 #: Fractions of peak where the catalog has no published figure; every use is flagged.
 DEFAULT_EFFICIENCY = {"gemm": 0.70, "memory": 0.70, "attention_fwd": 0.55, "attention_bwd": 0.45}
 
@@ -43,7 +46,9 @@ def efficiency(device: Device, name: str) -> tuple[float, bool]:
 
 def contention(device: Device) -> float:
     """Relative slowdown of kernels while a collective runs beside them."""
-    return COLLECTIVE_SMS / max(COLLECTIVE_SMS + 1, device.num_sms)
+    if device.scale_up in OWN_ENGINES:
+        return 0.0
+    return COLLECTIVE_SMS / max(COLLECTIVE_OF, device.num_sms)
 
 
 def peak_flops(device: Device, dtype: str) -> float:
@@ -120,4 +125,6 @@ def _memory(device: Device) -> float:
 
 
 def _l2_per_sm(device: Device) -> float:
+    if device.scale_up in OWN_ENGINES:
+        return inf
     return L2_BYTES_PER_CLOCK * (device.clock_mhz or 1500.0) * 1e6
