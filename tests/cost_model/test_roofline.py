@@ -222,3 +222,17 @@ def test_attention_blocks_fill_the_sms_in_waves():
 
     assert seconds(132) == pytest.approx(132 * 4 * 128 * 128 * 65536 / (989.4e12 * 0.75 * 0.92))
     assert seconds(133) == pytest.approx(2 * seconds(132))
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+def test_a_large_product_reaches_the_devices_fraction_whatever_it_is_built_of(device):
+    work = Gemm(m=8192, n=8192, k=8192)
+    reached = work.flops / r.gemm_seconds(work, device) / r.peak_flops(device, "bf16")
+    assert reached == pytest.approx(r.efficiency(device, "gemm")[0], rel=0.1)
+
+
+def test_a_collective_takes_twenty_of_132_sms_and_none_where_the_fabric_has_engines():
+    assert r.contention(H100) == 20 / 132
+    assert r.contention(cluster.load_device("gb200")) == 20 / 152
+    assert r.contention(cluster.load_device("t4")) == 20 / 132
+    assert r.contention(cluster.load_device("tpu_v5p")) == r.contention(cluster.load_device("gaudi2")) == 0
