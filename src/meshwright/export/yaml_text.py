@@ -1,6 +1,6 @@
 """Writing YAML: mappings of texts, numbers, booleans and lists, in the subset every YAML 1.1 and 1.2 reader agrees on.
 
-Texts are always in double quotes with JSON's escapes, which YAML shares, so that no word is taken for a number, a
+Texts are always in double quotes, with JSON's escapes where YAML shares them, so that no word is taken for a number, a
 date or a boolean; numbers have no exponent, which the versions read differently.
 """
 
@@ -31,11 +31,16 @@ def _lines(table: Mapping[str, Value], indent: str) -> Iterator[str]:
 
 def _key(key: str) -> str:
     plain = key.replace("_", "").isalnum() and key.isascii() and key[0].isalpha()
-    return key if plain and key.lower() not in RESERVED else json.dumps(key)
+    return key if plain and key.lower() not in RESERVED else _quoted(key)
 
 
 RESERVED = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """Words that YAML 1.1 reads as something else than themselves."""
+
+
+def _quoted(text: str) -> str:
+    """JSON's escapes up to ASCII; beyond it one escape a character, where JSON has two."""
+    return "".join(c if " " <= c < "\x7f" else f"\\U{ord(c):08x}" for c in json.dumps(text, ensure_ascii=False))
 
 
 def _scalar(value: Value) -> str:
@@ -44,7 +49,7 @@ def _scalar(value: Value) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return json.dumps(value)
+        return _quoted(value)
     if isinstance(value, float):
         return f"{value:f}".rstrip("0").removesuffix(".") + ("" if value % 1 else ".0")
     if isinstance(value, int):

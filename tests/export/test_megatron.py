@@ -1,0 +1,170 @@
+"""Megatron-LM's flags: their names, their degrees, and Megatron-Core's own records where it is installed."""
+
+import re
+import shlex
+
+import pytest
+
+from meshwright.export import target
+from meshwright.export.megatron import stage_layout
+from meshwright.export.megatron_model import pattern
+from meshwright.spec.model import load
+from tests.export.questions import ask
+
+#: model, cluster, workload, plan -> tp, pp, chunks a rank, cp, ep, etp, replicas of the optimizer's shards.
+CASES = {
+    ("llama3-8b", "8xh100", "batch=64,seq=8192", "zero1"): (1, 1, 1, 1, None, None, 1),
+    ("gpt3-175b", "1024xa100-80", "batch=1536,seq=2048", "tp8 pp8 zero1 selective overlap=dp"): (
+        8, 8, 1, 1, None, None, 1,
+    ),
+    ("llama3-405b", "16384xh100", "batch=2048,seq=8192,tokens=15t", "tp8 pp16 vpp7 zero1 shard64 full"): (
+        8, 16, 7, 1, None, None, 2,
+    ),
+    ("llama3-70b", "64xh100", "batch=512,seq=8192", "tp8 pp4 zero1 overlap=dp stages=19,20,20,21"): (
+        8, 4, 1, 1, None, None, 1,
+    ),
+    ("deepseek-v3", "256xh100", "batch=2048,seq=4096", "pp8 ep32 zero1 vpp4 interleaved etp1 full"): (
+        1, 8, 4, 1, 32, 1, 1,
+    ),
+    ("mixtral-8x7b", "64xh100", "batch=256,seq=4096", "tp2 pp4 ep8 etp1 zero1 overlap=dp"): (2, 4, 1, 1, 8, 1, 1),
+    ("qwen3-30b-a3b", "64xh100", "batch=256,seq=4096", "fsdp ep8 moments=bf16 full recompute_layers=2"): (
+        1, 1, 1, 1, 8, 1, 1,
+    ),
+    ("llama3-70b", "64xh100", "batch=64,seq=32768", "tp8 cp4 ring zero1 overlap=dp,tp"): (8, 1, 1, 4, None, None, 1),
+    ("mistral-7b", "8xh100", "batch=256,seq=4096", "tp8 dp1 nosp"): (8, 1, 1, 1, None, None, 1),
+}  # fmt: skip
+
+
+def cases():
+    return [pytest.param(*question, id=" ".join(question[::3])) for question in CASES]
+
+
+def flags(text):
+    """Flag -> value of every array of the script, as bash would split it."""
+    arrays = re.findall(r"^[A-Z]+=\(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    words = [shlex.split(line) for line in "".join(arrays).splitlines()]
+    assert all(len(line) <= 2 for line in words)
+    return {line[0]: line[1] if len(line) == 2 else True for line in words}
+
+
+def read(*question):
+    return flags(ask("megatron", *question).text)
+
+
+@pytest.mark.parametrize(("model", "on", "train", "words"), cases())
+def test_every_flag_is_one_of_the_named_version(model, on, train, words):
+    known = {flag for group in target("megatron").keys.values() for flag in group}
+    assert set(read(model, on, train, words)) <= known
+
+
+@pytest.mark.parametrize(("model", "on", "train", "words"), cases())
+def test_the_degrees_read_back_are_those_of_the_plan(model, on, train, words):
+    found = read(model, on, train, words)
+    layout = found.get("--pipeline-model-parallel-layout")
+    pp = int(found["--pipeline-model-parallel-size"])
+    chunks = (layout.count("|") + 1) // pp if layout else int(found.get("--num-virtual-stages-per-pipeline-rank", 1))
+    experts = [found.get(f"--expert-{kind}-parallel-size") for kind in ("model", "tensor")]
+    assert (
+        int(found["--tensor-model-parallel-size"]),
+        pp,
+        chunks,
+        int(found["--context-parallel-size"]),
+        *(size and int(size) for size in experts),
+        int(found.get("--num-distributed-optimizer-instances", 1)),
+    ) == CASES[model, on, train, words]
+
+
+def test_the_header_and_the_module_name_the_version():
+    import meshwright.export.megatron as exporter
+
+    version = target("megatron").version
+    assert f"Megatron-Core {version}" in exporter.__doc__
+    text = ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=8192", "zero1").text
+    assert text.startswith(f"#!/bin/bash\n# Flags for Megatron-Core {version} (Megatron-LM), written by Meshwright.\n")
+
+
+def test_what_a_plan_does_not_say_is_asked_of_the_environment():
+    exported = ask("megatron", "llama3-8b", "16xh100", "batch=64,seq=8192", "zero1")
+    wanted = re.findall(r'^: "\$\{(\w+):\?', exported.text, re.MULTILINE)
+    assert wanted == ["DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE"]
+    assert all(any(note.startswith(f"fill in {name}") for note in exported.notes) for name in wanted)
+    with_tokens = flags(ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=8192,tokens=1b", "zero1").text)
+    # 1e9 tokens in steps of 64 * 8192: 1907.3
+    assert with_tokens["--train-iters"] == "1908"
+
+
+@pytest.mark.parametrize(
+    ("stages", "layout"), [((19, 20, 20, 21), "Et*19|t*20|t*20|t*21L"), ((1, 2, 2, 1), "Et|t*2|t*2|tL")]
+)
+def test_uneven_stages_are_a_layout(stages, layout):
+    assert stage_layout(stages) == layout
+
+
+def test_dense_first_layers_are_a_pattern_that_python_evaluates():
+    text = pattern([0] * 3 + [1] * 58)
+    assert text == "([0]*3+[1]*58)"
+    assert eval(text) == [0] * 3 + [1] * 58
+    found = read("deepseek-v3", "256xh100", "batch=2048,seq=4096", "ep32 zero1 etp1")
+    assert found["--moe-layer-freq"] == text
+
+
+def test_gpt3_and_llama_differ_in_the_flags_that_their_papers_differ_in():
+    gpt = read("gpt3-175b", "8xa100-80", "batch=64,seq=2048", "tp8")
+    llama = read("llama3-8b", "8xa100-80", "batch=64,seq=2048", "tp8")
+    assert (gpt["--position-embedding-type"], llama["--position-embedding-type"]) == ("learned_absolute", "rope")
+    assert (gpt["--normalization"], llama["--normalization"]) == ("LayerNorm", "RMSNorm")
+    for flag in ("--swiglu", "--disable-bias-linear", "--untie-embeddings-and-output-weights", "--num-query-groups"):
+        assert (flag in gpt, flag in llama) == (False, True), flag
+
+
+def test_stages_may_lie_inside_replicas():
+    found = read("llama3-8b", "16xh100", "batch=64,seq=2048", "tp2 pp2 zero1 overlap=dp order=tp-cp-pp-dp")
+    assert found["--use-tp-pp-dp-mapping"] is True
+
+
+def test_one_hardware_queue_is_asked_for_beside_tensor_parallelism_only():
+    line = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
+    assert line in ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=2048", "tp8").text
+    assert line not in ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=2048", "zero1").text
+
+
+def test_embedding_rows_that_do_not_divide_are_padded_and_said():
+    vocab = load("gpt2").vocab
+    exported = ask("megatron", "gpt2", "8xa100-80", "batch=64,seq=1024", "tp4 dp2")
+    padded = int(flags(exported.text)["--padded-vocab-size"])
+    assert padded % 4 == 0 and 0 < padded - vocab < 4
+    assert any(f"padded to {padded}" in note for note in exported.notes)
+
+
+#: Flags whose field in Megatron-Core's configuration has another name.
+FIELDS = {
+    "num_experts": "num_moe_experts",
+    "num_virtual_stages_per_pipeline_rank": "virtual_pipeline_model_parallel_size",
+    "swiglu": "gated_linear_unit",
+}
+
+
+def value(text):
+    if text is True or not re.fullmatch(r"-?[\d.,]+|\(.*\)", text):
+        return text
+    return tuple(map(int, text.split(","))) if "," in text else eval(text)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize(("model", "on", "train", "words"), cases())
+def test_megatron_core_itself_takes_the_configuration(model, on, train, words):
+    core = pytest.importorskip("megatron.core.transformer", reason="megatron-core is not installed")
+    torch = pytest.importorskip("torch")
+    found = read(model, on, train, words)
+    kind = core.MLATransformerConfig if "--multi-latent-attention" in found else core.TransformerConfig
+    given = {FIELDS.get(name := flag[2:].replace("-", "_"), name): value(text) for flag, text in found.items()}
+    given = {name: text for name, text in given.items() if name in kind.__dataclass_fields__}
+    if "recompute_modules" in given:
+        given["recompute_modules"] = [given["recompute_modules"]]
+    given.pop("attention_backend")
+    config = kind(**given, add_bias_linear="--disable-bias-linear" not in found, pipeline_dtype=torch.bfloat16)
+    tp, pp, chunks, cp, ep, etp, _ = CASES[model, on, train, words]
+    assert config.tensor_model_parallel_size == tp and config.pipeline_model_parallel_size == pp
+    assert (config.virtual_pipeline_model_parallel_size or 1) == chunks and config.context_parallel_size == cp
+    if ep:
+        assert (config.expert_model_parallel_size, config.expert_tensor_parallel_size) == (ep, etp)
