@@ -1,7 +1,10 @@
 """Megatron-LM's flags: their names, their degrees, and Megatron-Core's own records where it is installed."""
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
 
 import pytest
 
@@ -168,3 +171,22 @@ def test_megatron_core_itself_takes_the_configuration(model, on, train, words):
     assert (config.virtual_pipeline_model_parallel_size or 1) == chunks and config.context_parallel_size == cp
     if ep:
         assert (config.expert_model_parallel_size, config.expert_tensor_parallel_size) == (ep, etp)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the script is bash's to read")
+@pytest.mark.parametrize(("model", "on", "train", "words"), cases())
+def test_bash_starts_torchrun_with_the_flags(model, on, train, words, tmp_path):
+    script, torchrun = tmp_path / "pretrain.sh", tmp_path / "torchrun"
+    script.write_text(ask("megatron", model, on, train, words).text)
+    torchrun.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
+    torchrun.chmod(0o755)
+    wanted = {name: f"my {name.lower()}" for name in ("DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE")}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **wanted}
+    done = subprocess.run(["bash", script, "--mock-data"], env=environment, capture_output=True, text=True, check=True)
+    arguments = done.stdout.splitlines()
+    assert arguments[-1] == "--mock-data"
+    assert arguments[arguments.index("--data-path") + 1] == "my data_path"
+    for flag, said in flags(script.read_text()).items():
+        after = arguments[arguments.index(flag) + 1]
+        assert said is True or after == (wanted[said[1:]] if said.startswith("$") else said)
+    assert subprocess.run(["bash", script], env={"PATH": environment["PATH"]}, capture_output=True).returncode != 0
