@@ -1,4 +1,4 @@
-"""The fitted link of the cost chain with the curves that ship: what it answers, how sure it is, and that it is small."""
+"""The fitted link with the curves that ship: what it answers, how sure it is, and that it is small."""
 
 from itertools import pairwise
 from math import log2

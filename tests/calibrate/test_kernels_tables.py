@@ -25,7 +25,7 @@ def refused(tmp_path, *lines, header=HEADER, name="ops_gemm.csv"):
 
 
 def test_a_folder_without_the_table_says_which_file_is_missing(tmp_path):
-    with pytest.raises(MeshwrightError, match="ops_gemm.csv or ops_gemm.csv.gz"):
+    with pytest.raises(MeshwrightError, match=r"ops_gemm\.csv or ops_gemm\.csv\.gz"):
         samples(tmp_path, ("gemm",))
 
 

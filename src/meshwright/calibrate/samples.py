@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.calibrate import tables
+from meshwright.calibrate import imported, tables
 from meshwright.calibrate.rows import Measured, measured
 from meshwright.cost.curve import hardware
 from meshwright.cost.fitted import SHAPES, point
@@ -80,39 +80,45 @@ def samples(folder: Path, classes: tuple[str, ...], device: str = "") -> tuple[l
     """
     found, left = [], []
     for name in classes:
-        table = CLASSES[name]
-        path = tables.find(folder, table)
-        if path is None:
-            raise MeshwrightError.one(
-                "K001", f"no table {table}.csv or {table}.csv.gz", place=str(folder), help="--data names the folder"
-            )
-        own, skipped = _of_table(path, table, device)
+        own, skipped = _of_table(folder, CLASSES[name], device)
         found += own
         left += skipped
     return found, left
 
 
-def _of_table(path: Path, table: str, only: str) -> tuple[list[Sample], list[Left]]:
+def _of_table(folder: Path, table: str, only: str) -> tuple[list[Sample], list[Left]]:
     by_curve: dict[tuple[str, str, str], list[tuple[tables.Row, Measured]]] = {}
     skipped: dict[str, int] = {}
-    devices = {}
-    for row in tables.read(path, table):
-        name = row.text["hardware"]
-        if name not in devices:
-            devices[name] = load_device(name)
-        if only and devices[name].name != only:
+    path, rows = _rows(folder, table, only)
+    for row in rows:
+        device = load_device(row.text["hardware"]).name
+        if only and device != only:
             continue
         work = measured(table, row)
         if work is None:
-            what = f"{name} {row.text['dtype']}: not a precision this package computes in"
+            what = f"{row.text['hardware']} {row.text['dtype']}: not a precision this package computes in"
             skipped[what] = skipped.get(what, 0) + 1
             continue
-        key = (devices[name].name, work.op, work.dtype)
-        by_curve.setdefault(key, []).append((row, work))
+        by_curve.setdefault((device, work.op, work.dtype), []).append((row, work))
     wrong = tables.Faults(path)
-    made = [_sample(load_device(key[0]), key[1], key[2], rows, wrong) for key, rows in sorted(by_curve.items())]
+    made = [_sample(load_device(key[0]), key[1], key[2], own, wrong) for key, own in sorted(by_curve.items())]
     wrong.refuse()
     return made, [Left(table, what, rows) for what, rows in sorted(skipped.items())]
+
+
+def _rows(folder: Path, table: str, device: str) -> tuple[Path, list[tables.Row]]:
+    """The rows of a table as CSV or, for one device that is named, as AIConfigurator's Parquet files."""
+    path = tables.find(folder, table)
+    if path is not None:
+        return path, tables.read(path, table)
+    files = imported.find(folder, table) if folder.is_dir() else []
+    if files and device:
+        return files[0], [row for file in files for row in imported.read(file, device)]
+    if files:
+        help = "the file does not say in our words what it was measured on: add --device NAME"
+    else:
+        help = "--data names the folder of the tables; --only fits some of them"
+    raise MeshwrightError.one("K001", f"no table {table}.csv or {table}.csv.gz", place=str(folder), help=help)
 
 
 def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Faults) -> Sample:

@@ -14,6 +14,7 @@ from meshwright.calibrate.kernels import NORMAL_80, Fitted, median_ape, p90_ape
 from meshwright.cost.curve import Profile
 from meshwright.cost.fitted import Fitted as Link
 from meshwright.cost.fitted import nearest_curve
+from meshwright.spec.cluster import load_device
 
 #: Rows of a device that are priced, evenly spread over the table: enough for a quantile.
 ROWS = 2000
@@ -43,8 +44,9 @@ def leave_out(fits: list[Fitted], profiles: dict[str, Profile]) -> list[Left]:
         for near in ("same", "other"):
             allowed = [
                 name
-                for name, owner in link.owners.items()
-                if name != sample.device.name and (owner.architecture == sample.device.architecture) == (near == "same")
+                for name in profiles
+                if name != sample.device.name
+                and (load_device(name).architecture == sample.device.architecture) == (near == "same")
             ]
             curve = nearest_curve(link, sample.device, (sample.op,), sample.dtype, allowed)
             if curve is None:

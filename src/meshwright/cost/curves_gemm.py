@@ -35,10 +35,10 @@ GEMM_CONSTANTS = (
     Constant("start_us", "us", "from one kernel's start to the next one's when it does nothing", 2.0, 0.1, 40.0),
     Constant("of_peak", "fraction", "of the matrix units' peak that a full wave of tiles reaches", 0.85, 0.05, 1.0),
     Constant("of_bandwidth", "fraction", "of device memory bandwidth that operands stream at", 0.8, 0.1, 1.0),
-    Constant("wave_us", "us", "prologue and epilogue of one wave of tiles", 1.0, 0.0, 20.0),
+    Constant("wave_us", "us", "prologue and epilogue of one wave of tiles", 1.0, 0.0, 5.0),
     Constant("split_us", "us", "the second kernel of a product whose k is split", 2.0, 0.0, 40.0),
     Constant(
-        "sharpness", "1", "power of the sum that joins the two roofs; infinite would be their maximum", 4.0, 1.0, 20.0
+        "sharpness", "1", "power of the sum that joins the two roofs; infinite would be their maximum", 4.0, 2.0, 20.0
     ),
     Constant("derate", "1", "power of FLOP above 1e11 by which the sustained clock lowers the rate", 0.02, 0.0, 0.2),
     Constant("of_l2", "fraction", "of the L2's bandwidth that operands of a tile stream at", 1.0, 0.1, 10.0),
@@ -52,7 +52,7 @@ GROUPED_CONSTANTS = (
     Constant(
         "sharpness", "1", "power of the sum that joins the two roofs; infinite would be their maximum", 3.0, 1.0, 20.0
     ),
-    Constant("wave_us", "us", "prologue and epilogue of one wave of tiles", 1.0, 0.0, 20.0),
+    Constant("wave_us", "us", "prologue and epilogue of one wave of tiles", 1.0, 0.0, 5.0),
     Constant(
         "reread_rows",
         "rows",
@@ -75,19 +75,22 @@ def gemm(x, hw, p):
     if flops > SUSTAINED_FLOPS:
         rate *= (flops / SUSTAINED_FLOPS) ** -p[6]
     l2 = hw[3] * p[7]
-    best = inf
+    wave, best = p[3] * 1e-6, inf
     for tile in TILES:
         tm, tn = tile[0], tile[1]
         tiles = batch * ceil(m / tm) * ceil(n / tn)
-        step = max(2.0 * tm * tn / rate, (tm + tn) * element / l2)
-        split = 1.0
-        while True:
-            seconds = ceil(tiles * split / sms) * (ceil(k / split) * step + p[3] * 1e-6)
-            if split > 1.0:
-                seconds += p[4] * 1e-6 + split * batch * m * n * 4.0 / bandwidth * p[8]
-            best = min(best, seconds)
-            if tiles * split >= sms or k < 256.0 * split or split >= 16.0:
-                break
+        step, fed = 2.0 * tm * tn / rate, (tm + tn) * element / l2
+        if fed > step:
+            step = fed
+        seconds = ceil(tiles / sms) * (k * step + wave)
+        if seconds < best:
+            best = seconds
+        split = 2.0
+        while tiles * split < 2.0 * sms and k >= 128.0 * split and split <= 16.0:
+            seconds = ceil(tiles * split / sms) * (ceil(k / split) * step + wave)
+            seconds += p[4] * 1e-6 + split * batch * m * n * 4.0 / bandwidth * p[8]
+            if seconds < best:
+                best = seconds
             split *= 2.0
     moved = batch * (element * (m * k + k * n) + out_bytes * m * n) / bandwidth
     return p[0] * 1e-6 + (best ** p[5] + moved ** p[5]) ** (1.0 / p[5])

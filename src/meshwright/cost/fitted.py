@@ -151,7 +151,6 @@ class Fitted:
 
     def __init__(self, profiles: dict[str, Profile], transfer: dict, *, serving: bool = False, flash2: bool = False):
         self.profiles = profiles
-        self.owners = {name: load_device(name) for name in profiles}
         self.transfer = transfer
         self._serving = serving
         self._flash2 = flash2
@@ -186,30 +185,34 @@ def nearest_curve(
 ) -> Curve | None:
     """The curve of a device's own or of its nearest relative among `allowed` (all that have profiles)."""
     kin = KIN[dtype]
-    names = link.owners if allowed is None else allowed
+    names = link.profiles if allowed is None else allowed
+    fits = [(name, f) for name in names for f in link.profiles[name].curves if f.op in ops and f.dtype in kin]
+    own = [(name, f) for name, f in fits if name == device.name]
+    # Other devices' records are read only when there is nothing of the device's own.
     candidates = [
-        ((_distance(link.owners[name], device, kin.index(fit.dtype)), name), fit)
-        for name in names
-        if link.owners[name].vendor == device.vendor
-        for fit in link.profiles[name].curves
-        if fit.op in ops and fit.dtype in kin
+        ((_distance(owner, device, kin.index(fit.dtype)), name), fit, owner)
+        for name, fit in own or fits
+        for owner in (load_device(name),)
+        if owner.vendor == device.vendor
     ]
     if not candidates:
         return None
-    (_, name), fit = min(candidates, key=lambda c: c[0])
+    _, fit, owner = min(candidates, key=lambda c: c[0])
     if fit.op == "flash_bwd":
-        fit = _slowed(link, fit, name, device)
-    return Curve(fit, link.owners[name], device, dtype, link.transfer)
+        fit = _slowed(link, fit, owner, device)
+    return Curve(fit, owner, device, dtype, link.transfer)
 
 
-def _slowed(link: Fitted, fit: Fit, owner: str, device: Device) -> Fit:
+def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
     """A backward curve carried to a generation where only the forward of the same kernels was measured: it reaches
     that much less of the peak there as the forward does."""
-    forward = {name: c for name, p in link.profiles.items() for c in p.curves if c.op == "flash_fwd"}
-    here = [n for n in forward if link.owners[n].architecture == device.architecture]
-    if owner not in forward or not here or link.owners[owner].architecture == device.architecture:
+    if owner.architecture == device.architecture:
         return fit
-    ratio = forward[min(here)].constants["of_peak"] / forward[owner].constants["of_peak"]
+    forward = {name: c for name, p in link.profiles.items() for c in p.curves if c.op == "flash_fwd"}
+    here = [name for name in sorted(forward) if load_device(name).architecture == device.architecture]
+    if owner.name not in forward or not here:
+        return fit
+    ratio = forward[here[0]].constants["of_peak"] / forward[owner.name].constants["of_peak"]
     return msgspec.structs.replace(fit, constants={**fit.constants, "of_peak": fit.constants["of_peak"] * ratio})
 
 
