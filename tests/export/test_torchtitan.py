@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
-from meshwright import schedules
+from meshwright import catalog, schedules
 from meshwright.export import target
 from meshwright.plan import parse
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.spec.model import load
 from tests.export.questions import ask
 
 #: model, cluster, workload, plan -> the degrees that TorchTitan then has: replicate, shard, cp, tp, pp, ep.
@@ -142,3 +143,11 @@ def test_torchtitan_itself_reads_the_configuration(model, on, train, words, tmp_
     replicate, shard, cp, tp, pp, ep = CASES[model, on, train, words]
     mesh = dims.ParallelDims.from_config(read.parallelism, replicate * shard * cp * tp * pp)
     assert (mesh.dp_replicate, mesh.dp_shard, mesh.cp, mesh.tp, mesh.pp, mesh.ep) == (replicate, shard, cp, tp, pp, ep)
+
+
+def test_its_own_models_are_found_by_their_exact_size():
+    about = target("torchtitan")
+    found = {name: known for name in catalog.names("models") if (known := about.find(load(name)))}
+    assert {(known.module, known.flavor) for known in found.values()} == {(m.module, m.flavor) for m in about.models}
+    assert (found["llama3.1-405b"].flavor, found["deepseek-v3"].flavor) == ("405B", "671B")
+    assert "llama2-70b" not in found

@@ -48,13 +48,13 @@ def _stack(model: Model) -> Iterator[str]:
 
 def _ends(model: Model) -> Iterator[str]:
     if model.embedding_norm:
-        yield "no norm follows its embedding"
+        yield "it puts no norm behind the embedding"
     if model.embedding_width:
         yield "its embedding is as wide as its layers"
     if model.head_bias:
-        yield "its head has no bias"
+        yield "it gives the head no bias"
     if not model.final_norm:
-        yield "a norm precedes its head"
+        yield "it puts a norm before the head"
 
 
 def _block(block: Block) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _block(block: Block) -> Iterator[str]:
     elif block.norms != 2:
         yield f"its layers have two norms, these {block.norms}"
     if block.norm_vectors != (1 if block.norm == "rmsnorm" else 2):
-        yield "its norms have the usual weights"
+        yield "its norms have a weight each, LayerNorm a bias as well"
     if block.scale_params:
         yield "its layers have no learned scales beside weights and norms"
 
@@ -79,6 +79,8 @@ def _attention(a: Attention) -> Iterator[str]:
         yield "keys and values are equally wide"
     if (a.out_bias, a.qkv_bias) not in ((False, False), (True, True), (False, True)):
         yield "its output projection has a bias only where all projections have one"
+    if a.qk_norm_params not in (0, 2 * a.head_dim) and not a.kv_lora_rank:
+        yield "its norms on queries and keys are as wide as a head"
     if a.kv_lora_rank and (a.qkv_bias or a.out_bias):
         yield "latent attention has no biases"
 

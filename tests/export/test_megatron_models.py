@@ -1,0 +1,111 @@
+"""Every model of the catalog: Megatron-LM's flags describe the same parameters, or the model is refused by name."""
+
+import pytest
+
+from meshwright import catalog
+from meshwright.errors import Infeasible
+from meshwright.spec.architecture import Model, stack
+from meshwright.spec.layers import Attention, Block, Dense, Moe
+from meshwright.spec.model import load
+from tests.export.questions import ask
+from tests.export.test_megatron import flags
+
+QUESTION = ("8xh100", "batch=64,seq=1024", "dp8 zero1")
+#: Refused, with the reason in their own papers and configurations.
+REFUSED = {
+    "bloom-7b1": "it puts no norm behind the embedding",
+    "falcon-40b": "attention and MLP follow each other",
+    "gemma2-9b": "two norms, these 4",
+    "gpt-j-6b": "attention and MLP follow each other",
+    "gpt-oss-20b": "a bias that balances, none that is learned",
+    "llama4-scout": "they do not tile the sequence",
+    "minimax-m2": "norms on queries and keys are as wide as a head",
+    "mpt-30b": "it has no ALiBi",
+    "opt-350m": "its embedding is as wide as its layers",
+    "qwen2-57b-a14b": "its shared experts have no gate",
+    "deepseek-v3.2": "no indexer that picks tokens",
+}
+
+
+def number(found, flag, otherwise=0):
+    return int(found.get(flag, otherwise))
+
+
+def attention(found, hidden):
+    heads, biased = number(found, "--num-attention-heads"), "--disable-bias-linear" not in found
+    common = {"heads": heads, "rotary": True, "qkv_bias": biased or "--add-qkv-bias" in found, "out_bias": biased}
+    if "--multi-latent-attention" in found:
+        rope, values = number(found, "--qk-pos-emb-head-dim"), number(found, "--v-head-dim")
+        ranks = {"q_lora_rank": number(found, "--q-lora-rank"), "kv_lora_rank": number(found, "--kv-lora-rank")}
+        width = number(found, "--qk-head-dim") + rope
+        return Attention(kv_heads=heads, head_dim=width, v_head_dim=values, rope_head_dim=rope, **ranks, **common)
+    width = number(found, "--kv-channels", hidden // heads)
+    norms = 2 * width if "--qk-layernorm" in found else 0
+    groups = number(found, "--num-query-groups", heads)
+    return Attention(kv_heads=groups, head_dim=width, v_head_dim=width, qk_norm_params=norms, **common)
+
+
+def mlp(found, expert):
+    gated, bias = "--swiglu" in found, "--disable-bias-linear" not in found
+    shape = {"gated": gated, "activation": "silu" if gated else "gelu", "bias": bias}
+    if not expert:
+        return Dense(ffn=number(found, "--ffn-hidden-size"), **shape)
+    return Moe(
+        experts=number(found, "--num-experts"),
+        top_k=number(found, "--moe-router-topk"),
+        ffn=number(found, "--moe-ffn-hidden-size"),
+        shared_ffn=number(found, "--moe-shared-expert-intermediate-size"),
+        router_bias="--moe-router-enable-expert-bias" in found,
+        **shape,
+    )
+
+
+def described(found):
+    """The model that the flags describe."""
+    hidden, layers = number(found, "--hidden-size"), number(found, "--num-layers")
+    where = eval(found.get("--moe-layer-freq", f"[{int('--num-experts' in found)}]*{layers}"))
+    norm = "rmsnorm" if found["--normalization"] == "RMSNorm" else "layernorm"
+    blocks, order = stack(
+        Block(
+            attention=attention(found, hidden),
+            mlp=mlp(found, expert),
+            norm=norm,
+            norms=2,
+            norm_vectors=1 if norm == "rmsnorm" else 2,
+        )
+        for expert in where
+    )
+    learned = found["--position-embedding-type"] == "learned_absolute"
+    return Model(
+        name="described",
+        family="megatron",
+        hidden=hidden,
+        vocab=number(found, "--padded-vocab-size"),
+        blocks=blocks,
+        pattern=order,
+        tied_embeddings="--untie-embeddings-and-output-weights" not in found,
+        max_seq_len=0,
+        learned_positions=number(found, "--max-position-embeddings") if learned else 0,
+    )
+
+
+@pytest.mark.parametrize("name", catalog.names("models"))
+def test_the_flags_describe_every_parameter_or_the_model_is_refused(name):
+    try:
+        found = flags(ask("megatron", name, *QUESTION).text)
+    except Infeasible as error:
+        assert {d.place for d in error.diagnostics} == {"model"}
+        assert any(REFUSED.get(name, "") in d.message for d in error.diagnostics)
+    else:
+        assert name not in REFUSED
+        assert described(found).num_params == load(name).num_params
+
+
+def test_most_of_the_catalog_can_be_exported():
+    def exported(name):
+        try:
+            return bool(ask("megatron", name, *QUESTION))
+        except Infeasible:
+            return False
+
+    assert sum(map(exported, catalog.names("models"))) > len(catalog.names("models")) / 2
