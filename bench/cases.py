@@ -168,7 +168,9 @@ def whole_process() -> Result:
     command += ["--train", "batch=512,seq=8192", "--plan", "tp4 pp4 dp4 zero1 mb1 selective", "--json"]
 
     def run() -> None:
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
+        done = subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
+        if done.returncode not in (0, 1):  # 1: an answer, that it does not fit
+            raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
 
     return Result(what="`meshwright predict`, whole process", value=best(run, times=3), unit="s", target=1.5)
 
