@@ -75,7 +75,8 @@ def _ring(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], op: str
     flow = 1.0 if op == "broadcast" else rounds * (n - 1) / n
     large = "all_gather" if op == "broadcast" else op
     flows = [flow / (_port(h, f) * getattr(f, large)) for h, f in zip(hops, fabrics)]
-    return _by_protocol([rounds * s for s in _ring_steps(hops)], flows, hops, fabrics)
+    slow = [f.gather_step if op in ("all_gather", "reduce_scatter") else 1.0 for f in fabrics]
+    return _by_protocol([rounds * s * g for s, g in zip(_ring_steps(hops), slow)], flows, hops, fabrics)
 
 
 def _by_protocol(

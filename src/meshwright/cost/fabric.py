@@ -36,6 +36,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         send_connection, exchange_connection: what one connection's small messages reach of a port's bandwidth.
         contention: n children get ``(2/n) ** contention`` of a port each: a shared host bridge (PCIe without
             switches), or flows that collide on a network's links.
+        gather_step: a ring step of all-gather and reduce-scatter over a step as above; 1 unless measured at scale.
     """
 
     start_ll_us: float
@@ -61,6 +62,7 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     send: float
     all_to_all: float
     contention: float
+    gather_step: float = 1.0
 
 
 class Custom(msgspec.Struct, frozen=True, kw_only=True):

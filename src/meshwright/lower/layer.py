@@ -138,7 +138,8 @@ def _sliced(p: _Program, a: Piece, b: Piece, way: str, again: bool) -> None:
 
 def _part(work: Work, count: int) -> Work:
     if isinstance(work, Collective):
-        return msgspec.structs.replace(work, num_bytes=work.num_bytes / count)
+        # decomposed, the collective is a ring of sends: one part travels to the neighbour while one is multiplied
+        return msgspec.structs.replace(work, op="send", num_bytes=work.num_bytes / count)
     return msgspec.structs.replace(work, m=-(-work.m // count))
 
 

@@ -139,13 +139,19 @@ def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
             assumed.append("network")
         return cluster
     islands = tuple(
-        msgspec.structs.replace(island, levels=_at_most(island.levels, speed, per_node)) for island in cluster.islands
+        msgspec.structs.replace(island, levels=_at_most(island.levels, speed, per_node, row["network"]))
+        for island in cluster.islands
     )
     return msgspec.structs.replace(cluster, islands=islands)
 
 
-def _at_most(levels, speed: float, per_node: int):
-    """The first scale-out level with the row's node bandwidth; those above it scaled alike."""
+#: Fabrics by the word a description uses for them: name of the level and its one-way latency, from the catalog's
+#: clusters that have it.
+FABRICS = {"EFA": ("efa", "2xp5"), "Omni-Path": ("omni_path", "jean-zay")}
+
+
+def _at_most(levels, speed: float, per_node: int, network: str):
+    """The first scale-out level with the row's node bandwidth, those above it scaled alike, and its fabric's name."""
     usual = next((level.gb_s for level in levels if level.scale_out), None)
     if usual is None:
         return levels
@@ -155,7 +161,16 @@ def _at_most(levels, speed: float, per_node: int):
             break
         inside *= level.arity
     factor = speed * max(1, inside // max(1, per_node)) / usual
-    return tuple(msgspec.structs.replace(v, gb_s=v.gb_s * factor) if v.scale_out else v for v in levels)
+    named = next((fabric for word, fabric in FABRICS.items() if word in network), None)
+    return tuple(_as_fabric(v, v.gb_s * factor, named) if v.scale_out else v for v in levels)
+
+
+def _as_fabric(level, gb_s: float, named: tuple[str, str] | None):
+    if named is None:
+        return msgspec.structs.replace(level, gb_s=gb_s)
+    name, known = named
+    latency = next(v.latency_us for v in clusters.load(known).islands[0].levels if v.scale_out)
+    return msgspec.structs.replace(level, name=name, gb_s=gb_s, latency_us=latency)
 
 
 def network_gb_s(text: str, gpus_per_node: int) -> float | None:

@@ -1,0 +1,91 @@
+"""Collectives that training jobs measured on themselves before they started: bus bandwidths in a step's notes.
+
+``busbw GB/s in job: AR=96.2 AG=54.1 RS=53.0`` over all ranks of the job. The size is not stated; 256 MiB is where
+nccl-tests on two nodes of the same kind reach the jobs' own 345 GB/s for an all-reduce over 16 ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from math import log
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from meshwright.calibrate.network_rows import Series, group_of
+from meshwright.cost.fabric import Fabrics, Profile
+from meshwright.cost.network import Network
+from meshwright.validate.score import faulty
+from meshwright.validate.tables import find, rows
+from meshwright.work import Collective
+
+PATTERN = re.compile(r"busbw GB/s in job: AR=([\d.]+) AG=([\d.]+) RS=([\d.]+)")
+OPS = (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0))
+GATHERS = ("all_gather", "reduce_scatter")
+#: Values of a gather's step that are tried, over the step of the other rings.
+STEPS = tuple(1.1**i for i in range(36))
+SIZE = float(2**28)
+#: Words of a network, and how the collectives table names the same one.
+NETWORKS = (("EFA 3200", "p5.48xlarge"),)
+#: A median over fewer jobs than this says little.
+MIN_JOBS = 10
+
+
+def read_job_series(data_dir: Path) -> list[Series]:
+    """One point per (hardware, ranks, operation): the median over the jobs of that size; empty without such notes."""
+    path = find(data_dir, "training_steps")
+    found: dict[tuple[str, int, int, str, str], list[float]] = {}
+    for row in rows(path, "training_steps") if path is not None else ():
+        match = PATTERN.search(row["notes"])
+        network = next((name for word, name in NETWORKS if word in row["network"]), None)
+        gpus, per_node = int(float(row["num_gpus"])), int(float(row["gpus_per_node"]))
+        if match is None or network is None or gpus <= per_node or faulty(row):
+            continue
+        for (op, factor), speed in zip(OPS, match.groups()):
+            seconds = factor * (gpus - 1) / gpus * SIZE / (float(speed) * 1e9)
+            found.setdefault((row["hardware"], gpus, per_node, op, network), []).append(seconds)
+    return [
+        _series(hardware, gpus, per_node, op, network, median(values))
+        for (hardware, gpus, per_node, op, network), values in sorted(found.items())
+        if len(values) >= MIN_JOBS
+    ]
+
+
+def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seconds: float) -> Series:
+    place = {
+        "hardware": hardware,
+        "gpus": str(gpus),
+        "gpus_per_node": str(per_node),
+        "network": network,
+        "source": "training_jobs",
+    }
+    group, device = group_of(place)
+    return Series("training_jobs", hardware, op, "nccl", False, device, group, "", [SIZE], [seconds])
+
+
+def with_gather_steps(profiles: tuple[Profile, ...], series: list[Series]) -> tuple[Profile, ...]:
+    """The profiles with the gather step that jobs at scale tell of their fabric: bus bandwidth that falls with the
+    number of ranks at one size is a latency per ring step."""
+    out = {p.name: p for p in profiles}
+    told: dict[str, list[Series]] = {}
+    for one in series:
+        profile, only_kind = Fabrics(profiles).find(one.group.hops[-1], one.device.name, one.device.scale_up)
+        if one.op in GATHERS and not only_kind:
+            told.setdefault(profile.name, []).append(one)
+    for name, mine in told.items():
+        tried = [_with_step(out[name], step) for step in STEPS]
+        out[name] = min(tried, key=lambda p: _error(({**out, name: p}).values(), mine))
+    return tuple(out.values())
+
+
+def _with_step(profile: Profile, step: float) -> Profile:
+    constants = msgspec.structs.replace(profile.constants, gather_step=float(f"{step:.3g}"))
+    return msgspec.structs.replace(profile, constants=constants)
+
+
+def _error(profiles: Iterable[Profile], series: list[Series]) -> float:
+    network = Network(Fabrics(tuple(profiles)))
+    priced = (network(Collective(op=s.op, num_bytes=SIZE, group=s.group), s.device).seconds for s in series)
+    return sum(abs(log(seconds / s.seconds[0])) for seconds, s in zip(priced, series))
