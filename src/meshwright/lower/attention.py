@@ -27,7 +27,7 @@ def attention(c: Context, spec: Spec) -> list[Piece]:
             "attention out",
             c.model.hidden,
             heads * spec.v_head_dim,
-            target="o",
+            targets={"o": c.model.hidden},
             saved=c.tokens * heads * spec.v_head_dim * c.element,
             held=c.tokens * heads * spec.v_head_dim * c.element,
         ),
@@ -43,9 +43,11 @@ def kv_heads(c: Context, spec: Spec) -> int:
 
 def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     kv = kv_heads(c, spec)
-    width = heads * spec.head_dim + kv * (spec.head_dim if spec.key_as_value else spec.head_dim + spec.v_head_dim)
     entry = c.shard_tokens * c.model.hidden * c.element
-    pieces = linear(c, "qkv", width, c.model.hidden, target="q", saved=entry, held=entry)
+    parts = {"q": heads * spec.head_dim, "k": kv * spec.head_dim}
+    if not spec.key_as_value:
+        parts["v"] = kv * spec.v_head_dim
+    pieces = linear(c, "qkv", sum(parts.values()), c.model.hidden, targets=parts, saved=entry, held=entry)
     return [_with_regather(c, p) if p.name == "qkv" else p for p in pieces]
 
 
@@ -62,13 +64,16 @@ def _latent_projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     pieces = []
     if spec.q_lora_rank:
         latent = c.tokens * spec.q_lora_rank * e
-        pieces += linear(c, "q down", spec.q_lora_rank, hidden, target="q", saved=entry, held=entry)
+        pieces += linear(
+            c, "q down", spec.q_lora_rank, hidden, targets={"q": spec.q_lora_rank}, saved=entry, held=entry
+        )
         pieces.append(_latent_norm(c, "q latent norm", spec.q_lora_rank))
         pieces += linear(c, "q up", heads * spec.head_dim, spec.q_lora_rank, saved=latent, held=latent)
     else:
-        pieces += linear(c, "q", heads * spec.head_dim, hidden, target="q", saved=entry, held=entry)
+        width = heads * spec.head_dim
+        pieces += linear(c, "q", width, hidden, targets={"q": width}, saved=entry, held=entry)
     latent = c.tokens * spec.kv_lora_rank * e
-    pieces += linear(c, "kv down", kv_down, hidden, target="k")
+    pieces += linear(c, "kv down", kv_down, hidden, targets={"k": kv_down})
     pieces.append(_latent_norm(c, "kv latent norm", spec.kv_lora_rank))
     pieces += linear(c, "kv up", heads * (nope + spec.v_head_dim), spec.kv_lora_rank, saved=latent, held=latent)
     return pieces

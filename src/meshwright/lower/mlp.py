@@ -24,16 +24,16 @@ def mlp(c: Context, block: Block) -> list[Piece]:
 def dense(c: Context, name: str, ffn: int, gated: bool) -> list[Piece]:
     """Up (and gate), activation, down: column- then row-parallel."""
     e, hidden, width = c.element, c.model.hidden, ffn // c.tp
-    up_width = 2 * width if gated else width
     entry = c.shard_tokens * hidden * e
     inner = c.tokens * width * e
-    up = linear(c, f"{name} up", up_width, hidden, target="up", saved=entry, held=entry)
+    parts = {"gate": width, "up": width} if gated else {"up": width}
+    up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, saved=entry, held=entry)
     up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
     return [
         *enter(c, name),
         *up,
         _activation(f"{name} activation", inner, gated),
-        *linear(c, f"{name} down", hidden, width, target="down", saved=inner, held=inner),
+        *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, saved=inner, held=inner),
         *leave(c, name),
     ]
 

@@ -88,12 +88,13 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
 
 
-def linear(c: Context, name: str, n: int, k: int, *, m: float | None = None, target: str = "", **saved) -> list[Piece]:
-    """A projection of `m` tokens from k to n features (per rank), with its quantisation below 16 bits.
+def linear(c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | None = None, **saved) -> list[Piece]:
+    """A projection of a microbatch's tokens from k to n features (per rank), with its quantisation below 16 bits.
 
-    In a LoRA run the base weight is frozen (no W) and a `target` gets its two low-rank factors.
+    In a LoRA run the base weight is frozen (no W) and those of its parts that are targets, by name with their
+    features, get two low-rank factors each.
     """
-    m = int(m if m is not None else c.tokens)
+    m = int(c.tokens)
     e, dtype = c.element, c.dtype
     frozen = c.train.lora is not None
     pieces = []
@@ -117,26 +118,28 @@ def linear(c: Context, name: str, n: int, k: int, *, m: float | None = None, tar
             **({} if frozen else saved),
         )
     )
-    if frozen and target in c.train.lora.targets:
-        pieces += _adapter(c, name, m, n, k)
+    chosen = [(part, width) for part, width in (targets or {}).items() if frozen and part in c.train.lora.targets]
+    for i, (part, width) in enumerate(chosen):
+        pieces += _adapter(c, name if len(targets) == 1 else f"{name} {part}", m, width, k, input_kept=i == 0)
     return pieces
 
 
-def _adapter(c: Context, name: str, m: int, n: int, k: int) -> list[Piece]:
+def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool) -> list[Piece]:
+    """Two low-rank factors. Adapters of one projection read the same input, which the first of them keeps."""
     rank, e, dtype = c.train.lora.rank, c.element, c.attention_dtype
 
-    def factor(label: str, n: int, k: int) -> Piece:
+    def factor(label: str, n: int, k: int, kept: float) -> Piece:
         return Piece(
             name=f"{name} lora {label}",
             forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e),
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
             weight=Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=4.0, accumulate=True),
-            saved=m * k * e,
-            held=m * k * e,
+            saved=kept,
+            held=kept,
             gradient=m * n * e,
         )
 
-    return [factor("down", rank, k), factor("up", n, rank)]
+    return [factor("down", rank, k, m * k * e if input_kept else 0.0), factor("up", n, rank, m * rank * e)]
 
 
 def enter(c: Context, name: str) -> list[Piece]:
