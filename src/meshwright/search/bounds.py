@@ -79,7 +79,9 @@ def step_seconds(
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
+    pairs = np.stack([regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least)], axis=1)
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
+    after = np.maximum(after, pairs[:, :, None])
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))

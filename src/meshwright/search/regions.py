@@ -19,13 +19,15 @@ from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.layer import Entry
 from meshwright.lower.partition import even
 from meshwright.lower.stages import Unit
-from meshwright.lower.state import gathered_bytes, static_bytes
+from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes
 from meshwright.lower.step import Exchange, Send, Update
 from meshwright.plan import Experts, Layout, Plan
+from meshwright.schedules.actions import W
+from meshwright.schedules.timing import in_order_times
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
-from meshwright.search.space import Core, Inner, Piped, State, bare, plan_of
+from meshwright.search.space import BALANCED, Core, Inner, Piped, State, bare, plan_of
 from meshwright.work import Collective, Group
 
 PLAIN = Piped("1f1b", 1, "even")
@@ -60,25 +62,24 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     last: np.ndarray
 
 
-class Waited(NamedTuple):
-    """A collective that a forward of the blocks waits for, ``times`` times a microbatch."""
+class Alone(NamedTuple):
+    """Layers without their place on the cluster: seconds of ``kernels`` [4, U] in the passes F, BW, B, W, and the
+    collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
 
-    queue: str
-    op: str
-    num_bytes: float
-    times: int
+    kernels: np.ndarray
+    waited: tuple[tuple[list[tuple[str, str, float, int]], ...], ...]
 
 
-def _waited(entries: Iterable[Entry], layers: int, algorithm: str) -> list[Waited]:
-    """The collectives of a forward that run one after the other with its kernels: not those of a ring, which run
-    beside it, and not those inside an expert, whose group is another."""
+def _waited(entries: Iterable[Entry], algorithm: str) -> list[tuple[str, str, float, int]]:
+    """The collectives that run one after the other with a pass's kernels: not those of a ring, which run beside it,
+    and not those inside an expert, whose group is another."""
     beside = {"cp"} if algorithm == "ring" else set()
     counted = Counter(
         (e.queue, e.work.op, e.work.num_bytes)
         for e in entries
-        if e.queue != "compute" and e.queue not in beside and not e.name.endswith(" etp")
+        if e.queue != "compute" and e.queue not in beside and " etp" not in e.name
     )
-    return [Waited(*what, layers * times) for what, times in counted.items()]
+    return [(*what, times) for what, times in counted.items()]
 
 
 class Regions:
@@ -94,7 +95,10 @@ class Regions:
         self._paths: dict[tuple, Paths] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
-        self._state: dict[tuple, np.ndarray] = {}
+        self._nears: dict[tuple, int] = {}
+        self._indices: dict[tuple, int] = {}
+        self._distinct: list[dict[str, Group]] = []
+        self._alones: dict[tuple, Alone] = {}
         self._where = [(i.device.name, r.start) for i, r in zip(self.cluster.islands, self._ranges())]
 
     def _ranges(self) -> list[range]:
@@ -181,63 +185,112 @@ class Regions:
     def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
         """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
         (sp, algorithm, attention) that go with the core."""
-        count = self.train.global_batch // (core.dp * core.mb)
-        return count * min(sum(self._kernels(core, way)) for way in ways) / core.pp
+        layers = np.array(self.model.layers_by_kind, float)
+        least = min(float((self._alone(core, way).kernels[:2, : self.kinds] @ layers).sum()) for way in ways)
+        return self.train.global_batch // (core.dp * core.mb) * least / core.pp
 
-    def _kernels(self, core: Core, way: tuple[bool, str, str]) -> tuple[float, float]:
-        """Seconds of all blocks' kernels for one microbatch, forward and backward, on the fastest device."""
-        return self._alone(core, way)[0]
-
-    def _alone(self, core: Core, way: tuple[bool, str, str]) -> tuple[tuple[float, float], list[Waited]]:
-        """The blocks' kernels, and the collectives that a forward waits for."""
+    def _alone(self, core: Core, way: tuple[bool, str, str]) -> Alone:
         same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
-        found = self._prices.get(same)
+        found = self._alones.get(same)
         if found is None:
             plan = bare(core, *way)
             book = self.layers.book(plan, self.layers.mesh(plan))
-            blocks = list(zip(self.units("none"), self.model.layers_by_kind))
-            kernels = tuple(sum(n * self._compute(book, u, which) for u, n in blocks) for which in ("F", "BW"))
-            waited = [w for u, n in blocks for w in _waited(book.entries(u, "F"), n, way[1])]
-            found = self._prices[same] = (kernels, waited)
+            programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
+            found = self._alones[same] = Alone(
+                kernels=np.array([[self._kernels(entries) for entries in row] for row in programs]),
+                waited=tuple(tuple(_waited(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
+            )
         return found
 
-    def _compute(self, book: Book, unit: Unit, which: str) -> float:
-        kernels = [e.work for e in book.entries(unit, which) if e.queue == "compute"]
+    def _kernels(self, entries: list[Entry]) -> float:
+        works = [e.work for e in entries if e.queue == "compute"]
         price = self.evaluator.costs.price
-        return min(sum(price(work, d).seconds for work in kernels) for d in self.layers.devices.values())
+        return min(sum(price(work, d).seconds for work in works) for d in self.layers.devices.values())
 
-    def glance(self, core: Core, inners: Sequence[Inner]) -> np.ndarray:
-        """Seconds [A] no plan with an inner part is faster than: kernels, and what a forward waits for on the groups
-        that an order gives it, with no bubble and nothing exchanged between replicas. No layer is simulated."""
-        count = self.train.global_batch // (core.dp * core.mb)
-        device = next(iter(self.layers.devices.values()))
-        known: dict[tuple, float] = {}
-        groups: dict[tuple[str, ...], dict[str, Group]] = {}
-        out = np.empty(len(inners))
-        for a, inner in enumerate(inners):
-            way = (inner.sp, inner.algorithm, inner.attention)
-            same = (inner.order, way, inner.overlap, inner.dtype)
+    def glance(self, core: Core, inners: Sequence[Inner]) -> Costs:
+        """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
+        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
+        known: dict[tuple, np.ndarray] = {}
+        columns = []
+        groups = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
+        for inner in inners:
+            near = groups[inner.order]
+            same = (near, inner.sp, inner.algorithm, inner.attention, inner.recompute == "full", inner.overlap)
             if same not in known:
-                kernels, waited = self._alone(core, way)
-                if inner.order not in groups:
-                    groups[inner.order] = self._near(core, inner)
-                at = groups[inner.order]
-                exchanged = 0.0
-                if "tp" not in inner.overlap and not inner.dtype and len(self.cluster.islands) == 1:
-                    exchanged = sum(
-                        w.times
-                        * self.evaluator.costs.price(
-                            Collective(op=w.op, num_bytes=w.num_bytes, group=at[w.queue]), device
-                        ).seconds
-                        for w in waited
-                    )
-                known[same] = count * (sum(kernels) * (not inner.dtype) + exchanged) / core.pp
-            out[a] = known[same]
-        return out
+                known[same] = self._glanced(core, inner, near)
+            columns.append(known[same])
+        nothing = np.zeros((len(inners), self.num_units))
+        return Costs(
+            seconds=np.array(columns).transpose(1, 0, 2),
+            send=nothing[:, 0],
+            saved=nothing,
+            working=nothing,
+            kept=nothing[:, 0],
+        )
 
-    def _near(self, core: Core, inner: Inner) -> dict[str, Group]:
-        mesh = self.layers.mesh(plan_of(core, inner, PLAIN, WHOLE))
-        return {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
+    def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
+        """Seconds [4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
+        known without pricing."""
+        if inner.dtype:
+            return np.zeros((len(PASSES), self.num_units))
+        alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
+        forward, whole, back, weight = alone.kernels
+        if "tp" not in inner.overlap and len(self.cluster.islands) == 1:
+            groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
+            price = self.evaluator.costs.price
+            forward, back = (
+                kernels
+                + [
+                    sum(
+                        n * price(Collective(op=op, num_bytes=size, group=groups[queue]), device).seconds
+                        for queue, op, size, n in unit
+                    )
+                    for unit in waited
+                ]
+                for kernels, waited in zip((forward, back), alone.waited)
+            )
+        whole = np.maximum(whole, back)
+        if inner.recompute == "full" and not inner.recompute_layers:
+            again = np.append(forward[: self.kinds], [0.0, 0.0])
+            back, whole = back + again, np.maximum(whole, back) + again
+        return np.stack((forward, whole, back, weight))
+
+    def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
+        """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
+        as many exchanges as a rank holds stages, of `blocks` blocks each, between neighbours at best."""
+        if schedules.get(piped.schedule).placement != "bidirectional" or len(self.cluster.islands) > 1:
+            return np.zeros(len(inners))
+        known: dict[tuple, float] = {}
+        for inner in inners:
+            same = (inner.order, inner.grads, inner.dtype)
+            if same not in known:
+                plan = plan_of(core, inner, PLAIN, WHOLE)
+                mesh = self.layers.mesh(plan)
+                stages = self.layers.stages(plan, mesh)
+                params = (stages.params(u) for u in self.units("none")[: self.kinds])
+                least = min(p.trained_dense + p.trained_expert for p in params)
+                work = Collective(
+                    op="all_reduce",
+                    num_bytes=blocks * least * STORED_BYTES[inner.grads],
+                    group=mesh.pair(0, plan.layout.stride("pp")),
+                )
+                device = next(iter(self.layers.devices.values()))
+                known[same] = 2 * piped.vpp * self.evaluator.costs.price(work, device).seconds
+        return np.array([known[i.order, i.grads, i.dtype] for i in inners])
+
+    def _near(self, core: Core, order: tuple[str, ...]) -> int:
+        """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
+        key = (core._replace(mb=1), order)
+        found = self._nears.get(key)
+        if found is None:
+            layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
+            mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
+            groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
+            index = self._indices.setdefault(tuple(groups.values()), len(self._distinct))
+            if index == len(self._distinct):
+                self._distinct.append(groups)
+            found = self._nears[key] = index
+        return found
 
     def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
@@ -276,6 +329,18 @@ class Regions:
             f, _, b, w = (held @ costs.seconds[i, typical] for i in range(4))
             found = self._paths[key] = paths(actions, f, b, w, float(costs.send[typical]))
         return found
+
+    def makespan(self, core: Core, piped: Piped, costs: Costs, a: int) -> float:
+        """Seconds of the pipeline alone under one inner part's own times, -inf where stages are still to be chosen."""
+        if piped.stages == BALANCED:
+            return -np.inf
+        count = self.train.global_batch // (core.dp * core.mb)
+        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+        held = self.counts(core.pp * piped.vpp, piped.stages)
+        f, _, b, w = (held @ costs.seconds[i, a] + self.host_s for i in range(4))
+        if not np.any(actions.kind == W):
+            b, w = held @ costs.seconds[1, a] + self.host_s, 0.0
+        return float(in_order_times(actions, f, b, w, float(costs.send[a]))[1].max())
 
     def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
         """What data parallelism exchanges, for every inner part and state part."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_bytes, step_seconds
-from meshwright.search.regions import Regions
+from meshwright.search.regions import Costs, Regions
 from meshwright.search.space import inners, pipelines, states
 from meshwright.search.walk import Walk
 
@@ -21,23 +21,36 @@ from meshwright.search.walk import Walk
 KERNELS = "slower even with no bubble and nothing exchanged"
 PATHS = "slower: bound of compute, pipeline and exposed communication"
 SAME = "the same as a plan with the axes in another order"
-LAYERS = "slower: kernels and exposed communication of layers, with no bubble"
+LAYERS = "slower: kernels and communication that layers wait for, and the bubble"
 CROWDED = "does not fit: state alone"
+TIMED = "slower: its own pipeline and exposed communication"
 STATE = "does not fit: bound of state and activations"
 #: Cores looked at first, and plans tried in each of them.
 SCOUTS, DIVES = 24, 4
 
 
 class Region:
-    """A core whose plans have been bounded; ``bound_s`` [A, B, C] is infinite where the plan is rejected."""
+    """A core whose plans have been bounded: ``bound_s`` [A, B, C] is infinite where the plan is rejected, ``paths_s``
+    [A, B] the part of it that is the pipeline."""
 
-    def __init__(self, scope: Scope, bound_s: np.ndarray):
-        self.scope, self.bound_s = scope, bound_s
+    def __init__(self, scope: Scope, costs: Costs, bound_s: np.ndarray, paths_s: np.ndarray):
+        self.scope, self.costs, self.bound_s, self.paths_s = scope, costs, bound_s, paths_s
+        self._exact: dict[tuple[int, int], float] = {}
 
     def part(self, flat: int) -> tuple:
+        """The point of one plan."""
         a, b, c = np.unravel_index(flat, self.bound_s.shape)
         scope = self.scope
         return scope.core, scope.inners[a], scope.pipelines[b], scope.states[c]
+
+    def tightened_s(self, regions: Regions, flat: int) -> float:
+        """The bound of one plan with its pipeline timed under its own times, once for all its state parts."""
+        a, b, _ = np.unravel_index(flat, self.bound_s.shape)
+        found = self._exact.get((a, b))
+        if found is None:
+            found = regions.makespan(self.scope.core, self.scope.pipelines[b], self.costs, a) - self.paths_s[a, b]
+            self._exact[a, b] = found
+        return float(self.bound_s.flat[flat]) + max(0.0, found)
 
 
 def run(walk: Walk) -> bool:
@@ -56,7 +69,7 @@ def run(walk: Walk) -> bool:
             walk.evaluate(*region.part(int(region.bound_s.argmin())))
         if walk.stopped:
             return False
-    return _leaves(walk, found)
+    return _leaves(walk, regions, found)
 
 
 def _scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
@@ -105,13 +118,13 @@ def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]])
 
 def _region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
-    each = len(scope.pipelines) * len(scope.states)
-    slow = regions.glance(scope.core, scope.inners) * (1 - ROUNDING) > walk.worth_s
-    walk.reject(LAYERS, int(slow.sum()) * each)
-    left = [i for i, out in zip(scope.inners, slow) if not out]
-    scope = scope._replace(inners=regions.placed(scope.core, left, scope.states))
-    walk.reject(SAME, (len(left) - len(scope.inners)) * each)
-    return _bounded(walk, regions, scope) if scope.inners else None
+    size = _size(scope)
+    rough, _ = compute_seconds(regions, scope, regions.glance(scope.core, scope.inners))
+    kept = _kept(walk, scope, rough)
+    walk.reject(LAYERS, size - _size(kept))
+    scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
+    walk.reject(SAME, _size(kept) - _size(scope))
+    return _bounded(walk, regions, scope) if _size(scope) else None
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
@@ -119,20 +132,19 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     size = _size(scope)
     costs = regions.costs(scope.core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
-    keep_a, keep_b = (np.flatnonzero((paths_s.min(axis=axis) * (1 - ROUNDING)) <= walk.worth_s) for axis in (1, 0))
-    kept = Scope(scope.core, [scope.inners[a] for a in keep_a], [scope.pipelines[b] for b in keep_b], scope.states)
+    kept = _kept(walk, scope, paths_s)
     rejected = Counter({PATHS: size - _size(kept)})
     region = None
     if _size(kept):
         costs = regions.costs(scope.core, kept.inners)
         exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
-        kept_s = paths_s[np.ix_(keep_a, keep_b)]
-        bound_s = step_seconds(regions, kept, costs, kept_s, [least[b] for b in keep_b], exchanged)
+        paths_s, least = compute_seconds(regions, kept, costs)
+        bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         slow = bound_s * (1 - ROUNDING) > walk.worth_s
         full = ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
         bound_s[slow | full] = np.inf
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
-        region = Region(kept, bound_s) if np.isfinite(bound_s).any() else None
+        region = Region(kept, costs, bound_s, paths_s) if np.isfinite(bound_s).any() else None
     if reject:
         walk.bounds(size)
         for reason, count in rejected.items():
@@ -140,7 +152,16 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     return region
 
 
-def _leaves(walk: Walk, found: list[Region]) -> bool:
+def _kept(walk: Walk, scope: Scope, bound_s: np.ndarray) -> Scope:
+    """The inner parts and pipelines of which some combination [A, B] is worth it."""
+    worth = bound_s * (1 - ROUNDING) <= walk.worth_s
+    return scope._replace(
+        inners=[i for i, some in zip(scope.inners, worth.any(axis=1)) if some],
+        pipelines=[p for p, some in zip(scope.pipelines, worth.any(axis=0)) if some],
+    )
+
+
+def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:
     """What is left, the lowest bound first."""
     bound = [r.bound_s.ravel() for r in found]
     place = [np.flatnonzero(np.isfinite(b)) for b in bound]
@@ -151,7 +172,11 @@ def _leaves(walk: Walk, found: list[Region]) -> bool:
         if seconds[leaf] * (1 - ROUNDING) > walk.worth_s:
             walk.reject(PATHS, len(seconds) - position)
             return True
-        walk.evaluate(*found[which[leaf]].part(int(flat[leaf])))
+        region, at = found[which[leaf]], int(flat[leaf])
+        if region.tightened_s(regions, at) * (1 - ROUNDING) > walk.worth_s:
+            walk.reject(TIMED, 1)
+        else:
+            walk.evaluate(*region.part(at))
         if walk.stopped:
             return False
     return True
