@@ -10,9 +10,10 @@ from meshwright.cost import Costs
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
+from meshwright.lower.state import lora_params
 from meshwright.plan import parse
 from meshwright.predict import model_flops, simulate
-from meshwright.spec.workload import Lora, Train
+from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import CLUSTERS, GPT, LLAMA, MIXTURE, legal_plans
 
@@ -122,10 +123,11 @@ def test_expert_parallelism_keeps_the_products_and_adds_two_exchanges_each_way()
     assert sent == [2 * S * 256 * 2] * 2  # top-2 copies of every token in 16 bits
 
 
-def test_frozen_weights_have_no_weight_gradient():
-    train = Train(global_batch=64, seq_len=S, phase="lora", lora=Lora(rank=8, targets=("q",)))
+@pytest.mark.parametrize("targets", [("q",), ("v",), ("q", "k", "v", "o"), ("gate",), ("up", "down"), LORA_TARGETS])
+def test_frozen_weights_have_no_weight_gradient_and_targets_their_two_factors(targets):
+    train = Train(global_batch=64, seq_len=S, phase="lora", lora=Lora(rank=8, targets=targets))
     pieces = layer("dp1", LLAMA, train)
-    adapters = 2 * S * 8 * (256 + (256 + 2 * 4 * 32))  # the fused projection's adapters
+    adapters = 2 * S * lora_params(LLAMA, train, 0)  # two operations per parameter and token
     assert flops(pieces, "F") == 2 * weights(LLAMA) * S + adapters
     assert flops(pieces, "W") == adapters
     assert flops(pieces, "B") == flops(pieces, "F")
@@ -166,7 +168,7 @@ def test_slicing_keeps_the_bytes_and_the_operations():
     assert moved(overlap_tp=True) == moved()
     assert flops(pieces, "F", overlap_tp=True) == flops(pieces, "F")
     assert flops(pieces, "BW", overlap_tp=True) == flops(pieces, "BW")
-    assert collectives(pieces, "F", overlap_tp=True) == {("all_gather", "tp"): 8, ("reduce_scatter", "tp"): 8}
+    assert collectives(pieces, "F", overlap_tp=True) == {("send", "tp"): 4 * 4}  # four collectives, a send a rank
 
 
 @pytest.mark.parametrize("words", ["dp8", "tp4 pp2 dp2", "pp4 dp4 zb-h1", "tp2 cp2 dp2 ulysses", "pp2 dp2 interleaved"])
