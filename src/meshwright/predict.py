@@ -11,6 +11,7 @@ from meshwright.cost import Costs, standard
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, lower
+from meshwright.lower.step import Exchange, Send
 from meshwright.outlook import money, training_run
 from meshwright.plan import Plan, check
 from meshwright.prediction import Prediction, RankMemory, Sensitivity
@@ -248,6 +249,18 @@ def class_sigma(run: Simulated) -> dict[str, float]:
     return out
 
 
+def used_levels(run: Simulated) -> dict[str, None]:
+    """Names of the levels that some collective or message of the step crosses, from the inside out."""
+    context = run.lowered.stages.context()
+    groups = [context.tp_group, context.cp_group, context.ep_group, context.etp_group]
+    for key in run.lowered.keys:
+        if isinstance(key, Send):
+            groups.append(key.group)
+        elif isinstance(key, Exchange):
+            groups += [group for _, _, group in key.steps]
+    return {hop.name: None for group in dict.fromkeys(groups) for hop in group.hops}
+
+
 def _normal(quantile: float) -> float:
     return NormalDist().inv_cdf(quantile)
 
@@ -262,9 +275,11 @@ def sensitivities(
     run: Simulated, costs: Costs, plan: Plan, model: Model, cluster: Cluster, train: Train
 ) -> tuple[Sensitivity, ...]:
     """What 10% more of each resource does to the step: the same graph re-priced and re-timed."""
-    levels = {h.name: None for i in cluster.islands for h in i.levels} | {h.name: None for h in cluster.interconnect}
+    levels = used_levels(run)
     named = [("gemm", "matrix units 10% faster"), ("attention", "attention kernels 10% faster")]
-    named += [("elementwise", "device memory 10% faster"), ("host", "host 10% faster")]
+    named.append(("elementwise", "device memory 10% faster"))
+    if run.priced.parts[:, CAUSES.index("host")].any():
+        named.append(("host", "host 10% faster"))
     named += [(level, f"{level} links 10% faster") for level in levels]
     out = []
     for name, what in named:

@@ -19,8 +19,9 @@ def add_memory(
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
     weight gradient needs, which W frees.
     """
-    memo: dict[int, object] = {}
-    kept = [memo.setdefault(id(c), stages.activations(c)) for c in stages.compositions]
+    distinct = {id(c): c for c in stages.compositions}
+    known = {key: stages.activations(c) for key, c in distinct.items()}
+    kept = [known[id(c)] for c in stages.compositions]
     saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
     split = bool(np.any(actions.kind == W))
     rank = actions.rank_of()

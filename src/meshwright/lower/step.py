@@ -172,7 +172,9 @@ def _pass_keys(tables, stages: Stages, mesh: Mesh, index: int, kind, stage, rank
     code = np.ravel_multi_index((kind, stage, rank if ranks > 1 else np.zeros_like(rank), segment + 1), shape)
     key_of = np.zeros(int(np.prod(shape)), np.int64)
     for value in np.flatnonzero(np.bincount(code, minlength=len(key_of))).tolist():
-        k, s, r, seg = (int(v) for v in np.unravel_index(value, shape))
+        rest, seg = divmod(value, shape[3])
+        rest, r = divmod(rest, shape[2])
+        k, s = divmod(rest, shape[1])
         units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
         start = 0 if uniform else slice_.starts[r]
         beside = _beside(stages, k) if seg else ()
