@@ -53,9 +53,11 @@ def traces(
 
 
 def _ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Times of the events and their order: by time, what is freed before what is allocated at the same instant."""
+    """Times of the events and their order: by time, what happens at a task's end before what happens at the start of
+    the one that follows at the same instant."""
     time = np.where(events.at_end, end_s[events.task], start_s[events.task])
-    return time, np.argsort(time, kind="stable")
+    ends_first = np.concatenate([np.flatnonzero(events.at_end), np.flatnonzero(~events.at_end)])
+    return time, ends_first[np.argsort(time[ends_first], kind="stable")]
 
 
 @njit(cache=True)
