@@ -154,3 +154,13 @@ def test_exchange_beside_which_nothing_runs_is_charged_whole():
     line = from_times(graph, *times(graph, parts.sum(axis=1)))
     found = {name: value for name, value in attribution(line, parts).items() if value}
     assert found == {"gemm": 3.0, "dp": 2.0, "optimizer": 1.0}
+
+
+def test_a_microbatch_freed_the_instant_the_next_is_allocated_does_not_meet_it():
+    # whatever the order in which the events were given: here what is allocated comes first
+    builder = GraphBuilder(("r",))
+    tasks = [builder.add("op", "one", builder.stream(0, "compute")) for _ in range(3)]
+    builder.memory(tasks, 0, False, 8.0, "activations")
+    builder.memory(tasks, 0, True, -8.0, "activations")
+    graph = builder.build()
+    assert memory.peaks(graph, *times(graph, np.array([1.0])), 1)[1].tolist() == [[8.0]]
