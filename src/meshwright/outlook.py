@@ -20,13 +20,15 @@ def money(cluster: Cluster, plan: Plan, train: Train, step_s: float) -> Money:
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * n / total * step_s / 3600
     watts = _watts(cluster)
-    joules = None if watts is None else watts * n / total * (cluster.pue or 1.0) * step_s
+    drawn = None if watts is None else watts * n / total * (cluster.pue or 1.0)
+    joules = None if drawn is None else drawn * step_s
     tokens = train.tokens_per_step
     return Money(
         usd_per_step=usd,
         usd_per_million_tokens=None if usd is None else usd / tokens * 1e6,
         joules_per_step=joules,
         joules_per_token=None if joules is None else joules / tokens,
+        power_w=drawn,
         source="device price and rated power from the catalog, all devices at rated power, "
         + (f"PUE {cluster.pue:g}" if cluster.pue else "without the site's overhead (PUE not known)"),
     )

@@ -21,6 +21,7 @@ from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import makespans, times
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Priced, Pricer
+from meshwright.simulate.schedule_times import measured_times, takes_times
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -63,6 +64,10 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
     """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
     lowered = lower(plan, model, cluster, train)
     priced = Pricer(lowered, costs).all()
+    if takes_times(plan):
+        # a schedule made for given times: first priced under equal ones, then ordered for its own
+        lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
+        priced = Pricer(lowered, costs).all()
     start, end = times(lowered.graph, priced.durations)
     return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end)
 
@@ -92,12 +97,13 @@ def predict(
     flops, executed = model_flops(model, train), _executed_ratio(run)
     peak = _peak_flops(run, plan, train)
     draws = interval_draws(run)
+    bill = money(cluster, plan, train, step)
     return Prediction(
         model=model,
         cluster=cluster,
         train=train,
         plan=plan,
-        fits=all(r.headroom_bytes >= 0 for r in ranks),
+        fits=all(r.headroom_bytes >= 0 for r in ranks) and _powered(cluster, bill.power_w),
         step_time_s=step,
         step_time_interval_s=_interval(draws, step),
         bound_s=needed_flops(model, train) / _peak_flops(run, plan, train, computing=True),
@@ -110,13 +116,17 @@ def predict(
         sensitivities=sensitivities(run, costs, plan, model, cluster, train) if detail else (),
         assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
-        money=money(cluster, plan, train, step),
+        money=bill,
         run=training_run(run.lowered, cluster, plan, train, step) if train.tokens else None,
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,
         identity=who,
     )
+
+
+def _powered(cluster: Cluster, power_w: float | None) -> bool:
+    return cluster.power_limit_w is None or power_w is None or power_w <= cluster.power_limit_w
 
 
 def _timeline(

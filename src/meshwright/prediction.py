@@ -69,13 +69,14 @@ class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Money(msgspec.Struct, frozen=True, kw_only=True):
-    """Cost and energy of a step; None where the catalog has no price or power for a device."""
+    """Cost and energy of a step, and the power drawn meanwhile; None where the catalog has no price or power."""
 
     usd_per_step: float | None
     usd_per_million_tokens: float | None
     joules_per_step: float | None
     joules_per_token: float | None
     source: str
+    power_w: float | None = None
 
 
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +129,12 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def peak_memory_bytes(self) -> float:
         return max(m.peak_bytes for m in self.memory)
+
+    @property
+    def power_over_w(self) -> float:
+        """Watts drawn above what the site can deliver; 0 when it can, or when no limit is known."""
+        limit, drawn = self.cluster.power_limit_w, self.money.power_w
+        return max(0.0, drawn - limit) if limit is not None and drawn is not None else 0.0
 
     @property
     def tightest(self) -> RankMemory:

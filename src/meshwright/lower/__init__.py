@@ -33,15 +33,18 @@ class Lowered(msgspec.Struct, frozen=True, kw_only=True):
     static_bytes: tuple[dict[str, float], ...]
 
 
-def lower(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Lowered:
-    """The step graph of a legal plan, one rank class per pipeline rank and slice class.
+def lower(
+    plan: Plan, model: Model, cluster: Cluster, train: Train, schedule_params: dict[str, object] | None = None
+) -> Lowered:
+    """The step graph of a legal plan, one rank class per pipeline rank and slice class. `schedule_params` go to the
+    schedule's builder (the times a zero-bubble search is made for).
 
     Raises:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
     mesh = Mesh(plan, cluster)  # 1. axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # 2-4. layers to stages, stages to pieces
-    actions = order(plan, train)  # 5. the schedule's actions
+    actions = order(plan, train, schedule_params or {})  # 5. the schedule's actions
     builder = GraphBuilder(*_rank_classes(mesh, plan))
     tables = Tables(builder)
     computes = []
@@ -65,11 +68,10 @@ def lower(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Lowered:
     )
 
 
-def order(plan: Plan, train: Train) -> Actions:
+def order(plan: Plan, train: Train, params: dict[str, object]) -> Actions:
     """The actions of the plan's schedule for this batch."""
-    return schedules.build(
-        plan.pipeline.schedule, plan.layout.pp, plan.num_microbatches(train.global_batch), plan.pipeline.vpp
-    )
+    count = plan.num_microbatches(train.global_batch)
+    return schedules.build(plan.pipeline.schedule, plan.layout.pp, count, plan.pipeline.vpp, **params)
 
 
 def _rank_classes(mesh: Mesh, plan: Plan) -> tuple[list[str], list[int]]:

@@ -54,7 +54,16 @@ def fit(prediction: Prediction) -> str:
     tight = prediction.tightest
     if prediction.fits:
         return f"fits: {gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)}"
-    return f"does not fit: {gibibytes(-tight.headroom_bytes)} over on {tight.rank}"
+    over = []
+    if tight.headroom_bytes < 0:
+        over.append(f"{gibibytes(-tight.headroom_bytes)} over on {tight.rank}")
+    if prediction.power_over_w:
+        over.append(f"{prediction.power_over_w / 1e3:,.1f} kW over the site's {_limit_kw(prediction):,.1f} kW")
+    return "does not fit: " + ", ".join(over)
+
+
+def _limit_kw(prediction: Prediction) -> float:
+    return (prediction.cluster.power_limit_w or 0.0) / 1e3
 
 
 def _bare(value: float, unit: str) -> str:
@@ -69,6 +78,9 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         return ()
     tight = prediction.tightest
     over = -tight.headroom_bytes
+    if over <= 0:
+        share = _limit_kw(prediction) * 1e3 / (prediction.money.power_w or 1.0)
+        return (f"about {share:.0%} of the devices can be powered at their rated power: use fewer",)
     found = [
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
         for word, what, n in _sharding(prediction, tight)

@@ -37,6 +37,7 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "latency_us": (0.01, "microseconds are expected, this looks like seconds", 1e6, "this looks like nanoseconds"),
     "mtbf_hours": (0.01, "hours are expected", 1e9, "hours are expected, this looks like seconds"),
     "price_usd_hour": (1e-3, "US dollars an hour are expected", 1e8, "US dollars an hour are expected"),
+    "power_limit_w": (10, "watts are expected, this looks like kW or MW", 1e12, "watts are expected"),
     "pue": (1, "power usage effectiveness is never below 1", 5, "power usage effectiveness is a ratio, such as 1.1"),
 }
 FRACTIONS = ("gemm", "memory", "attention_fwd", "attention_bwd")

@@ -55,6 +55,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         pue: power drawn by the site over power drawn by the machines.
         price_usd_hour: price of the whole cluster for one hour; None: the sum over its devices.
         mtbf_hours: hours between unexpected interruptions of a job on the whole cluster; None: from the devices.
+        power_limit_w: what the site can deliver to devices and hosts, overhead included; None: no limit is known.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pue: float = TYPICAL_PUE
     price_usd_hour: float | None = None
     mtbf_hours: float | None = None
+    power_limit_w: float | None = None
     sources: dict[str, str] = {}
 
     @property
