@@ -22,7 +22,6 @@ from meshwright.predict import Simulated, rank_memory, simulate
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
 from meshwright.simulate.engine import times
-from meshwright.simulate.price import Priced
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -69,15 +68,10 @@ class Evaluator:
         stages = self.layers.stages(plan, mesh)
         stages.compositions = skeleton.compositions
         keys = skeleton.keys(stages, mesh)
-        pricer = SharedPricer(stages, mesh, self.costs, book)
-        parts = np.array([pricer.row(key) for key in keys])
-        start, end = times(skeleton.graph, parts.sum(axis=1))
-        run = Simulated(
-            lowered=self._filled(skeleton, stages, mesh, book),
-            priced=Priced(parts=parts, flops=np.zeros(len(keys))),
-            start_s=start,
-            end_s=end,
-        )
+        priced = SharedPricer(stages, mesh, self.costs, book, keys).all()
+        start, end = times(skeleton.graph, priced.durations)
+        lowered = self._filled(skeleton, stages, mesh, book)
+        run = Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end)
         return self._judged(run, plan)
 
     def _filled(self, skeleton: Skeleton, stages: Stages, mesh: Mesh, book: Book) -> Lowered:

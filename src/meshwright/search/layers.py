@@ -7,9 +7,9 @@ space (schedules, stages, sharding) is combined from them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from meshwright.cost import Costs
@@ -17,9 +17,9 @@ from meshwright.lower import state
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.step import Exchange, Key, Pass, Send, Update
+from meshwright.lower.step import Key, Pass
 from meshwright.plan import Plan
-from meshwright.simulate.layer import CAUSE, CAUSES, LayerCost, cost
+from meshwright.simulate.layer import LayerCost, cost
 from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
@@ -65,47 +65,29 @@ class _Lowered(NamedTuple):
 
     stages: Stages
     mesh: Mesh
+    keys: Sequence[Key]
 
 
 class SharedPricer(Pricer):
-    """The pricer of a plan: layers and whole passes are looked up in the book that it shares with others."""
+    """The pricer of some keys of a plan: layers and whole passes are looked up in the book it shares with others."""
 
-    def __init__(self, stages: Stages, mesh: Mesh, costs: Costs, book: Book):
-        super().__init__(_Lowered(stages=stages, mesh=mesh), costs)
+    def __init__(self, stages: Stages, mesh: Mesh, costs: Costs, book: Book | None, keys: Sequence[Key]):
+        super().__init__(_Lowered(stages=stages, mesh=mesh, keys=keys), costs)
         self._book = book
 
     def unit(self, unit: Unit, which: str, device: str, start: int) -> LayerCost:
         return self._book.unit(unit, which, device, start)
 
-    def row(self, key: Key) -> np.ndarray:
-        """Seconds by cause [len(CAUSES)] of one cost key, to the last bit what :meth:`Pricer.all` says."""
-        if isinstance(key, Pass) and not key.beside:
-            found = self._book.rows.get(key)
-            if found is None:
-                found = self._book.rows[key] = self._alone(key)
-            return found
-        if isinstance(key, Pass):
-            alone = self.row(msgspec.structs.replace(key, beside=()))
-            out = alone.copy()
-            out[CAUSE["dp"]] += self._slowed(key, float(alone.sum()))
-            return out
-        out = np.zeros(len(CAUSES))
-        match key:
-            case Send():
-                out[CAUSE["pp"]] = self._send(key)
-            case Exchange():
-                out[CAUSE["dp"]] = self.exchange(key)
-            case Update():
-                out[CAUSE["optimizer"]] = self._update(key)
-        return out
-
-    def _alone(self, key: Pass) -> np.ndarray:
-        """A pass with nothing beside it: its units one after the other, and the host's time per pass."""
-        out = np.zeros(len(CAUSES))
-        for unit in key.units:
-            out += self.unit(unit, key.which, key.device, key.start).parts
-        out[CAUSE["host"]] += self.costs.framework.host_us_per_pass * 1e-6 * key.share
-        return out
+    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> float:
+        if key.beside:  # what runs beside it is the plan's own
+            return super()._pass(key, parts, spread)
+        found = self._book.rows.get(key)
+        if found is None:
+            flops = super()._pass(key, parts, spread)
+            self._book.rows[key] = (parts.copy(), spread.copy(), flops)
+            return flops
+        parts[:], spread[:] = found[:2]
+        return found[2]
 
 
 class Layers:

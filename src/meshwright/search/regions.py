@@ -18,9 +18,10 @@ from meshwright.cost.roofline import contention
 from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.layer import Entry
 from meshwright.lower.partition import even
-from meshwright.lower.stages import Unit
+from meshwright.lower.place import Mesh
+from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes
-from meshwright.lower.step import Exchange, Send, Update
+from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.schedules.actions import W
 from meshwright.schedules.timing import in_order_times
@@ -179,8 +180,11 @@ class Regions:
 
     def _send(self, mesh, book: Book, stride: int) -> float:
         """A message between the first two ranks of a pipeline: no pair of neighbours is closer."""
-        pricer = SharedPricer(book.stages, mesh, self.evaluator.costs, book)
-        return float(pricer.row(Send(mesh.pair(0, stride))).sum())
+        return self._price(book.stages, Send(mesh.pair(0, stride)), mesh)
+
+    def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
+        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
+        return float(priced.durations[0])
 
     def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
         """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
@@ -360,19 +364,18 @@ class Regions:
         plan = plan_of(core, inner, PLAIN, state)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
-        pricer = SharedPricer(stages, mesh, self.evaluator.costs, None)
         units = self.units("none")
 
         def seconds(what: str, *chosen: Unit) -> float:
             if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
                 return 0.0
-            return pricer.exchange(exchange_of(stages, mesh, chosen, what))
+            return self._price(stages, exchange_of(stages, mesh, chosen, what))
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = pricer.exchange(Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
         trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
-        update = min(float(pricer.row(Update(trained / core.pp, d)).sum()) for d in self.layers.devices)
+        update = min(self._price(stages, Update(trained / core.pp, d)) for d in self.layers.devices)
         return (
             [seconds("gather", b) for b in blocks],
             [seconds("reduce", b) for b in blocks],

@@ -1,0 +1,67 @@
+"""Ties: plans whose difference is within what the costs are unsure of, and the measurement that would decide.
+
+Two predictions err together: if matrix products are slower than assumed, they are for both. So plans are compared
+draw by draw with the same errors in both (common random numbers, Law and Kelton, 2000, section 11.2); when the 80%
+interval of the difference includes zero, nothing says which is faster.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.plan import Plan
+from meshwright.predict import ERROR_CLASS, Simulated, class_sigma, interval_draws
+from meshwright.simulate.engine import makespans
+from meshwright.simulate.layer import CAUSES
+
+#: What to measure to learn an error class, in the words of the answer.
+MEASUREMENTS = {
+    "gemm": "the rate of the matrix products of these shapes",
+    "attention": "the attention kernels at these lengths and heads",
+    "elementwise": "the bandwidth of norms, activations and the optimizer",
+    "host": "the launch overhead of the framework",
+    "network inside nodes": "collectives inside a node",
+    "network between nodes": "collectives between nodes at these sizes",
+}
+
+
+class Tie(NamedTuple):
+    """Two plans that cannot be told apart: the 80% interval of the difference in seconds, and what to measure."""
+
+    low_s: float
+    high_s: float
+    measure: str
+
+
+def simplicity(plan: Plan) -> tuple[int, str]:
+    """Fewer words first."""
+    text = plan.text()
+    return len(text.split()), text
+
+
+def difference(a: Simulated, b: Simulated) -> tuple[float, float]:
+    """80% interval of a's step time less b's, seconds, under common errors."""
+    low, high = np.quantile(interval_draws(a) - interval_draws(b), [0.1, 0.9])
+    exact = a.step_time_s - b.step_time_s
+    return min(float(low), exact), max(float(high), exact)
+
+
+def tie(a: Simulated, b: Simulated) -> Tie | None:
+    """What makes two plans a tie; None when they can be told apart."""
+    low, high = difference(a, b)
+    if low > 0 or high < 0:
+        return None
+    moved = {name: abs(_shift(a, name) - _shift(b, name)) for name in MEASUREMENTS}
+    decisive = max(moved, key=lambda name: moved[name])
+    measure = MEASUREMENTS[decisive] if moved[decisive] > 0 else "nothing: both do the same work"
+    return Tie(low, high, measure)
+
+
+def _shift(run: Simulated, name: str) -> float:
+    """How much longer a step is when one class of work is a standard deviation slower."""
+    slower = np.exp(class_sigma(run)[name])
+    factors = np.array([slower if ERROR_CLASS[cause] == name else 1.0 for cause in CAUSES])
+    seconds = makespans(run.lowered.graph, (run.priced.parts @ factors)[None])
+    return float(seconds[0]) - run.step_time_s
