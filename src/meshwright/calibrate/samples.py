@@ -147,9 +147,8 @@ def _x(work: Measured, kernel: int) -> tuple[float, ...]:
 
 def _source(row: tables.Row) -> str:
     text = row.text
-    return " ".join(
-        word for word in (text["source"], text["hardware"], text["backend"], text["backend_version"]) if word
-    )
+    what = " ".join(word for word in (text["hardware"], text["backend"], text["backend_version"]) if word)
+    return f"{what} ({ATTRIBUTION.get(text['source'], text['source'])})"
 
 
 def _groups(op: str, rows: list) -> tuple[np.ndarray, str]:

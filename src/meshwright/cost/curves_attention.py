@@ -42,7 +42,7 @@ DECODE_CONSTANTS = (
     Constant("start_us", "us", "from one operation's start to the next one's when it does nothing", 6.0, 0.1, 60.0),
     Constant("block_us", "us", "of one block before and after its keys", 4.0, 0.0, 40.0),
     Constant(
-        "of_share", "fraction", "of a multiprocessor's share of memory bandwidth that one block reaches", 3.0, 0.1, 1e3
+        "of_share", "fraction", "of a multiprocessor's share of memory bandwidth that one block reaches", 2.0, 0.1, 4.0
     ),
     Constant("of_bandwidth", "fraction", "of device memory bandwidth that keys and values stream at", 0.9, 0.1, 1.0),
     Constant(

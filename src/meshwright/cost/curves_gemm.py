@@ -18,7 +18,7 @@ TILES = (
 )  # fmt: skip
 #: Products above this many FLOP run long enough for the power limit to lower the clock.
 SUSTAINED_FLOPS = 1e11
-#: Where a curve's residual is tabulated when its table spans it: powers of 4 (batch: of 16) of the dimensions.
+#: Where a curve's residual is tabulated when its table spans it, in powers of two of its coordinates.
 GEMM_NODES = (
     tuple(float(i) for i in range(0, 18, 2)),
     tuple(float(i) for i in range(5, 18, 2)),
@@ -26,7 +26,7 @@ GEMM_NODES = (
     (0.0, 6.0, 12.0),
 )
 GROUPED_NODES = (
-    tuple(float(i) for i in range(0, 20, 2)),
+    tuple(float(i) for i in range(18)),
     tuple(float(i) for i in range(0, 10, 2)),
     tuple(float(i) for i in range(16, 30, 2)),
 )
@@ -121,9 +121,11 @@ def grouped(x, hw, p):
 
 
 def grouped_axes(x):
-    """Coordinates of the residual: powers of two of rows, groups, and weights of one group."""
-    return log2(x[0]), log2(x[1]), log2(x[2] * x[3])
+    """Coordinates of the residual: powers of two of rows of one group, groups, and weights of one group."""
+    return log2(x[0] / x[1]), log2(x[1]), log2(x[2] * x[3])
 
 
 GEMM = Shape("gemm", gemm, gemm_axes, ("m", "n", "k", "batch"), GEMM_CONSTANTS, GEMM_NODES)
-GROUPED = Shape("grouped_gemm", grouped, grouped_axes, ("rows", "groups", "n*k"), GROUPED_CONSTANTS, GROUPED_NODES)
+GROUPED = Shape(
+    "grouped_gemm", grouped, grouped_axes, ("rows of a group", "groups", "n*k"), GROUPED_CONSTANTS, GROUPED_NODES
+)
