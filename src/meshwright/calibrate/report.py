@@ -49,7 +49,10 @@ def _one(fitted: Fitted, holdout: float) -> Iterator[str]:
         for name, low, high in zip(shape_of(sample).axis_names, np.exp2(fit.low).round(), np.exp2(fit.high).round())
     )
     for constant in shape_of(sample).constants:
-        yield f"  {constant.name:<14} {fit.constants[constant.name]:>10.4g} {constant.unit:<9} {constant.meaning}"
+        value = fit.constants[constant.name]
+        # Where it started, or where it may not go further: other values fit these rows as well or better.
+        free = " [not determined by these rows]" if value in (constant.start, constant.low, constant.high) else ""
+        yield f"  {constant.name:<14} {value:>10.4g} {constant.unit:<9} {constant.meaning}{free}"
     yield f"  residual at {len(fit.residual)} nodes"
     yield f"  {'FLOP':>6} {'rows':>6} {'measured':>10} {'predicted':>10} {'median':>7} {'p90':>7} {'bias':>7}"
     decade = np.array([floor(log10(f)) for f in sample.flops])

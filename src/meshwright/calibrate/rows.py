@@ -29,6 +29,16 @@ class Measured(NamedTuple):
     seconds: float
     group: tuple[int, ...]
 
+    @property
+    def serving(self) -> bool:
+        """Whether the row was measured in an inference engine: what ``cost.fitted.link`` must be told."""
+        return self.op in ("prefill", "decode")
+
+    @property
+    def flash2(self) -> bool:
+        """Whether FlashAttention-2 was measured, whatever the device's own generation has."""
+        return self.op in ("flash_fwd", "flash_bwd")
+
 
 def measured(table: str, row: Row) -> Measured | None:
     """A row of a table as work; None for precisions this package does not compute in."""

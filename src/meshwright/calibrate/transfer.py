@@ -76,10 +76,11 @@ def leave_out(fits: list[Fitted], profiles: dict[str, Profile]) -> list[Left]:
 
 
 def spreads(left: list[Left]) -> dict[str, dict[str, float]]:
-    """Kind of curve -> generation -> mean spread over devices left out: what `transfer.json` holds."""
+    """Kind of curve -> generation -> typical spread of a device left out (the median over them, as a device that
+    its power limit slows far below its peak says little of others): what `transfer.json` holds."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in left:
         found.setdefault(row.op, {}).setdefault(row.near, []).append(row.spread)
     return {
-        op: {near: round(float(np.mean(v)), 4) for near, v in sorted(by.items())} for op, by in sorted(found.items())
+        op: {near: round(float(np.median(v)), 4) for near, v in sorted(by.items())} for op, by in sorted(found.items())
     }
