@@ -215,10 +215,9 @@ def _flops(model: Model, train: Train, *, causal: bool) -> float:
 
 def _executed_ratio(run: Simulated) -> float:
     """Operations executed over operations without recompute, from the priced tasks."""
-    parts, keys = run.priced.parts, run.lowered.graph.cost_key
-    again = parts[:, CAUSES.index("recompute")][keys].sum()
-    useful = parts[:, [CAUSES.index(c) for c in ("gemm", "attention", "elementwise")]][keys].sum()
-    return 1.0 + float(again / useful) if useful else 1.0
+    keys = run.lowered.graph.cost_key
+    flops, repeated = float(run.priced.flops[keys].sum()), float(run.priced.repeated[keys].sum())
+    return flops / (flops - repeated) if flops > repeated else 1.0
 
 
 def _peak_flops(run: Simulated, plan: Plan, train: Train, *, computing: bool = False) -> float:

@@ -19,14 +19,17 @@ FORMAT_VERSION = 1
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework does unless told: ``attention`` kernel, ``dropout``, ``overlap`` (plan words), ``recompute``,
-    ``sp`` under tensor parallelism, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
+    """What the framework does unless told: ``attention`` kernel (``flash2``: it is FlashAttention-2 on devices that
+    have a faster one), ``dropout``, ``overlap`` (plan words), ``recompute``, ``sp`` under tensor parallelism,
+    ``params``, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
 
     attention: str = "flash"
+    flash2: bool = False
     dropout: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
     recompute: str = "none"
     sp: bool = True
+    params: str = "bf16"
     grads: str = "fp32"
     master: str = "fp32"
     source: str = ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from meshwright.cost import network
+from meshwright.cost import fitted, network
 from meshwright.cost.chain import Costs
 from meshwright.cost.framework import Framework
 
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
-    return Costs(framework, (network.link,), profile="catalog profiles, else roofline")
+    flash2 = framework is not None and framework.defaults.flash2
+    return Costs(framework, (network.link, fitted.link(flash2=flash2)), profile="catalog profiles, else roofline")

@@ -170,6 +170,9 @@ def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_byt
 
     kv = heads if spec.kv_lora_rank else kv_heads(c, spec)
     inputs = batch * queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
+    # the core needs its 16-bit output again; below 16 bits the projection behind it keeps another copy
+    lower = c.low < c.element
+    own_output = batch * queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
     exchange = {}
     if ring > 1:
         send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_group)
@@ -180,7 +183,7 @@ def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_byt
             forward=work(False),
             backward=work(True),
             core=True,
-            saved=inputs,
+            saved=inputs + own_output,
             core_saved=batch * queries * heads * 4.0,
             ring=ring,
             **exchange,

@@ -15,6 +15,7 @@ from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Compute, Exchange, Tables, Update, exchange_mode, first_of, last_of
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Group
 
 #: A sharded parameter's gathered copy is prefetched at most this many layers ahead, as FSDP limits it.
@@ -45,7 +46,10 @@ def _exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str,
     plan, params = stages.plan, stages.total_params(units)
     shard_group, replica_group = mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp", start=start)
     grad_bytes = STORED_BYTES[plan.precision.grads]
-    weight_bytes = 4.0 if (plan.precision.compute or stages.train.dtype) == "fp32" else 2.0
+    compute = plan.precision.compute or stages.train.dtype
+    weight_bytes = 4.0 if compute == "fp32" else 2.0
+    if plan.precision.params == "fp8":
+        weight_bytes = min(weight_bytes, max(1.0, DTYPE_BYTES[compute]))
     steps: list[tuple[str, float, Group]] = []
     for trained, held, group in (
         (params.trained_dense, params.dense, shard_group),

@@ -124,15 +124,21 @@ def _partner(pieces: list[Piece], i: int, step: int) -> Piece | None:
 
 def _sliced(p: _Program, a: Piece, b: Piece, way: str, again: bool) -> None:
     """Slice a collective and its GEMM so that each part of one runs beside the next part of the other (Wang et al.,
-    ASPLOS 2023, decompose a collective and the product that depends on it)."""
+    ASPLOS 2023, decompose a collective and the product that depends on it). A rank's own part does not travel: of a
+    gather it is the first multiplied, of a scatter the last."""
     first, second = getattr(a, way), getattr(b, way)
-    comm = first if isinstance(first, Collective) else second
-    count = comm.group.size
+    gathers = isinstance(first, Collective)
+    count = (first if gathers else second).group.size
     start, done = p.last, ()
     suffix = "" if way == "forward" else " backward"
     for part in range(count):
-        one = p.put(f"{a.name}{suffix} {part + 1}/{count}", a.queue, _part(first, count), start, again)
-        done = (p.put(f"{b.name}{suffix} {part + 1}/{count}", b.queue, _part(second, count), (one,), again),)
+        label = f"{suffix} {part + 1}/{count}"
+        before = start
+        if not (gathers and part == 0):
+            before = (p.put(f"{a.name}{label}", a.queue, _part(first, count), start, again),)
+        done = before
+        if gathers or part + 1 < count:
+            done = (p.put(f"{b.name}{label}", b.queue, _part(second, count), before, again),)
     p.last = done
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.plan import Plan
 from meshwright.spec.model import Model
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import Collective, Elementwise, Gemm, Group, Work
 
 
@@ -83,6 +83,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return 4.0 if self.dtype == "fp32" else 2.0
 
     @property
+    def low(self) -> float:
+        """Bytes of an operand as it is multiplied: 1 in fp8, half in fp4."""
+        return DTYPE_BYTES[self.dtype]
+
+    @property
     def attention_dtype(self) -> str:
         """The attention core stays in 16 bits when matrix products go lower."""
         return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
@@ -107,6 +112,8 @@ def linear(c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | N
                 backward=Elementwise(num_bytes=m * n * (e + 2), fused=True),
             )
         )
+        # what stays for W is the quantised operand, not the 16-bit one
+        saved = {field: size * c.low / e for field, size in saved.items()}
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
     pieces.append(
         Piece(

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.graph import GraphBuilder
 from meshwright.lower.stages import Stages
-from meshwright.lower.state import gathered_bytes, static_bytes
+from meshwright.lower.state import gathered_bytes, gradient_bytes, static_bytes
 from meshwright.lower.step import Compute
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
@@ -67,4 +67,8 @@ def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
         gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
     if any(gathered):
         out["gathered parameters"] = sum(gathered)
+    if plan.layout.zero >= 2 and plan.layout.pp == 1 and plan.layout.shard_group > 1:
+        # the layer in flight has its gradient whole until it is scattered
+        segments = [s for stage in held for s in stages.compositions[stage].segments]
+        out["gradients"] += max(gradient_bytes(plan, stages.total_params(s)) for s in segments)
     return out

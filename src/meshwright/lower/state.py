@@ -126,8 +126,10 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
         # under a pipeline gradients accumulate whole until the last microbatch, whatever the stage
         out["gradients"] += trained * grads / (n if layout.zero >= 2 and layout.pp == 1 else 1)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
-        # the quantised weight and its transpose; a frozen base needs no 16-bit copy beside them
-        out["parameters"] += params.low * (2 * DTYPE_BYTES[compute] - (weight if train.lora else 0.0))
+        # the quantised weight and its transpose; a frozen base is kept quantised only, its transpose made when needed
+        copies = DTYPE_BYTES[compute] * (1 if train.lora else 2)
+        alone = train.lora is not None or precision.params == "fp8"
+        out["parameters"] += params.low * (copies - (weight if alone else 0.0))
     return out
 
 
@@ -135,6 +137,11 @@ def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:
     """Working copy of a stage's parameters while ZeRO-3 has it gathered."""
     weight = 4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0
     return (params.dense + params.expert) * weight if plan.layout.zero == 3 else 0.0
+
+
+def gradient_bytes(plan: Plan, params: Params) -> float:
+    """Unsharded gradient of some layers as the backward leaves it."""
+    return (params.trained_dense + params.trained_expert) * STORED_BYTES[plan.precision.grads]
 
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):

@@ -93,10 +93,12 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
-    """``compute`` is the matmul precision ("" = the workload's). Bytes per element of what is stored: gradients
+    """``compute`` is the matmul precision ("" = the workload's). What is stored: working parameters ``params`` ("fp8":
+    quantised only, as Transformer Engine's primary weights; else 16 bits with their quantised copies), gradients
     ``grads``, master copy ``master`` ("none": parameters are updated in place), optimizer ``moments``."""
 
     compute: str = ""
+    params: str = "bf16"
     grads: str = "fp32"
     master: str = "fp32"
     moments: str = "fp32"

@@ -252,6 +252,15 @@ def _precision(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
             f"known: {', '.join(OPTIMIZER_MOMENTS)}",
         )
 
+    compute = precision.compute or train.dtype
+    if precision.params == "fp8" and compute in ("fp32", "fp16", "bf16"):
+        yield _bad(
+            "P022",
+            f"params=fp8 keeps quantised weights only, and {compute} multiplies 16 bits or more",
+            "precision.params = fp8",
+            "say fp8, mxfp8 or fp8_block as well, or drop params=fp8",
+        )
+
 
 def _order(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     if plan.experts.ep > 1 and plan.layout.order[-1] != "pp" and plan.layout.pp > 1:

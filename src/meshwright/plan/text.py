@@ -71,12 +71,17 @@ def _stored(text: str) -> str | None:
     return text if text in ("fp32", "bf16", "fp16", "fp8", "none") else None
 
 
+def _working(text: str) -> str | None:
+    return text if text in ("bf16", "fp8") else None
+
+
 _STORED = "fp32, bf16, fp16, fp8 or none"
 VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
     "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
     "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
     "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),
+    "params": ("precision", "params", _working, str, "bf16 or fp8"),
     "grads": ("precision", "grads", _stored, str, _STORED),
     "master": ("precision", "master", _stored, str, _STORED),
     "moments": ("precision", "moments", _stored, str, _STORED),

@@ -27,11 +27,13 @@ HOST_SIGMA = 0.3
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration; ``spread`` those seconds times
-    the relative error (one standard deviation) of their estimates; and the operations done."""
+    the relative error (one standard deviation) of their estimates; the operations done, and how many of them
+    ``repeated`` forward work."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: float
+    repeated: float
 
     @property
     def seconds(self) -> float:
@@ -53,7 +55,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     """Simulate a pass over one layer and say what its time is made of."""
     parts, spread = np.zeros(len(CAUSES)), np.zeros(len(CAUSES))
     if not entries:
-        return LayerCost(parts=parts, spread=spread, flops=0.0)
+        return LayerCost(parts=parts, spread=spread, flops=0.0, repeated=0.0)
     graph = graph_of(entries)
     by_key = durations(entries, device, costs)
     start, end = times(graph, by_key)
@@ -61,7 +63,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     ended = np.empty(len(entries))
     ended[entry_of] = end
     framework = costs.framework
-    clock, issue, flops = 0.0, 0.0, 0.0
+    clock, issue, flops, repeated = 0.0, 0.0, 0.0, 0.0
     for position, index in enumerate(entry_of):
         entry = entries[index]
         if entry.queue != "compute":
@@ -69,7 +71,9 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
             continue
         estimate = costs.price(entry.work, device)
         issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
-        flops += getattr(entry.work, "flops", 0.0)
+        done = getattr(entry.work, "flops", 0.0)
+        flops += done
+        repeated += done if entry.again else 0.0
         gap = start[position] - clock
         if gap > 0:
             late = max((a for a in entry.after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
@@ -91,4 +95,4 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     if issue > total:
         parts[CAUSE["host"]] += issue - total
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
-    return LayerCost(parts=parts, spread=spread, flops=flops)
+    return LayerCost(parts=parts, spread=spread, flops=flops, repeated=repeated)

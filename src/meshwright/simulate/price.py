@@ -23,11 +23,12 @@ from meshwright.work import Collective, Elementwise
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
     """``parts`` [num_keys, len(CAUSES)] seconds; ``spread`` those times the relative error of their estimates;
-    ``flops`` [num_keys] operations executed."""
+    ``flops`` [num_keys] operations executed, ``repeated`` those of them that recompute."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: np.ndarray
+    repeated: np.ndarray
 
     @property
     def durations(self) -> np.ndarray:
@@ -45,11 +46,12 @@ class Pricer:
 
     def all(self) -> Priced:
         shape = (len(self.lowered.keys), len(CAUSES))
-        parts, spread, flops = np.zeros(shape), np.zeros(shape), np.zeros(shape[0])
+        parts, spread = np.zeros(shape), np.zeros(shape)
+        flops, repeated = np.zeros(shape[0]), np.zeros(shape[0])
         for i, key in enumerate(self.lowered.keys):
             match key:
                 case Pass():
-                    flops[i] = self._pass(key, parts[i], spread[i])
+                    flops[i], repeated[i] = self._pass(key, parts[i], spread[i])
                 case Send():
                     parts[i, CAUSE["pp"]], spread[i, CAUSE["pp"]] = self._send(key)
                 case Exchange():
@@ -58,23 +60,24 @@ class Pricer:
                     estimate = self._update(key)
                     parts[i, CAUSE["optimizer"]] = estimate.seconds
                     spread[i, CAUSE["optimizer"]] = estimate.seconds * estimate.sigma
-        return Priced(parts=parts, spread=spread, flops=flops)
+        return Priced(parts=parts, spread=spread, flops=flops, repeated=repeated)
 
-    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> float:
-        """Fill one pass's row; the operations it executes."""
-        flops = 0.0
+    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
+        """Fill one pass's row; the operations it executes and those of them it repeats."""
+        flops = repeated = 0.0
         for unit in key.units:
             one = self.unit(unit, key.which, key.device, key.start)
             parts += one.parts
             spread += one.spread
             flops += one.flops
+            repeated += one.repeated
         host = self.costs.framework.host_us_per_pass * 1e-6 * key.share
         parts[CAUSE["host"]] += host
         spread[CAUSE["host"]] += host * HOST_SIGMA
         slowed, uncertain = self._slowed(key, float(parts.sum()))
         parts[CAUSE["dp"]] += slowed
         spread[CAUSE["dp"]] += uncertain
-        return flops
+        return flops, repeated
 
     def unit(self, unit: Unit, which: str, device: str, start: int) -> LayerCost:
         """One pass over one layer on a device."""

@@ -221,7 +221,11 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
         memory=Memory(recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention)),
-        precision=Precision(grads=usual.grads, master=_master(row, usual.master)),
+        precision=Precision(
+            params=usual.params if DTYPE_BYTES[train.dtype] < 2 else "bf16",
+            grads=usual.grads,
+            master=_master(row, usual.master),
+        ),
         overlap=Overlap(**{name: name in usual.overlap for name in Overlap.__struct_fields__}),
     )
 
