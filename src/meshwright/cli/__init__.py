@@ -13,6 +13,7 @@ from importlib import import_module
 #: Verb -> what it does, in one line; each is a module here with a ``run(argv) -> exit code``.
 COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
+    "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "diff": "Why two predictions, plans, clusters or models differ",
     "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
     "explain": "What a word or an error code means",

@@ -100,10 +100,8 @@ class Regions:
         self._indices: dict[tuple, int] = {}
         self._distinct: list[dict[str, Group]] = []
         self._alones: dict[tuple, Alone] = {}
-        self._where = [(i.device.name, r.start) for i, r in zip(self.cluster.islands, self._ranges())]
-
-    def _ranges(self) -> list[range]:
-        return [self.cluster.island_range(i) for i in range(len(self.cluster.islands))]
+        #: On one island ranks are alike; on several only what no rank can beat is taken.
+        self.alike = len(self.cluster.islands) == 1
 
     def units(self, recompute: str) -> tuple[Unit, ...]:
         """The units in the order of the columns."""
@@ -126,7 +124,7 @@ class Regions:
     def _groups(self, core: Core, order: tuple[str, ...], states: Sequence[State]) -> tuple:
         """Every group that a plan with this order communicates over."""
         layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
-        if len(self.cluster.islands) > 1:
+        if not self.alike:
             return order
         mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
         starts = mesh.slices[0].starts
@@ -161,13 +159,13 @@ class Regions:
             seconds, kept = [], []
             for mode in modes:
                 units = self.units(mode)
-                seconds.append([[self._fastest(book, u, which) for u in units] for which in PASSES])
+                seconds.append([[self._fastest(book, mesh, u, which) for u in units] for which in PASSES])
                 kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "working", "held")])
             saved, working, held = np.min(kept, axis=0)
             share = min(1.0, float((held[: self.kinds] / np.maximum(saved[: self.kinds], 1.0)).min()))
             found = book.rows[key] = (np.min(seconds, axis=0), saved, working, share if len(modes) == 1 else 0.0)
         send = 0.0
-        if core.pp > 1:
+        if core.pp > 1 and self.alike:
             stride = plan.layout.stride("pp")
             key = ("send", book, stride, core.devices)
             send = self._prices.get(key)
@@ -175,8 +173,10 @@ class Regions:
                 send = self._prices[key] = self._send(mesh, book, stride)
         return found[0], send, *found[1:]
 
-    def _fastest(self, book: Book, unit: Unit, which: str) -> float:
-        return min(book.unit(unit, which, device, start).seconds for device, start in self._where)
+    def _fastest(self, book: Book, mesh: Mesh, unit: Unit, which: str) -> float:
+        """A pass over a unit where it is fastest: on any rank of any slice."""
+        where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
+        return min(book.unit(unit, which, device, start).seconds for device, start in where)
 
     def _send(self, mesh, book: Book, stride: int) -> float:
         """A message between the first two ranks of a pipeline: no pair of neighbours is closer."""
@@ -239,7 +239,7 @@ class Regions:
             return np.zeros((len(PASSES), self.num_units))
         alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
         forward, whole, back, weight = alone.kernels
-        if "tp" not in inner.overlap and len(self.cluster.islands) == 1:
+        if "tp" not in inner.overlap and self.alike:
             groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
             price = self.evaluator.costs.price
             forward, back = (
@@ -262,7 +262,7 @@ class Regions:
     def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
         as many exchanges as a rank holds stages, of `blocks` blocks each, between neighbours at best."""
-        if schedules.get(piped.schedule).placement != "bidirectional" or len(self.cluster.islands) > 1:
+        if schedules.get(piped.schedule).placement != "bidirectional" or not self.alike:
             return np.zeros(len(inners))
         known: dict[tuple, float] = {}
         for inner in inners:
@@ -298,11 +298,13 @@ class Regions:
 
     def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
-        least = min(
-            float(self.state_bytes(core, inner, s)[: self.kinds] @ np.array(self.model.layers_by_kind, float))
-            for s in states
-        )
-        return least / core.pp > max(d.memory_bytes for d in self.layers.devices.values())
+        room = max(d.memory_bytes for d in self.layers.devices.values())
+        return self.least_state_bytes(core, states, inner) / core.pp > room
+
+    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
+        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
+        layers = np.array(self.model.layers_by_kind, float)
+        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
 
     def counts(self, num_stages: int, stages: str | tuple[int, ...]) -> np.ndarray:
         """Units of every virtual stage [S, U]."""
@@ -367,7 +369,7 @@ class Regions:
         units = self.units("none")
 
         def seconds(what: str, *chosen: Unit) -> float:
-            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
+            if core.dp * core.cp == 1 or not self.alike or (what == "gather" and not state.zero):
                 return 0.0
             return self._price(stages, exchange_of(stages, mesh, chosen, what))
 
@@ -375,7 +377,8 @@ class Regions:
         first = min(seconds("gather", units[-2], b) for b in blocks)
         norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
         trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
-        update = min(self._price(stages, Update(trained / core.pp, d)) for d in self.layers.devices)
+        devices = {d.name for s in mesh.slices for d in s.devices}
+        update = min(self._price(stages, Update(trained / core.pp, d)) for d in devices)
         return (
             [seconds("gather", b) for b in blocks],
             [seconds("reduce", b) for b in blocks],

@@ -19,6 +19,8 @@ from meshwright.search.evaluate import Evaluated, Evaluator
 from meshwright.search.partition import with_stages
 from meshwright.search.space import Core, Inner, Piped, Space, State, cores, plan_of
 
+#: Seconds between looks at the progress, and between lines of it where they stay.
+LOOK_S, LINES_S = 0.2, 5.0
 NO_ROOM = "does not fit: evaluated"
 SLOWER = "slower: evaluated"
 
@@ -40,11 +42,12 @@ class Walk:
         evaluator: Evaluator,
         *,
         keep: int,
+        objective: str = "step",
         known: dict[str, Evaluated] | None = None,
         record: Callable[[Plan, Evaluated], None] | None = None,
         report: Callable[[Walk], None] | None = None,
     ):
-        self.space, self.evaluator, self.keep = space, evaluator, keep
+        self.space, self.evaluator, self.keep, self.objective = space, evaluator, keep, objective
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
         self.capacity_bytes = float(max(i.device.memory_bytes for i in self.cluster.islands))
         self.known = known or {}
@@ -53,7 +56,8 @@ class Walk:
         self.rejected: Counter[str] = Counter()
         self.covered = self.bounded = 0
         self.stopped = False
-        self.started = self._shown = monotonic()
+        self.ended = False
+        self.started = self._shown = self._told = monotonic()
         self._best: list[float] = []
 
     @cached_property
@@ -61,13 +65,18 @@ class Walk:
         """The legal cores of the space."""
         return list(cores(self.space, self.model, self.cluster, self.train))
 
-    @property
-    def worth_s(self) -> float:
-        """The slowest step time that would still be kept."""
-        return self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
+    def worth_s(self, core: Core) -> float:
+        """The slowest step time of a core's plans that would still be kept."""
+        worst = self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
+        return worst / self.weight(core.devices)
+
+    def weight(self, devices: int) -> float:
+        """What a second of a step counts: cost and energy go with the devices that are used."""
+        return 1.0 if self.objective == "step" else devices / self.cluster.num_devices
 
     @property
     def best_s(self) -> float:
+        """The best so far: seconds, or seconds by share of the devices."""
         return self._best[0] if self._best else np.inf
 
     def covers(self, count: int) -> None:
@@ -93,25 +102,48 @@ class Walk:
             if self._record is not None:
                 self._record(plan, answer)
             if answer.fits:
-                self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
+                score = answer.step_time_s * self.weight(core.devices)
+                self._best = sorted([*self._best, score])[: self.keep]
         self._tick()
         return Evaluated(found.step_time_s, found.headroom_bytes)
 
     def _tick(self) -> None:
         now = monotonic()
-        if self._report is not None and now - self._shown > 0.2:
+        if self._report is not None and now - self._shown > LOOK_S:
             self._shown = now
             self._report(self)
 
+    def due(self) -> bool:
+        """Whether it is time for another line where lines stay: every few seconds."""
+        now = monotonic()
+        if now - self._told < LINES_S:
+            return False
+        self._told = now
+        return True
+
+    def end(self) -> None:
+        """The walk is over, for whoever shows its progress."""
+        self.ended = True
+        if self._report is not None:
+            self._report(self)
+
     def fitting(self) -> list[Tried]:
-        """Evaluated plans that fit, fastest first; equal times in the order of their words."""
+        """Evaluated plans that fit, best first; of equally good ones, the one with fewer words."""
         fits = [t for t in self.tried.values() if t.headroom_bytes >= 0]
-        return sorted(fits, key=lambda t: (t.step_time_s, t.plan.text()))
+        return sorted(fits, key=self._place)
+
+    def _place(self, tried: Tried) -> tuple[float, int, str]:
+        text = tried.plan.text()
+        return tried.step_time_s * self.weight(tried.plan.layout.num_ranks), len(text.split()), text
 
     def counts(self) -> dict[str, int]:
-        """Why plans were rejected, the evaluated ones too."""
+        """Why plans were rejected, the evaluated ones too. A plan that was evaluated before its region was rejected
+        counts as evaluated."""
         fits = sum(t.headroom_bytes >= 0 for t in self.tried.values())
-        out = dict(self.rejected)
+        out = self.rejected.copy()
+        twice = max(0, out.total() + len(self.tried) - self.covered)
+        if twice:
+            out[max(out, key=lambda reason: out[reason])] -= twice
         out[NO_ROOM] = len(self.tried) - fits
         out[SLOWER] = max(0, fits - self.keep)
         return {reason: count for reason, count in out.items() if count}

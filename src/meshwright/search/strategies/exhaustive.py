@@ -56,14 +56,14 @@ class Region:
 def run(walk: Walk) -> bool:
     """Walk the whole space; True when the best is proven, which it is unless the walk was stopped."""
     regions = Regions(walk.evaluator)
-    ordered = sorted(_scopes(walk, regions), key=lambda found: _promise(walk, *found))
+    ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
     _scout(walk, regions, ordered)
     found: list[Region] = []
     for ideal, scope in ordered:
-        if ideal * (1 - ROUNDING) > walk.worth_s:
-            walk.reject(KERNELS, _size(scope))
+        if ideal * (1 - ROUNDING) > walk.worth_s(scope.core):
+            walk.reject(KERNELS, size_of(scope))
             continue
-        region = _region(walk, regions, scope)
+        region = bounded_region(walk, regions, scope)
         if region is not None:
             found.append(region)
             walk.evaluate(*region.part(int(region.bound_s.argmin())))
@@ -72,7 +72,7 @@ def run(walk: Walk) -> bool:
     return _leaves(walk, regions, found)
 
 
-def _scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
+def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
     """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
     asked = (walk.model, walk.cluster, walk.train)
     for core in walk.cores:
@@ -82,17 +82,17 @@ def _scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             pipelines(walk.space, core, walk.model, walk.train),
             states(walk.space, core, walk.cluster),
         )
-        if not _size(scope):
+        if not size_of(scope):
             continue
-        walk.covers(_size(scope))
+        walk.covers(size_of(scope))
         if regions.crowded(core, scope.states, scope.inners[0]):
-            walk.reject(CROWDED, _size(scope))
+            walk.reject(CROWDED, size_of(scope))
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
         yield regions.ideal_seconds(core, ways), scope
 
 
-def _promise(walk: Walk, ideal: float, scope: Scope) -> float:
+def promise(walk: Walk, ideal: float, scope: Scope) -> float:
     """A guess at the step time, for the order in which cores are looked at: half of 1F1B's bubble, and layers that
     reach over nodes last. It decides nothing else."""
     core = scope.core
@@ -101,7 +101,7 @@ def _promise(walk: Walk, ideal: float, scope: Scope) -> float:
     return ideal * (1 + (core.pp - 1) / (2 * count)) * (1.2 if far else 1.0)
 
 
-def _size(scope: Scope) -> int:
+def size_of(scope: Scope) -> int:
     return len(scope.inners) * len(scope.pipelines) * len(scope.states)
 
 
@@ -116,31 +116,31 @@ def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]])
                 break
 
 
-def _region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
+def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
-    size = _size(scope)
+    size = size_of(scope)
     rough, _ = compute_seconds(regions, scope, regions.glance(scope.core, scope.inners))
     kept = _kept(walk, scope, rough)
-    walk.reject(LAYERS, size - _size(kept))
+    walk.reject(LAYERS, size - size_of(kept))
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
-    walk.reject(SAME, _size(kept) - _size(scope))
-    return _bounded(walk, regions, scope) if _size(scope) else None
+    walk.reject(SAME, size_of(kept) - size_of(scope))
+    return _bounded(walk, regions, scope) if size_of(scope) else None
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
     """The region of a core with what cannot be best taken out; None when nothing is left."""
-    size = _size(scope)
+    size = size_of(scope)
     costs = regions.costs(scope.core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
     kept = _kept(walk, scope, paths_s)
-    rejected = Counter({PATHS: size - _size(kept)})
+    rejected = Counter({PATHS: size - size_of(kept)})
     region = None
-    if _size(kept):
+    if size_of(kept):
         costs = regions.costs(scope.core, kept.inners)
         exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
         paths_s, least = compute_seconds(regions, kept, costs)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
-        slow = bound_s * (1 - ROUNDING) > walk.worth_s
+        slow = bound_s * (1 - ROUNDING) > walk.worth_s(kept.core)
         full = ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
         bound_s[slow | full] = np.inf
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
@@ -154,7 +154,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
 
 def _kept(walk: Walk, scope: Scope, bound_s: np.ndarray) -> Scope:
     """The inner parts and pipelines of which some combination [A, B] is worth it."""
-    worth = bound_s * (1 - ROUNDING) <= walk.worth_s
+    worth = bound_s * (1 - ROUNDING) <= walk.worth_s(scope.core)
     return scope._replace(
         inners=[i for i, some in zip(scope.inners, worth.any(axis=1)) if some],
         pipelines=[p for p, some in zip(scope.pipelines, worth.any(axis=0)) if some],
@@ -168,12 +168,15 @@ def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:
     which = np.repeat(np.arange(len(found)), [len(p) for p in place])
     flat = np.concatenate([*place, np.empty(0, np.int64)])
     seconds = np.concatenate([*(b[p] for b, p in zip(bound, place)), np.empty(0)])
-    for position, leaf in enumerate(np.argsort(seconds, kind="stable").tolist()):
-        if seconds[leaf] * (1 - ROUNDING) > walk.worth_s:
-            walk.reject(PATHS, len(seconds) - position)
-            return True
+    weight = np.array([walk.weight(r.scope.core.devices) for r in found])
+    for leaf in np.argsort(seconds * weight[which], kind="stable").tolist():
         region, at = found[which[leaf]], int(flat[leaf])
-        if region.tightened_s(regions, at) * (1 - ROUNDING) > walk.worth_s:
+        if region.part(at) in walk.tried:
+            continue
+        worth = walk.worth_s(region.scope.core)
+        if seconds[leaf] * (1 - ROUNDING) > worth:
+            walk.reject(PATHS, 1)
+        elif region.tightened_s(regions, at) * (1 - ROUNDING) > worth:
             walk.reject(TIMED, 1)
         else:
             walk.evaluate(*region.part(at))

@@ -1,0 +1,86 @@
+"""Simulated annealing (Kirkpatrick, Gelatt and Vecchi, 1983) over the facets of a plan. Nothing is proven.
+
+A neighbour takes one part of the plan (its sizes, its inner, piped or state part) from the space at random; parts that
+are not legal with new sizes are drawn again. A plan that does not fit counts as slower by what it lacks. The seed is
+fixed: the same question walks the same way.
+"""
+
+from __future__ import annotations
+
+from math import exp
+
+import numpy as np
+
+from meshwright.search.evaluate import Evaluated
+from meshwright.search.space import Core, inners, pipelines, states
+from meshwright.search.walk import Walk
+
+STEPS, RESTARTS = 400, 4
+#: Relative step time by which a move may be worse with probability 1/e, at the start and at the end.
+HOT, COLD = 0.3, 0.002
+SEED = 0
+
+
+def run(walk: Walk) -> bool:
+    """Walk at random, colder and colder; False, as most of the space is never seen."""
+    rng = np.random.default_rng(SEED)
+    parts = _Parts(walk)
+    if not parts.cores:
+        return True
+    walk.covers(parts.size())
+    for _ in range(RESTARTS):
+        point = parts.draw(rng)
+        energy = _energy(walk, walk.evaluate(*point))
+        for step in range(STEPS):
+            heat = HOT * (COLD / HOT) ** (step / STEPS)
+            moved = parts.neighbour(rng, point)
+            after = _energy(walk, walk.evaluate(*moved))
+            if after <= energy or rng.random() < exp((energy - after) / energy / heat):
+                point, energy = moved, after
+            if walk.stopped:
+                return False
+    walk.reject("not looked at: the walk did not come by", max(0, walk.covered - len(walk.tried)))
+    return False
+
+
+def _energy(walk: Walk, answer: Evaluated) -> float:
+    lacks = max(0.0, -answer.headroom_bytes) / walk.capacity_bytes
+    return answer.step_time_s * (1 + 4 * lacks)
+
+
+class _Parts:
+    """The parts that go with each core, listed when they are first drawn from."""
+
+    def __init__(self, walk: Walk):
+        self.walk = walk
+        self._known: dict[Core, tuple[list, list, list]] = {}
+        self.cores = [core for core in walk.cores if all(self.of(core))]
+
+    def of(self, core: Core) -> tuple[list, list, list]:
+        found = self._known.get(core)
+        if found is None:
+            walk = self.walk
+            found = self._known[core] = (
+                inners(walk.space, core, walk.model, walk.cluster, walk.train),
+                pipelines(walk.space, core, walk.model, walk.train),
+                states(walk.space, core, walk.cluster),
+            )
+        return found
+
+    def size(self) -> int:
+        return sum(len(a) * len(b) * len(c) for a, b, c in map(self.of, self.cores))
+
+    def draw(self, rng: np.random.Generator) -> tuple:
+        core = self.cores[rng.integers(len(self.cores))]
+        return core, *(part[rng.integers(len(part))] for part in self.of(core))
+
+    def neighbour(self, rng: np.random.Generator, point: tuple) -> tuple:
+        """The point with one part drawn anew; of new sizes, those that differ from the old ones least often."""
+        which = int(rng.integers(4))
+        if which:
+            choices = self.of(point[0])[which - 1]
+            return (*point[:which], choices[rng.integers(len(choices))], *point[which + 1 :])
+        near = [c for c in self.cores if sum(a != b for a, b in zip(c, point[0])) <= 2] or self.cores
+        core = near[rng.integers(len(near))]
+        kept = (old if old in part else part[rng.integers(len(part))] for old, part in zip(point[1:], self.of(core)))
+        return core, *kept

@@ -1,0 +1,59 @@
+"""Small questions whose whole space can be evaluated plan by plan."""
+
+from hypothesis import strategies as st
+
+from meshwright import schedules
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.space import Space, cores, default, inners, pipelines, plan_of, states
+from meshwright.search.walk import Walk
+from meshwright.spec import cluster
+from meshwright.spec.workload import Train
+from tests.random_plans import GPT, LLAMA, MIXTURE
+
+CLUSTERS = {name: cluster.load(name) for name in ("8xh100", "16xa100-80", "4xa100-80 + 4xh100")}
+
+
+@st.composite
+def questions(draw, clusters=tuple(CLUSTERS)):
+    """(model, cluster, workload, space) with a few hundred plans."""
+    one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
+    model, where = one_of(GPT, LLAMA, MIXTURE), CLUSTERS[one_of(*clusters)]
+    train = Train(global_batch=one_of(8, 16), seq_len=1024)
+    families = [n for n in schedules.families() if n not in ("zb-auto", "zb-1p", "zb-2p")]
+    space = default(model, where, train)
+    chosen = {
+        "tp": (one_of(1, 2), 4),
+        "cp": (1, one_of(1, 2)),
+        "pp": (one_of(1, 2), 4),
+        "mb": (1, one_of(1, 2)),
+        "ep": (one_of(1, 2),) if model is MIXTURE else (1,),
+        "etp": (0,),
+        "order": (("tp", "cp", "dp", "pp"), one_of(("tp", "cp", "pp", "dp"), ("dp", "tp", "cp", "pp"))),
+        "sp": (True,),
+        "algorithm": (one_of("ring", "ulysses", "allgather"),),
+        "recompute": tuple(dict.fromkeys(("none", one_of("selective", "full")))),
+        "schedule": tuple(dict.fromkeys(("1f1b", one_of(*families), one_of(*families)))),
+        "vpp": (1, 2),
+        "zero": tuple(dict.fromkeys((one_of(0, 1), one_of(2, 3)))),
+        "stages": ("even", "balanced") if len(where.islands) > 1 else ("even",),
+    }
+    if model is MIXTURE:
+        chosen["ep"] = tuple(n for n in chosen["ep"] if n <= 2)
+    return model, where, train, Space(domains=space.domains | {k: tuple(dict.fromkeys(v)) for k, v in chosen.items()})
+
+
+def everything(space, model, where, train):
+    """Every point of a space, plan by plan."""
+    for core in cores(space, model, where, train):
+        for inner in inners(space, core, model, where, train):
+            for piped in pipelines(space, core, model, train):
+                for state in states(space, core, where):
+                    yield core, inner, piped, state
+
+
+def walk_of(question, keep=1, **options):
+    model, where, train, space = question
+    return Walk(space, Evaluator(model, where, train), keep=keep, **options)
+
+
+__all__ = ["everything", "plan_of", "questions", "walk_of"]

@@ -1,0 +1,162 @@
+"""The verb: answers, ties, near misses, the store, other strategies, and the command line."""
+
+import json
+import sqlite3
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.cost import Costs
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse as plan
+from meshwright.predict import predict, simulate
+from meshwright.search.find import find
+from meshwright.search.found import pareto
+from meshwright.search.restrict import restricted
+from meshwright.search.space import default
+from meshwright.search.store import Store
+from meshwright.search.ties import difference, tie
+from meshwright.spec.cluster import load as cluster
+from meshwright.spec.model import load as model
+from meshwright.spec.workload import parse
+from tests.random_plans import LLAMA
+
+SMALL = LLAMA, cluster("8xh100"), parse("batch=16,seq=1024")
+FEW = ["order=tp-cp-dp-pp", "schedule=1f1b,interleaved,zb-h1", "recompute=none,full", "mb=1,2"]
+
+
+def space():
+    return restricted(default(*SMALL), fix=FEW)
+
+
+def test_the_best_plan_is_proven_and_predict_says_the_same():
+    found = find(*SMALL, space=space())
+    assert found.proven_optimal
+    best = found.best[0]
+    assert best.prediction.step_time_s == predict(*SMALL, best.plan).step_time_s
+    assert best.prediction.fits
+    assert found.covered == sum(found.pruned.values()) + min(len(found.best), found.covered)
+
+
+def test_the_same_question_has_the_same_answer_bit_for_bit():
+    first, again = (find(*SMALL, space=space()).to_json() for _ in range(2))
+    first.pop("seconds"), again.pop("seconds")
+    assert first == again
+
+
+@pytest.mark.parametrize("strategy", ["beam", "anneal"])
+def test_a_strategy_that_looks_at_less_proves_nothing_and_finds_nothing_better(strategy):
+    best = find(*SMALL, space=space()).best[0].prediction.step_time_s
+    found = find(*SMALL, space=space(), strategy=strategy)
+    assert not found.proven_optimal
+    assert found.best[0].prediction.step_time_s >= min(best, found.best[0].prediction.step_time_s)
+    assert min(r.prediction.step_time_s for r in found.best) >= best * (1 - 1e-12)
+
+
+def test_fewer_devices_cost_less_where_that_is_the_objective():
+    wide = restricted(default(*SMALL), fix=[*FEW, "devices=1,2,4,8"])
+    cheap, fast = (find(*SMALL, space=wide, objective=o, top=1).best[0] for o in ("cost", "step"))
+    assert cheap.prediction.money.usd_per_step <= fast.prediction.money.usd_per_step
+    assert cheap.plan.layout.num_ranks <= fast.plan.layout.num_ranks
+
+
+def test_nothing_fits_says_what_comes_closest_and_what_would_make_it_fit():
+    found = find(model("llama3-70b"), cluster("8xh100"), parse("batch=8,seq=8192"), top=1)
+    assert not found.fits and found.proven_optimal
+    assert found.misses and all(m.lacks_bytes > 0 for m in found.misses)
+    assert "GiB" in found.misses[0].remedy
+
+
+def test_no_legal_plan_is_misuse():
+    with pytest.raises(MeshwrightError) as caught:
+        find(*SMALL, space=restricted(default(*SMALL), fix=["tp=3"]))
+    assert caught.value.diagnostics[0].code == "R005"
+
+
+def test_a_plan_ties_with_itself_and_not_with_one_that_recomputes_everything():
+    runs = [simulate(plan(text).on(8), *SMALL, Costs()) for text in ("tp2 zero1", "tp2 zero1", "tp2 zero1 full")]
+    assert difference(runs[0], runs[1]) == (0.0, 0.0)
+    assert tie(runs[0], runs[1]) is not None
+    assert tie(runs[0], runs[2]) is None
+
+
+def test_the_front_keeps_what_nothing_beats_twice():
+    """By hand: (1, 5) and (3, 2) are on it, (2, 5) loses to the first, (4, 2) to the second."""
+    points = [
+        (plan("tp2"), (2.0, 5.0)),
+        (plan("tp4"), (1.0, 5.0)),
+        (plan("tp8"), (4.0, 2.0)),
+        (plan("pp2"), (3.0, 2.0)),
+    ]
+    assert [v for _, v in pareto(points)] == [(1.0, 5.0), (3.0, 2.0)]
+
+
+def test_a_stopped_search_goes_on_where_it_was_and_answers_the_same(tmp_path):
+    file, calls = tmp_path / "store.sqlite", []
+
+    def interrupt(walk):
+        calls.append(1)
+
+    whole = find(*SMALL, space=space(), store=file, report=interrupt).to_json()
+    again = find(*SMALL, space=space(), store=file).to_json()
+    whole.pop("seconds"), again.pop("seconds")
+    assert whole == again
+    rows = sqlite3.connect(file).execute("SELECT count(*) FROM plans").fetchone()
+    assert rows[0] == whole["evaluated"]
+
+
+def test_two_writers_share_one_store(tmp_path):
+    file = tmp_path / "store.sqlite"
+    with Store(file, *SMALL, Costs()) as a, Store(file, *SMALL, Costs()) as b:
+        for number, store in enumerate((a, b, a, b)):
+            store.record(plan(f"tp{2 ** (number // 2)}"), (1.0, 2.0))
+            store.flush()
+        assert a.known() == b.known()
+        assert len(a.known()) == 2
+
+
+def test_a_store_of_another_format_is_refused(tmp_path):
+    file = tmp_path / "store.sqlite"
+    sqlite3.connect(file).execute("PRAGMA user_version = 99").connection.close()
+    with pytest.raises(MeshwrightError) as caught:
+        Store(file, *SMALL, Costs())
+    assert caught.value.diagnostics[0].code == "R010"
+
+
+QUESTION = ["search", "llama3-8b", "--on", "8xh100", "--train", "batch=64,seq=8192", "--store", "none"]
+NARROW = ["--fix", "tp=1,2", "--fix", "cp=1", "--fix", "pp=1", "--fix", "order=tp-cp-dp-pp"]
+
+
+def test_the_command_prints_json_with_what_was_asked_for(capsys):
+    assert main([*QUESTION, *NARROW, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert {"best", "evaluated", "pruned", "space", "proven_optimal", "seconds"} <= set(answer)
+    assert answer["best"][0]["fits"] and answer["proven_optimal"] is True
+    assert answer["space"]["tp"] == [1, 2]
+
+
+def test_the_winner_and_the_report_are_written(tmp_path, capsys):
+    saved, report = tmp_path / "plan.toml", tmp_path / "search.html"
+    assert main([*QUESTION, *NARROW, "--save", str(saved), "--report", str(report)]) == 0
+    shown = capsys.readouterr().out
+    assert plan(str(saved)).text() in shown
+    page = report.read_text()
+    assert "Pareto front" in page and "http" not in page.replace("http-equiv", "")
+
+
+def test_nothing_fits_is_exit_code_1_and_misuse_is_2(capsys):
+    big = ["search", "llama3-70b", "--on", "8xh100", "--train", "batch=8,seq=8192", "--store", "none"]
+    assert main(big) == 1
+    assert "Closest" in capsys.readouterr().out
+    assert main([*QUESTION, "--fix", "tpp=3"]) == 2
+    assert "R001" in capsys.readouterr().err
+
+
+def test_the_store_is_shown_and_asked_in_sql(tmp_path, capsys):
+    file = str(tmp_path / "store.sqlite")
+    assert main([*QUESTION[:-1], file, *NARROW]) == 0
+    assert main(["search", "--show", "--store", file]) == 0
+    assert "llama3-8b" in capsys.readouterr().out
+    assert main(["search", "--sql", "SELECT count(*) FROM plans", "--store", file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0][0] > 0
+    assert main(["search", "--sql", "DELETE FROM plans", "--store", file]) == 2

@@ -1,0 +1,69 @@
+"""The space as data, and what people may say about it."""
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.plan import check
+from meshwright.search.restrict import restricted
+from meshwright.search.space import FACETS, cores, default, inners, pipelines, plan_of, states
+from meshwright.spec.cluster import load as cluster
+from meshwright.spec.model import load as model
+from meshwright.spec.workload import parse
+from tests.search.small import everything
+
+ASKED = model("llama3-8b"), cluster("8xh100"), parse("batch=64,seq=8192")
+
+
+def test_every_plan_of_the_default_space_of_eight_devices_is_legal_and_written_once():
+    space = default(*ASKED)
+    texts = set()
+    for number, point in enumerate(everything(space, *ASKED)):
+        if number % 97 == 0:
+            assert not check(plan_of(*point), *ASKED), plan_of(*point).text()
+        texts.add(plan_of(*point))
+    assert len(texts) == number + 1
+
+
+def test_every_facet_of_the_space_is_described():
+    assert set(default(*ASKED).domains) == set(FACETS)
+
+
+def test_default_plans_are_exact_and_use_every_device():
+    space = default(*ASKED)
+    assert space["devices"] == (8,)
+    assert space["dtype"] == ("",)
+    assert all(core.devices == core.tp * core.cp * core.pp * core.dp for core in cores(space, *ASKED))
+
+
+def test_restrictions_keep_bound_and_drop_values():
+    space = restricted(
+        default(*ASKED),
+        fix=["tp=2", "schedule=zbv,1F1B"],
+        bound=["pp<=4", "pp>=2"],
+        exclude=["recompute=full"],
+        allow=["dtype=fp8"],
+    )
+    assert space["tp"] == (2,)
+    assert space["schedule"] == ("zb-v", "1f1b")
+    assert space["pp"] == (2, 4)
+    assert space["recompute"] == ("none", "selective")
+    assert space["dtype"] == ("", "fp8")
+    for core in cores(space, *ASKED):
+        assert core.tp == 2 and core.pp in (2, 4)
+        assert {i.recompute for i in inners(space, core, *ASKED)} == {"none", "selective"}
+        assert {p.schedule for p in pipelines(space, core, ASKED[0], ASKED[2])} <= {"zb-v", "1f1b"}
+        assert all(s.zero < 2 or s.zero == 3 for s in states(space, core, ASKED[1]))
+
+
+def test_everything_that_is_wrong_with_restrictions_is_said_at_once_with_the_nearest_names():
+    with pytest.raises(MeshwrightError) as caught:
+        restricted(default(*ASKED), fix=["tpp=2", "schedule=1f1bb", "tp=two"], bound=["tp=8"])
+    assert [d.code for d in caught.value.diagnostics] == ["R001", "R002", "R002", "R003"]
+    assert "tp" in caught.value.diagnostics[0].help
+    assert "1f1b" in caught.value.diagnostics[1].help
+
+
+def test_explicit_stages_are_a_value_of_a_facet():
+    space = restricted(default(*ASKED), fix=["stages=16,16", "pp=2", "schedule=1f1b"])
+    found = [p for core in cores(space, *ASKED) for p in pipelines(space, core, ASKED[0], ASKED[2])]
+    assert found and all(p.stages == (16, 16) for p in found)
