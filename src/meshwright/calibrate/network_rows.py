@@ -132,15 +132,18 @@ def read_series(data_dir: Path) -> list[Series]:
     Raises:
         MeshwrightError: N002 no such table, N003 columns missing or rows that cannot be, all of them.
     """
+    path = find(data_dir, "collectives")
+    if path is None:
+        raise MeshwrightError.one("N002", f"no collectives.csv or collectives.csv.gz in {data_dir}")
     found: dict[tuple, Series] = {}
-    for row, num_bytes, seconds in _checked(data_dir):
+    for _, row, num_bytes, seconds in checked(path):
         library, eager = library_of(row)
         key = (*(row[c] for c in COLUMNS[:8]), eager, row.get("flag", ""))
         series = found.get(key)
         if series is None:
             group, device = group_of(row)
             if "not stated" in row["network"]:
-                group = _unstated(group)
+                group = unstated(group)
             op = OPS.get(row["op"], row["op"])
             head = (row["source"], row["hardware"], op, library, eager, device, group, row.get("flag", ""))
             series = found[key] = Series(*head, [], [])
@@ -149,7 +152,7 @@ def read_series(data_dir: Path) -> list[Series]:
     return list(found.values())
 
 
-def _unstated(group: Group) -> Group:
+def unstated(group: Group) -> Group:
     hops = tuple(h if not h.scale_out else Hop(**{**_fields(h), "name": UNSTATED}) for h in group.hops)
     return Group(size=group.size, hops=hops)
 
@@ -158,10 +161,12 @@ def _fields(hop: Hop) -> dict:
     return {name: getattr(hop, name) for name in Hop.__struct_fields__}
 
 
-def _checked(data_dir: Path) -> list[tuple[dict[str, str], float, float]]:
-    path = find(data_dir, "collectives")
-    if path is None:
-        raise MeshwrightError.one("N002", f"no collectives.csv or collectives.csv.gz in {data_dir}")
+def checked(path: Path) -> list[tuple[int, dict[str, str], float, float]]:
+    """Every row of the table: its line, its cells, bytes and seconds.
+
+    Raises:
+        MeshwrightError: N003 columns missing or rows that cannot be, all of them.
+    """
     rows, wrong = [], Faults(path)
     with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
         table = csv.DictReader(file)
@@ -169,16 +174,16 @@ def _checked(data_dir: Path) -> list[tuple[dict[str, str], float, float]]:
         if missing:
             raise MeshwrightError.one("N003", f"columns missing: {', '.join(missing)}", place=f"{path}:1")
         for row in table:
-            why, num_bytes, seconds = _numbers(row)
+            why, num_bytes, seconds = numbers(row)
             if why:
                 wrong.add("N003", table.line_num, why)
             else:
-                rows.append((row, num_bytes, seconds))
+                rows.append((table.line_num, row, num_bytes, seconds))
     wrong.refuse()
     return rows
 
 
-def _numbers(row: dict[str, str]) -> tuple[str, float, float]:
+def numbers(row: dict[str, str]) -> tuple[str, float, float]:
     """Why a row cannot be, "" if it can; bytes and seconds."""
     try:
         num_bytes, seconds = float(row["bytes"]), float(row["latency_us"]) * 1e-6

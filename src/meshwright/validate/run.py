@@ -1,131 +1,169 @@
-"""One validation: the tables of a folder, predicted and scored."""
+"""One validation: the tables of a folder, predicted and scored. Nothing is fitted here."""
 
 from __future__ import annotations
 
-import csv
-import io
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
-from meshwright.atomic import write_bytes
 from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
-from meshwright.validate import ops, tables
-from meshwright.validate.score import FAULTS, Scored, faulty, score_step, summary
-from meshwright.validate.steps import answers
-from meshwright.validate.tables import number
+from meshwright.validate import ops, steps, tables
+from meshwright.validate.measured import Measured, measured, refuse
+from meshwright.validate.rows import Sink, ignore
+from meshwright.validate.score import FAULTS, Scored, Unsupported, faulty, interval, score_op, score_step, summary
 
 FORMAT_VERSION = 1
+Progress = Callable[[str, int, int], None]
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
-    """One table's metrics by ``source/hardware`` and ``all``, the rows behind them, and what was not supported."""
+    """One table's metrics by ``source/hardware`` and ``all``, the rows behind them with the ``variables`` their
+    ``at`` holds, and the rows that were not supported."""
 
     name: str
     metrics: dict[str, dict[str, float]]
     scored: tuple[Scored, ...]
-    unsupported: dict[str, int]
-    rows: tuple[dict[str, object], ...]
+    unsupported: tuple[Unsupported, ...]
+    variables: tuple[str, ...]
+
+    def reasons(self) -> list[tuple[str, int]]:
+        """Why rows were not supported and how many, most first."""
+        return Counter(u.reason for u in self.unsupported).most_common()
 
 
 def validate(
-    folder: Path, costs_of: Callable[[Framework], Costs], *, progress: Callable[[str], None] = lambda _: None
+    folder: Path,
+    costs_of: Callable[[Framework], Costs],
+    *,
+    progress: Progress = lambda name, done, total: None,
+    sink: Sink = ignore,
 ) -> list[Table]:
-    """Every table found in `folder`.
+    """Every table found in `folder`. Each row's prediction goes to `sink` when it is made; `progress` is told the
+    table, rows done and rows in all.
 
     Raises:
-        MeshwrightError: V003 when there is none; V001, V002 for one that cannot be read.
+        MeshwrightError: V003 when there is none; V, K or N codes for one that cannot be read or cannot be true.
     """
     out = []
-    path = tables.find(folder, "training_steps")
-    if path is not None:
-        progress("training_steps")
-        out.append(_steps(path, costs_of))
-    out += list(ops.validate(folder, costs_of, progress=progress))
+    for name in tables.NAMES:
+        path = tables.find(folder, name)
+        if path is None:
+            continue
+        made = _steps(path, costs_of, progress, sink) if name == "training_steps" else _ops(path, name, progress, sink)
+        progress(name, len(made.scored) + len(made.unsupported), len(made.scored) + len(made.unsupported))
+        out.append(made)
     if not out:
         raise MeshwrightError.one(
             "V003",
             f"no measurement table in {folder}",
             place=f"--data {folder}",
-            help="tables are called " + ", ".join(f"{name}.csv(.gz)" for name in tables.REQUIRED),
+            help="tables are called " + ", ".join(f"{name}.csv(.gz)" for name in tables.NAMES),
         )
     return out
 
 
-def _steps(path: Path, costs_of: Callable[[Framework], Costs]) -> Table:
-    scored, unsupported, written = [], {}, []
-    for row, answer in answers(tables.rows(path, "training_steps"), costs_of):
-        line = {"id": row["id"], "source": row["source"], "hardware": row["hardware"], "flags": row["flags"]}
-        if answer.unsupported:
-            unsupported[answer.unsupported] = unsupported.get(answer.unsupported, 0) + 1
-            written.append(line | {"unsupported": answer.unsupported})
-            continue
-        scored.append(score_step(row, answer))
-        fields = msgspec.structs.asdict(answer) | {"assumed": ";".join(answer.assumed)}
-        written.append(line | fields | {"measured_s": number(row, "step_time_s"), "scored_time": not faulty(row)})
+def _table(name: str, scored: list[Scored], unsupported: list[Unsupported], variables: tuple[str, ...]) -> Table:
     return Table(
-        name="training_steps",
-        metrics=summary(scored),
+        name=name,
+        metrics=summary(scored, unsupported),
         scored=tuple(scored),
-        unsupported=unsupported,
-        rows=tuple(written),
+        unsupported=tuple(unsupported),
+        variables=variables,
     )
 
 
+def _steps(path: Path, costs_of: Callable[[Framework], Costs], progress: Progress, sink: Sink) -> Table:
+    numbered = tables.numbered(path, "training_steps")
+    refuse(path, numbered)
+    scored, unsupported = [], []
+    for row, answer in steps.answers((row for _, row in numbered), costs_of):
+        progress("training_steps", len(scored) + len(unsupported), len(numbered))
+        found = measured(row)
+        if answer.unsupported:
+            key = f"{row['source']}/{row['hardware']}"
+            unsupported.append(Unsupported(id=row["id"], key=key, faulty=faulty(row), reason=answer.unsupported))
+        else:
+            scored.append(score_step(row, found, answer, steps.variables(row)))
+        sink(_step_line(row, found, answer))
+    return _table("training_steps", scored, unsupported, steps.VARIABLES)
+
+
+def _step_line(row: dict[str, str], found: Measured, answer: steps.StepAnswer) -> dict[str, object]:
+    line = {
+        "table": "training_steps",
+        **{column: row[column] for column in ("id", "source", "hardware", "flags", "outcome")},
+        "measured_s": found.seconds,
+        "memory_kind": found.memory_kind,
+        "measured_memory_bytes": found.peak_bytes,
+        "unsupported": answer.unsupported,
+    }
+    if answer.unsupported:
+        return line
+    return line | {
+        "plan": answer.plan,
+        "assumed": ";".join(answer.assumed),
+        "predicted_s": answer.step_s,
+        "low_s": answer.low_s,
+        "high_s": answer.high_s,
+        "trivial_s": answer.trivial_s,
+        "scored_time": found.seconds is not None and not faulty(row),
+        "fits": answer.fits,
+        "allocated_bytes": answer.allocated_bytes,
+        "reserved_bytes": answer.reserved_bytes,
+    }
+
+
+def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
+    scored, unsupported = [], []
+    try:
+        for answer in _answers(path, name, progress):
+            row_id, key = f"{name}:{answer.line}", f"{answer.source}/{answer.hardware}"
+            flagged = faulty({"flag": answer.flag}, name, "flag")
+            if answer.unsupported:
+                unsupported.append(Unsupported(id=row_id, key=key, faulty=flagged, reason=answer.unsupported))
+            else:
+                scored.append(score_op(row_id, key, answer, flagged))
+            sink(_op_line(name, row_id, answer, flagged))
+    except (zlib.error, EOFError) as error:
+        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
+    return _table(name, scored, unsupported, ops.VARIABLES[name])
+
+
+def _answers(path: Path, name: str, progress: Progress) -> Iterator[ops.OpAnswer]:
+    def told(done: int, total: int) -> None:
+        progress(name, done, total)
+
+    return ops.collectives(path, told) if name == "collectives" else ops.kernels(path, name, told)
+
+
+def _op_line(name: str, row_id: str, answer: ops.OpAnswer, flagged: bool) -> dict[str, object]:
+    line = {"table": name, "id": row_id, "source": answer.source, "hardware": answer.hardware, "flags": answer.flag}
+    line |= {"shape": answer.shape, "unsupported": answer.unsupported}
+    if answer.unsupported:
+        return line
+    low, high = interval(answer.seconds, answer.sigma)
+    return line | {
+        "measured_s": answer.measured,
+        "predicted_s": answer.seconds,
+        "low_s": low,
+        "high_s": high,
+        "roofline_s": answer.roofline,
+        "extrapolated": answer.extrapolated,
+        "scored_time": not flagged,
+    }
+
+
 def to_json(found: list[Table]) -> dict[str, object]:
-    """{table: {"source/hardware": metrics}}, with versions and the rows that were not supported."""
+    """{table: {"source/hardware": metrics, ..., "all": metrics}}; beside the tables the versions, the flags whose
+    rows are left out of time with their reasons, and why rows were not supported."""
     from meshwright import __version__
 
-    body: dict[str, object] = {"format_version": FORMAT_VERSION, "code": __version__, "excluded_from_time": FAULTS}
-    for table in found:
-        body[table.name] = table.metrics
-    body["unsupported"] = {t.name: t.unsupported for t in found}
+    body: dict[str, object] = {"format_version": FORMAT_VERSION, "code": __version__}
+    body |= {table.name: table.metrics for table in found}
+    body["excluded_from_time"] = {table.name: FAULTS[table.name] for table in found if table.name in FAULTS}
+    body["unsupported"] = {table.name: dict(table.reasons()) for table in found}
     return body
-
-
-def write_rows(found: list[Table], path: Path) -> None:
-    """Every prediction as one CSV, written whole or not at all."""
-    columns = ["table", *dict.fromkeys(column for t in found for row in t.rows for column in row)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, restval="")
-    writer.writeheader()
-    for table in found:
-        writer.writerows({"table": table.name, **row} for row in table.rows)
-    write_bytes(path, text.getvalue().encode())
-
-
-def table_lines(table: Table) -> Iterator[tuple[str, list[str]]]:
-    """A table's metrics as text: key, then one cell per column of :data:`COLUMNS`."""
-    for key, metrics in table.metrics.items():
-        yield key, [_cell(metrics.get(name), kind) for _, name, kind in COLUMNS]
-
-
-#: Column heading, metric, how it is written.
-COLUMNS: tuple[tuple[str, str, str], ...] = (
-    ("rows", "rows", "count"),
-    ("mean", "mean_ape", "percent"),
-    ("median", "median_ape", "percent"),
-    ("p90", "p90_ape", "percent"),
-    ("bias", "bias", "signed"),
-    ("trivial", "trivial_mean_ape", "percent"),
-    ("rank", "spearman", "ratio"),
-    ("groups", "groups", "count"),
-    ("regret", "regret_mean", "percent"),
-    ("memory", "memory_mean_ape", "percent"),
-    ("oom", "oom_rows", "count"),
-    ("acc", "oom_accuracy", "percent"),
-    ("recall", "oom_recall", "percent"),
-    ("in 80%", "coverage80", "percent"),
-)
-
-
-def _cell(value: float | None, kind: str) -> str:
-    if value is None:
-        return ""
-    if kind == "count":
-        return str(int(value))
-    if kind == "ratio":
-        return f"{value:.2f}"
-    return f"{value:+.1%}" if kind == "signed" else f"{value:.1%}"

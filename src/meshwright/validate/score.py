@@ -1,4 +1,4 @@
-"""Scoring: the only place that reads what was measured.
+"""Scoring: predictions against what was measured, which nothing but this module and ``measured.py`` reads.
 
 Definitions. Error is |predicted / measured - 1|; bias the mean of predicted / measured - 1. A group is the rows of
 one source, hardware, framework, model, phase, dtype, device count, sequence length and global batch with at least
@@ -9,144 +9,220 @@ Spearman is the rank correlation in a group, averaged over groups. Memory is com
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import exp
 
 import msgspec
 import numpy as np
 
+from meshwright.validate.measured import Measured
+from meshwright.validate.ops import OpAnswer
 from meshwright.validate.steps import StepAnswer
 from meshwright.validate.tables import number
 
-#: Flags of rows whose machine or software is known to have been at fault, with the reason. They are predicted and
-#: printed apart; their time is not scored with the rest, their memory and OOM labels are.
-FAULTS: dict[str, str] = {
-    "pp_before_fix": "pipeline code later fixed by its authors; matched plans ran 2.6 to 40 times faster after it",
-    "degraded_intranode_bw": "the job's own NVLink all-reduce reached a tenth of its bandwidth",
-    "slow_outlier": "below 0.4 times the throughput of the same plan at a smaller microbatch",
-    "suspect_slow_network": "between nodes 1 to 5 GB/s on a 100 GB/s network: sockets instead of RDMA",
-    "slow_or_unstated_fabric": "network between nodes not stated or far below its rate",
+#: Flags of rows whose machine or software is known to have been at fault, by table, with the reason. They are
+#: predicted and printed apart; their time is not scored with the rest, their memory and OOM labels are.
+FAULTS: dict[str, dict[str, str]] = {
+    "training_steps": {
+        "pp_before_fix": "pipeline code later fixed by its authors; matched plans ran 2.6 to 40 times faster after it",
+        "degraded_intranode_bw": "the job's own NVLink all-reduce reached a tenth of its bandwidth",
+        "slow_outlier": "below 0.4 times the throughput of the same plan at a smaller microbatch",
+    },
+    "collectives": {
+        "suspect_slow_network": "between nodes 1 to 5 GB/s on a 100 GB/s network: sockets instead of RDMA",
+        "slow_or_unstated_fabric": "network between nodes not stated or far below its rate",
+    },
 }
-GROUP = (
-    "source",
-    "hardware",
-    "framework",
-    "model",
-    "phase",
-    "dtype",
-    "num_gpus",
-    "seq_len",
-    "global_batch_seqs",
-)
+GROUP = ("source", "hardware", "framework", "model", "phase", "dtype", "num_gpus", "seq_len", "global_batch_seqs")
 MIN_GROUP = 5
+#: The memory kinds that are predicted; a peak of another kind is not scored.
+KINDS = ("allocated", "reserved")
+#: Standard deviations of a normal from its middle to the ends of its central 80%.
+REACH80 = 1.2815515655446004
 
 
-class Scored(msgspec.Struct, frozen=True, kw_only=True):
-    """One row's prediction beside its measurement; None where the row measured nothing of the kind."""
+class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One row's prediction beside its measurement; None where the row measured nothing of the kind. ``at``: the
+    values of its table's variables, ``what``: the plan or shape it ran; both for residuals. ``trivial`` is the plain
+    formula for a step, ``roofline`` the ideal one for a kernel."""
 
+    id: str
     key: str
-    group: tuple[str, ...]
-    faulty: bool
+    group: tuple[str, ...] = ()
+    faulty: bool = False
     time: tuple[float, float] | None = None
     trivial: float | None = None
+    roofline: float | None = None
     inside: bool | None = None
     memory: tuple[float, float] | None = None
+    memory_kind: str = ""
     oom: tuple[bool, bool] | None = None
+    at: tuple[float | str, ...] = ()
+    what: str = ""
 
 
-def faulty(row: dict[str, str], column: str = "flags") -> bool:
-    return any(flag in FAULTS for flag in (row.get(column) or "").split(";"))
+class Unsupported(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A row that is not predicted, and why."""
+
+    id: str
+    key: str
+    faulty: bool
+    reason: str
 
 
-def score_step(row: dict[str, str], answer: StepAnswer) -> Scored:
+def faulty(row: dict[str, str], table: str = "training_steps", column: str = "flags") -> bool:
+    """Whether a row carries one of its table's fault flags."""
+    known = FAULTS.get(table, {})
+    return any(flag in known for flag in (row.get(column) or "").split(";"))
+
+
+def score_step(row: dict[str, str], found: Measured, answer: StepAnswer, at: tuple[float | str, ...] = ()) -> Scored:
     """A training step's row against its answer."""
-    measured, peak = number(row, "step_time_s"), number(row, "peak_memory_gb")
-    timed = measured is not None and row["outcome"] == "ok" and "no_time_measured" not in row["flags"]
-    kinds = {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}
-    held = kinds.get(row["memory_kind"])
+    timed = found.seconds is not None
+    held = {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}.get(found.memory_kind)
     return Scored(
+        id=row["id"],
         key=f"{row['source']}/{row['hardware']}",
-        group=tuple(row[c] for c in GROUP),
+        group=tuple(_value(row, column) for column in GROUP),
         faulty=faulty(row),
-        time=(measured, answer.step_s) if timed else None,
+        time=(found.seconds, answer.step_s) if timed else None,
         trivial=answer.trivial_s if timed else None,
-        inside=answer.low_s <= measured <= answer.high_s if timed else None,
-        memory=(peak * 1e9, held) if peak and held is not None else None,
-        oom=(row["outcome"] == "oom", not answer.fits),
+        inside=answer.low_s <= found.seconds <= answer.high_s if timed else None,
+        memory=(found.peak_bytes, held) if found.peak_bytes and held is not None else None,
+        memory_kind=found.memory_kind,
+        oom=None if found.oom is None else (found.oom, not answer.fits),
+        at=at,
+        what=answer.plan,
     )
 
 
-def summary(scored: Iterable[Scored]) -> dict[str, dict[str, float]]:
-    """Metrics by ``source/hardware``, faulty rows under a key of their own, and over ``all``."""
-    by_key: dict[str, list[Scored]] = {}
+def score_op(row_id: str, key: str, answer: OpAnswer, faulty: bool) -> Scored:
+    """A kernel's or collective's row against its answer."""
+    low, high = interval(answer.seconds, answer.sigma)
+    return Scored(
+        id=row_id,
+        key=key,
+        faulty=faulty,
+        time=(answer.measured, answer.seconds),
+        roofline=answer.roofline,
+        inside=low <= answer.measured <= high,
+        at=answer.at,
+        what=answer.shape,
+    )
+
+
+def _value(row: dict[str, str], column: str) -> str:
+    """A cell as groups compare it: ``32`` and ``32.0`` are equal."""
+    value = number(row, column)
+    return row[column] if value is None else f"{value:g}"
+
+
+def interval(seconds: float, sigma: float) -> tuple[float, float]:
+    """The central 80% of a log-normal around a price."""
+    return seconds * exp(-REACH80 * sigma), seconds * exp(REACH80 * sigma)
+
+
+def summary(scored: Iterable[Scored], unsupported: Iterable[Unsupported] = ()) -> dict[str, dict[str, float]]:
+    """Metrics by ``source/hardware``, faulty rows under ``source/hardware/flagged`` too, and over ``all``."""
+    rows: dict[str, list[Scored]] = {}
+    lost: dict[str, int] = {}
     everything: list[Scored] = []
     for s in scored:
+        if s.faulty:
+            rows.setdefault(f"{s.key}/flagged", []).append(s)
+            s = _without_time(s)
+        rows.setdefault(s.key, []).append(s)
         everything.append(s)
-        by_key.setdefault(f"{s.key}/flagged" if s.faulty else s.key, []).append(s)
-    out = {key: metrics(rows) for key, rows in sorted(by_key.items())}
-    for key, rows in by_key.items():
-        if key.endswith("/flagged"):
-            main = [*by_key.get(key.removesuffix("/flagged"), []), *(_without_time(r) for r in rows)]
-            out[key.removesuffix("/flagged")] = metrics(main)
-    out["all"] = metrics([_without_time(s) if s.faulty else s for s in everything])
-    return dict(sorted(out.items(), key=lambda item: (item[0] == "all", item[0])))
+    for u in unsupported:
+        for key in (u.key, "all", *([f"{u.key}/flagged"] if u.faulty else ())):
+            lost[key] = lost.get(key, 0) + 1
+    out = {key: metrics(rows.get(key, []), lost.get(key, 0)) for key in sorted((rows.keys() | lost.keys()) - {"all"})}
+    return out | {"all": metrics(everything, lost.get("all", 0))}
 
 
 def _without_time(s: Scored) -> Scored:
-    return msgspec.structs.replace(s, time=None, trivial=None, inside=None)
+    return msgspec.structs.replace(s, time=None, trivial=None, roofline=None, inside=None)
 
 
-def metrics(rows: list[Scored]) -> dict[str, float]:
-    """Every metric that applies to these rows; fractions, not percent."""
-    out: dict[str, float] = {"rows": len(rows)}
-    pairs = np.array([s.time for s in rows if s.time is not None]).reshape(-1, 2)
-    if len(pairs):
-        ratio = pairs[:, 1] / pairs[:, 0] - 1
-        out |= {
-            "timed_rows": len(pairs),
-            "mean_ape": float(np.abs(ratio).mean()),
-            "median_ape": float(np.median(np.abs(ratio))),
-            "p90_ape": float(np.quantile(np.abs(ratio), 0.9)),
-            "bias": float(ratio.mean()),
-        }
-        plain = np.array([s.trivial for s in rows if s.time is not None and s.trivial is not None])
-        if len(plain) == len(pairs):
-            out["trivial_mean_ape"] = float(np.abs(plain / pairs[:, 0] - 1).mean())
-        covered = [s.inside for s in rows if s.inside is not None]
-        if covered:
-            out["coverage80"] = float(np.mean(covered))
-        out |= _ranking(rows)
-    held = np.array([s.memory for s in rows if s.memory is not None]).reshape(-1, 2)
-    if len(held):
-        out["memory_rows"] = len(held)
-        out["memory_mean_ape"] = float(np.abs(held[:, 1] / held[:, 0] - 1).mean())
-        out["memory_bias"] = float((held[:, 1] / held[:, 0] - 1).mean())
-    labels = np.array([s.oom for s in rows if s.oom is not None], bool).reshape(-1, 2)
-    if len(labels):
-        ran_out = labels[:, 0]
-        out["oom_rows"] = int(ran_out.sum())
-        out["oom_accuracy"] = float((labels[:, 0] == labels[:, 1]).mean())
-        if ran_out.any():
-            out["oom_recall"] = float(labels[ran_out, 1].mean())
+def metrics(rows: list[Scored], unsupported: int = 0) -> dict[str, float]:
+    """Every metric that applies to these rows; fractions, not percent. ``rows`` are those predicted."""
+    return {"rows": len(rows), **_times(rows), **_memory(rows), **_labels(rows), "unsupported": unsupported}
+
+
+def _times(rows: list[Scored]) -> dict[str, float]:
+    timed = [s for s in rows if s.time is not None]
+    if not timed:
+        return {}
+    pairs = np.array([s.time for s in timed])
+    ratio = pairs[:, 1] / pairs[:, 0] - 1
+    out = {
+        "timed_rows": len(timed),
+        "mean_ape": float(np.abs(ratio).mean()),
+        "median_ape": float(np.median(np.abs(ratio))),
+        "p90_ape": float(np.quantile(np.abs(ratio), 0.9)),
+        "bias": float(ratio.mean()),
+    }
+    if plain := [abs(s.trivial / s.time[0] - 1) for s in timed if s.trivial is not None]:
+        out["trivial_mean_ape"] = float(np.mean(plain))
+    if ideal := [abs(s.roofline / s.time[0] - 1) for s in timed if s.roofline is not None]:
+        out |= {"roofline_mean_ape": float(np.mean(ideal)), "roofline_median_ape": float(np.median(ideal))}
+    covered = [s.inside for s in timed if s.inside is not None]
+    if covered:
+        out["coverage80"] = float(np.mean(covered))
+    return out | _ranking(timed)
+
+
+def _memory(rows: list[Scored]) -> dict[str, float]:
+    """Errors of peak memory: of all rows that state a kind, and of each kind."""
+    out: dict[str, float] = {}
+    held = [s for s in rows if s.memory is not None]
+    for name, kinds in (("memory", KINDS), *((f"memory_{kind}", (kind,)) for kind in KINDS)):
+        pairs = np.array([s.memory for s in held if s.memory_kind in kinds]).reshape(-1, 2)
+        if len(pairs):
+            ratio = pairs[:, 1] / pairs[:, 0] - 1
+            out |= {
+                f"{name}_rows": len(pairs),
+                f"{name}_mean_ape": float(np.abs(ratio).mean()),
+                f"{name}_bias": float(ratio.mean()),
+            }
     return out
 
 
-def _ranking(rows: list[Scored]) -> dict[str, float]:
+def _labels(rows: list[Scored]) -> dict[str, float]:
+    """Whether rows that fit were told from rows that ran out of memory."""
+    labels = np.array([s.oom for s in rows if s.oom is not None], bool).reshape(-1, 2)
+    if not len(labels):
+        return {}
+    ran_out = labels[:, 0]
+    out = {"oom_rows": int(ran_out.sum()), "oom_accuracy": float((labels[:, 0] == labels[:, 1]).mean())}
+    if ran_out.any():
+        out["oom_recall"] = float(labels[ran_out, 1].mean())
+    return out
+
+
+def _ranking(timed: list[Scored]) -> dict[str, float]:
     """Regret and rank correlation within groups."""
     groups: dict[tuple[str, ...], list[tuple[float, float]]] = {}
-    for s in rows:
-        if s.time is not None and s.group:
+    for s in timed:
+        if s.group:
             groups.setdefault(s.group, []).append(s.time)
     kept = [np.array(pairs) for pairs in groups.values() if len(pairs) >= MIN_GROUP]
     if not kept:
         return {}
-    regrets = [float(g[np.argmin(g[:, 1]), 0] / g[:, 0].min() - 1) for g in kept]
-    correlations = [spearman(g[:, 0], g[:, 1]) for g in kept]
+    regrets = [regret(g[:, 0], g[:, 1]) for g in kept]
     return {
         "groups": len(kept),
         "regret_mean": float(np.mean(regrets)),
         "regret_median": float(np.median(regrets)),
         "regret_p90": float(np.quantile(regrets, 0.9)),
-        "spearman": float(np.mean(correlations)),
+        "spearman": float(np.mean([spearman(g[:, 0], g[:, 1]) for g in kept])),
     }
+
+
+def regret(measured: np.ndarray, predicted: np.ndarray) -> float:
+    """Measured time of the row predicted fastest over the best measured, minus one; of rows predicted equally fast
+    their mean, as any of them might be taken."""
+    first = measured[predicted == predicted.min()]
+    return float(first.mean() / measured.min() - 1)
 
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float:

@@ -11,13 +11,15 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
-from meshwright.plan.facets import RECOMPUTE_MODES
 from meshwright.predict import OVERHEAD, Simulated, interval_draws, rank_memory, simulate
 from meshwright.prediction import RankMemory
 from meshwright.validate.cases import Case, case
+from meshwright.validate.tables import number
 
 #: Quantiles of the 80% interval.
 INTERVAL = (0.1, 0.9)
+#: Recompute modes tried, in this order, where none was recorded.
+UNRECORDED = ("none", "selective")
 #: What an assumed facet could have been instead: the interval covers these too.
 ALTERNATIVES: dict[str, tuple[tuple[str, str, tuple[object, ...]], ...]] = {
     "recompute": (("memory", "recompute", ("none", "selective", "full")),),
@@ -26,6 +28,30 @@ ALTERNATIVES: dict[str, tuple[tuple[str, str, tuple[object, ...]], ...]] = {
     "vpp": (("pipeline", "vpp", (1, 2, 4)),),
     "sp": (("layout", "sp", (True, False)),),
 }
+
+
+#: What residuals are shown against: name, and the column of the table that holds it.
+COLUMNS = {
+    "tp": "tp",
+    "pp": "pp",
+    "dp": "dp",
+    "ep": "ep",
+    "microbatch": "micro_batch_seqs",
+    "global batch": "global_batch_seqs",
+    "seq": "seq_len",
+    "hidden": "hidden",
+    "layers": "layers",
+    "num_gpus": "num_gpus",
+    "hardware": "hardware",
+    "framework": "framework",
+}
+VARIABLES = tuple(COLUMNS)
+
+
+def variables(row: dict[str, str]) -> tuple[float | str, ...]:
+    """A row's values of :data:`VARIABLES`; "" where it has none."""
+    found = ((row.get(column) or "", number(row, column)) for column in COLUMNS.values())
+    return tuple(text if value is None else value for text, value in found)
 
 
 class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +119,9 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
 
 
 def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, ...]]:
-    """The question simulated. A recompute mode nobody recorded is the one that repeats least and still fits: that is
-    how it is chosen in practice."""
-    modes = RECOMPUTE_MODES if "recompute" in asked.assumed else (asked.plan.memory.recompute,)
+    """The question simulated. A recompute mode nobody recorded is none, or selective where only that fits; full
+    recompute, which costs a third more, is recorded by those who use it."""
+    modes = UNRECORDED if "recompute" in asked.assumed else (asked.plan.memory.recompute,)
     for mode in modes:
         memory = msgspec.structs.replace(asked.plan.memory, recompute=mode)
         tried = msgspec.structs.replace(asked, plan=msgspec.structs.replace(asked.plan, memory=memory))

@@ -5,28 +5,33 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from meshwright.calibrate.tables import Faults
 from meshwright.errors import MeshwrightError
 
-#: Columns a table must have to be what its name says.
+#: Every table of the format, in the order in which they are predicted.
+NAMES = ("training_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives")
+#: Columns a table must have: those that say what was run, and what came of it. The op tables' readers hold theirs.
 REQUIRED = {
     "training_steps": (
-        "id",
-        "source",
-        "hardware",
-        "num_gpus",
-        "framework",
-        "layers",
-        "hidden",
-        "outcome",
-        "step_time_s",
-    ),
-    "ops_gemm": ("hardware", "dtype", "pass", "batch", "m", "n", "k", "latency_us"),
-    "ops_attention": ("hardware", "phase", "batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "latency_us"),
-    "ops_moe": ("hardware", "dtype", "tokens", "hidden", "ffn", "experts", "top_k", "tp", "ep", "latency_us"),
-    "collectives": ("hardware", "nodes", "gpus", "op", "library", "bytes", "latency_us"),
+        *("id", "source", "hardware", "gpus_per_node", "num_gpus", "network", "framework", "model", "phase"),
+        *("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "gated_mlp", "tied_embeddings"),
+        *("experts", "top_k", "moe_ffn", "seq_len", "global_batch_seqs", "micro_batch_seqs"),
+        *("tp", "pp", "vpp", "cp", "ep", "dp", "zero_stage", "sequence_parallel", "recompute", "schedule", "dtype"),
+        *("optimizer_state_bytes_per_param", "attention_kernel"),
+        *("outcome", "step_time_s", "peak_memory_gb", "memory_kind", "flags", "notes"),
+    )
+}
+#: Columns of it that hold what was asked, as numbers.
+NUMBERS = {
+    "training_steps": (
+        *("gpus_per_node", "num_gpus", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts"),
+        *("top_k", "moe_ffn", "seq_len", "global_batch_seqs", "micro_batch_seqs", "grad_accum", "tp", "pp", "vpp"),
+        *("cp", "ep", "dp", "zero_stage", "optimizer_state_bytes_per_param"),
+    )
 }
 
 
@@ -40,17 +45,18 @@ def find(folder: Path, name: str) -> Path | None:
 
 
 def rows(path: Path, name: str) -> Iterator[dict[str, str]]:
-    """The rows of a table as texts.
+    """The rows of a table as texts; see :func:`numbered`."""
+    return (row for _, row in numbered(path, name))
+
+
+def numbered(path: Path, name: str) -> list[tuple[int, dict[str, str]]]:
+    """The rows of a table as texts, each with the line it ends on.
 
     Raises:
-        MeshwrightError: V001 unreadable, V002 with every missing column.
+        MeshwrightError: V001 unreadable, V002 with every missing column, V004 with every cell of a question that is
+            no number.
     """
-    try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
-        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
-    reader = csv.DictReader(io.StringIO(text))
+    reader = csv.DictReader(io.StringIO(text_of(path)))
     missing = [c for c in REQUIRED[name] if c not in (reader.fieldnames or ())]
     if missing:
         raise MeshwrightError.one(
@@ -59,7 +65,32 @@ def rows(path: Path, name: str) -> Iterator[dict[str, str]]:
             place=f"{path}:1",
             help="the format is described with the tables; every column named there must be present",
         )
-    yield from reader
+    found, wrong = [], Faults(path)
+    try:
+        for cells in reader:
+            row = {column: cell or "" for column, cell in cells.items() if isinstance(column, str)}
+            for column in NUMBERS[name]:
+                value = number(row, column) if row.get(column) else 0.0
+                if value is None or value < 0:
+                    wrong.add("V004", reader.line_num, f"{column} = {row[column]!r} is not a positive number")
+            found.append((reader.line_num, row))
+    except csv.Error as error:
+        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
+    wrong.refuse()
+    return found
+
+
+def text_of(path: Path) -> str:
+    """The text of a table, unpacked.
+
+    Raises:
+        MeshwrightError: V001 when it cannot be read.
+    """
+    try:
+        raw = path.read_bytes()
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
 
 
 def number(row: dict[str, str], key: str) -> float | None:

@@ -1,0 +1,70 @@
+"""A validation as text: one line of figures per source and hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.validate.run import Table
+
+#: Column heading, metric, how it is written.
+COLUMNS: tuple[tuple[str, str, str], ...] = (
+    ("rows", "rows", "count"),
+    ("unsupported", "unsupported", "some"),
+    ("mean", "mean_ape", "percent"),
+    ("median", "median_ape", "percent"),
+    ("p90", "p90_ape", "percent"),
+    ("bias", "bias", "signed"),
+    ("trivial", "trivial_mean_ape", "percent"),
+    ("roofline", "roofline_median_ape", "percent"),
+    ("in 80%", "coverage80", "percent"),
+    ("rank", "spearman", "ratio"),
+    ("groups", "groups", "count"),
+    ("regret", "regret_mean", "percent"),
+    ("allocated", "memory_allocated_mean_ape", "percent"),
+    ("reserved", "memory_reserved_mean_ape", "percent"),
+    ("oom", "oom_rows", "some"),
+    ("accuracy", "oom_accuracy", "percent"),
+    ("recall", "oom_recall", "percent"),
+)
+#: What each heading means, for those who have not read the definitions.
+MEANING = {
+    "mean": "mean absolute error of time, |predicted / measured - 1|",
+    "median": "its median",
+    "p90": "its 90th percentile",
+    "bias": "mean of predicted / measured - 1",
+    "trivial": "mean absolute error of 6 N D / (devices x peak x 0.5) x bubble on the same rows",
+    "roofline": "median absolute error of the ideal roofline: peak arithmetic or full bandwidth",
+    "in 80%": "rows inside the predicted 80% interval",
+    "rank": "Spearman correlation within groups, mean over groups",
+    "groups": "groups of equal source, hardware, framework, model, phase, precision, devices, length and batch with "
+    "five rows or more",
+    "regret": "measured time of the row predicted fastest over the best measured, minus 1, mean over groups",
+    "allocated": "mean absolute error of peak memory allocated",
+    "reserved": "mean absolute error of peak memory reserved",
+    "oom": "rows that ran out of memory",
+    "accuracy": "rows whose fitting or not was told right",
+    "recall": "rows out of memory that were told so",
+    "unsupported": "rows that are not predicted",
+}
+
+
+def columns(table: Table) -> list[tuple[str, str, str]]:
+    """The columns that hold something in a table."""
+    return [c for c in COLUMNS if any(_cell(m.get(c[1]), c[2]) for m in table.metrics.values())]
+
+
+def lines(table: Table) -> Iterator[tuple[str, list[str]]]:
+    """A table's metrics: key, then one cell per column of :func:`columns`."""
+    shown = columns(table)
+    for key, metrics in table.metrics.items():
+        yield key, [_cell(metrics.get(name), kind) for _, name, kind in shown]
+
+
+def _cell(value: float | None, kind: str) -> str:
+    if value is None or (kind == "some" and not value):
+        return ""
+    if kind in ("count", "some"):
+        return f"{int(value):,}"
+    if kind == "ratio":
+        return f"{value:.2f}"
+    return f"{value:+.1%}" if kind == "signed" else f"{value:.1%}"
