@@ -6,7 +6,7 @@ import sqlite3
 import pytest
 
 from meshwright.cli import main
-from meshwright.cost import Costs
+from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as plan
 from meshwright.predict import predict, simulate
@@ -74,7 +74,7 @@ def test_no_legal_plan_is_misuse():
 
 
 def test_a_plan_ties_with_itself_and_not_with_one_that_recomputes_everything():
-    runs = [simulate(plan(text).on(8), *SMALL, Costs()) for text in ("tp2 zero1", "tp2 zero1", "tp2 zero1 full")]
+    runs = [simulate(plan(text).on(8), *SMALL, standard()) for text in ("tp2 zero1", "tp2 zero1", "tp2 zero1 full")]
     assert difference(runs[0], runs[1]) == (0.0, 0.0)
     assert tie(runs[0], runs[1]) is not None
     assert tie(runs[0], runs[2]) is None
@@ -107,7 +107,7 @@ def test_a_stopped_search_goes_on_where_it_was_and_answers_the_same(tmp_path):
 
 def test_two_writers_share_one_store(tmp_path):
     file = tmp_path / "store.sqlite"
-    with Store(file, *SMALL, Costs()) as a, Store(file, *SMALL, Costs()) as b:
+    with Store(file, *SMALL, standard()) as a, Store(file, *SMALL, standard()) as b:
         for number, store in enumerate((a, b, a, b)):
             store.record(plan(f"tp{2 ** (number // 2)}"), (1.0, 2.0))
             store.flush()
@@ -119,7 +119,7 @@ def test_a_store_of_another_format_is_refused(tmp_path):
     file = tmp_path / "store.sqlite"
     sqlite3.connect(file).execute("PRAGMA user_version = 99").connection.close()
     with pytest.raises(MeshwrightError) as caught:
-        Store(file, *SMALL, Costs())
+        Store(file, *SMALL, standard())
     assert caught.value.diagnostics[0].code == "R010"
 
 

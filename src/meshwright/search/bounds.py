@@ -20,19 +20,28 @@ import numpy as np
 
 from meshwright.search.paths import KEPT
 from meshwright.search.regions import Costs, Exchanged, Regions
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State
+from meshwright.search.space import BALANCED, Core, Inner, Piped, State, together
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.
 ROUNDING = 1e-9
 
 
 class Scope(NamedTuple):
-    """The parts of one core's region that bounds are asked for."""
+    """The parts of one core's region: its plans are their combinations, but for those that do not go together."""
 
     core: Core
     inners: Sequence[Inner]
     pipelines: Sequence[Piped]
     states: Sequence[State]
+
+    def legal(self) -> np.ndarray:
+        """Which schedules go with which state parts, bool [B, C]."""
+        pairs = [[together(self.core, piped, state) for state in self.states] for piped in self.pipelines]
+        return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
+
+    def size(self) -> int:
+        """Plans of the region."""
+        return len(self.inners) * int(self.legal().sum())
 
 
 def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.ndarray, list[int]]:

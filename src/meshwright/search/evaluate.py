@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, standard
 from meshwright.lower import Lowered, lower
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import constant_bytes
@@ -43,7 +43,7 @@ class Evaluator:
 
     def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
         self.model, self.cluster, self.train = model, cluster, train
-        self.costs = costs or Costs()
+        self.costs = costs or standard()
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
         self.num_evaluated = 0

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from time import monotonic
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, standard
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.predict import predict, simulate
@@ -54,7 +54,7 @@ def find(
         _known("objective", name, tuple(OBJECTIVES))
     began = monotonic()
     space = space or default(model, cluster, train)
-    costs = costs or Costs()
+    costs = costs or standard()
     evaluator = Evaluator(model, cluster, train, costs)
     with Store(store, model, cluster, train, costs) if store else nullcontext() as kept:
         walk = Walk(

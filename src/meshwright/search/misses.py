@@ -26,6 +26,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
         usual = scope.inners[0].order
         scope = scope._replace(inners=[i for i in scope.inners if i.order == usual])
         need = memory_bytes(regions, scope, regions.costs(scope.core, scope.inners))
+        need[:, ~scope.legal()] = np.inf
         a, b, c = np.unravel_index(int(need.argmin()), need.shape)
         point = scope.core, scope.inners[a], scope.pipelines[b], scope.states[c]
         tightest.append((float(need.min()), point))
@@ -46,7 +47,7 @@ def _scopes(walk: Walk) -> list[Scope]:
         )
         for core in walk.cores
     )
-    return [s for s in scopes if s.inners and s.pipelines and s.states]
+    return [s for s in scopes if s.size()]
 
 
 def _miss(tried: Tried, walk: Walk) -> NearMiss:

@@ -176,7 +176,8 @@ def _neighbours(lowered: Lowered) -> np.ndarray:
     queue = graph.streams.queue[graph.member[graph.member_ptr[:-1]]]
     out = np.full(graph.num_tasks, -1, np.int64)
     before, after = graph.dep, owner
-    sent = (graph.kind[before] == KIND["send"]) & is_pass[after]
+    # without overlap the sender's own next pass waits too
+    sent = (graph.kind[before] == KIND["send"]) & is_pass[after] & (rank[after] != rank[before])
     out[before[sent]] = rank[after[sent]]
     gathered = (graph.kind[before] == KIND["all_gather"]) & is_pass[after]
     out[before[gathered]] = graph.cost_key[after[gathered]]

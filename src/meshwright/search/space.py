@@ -277,6 +277,11 @@ def _chunks(space: Space, core: Core, model: Model, family) -> list[int]:
     ]
 
 
+def together(core: Core, piped: Piped, state: State) -> bool:
+    """Whether a schedule goes with a ZeRO stage: parameters held whole on two ranks cannot be sharded."""
+    return core.pp == 1 or state.zero < 3 or schedules.get(piped.schedule).placement != "bidirectional"
+
+
 def states(space: Space, core: Core, cluster: Cluster) -> list[State]:
     """Every ZeRO stage and scope of a core's plans."""
     replicas = core.dp * core.cp

@@ -11,8 +11,9 @@ from math import exp
 
 import numpy as np
 
+from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
-from meshwright.search.space import Core, inners, pipelines, states
+from meshwright.search.space import Core, inners, pipelines, states, together
 from meshwright.search.walk import Walk
 
 STEPS, RESTARTS = 400, 4
@@ -30,10 +31,14 @@ def run(walk: Walk) -> bool:
     walk.covers(parts.size())
     for _ in range(RESTARTS):
         point = parts.draw(rng)
+        while not together(point[0], *point[2:]):
+            point = parts.draw(rng)
         energy = _energy(walk, walk.evaluate(*point))
         for step in range(STEPS):
             heat = HOT * (COLD / HOT) ** (step / STEPS)
             moved = parts.neighbour(rng, point)
+            if not together(moved[0], *moved[2:]):
+                continue
             after = _energy(walk, walk.evaluate(*moved))
             if after <= energy or rng.random() < exp((energy - after) / energy / heat):
                 point, energy = moved, after
@@ -68,7 +73,8 @@ class _Parts:
         return found
 
     def size(self) -> int:
-        return sum(len(a) * len(b) * len(c) for a, b, c in map(self.of, self.cores))
+        """Legal points."""
+        return sum(Scope(core, *self.of(core)).size() for core in self.cores)
 
     def draw(self, rng: np.random.Generator) -> tuple:
         core = self.cores[rng.integers(len(self.cores))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.search.regions import Regions
-from meshwright.search.strategies.exhaustive import bounded_region, promise, scopes, size_of
+from meshwright.search.strategies.exhaustive import bounded_region, promise, scopes
 from meshwright.search.walk import Walk
 
 WIDTH = 32
@@ -21,7 +21,7 @@ def run(walk: Walk) -> bool:
     regions = Regions(walk.evaluator)
     ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
     for _, scope in ordered[WIDTH:]:
-        walk.reject(OUTSIDE, size_of(scope))
+        walk.reject(OUTSIDE, scope.size())
     for _, scope in ordered[:WIDTH]:
         region = bounded_region(walk, regions, scope)
         if region is None:

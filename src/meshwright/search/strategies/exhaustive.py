@@ -61,7 +61,7 @@ def run(walk: Walk) -> bool:
     found: list[Region] = []
     for ideal, scope in ordered:
         if ideal * (1 - ROUNDING) > walk.worth_s(scope.core):
-            walk.reject(KERNELS, size_of(scope))
+            walk.reject(KERNELS, scope.size())
             continue
         region = bounded_region(walk, regions, scope)
         if region is not None:
@@ -82,11 +82,11 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             pipelines(walk.space, core, walk.model, walk.train),
             states(walk.space, core, walk.cluster),
         )
-        if not size_of(scope):
+        if not scope.size():
             continue
-        walk.covers(size_of(scope))
+        walk.covers(scope.size())
         if regions.crowded(core, scope.states, scope.inners[0]):
-            walk.reject(CROWDED, size_of(scope))
+            walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
         yield regions.ideal_seconds(core, ways), scope
@@ -99,10 +99,6 @@ def promise(walk: Walk, ideal: float, scope: Scope) -> float:
     count = walk.train.global_batch // (core.dp * core.mb)
     far = core.tp * core.cp > walk.cluster.islands[0].domain_size
     return ideal * (1 + (core.pp - 1) / (2 * count)) * (1.2 if far else 1.0)
-
-
-def size_of(scope: Scope) -> int:
-    return len(scope.inners) * len(scope.pipelines) * len(scope.states)
 
 
 def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> None:
@@ -118,31 +114,33 @@ def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]])
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
-    size = size_of(scope)
+    size = scope.size()
     rough, _ = compute_seconds(regions, scope, regions.glance(scope.core, scope.inners))
     kept = _kept(walk, scope, rough)
-    walk.reject(LAYERS, size - size_of(kept))
+    walk.reject(LAYERS, size - kept.size())
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
-    walk.reject(SAME, size_of(kept) - size_of(scope))
-    return _bounded(walk, regions, scope) if size_of(scope) else None
+    walk.reject(SAME, kept.size() - scope.size())
+    return _bounded(walk, regions, scope) if scope.size() else None
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
     """The region of a core with what cannot be best taken out; None when nothing is left."""
-    size = size_of(scope)
+    size = scope.size()
     costs = regions.costs(scope.core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
     kept = _kept(walk, scope, paths_s)
-    rejected = Counter({PATHS: size - size_of(kept)})
+    rejected = Counter({PATHS: size - kept.size()})
     region = None
-    if size_of(kept):
+    if kept.size():
         costs = regions.costs(scope.core, kept.inners)
         exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
         paths_s, least = compute_seconds(regions, kept, costs)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
+        legal = kept.legal()
         slow = bound_s * (1 - ROUNDING) > walk.worth_s(kept.core)
-        full = ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
-        bound_s[slow | full] = np.inf
+        slow &= legal
+        full = legal & ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
+        bound_s[slow | full | ~legal] = np.inf
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
         region = Region(kept, costs, bound_s, paths_s) if np.isfinite(bound_s).any() else None
     if reject:
