@@ -14,10 +14,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs, Framework
+from meshwright.atomic import write_bytes
+from meshwright.calibrate.framework_memory import MemoryFit
+from meshwright.cost import Costs, Framework, frameworks
+from meshwright.cost.framework import FORMAT_VERSION, Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.predict import simulate
+from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case
 from meshwright.validate.score import faulty
 from meshwright.validate.tables import find, number, rows
@@ -188,3 +192,46 @@ def report(fits: list[Fit]) -> list[str]:
             f"{fit.framework}: {fit.rows} rows, {fit.groups} models; in sample {fit.in_sample:.1%}, {outside}; {values}"
         )
     return lines
+
+
+def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
+    """The catalog's profiles with what was fitted in them; those without a fit keep their flagged defaults."""
+    found = dict(frameworks())
+    for fit in fits:
+        outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
+        said = f"host times and passes fitted to {fit.rows} measured steps of {fit.groups} models: "
+        said += f"{fit.in_sample:.1%} mean error in sample{outside}"
+        found[fit.framework] = msgspec.structs.replace(
+            found[fit.framework], **fit.constants, source=said, flagged=False
+        )
+    for one in memory:
+        changed = {"activation_copies": one.activation_copies}
+        if one.allocator_slack is not None:
+            changed["allocator_slack"] = one.allocator_slack
+        said = f"; memory fitted to {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
+        said += "" if one.left_out is None else f", {one.left_out:.1%} with models left out"
+        old = found[one.framework]
+        found[one.framework] = msgspec.structs.replace(old, **changed, source=old.source + said)
+    return found
+
+
+def write(found: dict[str, Framework], folder: Path) -> list[Path]:
+    """One TOML file a profile, as the catalog holds them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    usual = Framework(name="")
+    for profile in found.values():
+        table = {"format_version": FORMAT_VERSION, "name": profile.name}
+        for field in Framework.__struct_fields__:
+            value = getattr(profile, field)
+            if field not in ("name", "defaults") and value != getattr(usual, field):
+                table[field] = list(value) if isinstance(value, tuple) else value
+        defaults = {
+            field: list(value) if isinstance(value, tuple) else value
+            for field in Defaults.__struct_fields__
+            if (value := getattr(profile.defaults, field)) != getattr(usual.defaults, field)
+        }
+        path = folder / f"{profile.name.replace('-', '_')}.toml"
+        write_bytes(path, dumps({**table, "defaults": defaults}).encode())
+        paths.append(path)
+    return paths

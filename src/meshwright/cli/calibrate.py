@@ -12,11 +12,13 @@ from meshwright.cli import options
 from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
-DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv and
-collectives.csv, plain or gzipped), print constants, measured against predicted by size, and errors on groups held out.
+DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv, collectives.csv
+and training_steps.csv, plain or gzipped), print constants, measured against predicted by size, and errors on groups
+held out.
 
-Profiles are written to --out (kernels/ and network/ in it); a prediction uses the catalog's unless told otherwise."""
-CLASSES = ("gemm", "attention", "moe", "network")
+Profiles are written to --out (kernels/, network/ and frameworks/ in it); a prediction uses the catalog's unless told
+otherwise."""
+CLASSES = ("gemm", "attention", "moe", "network", "framework")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,7 +26,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     data: options.text("DIR", "Folder with the tables.") = ""
     device: options.text("NAME", "Fit the curves of one device only.") = ""
-    only: options.text("CLASS[,CLASS]", "Some of gemm, attention, moe, network; all of them if left out.") = ""
+    only: options.text(
+        "CLASS[,CLASS]", "Some of gemm, attention, moe, network, framework; all of them if left out."
+    ) = ""
     holdout: options.text("SHARE", "Share of whole groups held out to measure accuracy; 0.2 if left out.") = ""
     out: options.text("DIR", "Write the profiles there; nothing is written if left out.") = ""
     json: options.JSON = False
@@ -42,12 +46,30 @@ def run(argv: list[str]) -> int:
         wrong.append(Diagnostic(code="K001", message="not a folder", place=f"--data {given.data}"))
     if wrong:
         raise MeshwrightError(wrong)
-    kernels = tuple(name for name in only if name != "network")
+    kernels = tuple(name for name in only if name not in ("network", "framework"))
     if kernels:
         _kernels(given, kernels, share)
     if "network" in only:
         _network(given, share)
+    if "framework" in only:
+        _frameworks(given)
     return 0
+
+
+def _frameworks(given: Options) -> None:
+    from meshwright.calibrate import framework, framework_memory
+    from meshwright.cost import standard
+
+    data = Path(given.data)
+    fits = list(framework.fit_all(data, standard, progress=note))
+    memory = list(framework_memory.fit_all(data, standard))
+    if given.json:
+        print_json({"steps": fits, "memory": memory})
+    else:
+        print("\n".join(framework.report(fits) + framework_memory.report(memory)))
+    if given.out:
+        for path in framework.write(framework.profiles(fits, memory), Path(given.out) / "frameworks"):
+            note(f"wrote {path}")
 
 
 def _kernels(given: Options, classes: tuple[str, ...], share: float) -> None:
