@@ -12,9 +12,9 @@ from meshwright.cli import options
 from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
-DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv, collectives.csv
-and training_steps.csv, plain or gzipped), print constants, measured against predicted by size, and errors on groups
-held out.
+DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv,
+collectives.csv and training_steps.csv, plain or gzipped), print constants, measured against predicted by size, and
+errors on groups held out.
 
 Profiles are written to --out (kernels/, network/ and frameworks/ in it); a prediction uses the catalog's unless told
 otherwise."""

@@ -154,11 +154,36 @@ def _schedule(name: str) -> dict[str, Any]:
 
 
 #: Kind -> how it is listed and shown, in the order they are listed.
+def _frameworks() -> list[dict[str, Any]]:
+    from meshwright.cost.framework import frameworks
+
+    return [
+        {
+            "name": f.name,
+            "us_per_kernel": f.host_us_per_kernel,
+            "us_per_collective": f.host_us_per_collective,
+            "us_per_pass": f.host_us_per_pass,
+            "memory_passes": f.elementwise_passes,
+            "activation_copies": f.activation_copies,
+            "source": f.source,
+        }
+        for f in frameworks().values()
+    ]
+
+
+def _framework(name: str) -> dict[str, Any]:
+    from meshwright.cost.framework import load
+
+    profile = load(name)
+    return {**msgspec.to_builtins(profile), "sources": {"*": profile.source}}
+
+
 KINDS = {
     "models": Kind(_models, _model),
     "devices": Kind(_devices, _device),
     "clusters": Kind(_clusters, _cluster),
     "schedules": Kind(_schedules, _schedule),
+    "frameworks": Kind(_frameworks, _framework),
 }
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED, Question, load, read_all
+from meshwright.cli.question import OPTIONAL, WANTED, Question, load, read_all
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -26,6 +26,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
+    framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     json: options.JSON = False
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
 
 def _question(given: Options) -> Question:
     """What a question file says, with the options put over it."""
-    said = {field: getattr(given, field) for field in WANTED}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
     if not given.model.endswith(".toml"):
         return Question(**said)
     over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}

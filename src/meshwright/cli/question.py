@@ -27,15 +27,19 @@ FORMAT_VERSION = 1
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The four texts; ``base`` is the folder that paths in them are relative to."""
+    """The four texts, and a framework profile if one is named; ``base`` is the folder that paths in them are
+    relative to."""
 
     model: str = ""
     on: str = ""
     train: str = ""
     plan: str = ""
+    framework: str = ""
     base: Path = Path()
 
 
+#: What a question file may say besides.
+OPTIONAL = ("framework",)
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -57,7 +61,11 @@ def load(path: str) -> Question:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
     check_version(table.pop("format_version", None), path)
-    wrong = [_wrong(key, value, path) for key, value in table.items() if key not in WANTED or not _is_text(value)]
+    wrong = [
+        _wrong(key, value, path)
+        for key, value in table.items()
+        if key not in (*WANTED, *OPTIONAL) or not _is_text(value)
+    ]
     if wrong:
         raise MeshwrightError(wrong)
     return Question(**table, base=Path(path).parent)
@@ -86,17 +94,18 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
         parts, found = _parts(question)
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once
         before.update(found)
-        ready.append(parts)
+        ready.append((parts, question.framework))
     if wrong:
         raise MeshwrightError(wrong)
-    return [_later(parts) for parts in ready]
+    return [_later(parts, framework) for parts, framework in ready]
 
 
-def _later(parts: list[Any]) -> Callable[[], Prediction]:
+def _later(parts: list[Any], framework: str) -> Callable[[], Prediction]:
     def answer() -> Prediction:
+        from meshwright.cost import load_framework, standard
         from meshwright.predict import predict
 
-        return predict(*parts)
+        return predict(*parts, costs=standard(load_framework(framework or "default")))
 
     return answer
 
@@ -118,6 +127,13 @@ def _parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
             parts.append(reader(_path(text, question.base)))
         except MeshwrightError as error:
             wrong += error.diagnostics
+    if question.framework:
+        from meshwright.cost.framework import load as read_framework
+
+        try:
+            read_framework(question.framework)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
     return parts, wrong
 
 
@@ -133,10 +149,9 @@ def _is_text(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    if key not in WANTED:
-        return Diagnostic(
-            code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, ["format_version", *WANTED])
-        )
+    known = ["format_version", *WANTED, *OPTIONAL]
+    if key not in known:
+        return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(
         code="X008", message=f"{key} = {value!r} is not a text", place=path, help=f'write {key} = "..." in quotes'
     )
