@@ -22,7 +22,7 @@ from meshwright.calibrate import network_exchange
 from meshwright.calibrate.network_custom import fit_custom
 from meshwright.calibrate.network_fit import START, Curve, to_constants, to_vector
 from meshwright.calibrate.network_fit import fit as fit_constants
-from meshwright.calibrate.network_jobs import read_job_series, with_gather_steps
+from meshwright.calibrate.network_jobs import read_job_series, with_steps_at_scale
 from meshwright.calibrate.network_report import Predicted, Report, predict
 from meshwright.calibrate.network_rows import FLAGS, Series, group_of, read_series
 from meshwright.cost.exchange import ExchangeProfile
@@ -104,7 +104,7 @@ def _hash(series: Series) -> int:
 
 def fit(data_dir: Path) -> tuple[Profile, ...]:
     """The profiles of a folder of measurements, their spreads from whole groups held out in turn."""
-    return with_gather_steps(fit_series(read_series(data_dir), folds=FOLDS), read_job_series(data_dir))
+    return with_steps_at_scale(fit_series(read_series(data_dir), folds=FOLDS), read_job_series(data_dir))
 
 
 def fit_series(series: Iterable[Series], *, folds: int = 0) -> tuple[Profile, ...]:

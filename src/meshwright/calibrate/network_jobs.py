@@ -24,8 +24,9 @@ from meshwright.work import Collective
 PATTERN = re.compile(r"busbw GB/s in job: AR=([\d.]+) AG=([\d.]+) RS=([\d.]+)")
 OPS = (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0))
 GATHERS = ("all_gather", "reduce_scatter")
-#: Values of a gather's step that are tried, over the step of the other rings.
+#: Values tried for a ring's step over that of small groups, and for the most nodes of a tree.
 STEPS = tuple(1.1**i for i in range(36))
+TREE_NODES = (0.0, 2.0, 4.0, 8.0)
 SIZE = float(2**28)
 #: Words of a network, and how the collectives table names the same one.
 NETWORKS = (("EFA 3200", "p5.48xlarge"),)
@@ -65,24 +66,34 @@ def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seco
     return Series("training_jobs", hardware, op, "nccl", False, device, group, "", [SIZE], [seconds])
 
 
-def with_gather_steps(profiles: tuple[Profile, ...], series: list[Series]) -> tuple[Profile, ...]:
-    """The profiles with the gather step that jobs at scale tell of their fabric: bus bandwidth that falls with the
-    number of ranks at one size is a latency per ring step."""
+def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> tuple[Profile, ...]:
+    """The profiles with what jobs at scale tell of their fabric: bus bandwidth that falls with the number of ranks at
+    one size is a latency per ring step, and an all-reduce that falls with it runs no tree."""
     out = {p.name: p for p in profiles}
     told: dict[str, list[Series]] = {}
     for one in series:
         profile, only_kind = Fabrics(profiles).find(one.group.hops[-1], one.device.name, one.device.scale_up)
-        if one.op in GATHERS and not only_kind:
+        if not only_kind:
             told.setdefault(profile.name, []).append(one)
     for name, mine in told.items():
-        tried = [_with_step(out[name], step) for step in STEPS]
-        out[name] = min(tried, key=lambda p: _error(({**out, name: p}).values(), mine))
+        gathers = [s for s in mine if s.op in GATHERS]
+        reduces = [s for s in mine if s.op == "all_reduce"]
+        if gathers:
+            out[name] = _best(out, name, gathers, ({"gather_step": step} for step in STEPS))
+        if reduces:
+            choices = ({"reduce_step": step, "tree_nodes": most} for most in TREE_NODES for step in STEPS)
+            out[name] = _best(out, name, reduces, choices)
     return tuple(out.values())
 
 
-def _with_step(profile: Profile, step: float) -> Profile:
-    constants = msgspec.structs.replace(profile.constants, gather_step=float(f"{step:.3g}"))
-    return msgspec.structs.replace(profile, constants=constants)
+def _best(known: dict[str, Profile], name: str, series: list[Series], choices: Iterable[dict[str, float]]) -> Profile:
+    tried = [_with(known[name], choice) for choice in choices]
+    return min(tried, key=lambda p: _error(({**known, name: p}).values(), series))
+
+
+def _with(profile: Profile, constants: dict[str, float]) -> Profile:
+    rounded = {field: float(f"{value:.3g}") for field, value in constants.items()}
+    return msgspec.structs.replace(profile, constants=msgspec.structs.replace(profile.constants, **rounded))
 
 
 def _error(profiles: Iterable[Profile], series: list[Series]) -> float:

@@ -75,7 +75,7 @@ def _ring(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], op: str
     flow = 1.0 if op == "broadcast" else rounds * (n - 1) / n
     large = "all_gather" if op == "broadcast" else op
     flows = [flow / (_port(h, f) * getattr(f, large)) for h, f in zip(hops, fabrics)]
-    slow = [f.gather_step if op in ("all_gather", "reduce_scatter") else 1.0 for f in fabrics]
+    slow = [f.reduce_step if op == "all_reduce" else 1.0 if op == "broadcast" else f.gather_step for f in fabrics]
     return _by_protocol([rounds * s * g for s, g in zip(_ring_steps(hops), slow)], flows, hops, fabrics)
 
 
@@ -109,6 +109,9 @@ def _gather(op: str):
 
 def _all_reduce(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     found = _ring(n, hops, fabrics, "all_reduce")
+    most = fabrics[-1].tree_nodes
+    if hops[-1].scale_out and most and max(_nodes(hops)) > most:
+        return tuple(found)
     if hops[-1].scale_out:
         found += _tree(hops, fabrics)
     if hops[0].reduces and all(h.scale_out for h in hops[1:]):

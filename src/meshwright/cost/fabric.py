@@ -37,6 +37,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         contention: n children get ``(2/n) ** contention`` of a port each: a shared host bridge (PCIe without
             switches), or flows that collide on a network's links.
         gather_step: a ring step of all-gather and reduce-scatter over a step as above; 1 unless measured at scale.
+        reduce_step: the same for the ring of an all-reduce.
+        tree_nodes: most nodes over which all-reduce runs as trees or in the switches, 0 for any number.
     """
 
     start_ll_us: float
@@ -63,6 +65,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     all_to_all: float
     contention: float
     gather_step: float = 1.0
+    reduce_step: float = 1.0
+    tree_nodes: float = 0.0
 
 
 class Custom(msgspec.Struct, frozen=True, kw_only=True):
