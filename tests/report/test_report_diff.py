@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from tests.report.sample import GIB, prediction
 
 from meshwright import plan
 from meshwright.prediction import ATTRIBUTION
 from meshwright.report.diff import UNATTRIBUTED, delta, render
 from meshwright.spec import cluster, workload
+from tests.report.sample import GIB, prediction
 
 BASE = prediction()
 NAMES = [name for name, _ in ATTRIBUTION]

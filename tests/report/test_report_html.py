@@ -12,13 +12,13 @@ from itertools import pairwise
 import msgspec
 import numpy as np
 import pytest
-from tests.report.sample import prediction
 
 from meshwright.errors import MeshwrightError
 from meshwright.graph import ATTRIBUTES
 from meshwright.prediction import FORMAT_VERSION
 from meshwright.quantity import seconds
 from meshwright.report import columns, html
+from tests.report.sample import prediction
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 SVG_VOID = {"path"}

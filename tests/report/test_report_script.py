@@ -9,9 +9,9 @@ from importlib.resources import files
 
 import numpy as np
 import pytest
-from tests.report.sample import prediction
 
 from meshwright.report import columns, html
+from tests.report.sample import prediction
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 

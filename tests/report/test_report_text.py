@@ -6,13 +6,13 @@ import io
 
 import pytest
 from rich.console import Console
-from tests.report.sample import GIB, prediction
 
 from meshwright.prediction import ATTRIBUTION, Assumption
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
 from meshwright.report.text import render
+from tests.report.sample import GIB, prediction
 
 
 def printed(answer, *, width: int = 120, encoding: str = "utf-8", **options) -> str:

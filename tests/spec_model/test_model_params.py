@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.spec_model.model_tensors import count, tensors
 
 from meshwright import catalog
 from meshwright.spec.architecture import stack
 from meshwright.spec.model import Attention, Block, Dense, Model, Moe, load
+from tests.spec_model.model_tensors import count, tensors
 
 # Counts of the published checkpoints, to the last parameter. All but dbrx are also what the public modelling code
 # (Hugging Face transformers 5.23) holds when instantiated from the same dimensions on the meta device.
