@@ -39,7 +39,7 @@ def test_plans_that_share_a_graph_take_what_predict_says_to_the_last_bit(questio
 
 
 @given(questions())
-@settings(max_examples=15)
+@settings(max_examples=40)
 def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
     model, where, train, space = question
     evaluator = Evaluator(model, where, train)
@@ -77,7 +77,7 @@ def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
 
 
 @given(questions())
-@settings(max_examples=8)
+@settings(max_examples=12)
 def test_branch_and_bound_finds_the_optimum_of_brute_force(question):
     model, where, train, space = question
     walk = walk_of(question)

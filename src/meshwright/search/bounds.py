@@ -57,10 +57,12 @@ def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.nd
         rows = regions.paths(core, piped, costs)
         units = rows.passes @ held  # [rows, 3, U]
         passes = rows.passes.sum(axis=(1, 2))
-        backward = (2, 3) if rows.split else (1,)
         seconds = costs.seconds[0] @ units[:, 0].T
-        for index, position in zip(backward, (1, 2)):
-            seconds = seconds + costs.seconds[index] @ units[:, position].T
+        if rows.split:  # a full backward among them counts as B, which it is no faster than
+            back = np.minimum(costs.seconds[2], costs.seconds[1])
+            seconds = seconds + back @ units[:, 1].T + costs.seconds[3] @ units[:, 2].T
+        else:
+            seconds = seconds + costs.seconds[1] @ units[:, 1].T
         seconds += costs.send[:, None] * rows.sends + regions.host_s * passes
         out.append(seconds.max(axis=1))
     return np.stack(out, axis=1), least
@@ -134,7 +136,8 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
         rows = regions.paths(core, piped, costs)
         saved = costs.saved @ stages.T  # [A, S]
         on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
-        level = np.searchsorted(KEPT[: len(rows.in_flight)], costs.kept, side="right") - 1
+        share = ((costs.held @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
+        level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
         kept = on_rank * rows.in_flight[level] + costs.working[:, : regions.kinds].min(axis=1)[:, None]
         state = constant @ (rows.held @ stages).T  # [C, ranks]
         out[:, b] = (kept[:, None, :] + state[None]).max(axis=2)

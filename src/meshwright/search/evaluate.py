@@ -22,6 +22,7 @@ from meshwright.predict import Simulated, rank_memory, simulate
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
 from meshwright.simulate.engine import times
+from meshwright.simulate.schedule_times import takes_times
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -52,7 +53,7 @@ class Evaluator:
         """The plan must be legal, with ``dp`` filled in."""
         self.num_evaluated += 1
         same = None
-        if len(self.cluster.islands) == 1:
+        if len(self.cluster.islands) == 1 and not takes_times(plan):
             same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
         if same is None:
             return self._judged(simulate(plan, self.model, self.cluster, self.train, self.costs), plan)

@@ -132,5 +132,6 @@ class Layers:
     def stages(self, plan: Plan, mesh: Mesh) -> Stages:
         """The plan's stages; counts of parameters are shared between plans that split them alike."""
         stages = Stages(plan, self.model, self.train, mesh)
-        stages._params = self._params.setdefault((plan.layout.tp, plan.experts, plan.layout.pp == 1), stages._params)
+        key = (plan.layout.tp, plan.experts, stages.ends_meet)
+        stages._params = self._params.setdefault(key, stages._params)
         return stages

@@ -35,6 +35,12 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     held: np.ndarray
     split: bool
 
+    def of_any_order(self) -> Paths:
+        """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
+        return msgspec.structs.replace(
+            self, passes=self.passes[1:], sends=self.sends[1:], in_flight=np.minimum(self.in_flight[:1], 1.0)
+        )
+
 
 def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, send: float) -> Paths:
     """The rows of a schedule under typical seconds of each stage [S]; `backward` is the input gradient's."""

@@ -23,15 +23,18 @@ from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes
 from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
-from meshwright.schedules.actions import W
+from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.schedules.actions import BW, W
 from meshwright.schedules.timing import in_order_times
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
 from meshwright.search.space import BALANCED, Core, Inner, Piped, State, bare, plan_of
+from meshwright.simulate.schedule_times import takes_times
 from meshwright.work import Collective, Group
 
 PLAIN = Piped("1f1b", 1, "even")
+USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0)
 WHOLE = State(0, 0)
 PASSES = ("F", "BW", "B", "W")
 
@@ -39,15 +42,15 @@ PASSES = ("F", "BW", "B", "W")
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
 
-    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``
-    and ``working`` [A, U] bytes of a microbatch, ``kept`` [A] the least share of them that stays from B to W.
+    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``,
+    ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
     """
 
     seconds: np.ndarray
     send: np.ndarray
     saved: np.ndarray
+    held: np.ndarray
     working: np.ndarray
-    kept: np.ndarray
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,6 +99,7 @@ class Regions:
         self._paths: dict[tuple, Paths] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
+        self._glances: dict[tuple, np.ndarray] = {}
         self._nears: dict[tuple, int] = {}
         self._indices: dict[tuple, int] = {}
         self._distinct: list[dict[str, Group]] = []
@@ -143,8 +147,8 @@ class Regions:
             seconds=np.array([c[0] for c in columns]).transpose(1, 0, 2),
             send=np.array([c[1] for c in columns]),
             saved=np.array([c[2] for c in columns]),
-            working=np.array([c[3] for c in columns]),
-            kept=np.array([c[4] for c in columns]),
+            held=np.array([c[3] for c in columns]),
+            working=np.array([c[4] for c in columns]),
         )
 
     def _inner(self, core: Core, inner: Inner) -> tuple:
@@ -160,10 +164,8 @@ class Regions:
             for mode in modes:
                 units = self.units(mode)
                 seconds.append([[self._fastest(book, mesh, u, which) for u in units] for which in PASSES])
-                kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "working", "held")])
-            saved, working, held = np.min(kept, axis=0)
-            share = min(1.0, float((held[: self.kinds] / np.maximum(saved[: self.kinds], 1.0)).min()))
-            found = book.rows[key] = (np.min(seconds, axis=0), saved, working, share if len(modes) == 1 else 0.0)
+                kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
+            found = book.rows[key] = (np.min(seconds, axis=0), *np.min(kept, axis=0))
         send = 0.0
         if core.pp > 1 and self.alike:
             stride = plan.layout.stride("pp")
@@ -214,22 +216,23 @@ class Regions:
     def glance(self, core: Core, inners: Sequence[Inner]) -> Costs:
         """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
         them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
-        known: dict[tuple, np.ndarray] = {}
         columns = []
+        sizes = (core.tp, core.cp, core.mb, core.ep, core.etp)
         groups = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
         for inner in inners:
             near = groups[inner.order]
-            same = (near, inner.sp, inner.algorithm, inner.attention, inner.recompute == "full", inner.overlap)
-            if same not in known:
-                known[same] = self._glanced(core, inner, near)
-            columns.append(known[same])
+            same = (sizes, near, *inner._replace(order=(), recompute_layers=min(1, inner.recompute_layers)))
+            found = self._glances.get(same)
+            if found is None:
+                found = self._glances[same] = self._glanced(core, inner, near)
+            columns.append(found)
         nothing = np.zeros((len(inners), self.num_units))
         return Costs(
             seconds=np.array(columns).transpose(1, 0, 2),
             send=nothing[:, 0],
             saved=nothing,
+            held=nothing,
             working=nothing,
-            kept=nothing[:, 0],
         )
 
     def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
@@ -333,19 +336,26 @@ class Regions:
             held = self.counts(core.pp * piped.vpp, piped.stages)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
             f, _, b, w = (held @ costs.seconds[i, typical] for i in range(4))
-            found = self._paths[key] = paths(actions, f, b, w, float(costs.send[typical]))
+            found = paths(actions, f, b, w, float(costs.send[typical]))
+            if takes_times(plan_of(core, USUAL, piped, WHOLE)):
+                found = found.of_any_order()
+            self._paths[key] = found
         return found
 
     def makespan(self, core: Core, piped: Piped, costs: Costs, a: int) -> float:
-        """Seconds of the pipeline alone under one inner part's own times, -inf where stages are still to be chosen."""
-        if piped.stages == BALANCED:
+        """Seconds of the pipeline alone under one inner part's own times, -inf where stages or order are not known."""
+        if piped.stages == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
             return -np.inf
         count = self.train.global_batch // (core.dp * core.mb)
         actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
         held = self.counts(core.pp * piped.vpp, piped.stages)
-        f, _, b, w = (held @ costs.seconds[i, a] + self.host_s for i in range(4))
-        if not np.any(actions.kind == W):
-            b, w = held @ costs.seconds[1, a] + self.host_s, 0.0
+        f, whole, b, w = (held @ costs.seconds[i, a] + self.host_s for i in range(4))
+        if np.any(actions.kind == W):
+            # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
+            b = np.minimum(b, whole)
+            w = np.minimum(w, whole - b) if np.any(actions.kind == BW) else w
+        else:
+            b, w = whole, 0.0
         return float(in_order_times(actions, f, b, w, float(costs.send[a]))[1].max())
 
     def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
@@ -390,12 +400,15 @@ class Regions:
         return _Updates(None, None, None, stages, stages.mesh).parameters((unit,))
 
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        """Constant bytes of each unit [U] on a rank that holds it."""
+        """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
+        table, which some schedules place beside it."""
         plan = plan_of(core, inner, PLAIN, state)
         stages = self.layers.stages(plan, self.layers.mesh(plan))
+        alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
+        beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
         for i, unit in enumerate(self.units("none")):
-            params = stages.params(unit)
+            params = (beside if unit.kind == "head" else stages).params(unit)
             out[i] = sum(static_bytes(plan, self.train, params).values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)
