@@ -48,12 +48,14 @@ ERROR_CLASS = {
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """A lowered, priced and timed plan: what every number of a prediction is read off."""
+    """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
+    error of whole steps that their parts do not explain (the framework's)."""
 
     lowered: Lowered
     priced: Priced
     start_s: np.ndarray
     end_s: np.ndarray
+    step_sigma: float = 0.0
 
     @property
     def step_time_s(self) -> float:
@@ -69,7 +71,8 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
         lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
         priced = Pricer(lowered, costs).all()
     start, end = times(lowered.graph, priced.durations)
-    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end)
+    sigma = costs.framework.step_sigma
+    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
 
 
 def predict(
@@ -235,15 +238,16 @@ def _peak_flops(run: Simulated, plan: Plan, train: Train, *, computing: bool = F
 
 
 def interval_draws(run: Simulated) -> np.ndarray:
-    """Step times under draws of the correlated errors: one factor per error class for the whole step, log-normal,
-    stratified so that few draws represent the distribution. Deterministic."""
+    """Step times under draws of the correlated errors: one factor per error class and one for the framework for the
+    whole step, log-normal, stratified so that few draws represent the distribution. Deterministic."""
     classes = sorted(set(ERROR_CLASS.values()))
     rng = np.random.default_rng(0)
     normal = np.array([_normal((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
     sigma = class_sigma(run)
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
-    return makespans(run.lowered.graph, np.ascontiguousarray((run.priced.parts @ factors).T))
+    whole = np.exp(rng.permutation(normal) * run.step_sigma)
+    return whole * makespans(run.lowered.graph, np.ascontiguousarray((run.priced.parts @ factors).T))
 
 
 def class_sigma(run: Simulated) -> dict[str, float]:

@@ -201,8 +201,10 @@ def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
         outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
         said = f"host times and passes fitted to {fit.rows} measured steps of {fit.groups} models: "
         said += f"{fit.in_sample:.1%} mean error in sample{outside}"
+        # the standard deviation of a normal error is 1.25 times its mean absolute value
+        sigma = round(1.25 * (fit.in_sample if fit.left_out is None else fit.left_out), 3)
         found[fit.framework] = msgspec.structs.replace(
-            found[fit.framework], **fit.constants, source=said, flagged=False
+            found[fit.framework], **fit.constants, step_sigma=sigma, source=said, flagged=False
         )
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
@@ -211,7 +213,8 @@ def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
         said = f"; memory fitted to {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
         said += "" if one.left_out is None else f", {one.left_out:.1%} with models left out"
         old = found[one.framework]
-        found[one.framework] = msgspec.structs.replace(old, **changed, source=old.source + said)
+        before = old.source.split("; memory fitted to ")[0]
+        found[one.framework] = msgspec.structs.replace(old, **changed, source=before + said)
     return found
 
 

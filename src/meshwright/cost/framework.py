@@ -45,7 +45,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
-    fragmentation leaves unused. ``flagged``: nobody measured these.
+    fragmentation leaves unused. ``step_sigma``: relative error of whole steps of models that the constants never saw.
+    ``flagged``: nobody measured these.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
     allocator_slack: float = 0.03
+    step_sigma: float = 0.15
     source: str = ""
     flagged: bool = True
     defaults: Defaults = Defaults()
