@@ -91,18 +91,21 @@ def test_the_front_keeps_what_nothing_beats_twice():
     assert [v for _, v in pareto(points)] == [(1.0, 5.0), (3.0, 2.0)]
 
 
-def test_a_stopped_search_goes_on_where_it_was_and_answers_the_same(tmp_path):
-    file, calls = tmp_path / "store.sqlite", []
+def test_a_stopped_search_answers_with_what_it_found_and_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshwright.search.walk.LOOK_S", -1.0)
+    file = tmp_path / "store.sqlite"
 
     def interrupt(walk):
-        calls.append(1)
+        if len(walk.tried) == 5 and not walk.ended:
+            raise KeyboardInterrupt
 
-    whole = find(*SMALL, space=space(), store=file, report=interrupt).to_json()
-    again = find(*SMALL, space=space(), store=file).to_json()
-    whole.pop("seconds"), again.pop("seconds")
-    assert whole == again
-    rows = sqlite3.connect(file).execute("SELECT count(*) FROM plans").fetchone()
-    assert rows[0] == whole["evaluated"]
+    stopped = find(*SMALL, space=space(), store=file, report=interrupt)
+    assert stopped.best and not stopped.proven_optimal
+    assert sqlite3.connect(file).execute("SELECT count(*) FROM plans").fetchone() == (5,)
+    resumed, whole = find(*SMALL, space=space(), store=file).to_json(), find(*SMALL, space=space()).to_json()
+    resumed.pop("seconds"), whole.pop("seconds")
+    assert resumed == whole
+    assert resumed["proven_optimal"]
 
 
 def test_two_writers_share_one_store(tmp_path):

@@ -7,10 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from meshwright.atomic import write_bytes
 from meshwright.report import palette
 from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict
 from meshwright.search.found import OBJECTIVES, Found
-from meshwright.atomic import write_bytes
 
 #: Size of the plot in its own units, and the room for its labels.
 WIDTH, HEIGHT, MARGIN = 640.0, 280.0, 40.0
