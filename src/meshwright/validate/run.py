@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -119,17 +118,15 @@ def _step_line(row: dict[str, str], found: Measured, answer: steps.StepAnswer) -
 
 def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
     scored, unsupported = [], []
-    try:
-        for answer in _answers(path, name, progress):
-            row_id, key = f"{name}:{answer.line}", f"{answer.source}/{answer.hardware}"
-            flagged = faulty({"flag": answer.flag}, name, "flag")
-            if answer.unsupported:
-                unsupported.append(Unsupported(id=row_id, key=key, faulty=flagged, reason=answer.unsupported))
-            else:
-                scored.append(score_op(row_id, key, answer, flagged))
-            sink(_op_line(name, row_id, answer, flagged))
-    except (zlib.error, EOFError) as error:
-        raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
+    tables.text_of(path)  # what cannot be unpacked is refused before anything is predicted
+    for answer in _answers(path, name, progress):
+        row_id, key = f"{name}:{answer.line}", f"{answer.source}/{answer.hardware}"
+        flagged = faulty({"flag": answer.flag}, name, "flag")
+        if answer.unsupported:
+            unsupported.append(Unsupported(id=row_id, key=key, faulty=flagged, reason=answer.unsupported))
+        else:
+            scored.append(score_op(row_id, key, answer, flagged))
+        sink(_op_line(name, row_id, answer, flagged))
     return _table(name, scored, unsupported, ops.VARIABLES[name])
 
 

@@ -59,6 +59,10 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     at: tuple[float | str, ...] = ()
     what: str = ""
 
+    def without_time(self) -> Scored:
+        """The row with its memory and labels only."""
+        return msgspec.structs.replace(self, time=None, trivial=None, roofline=None, inside=None)
+
 
 class Unsupported(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A row that is not predicted, and why."""
@@ -129,7 +133,7 @@ def summary(scored: Iterable[Scored], unsupported: Iterable[Unsupported] = ()) -
     for s in scored:
         if s.faulty:
             rows.setdefault(f"{s.key}/flagged", []).append(s)
-            s = _without_time(s)
+            s = s.without_time()
         rows.setdefault(s.key, []).append(s)
         everything.append(s)
     for u in unsupported:
@@ -137,10 +141,6 @@ def summary(scored: Iterable[Scored], unsupported: Iterable[Unsupported] = ()) -
             lost[key] = lost.get(key, 0) + 1
     out = {key: metrics(rows.get(key, []), lost.get(key, 0)) for key in sorted((rows.keys() | lost.keys()) - {"all"})}
     return out | {"all": metrics(everything, lost.get("all", 0))}
-
-
-def _without_time(s: Scored) -> Scored:
-    return msgspec.structs.replace(s, time=None, trivial=None, roofline=None, inside=None)
 
 
 def metrics(rows: list[Scored], unsupported: int = 0) -> dict[str, float]:

@@ -1,0 +1,231 @@
+"""The book's page on accuracy, written from a validation run and from what the catalog says of its own constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib.metadata import version
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from meshwright.atomic import write_bytes
+from meshwright.cost import frameworks
+from meshwright.cost.fabric import shipped
+from meshwright.cost.fitted import SHAPES, profiles
+from meshwright.validate import text
+from meshwright.validate.aims import NAMES, reached
+from meshwright.validate.run import Table
+from meshwright.validate.score import FAULTS
+
+#: Framework constant -> unit and meaning, as ``Framework`` documents them.
+FRAMEWORK = {
+    "elementwise_passes": ("times", "bytes its memory-bound kernels move over what fused ones need"),
+    "host_us_per_kernel": ("us", "CPU time to issue one kernel"),
+    "host_us_per_collective": ("us", "CPU time to issue one collective"),
+    "host_us_per_pass": ("us", "CPU time per microbatch and pass over a stage that nothing hides"),
+    "activation_copies": ("times", "bytes its kernels keep for the backward over what fused ones keep"),
+    "allocator_slack": ("fraction", "reserved over allocated bytes that fragmentation leaves unused"),
+}
+#: An honest 80% interval covers this share of rows.
+COVERAGE = (0.70, 0.90)
+ENOUGH = 30
+HEAD = """# Accuracy
+
+How far predictions are from measurements, on every row of the tables that a folder of measurements holds. Written by
+`meshwright validate --data DIR --markdown docs/accuracy.md`; the code is version {version}. Nothing is fitted in such
+a run, and only the scorer reads what was measured.
+
+Devices and networks were calibrated on the tables of kernels and collectives, so the errors of those tables below are
+**in sample**; what was held out is under [constants of kernels](#constants-of-kernels). Framework profiles may be
+fitted to training steps: their source then says to how many, with the error in sample and **with models left out**
+([constants of frameworks](#constants-of-frameworks)); only the latter is accuracy on a model never seen.
+"""
+DEFINITIONS = """## What the figures mean
+
+Errors are |predicted / measured - 1|; bias is the mean of predicted / measured - 1. *Trivial* is the mean error of
+`6 N D / (devices * peak * 0.5) * bubble` on the same rows, *roofline* the median error of peak arithmetic or full
+bandwidth, whichever takes longer. A *group* is rows of one source, hardware, framework, model, phase, precision, device
+count, sequence length and global batch, with five timed rows or more; *rank* is Spearman's correlation in a group and
+*regret* the measured time of the row predicted fastest over the best measured, minus 1, both averaged over groups.
+Memory is compared with the kind a row states, allocated or reserved; other kinds are not scored. *accuracy* is the
+share of rows whose fitting or not was told right, *recall* that of rows out of memory that were told so.
+"""
+GAPS = """- Times of `megatron_goldens` are those of continuous-integration models of 12 layers and width 512, where
+  launches and evaluation dominate; their memory is what they are for. Their time is scored like any other: only the
+  flags above are left out.
+- Memory readings of `nvidia-smi` (kind `unknown`) hold more than a process's tensors and are not scored.
+- Repeated measurements bound what any prediction can reach: see the noise floor.
+"""
+
+
+def write(found: list[Table], path: str | Path) -> None:
+    """Write the page of a validation to `path`, whole or not at all.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    write_bytes(path, render(found).encode())
+
+
+def render(found: list[Table]) -> str:
+    """The page as Markdown."""
+    steps = next((table for table in found if table.name == "training_steps"), None)
+    parts = [HEAD.format(version=version("meshwright"))]
+    if steps is not None:
+        parts += [_aims(steps)]
+    parts += [DEFINITIONS, *(_figures(table) for table in found), _faults(found)]
+    if steps is not None:
+        parts += [_noise(steps)]
+    parts += [_gaps(found), _frameworks(), _kernels(), _networks()]
+    return "\n".join(part.rstrip() + "\n" for part in parts if part)
+
+
+def _rows(head: Iterable[str], rows: Iterable[Iterable[str]], *, words: bool = False) -> Iterator[str]:
+    """A Markdown table; the first column is text, the others are figures, or text too when `words`."""
+    head = list(head)
+    yield f"| {' | '.join(head)} |"
+    yield "|" + "|".join(["---", *["---" if words else "---:"] * (len(head) - 1)]) + "|"
+    for row in rows:
+        yield f"| {' | '.join(cell.replace('|', '/') for cell in row)} |"
+
+
+def _aims(steps: Table) -> str:
+    lines = ["## Aims and what is reached", ""]
+    shown = [
+        (
+            r.aim.what,
+            NAMES[r.aim.metric],
+            f"{r.rows:,}",
+            ("at least " if r.aim.least else "at most ") + _figure(r.aim.metric, r.aim.value),
+            _figure(r.aim.metric, r.value),
+            "" if r.trivial is None else f"{r.trivial:.1%}",
+            "yes" if r.met else "no",
+        )
+        for r in reached(steps)
+    ]
+    return "\n".join([*lines, *_rows(("rows", "figure", "count", "aim", "reached", "trivial", "met"), shown)])
+
+
+def _figure(metric: str, value: float) -> str:
+    return f"{value:.2f}" if metric == "spearman" else f"{value:.1%}"
+
+
+def _figures(table: Table) -> str:
+    head = ["source/hardware", *(heading for heading, _, _ in text.columns(table))]
+    shown = ([f"**{key}**" if key == "all" else key, *cells] for key, cells in text.lines(table))
+    return "\n".join([f"## {table.name}", "", *_rows(head, shown)])
+
+
+def _faults(found: list[Table]) -> str:
+    lines = ["## Known faults", ""]
+    lines += ["Rows with these flags are predicted and stand under `flagged`; their time is in no other figure.", ""]
+    shown = [(t.name, flag, why) for t in found for flag, why in FAULTS.get(t.name, {}).items()]
+    return "\n".join([*lines, *_rows(("table", "flag", "reason"), shown, words=True)])
+
+
+def _noise(steps: Table) -> str:
+    """Rows of one source that ran the same plan of the same model more than once."""
+    runs: dict[tuple, list[float]] = {}
+    for s in steps.scored:
+        if s.time is not None and not s.faulty:
+            runs.setdefault((s.key, s.group, s.what), []).append(s.time[0])
+    apart: dict[str, list[float]] = {}
+    for (key, _, _), times in runs.items():
+        apart.setdefault(key, []).extend(max(a, b) / min(a, b) - 1 for a, b in combinations(times, 2))
+    shown = [
+        (key, f"{len(pairs)}", f"{np.median(pairs):.1%}", f"{min(pairs):.1%}", f"{max(pairs):.1%}")
+        for key, pairs in sorted(apart.items())
+        if pairs
+    ]
+    lines = ["## Noise floor", "", "The same run repeated differs by 3 to 6%: no prediction is closer on average."]
+    if not shown:
+        return "\n".join(lines)
+    lines += ["Rows that ran the same plan of the same model, and how far apart their measured times are; the larger"]
+    lines += ["differences are of sources that do not record everything they changed. `papers:10-19` repeat the plans"]
+    lines += ["of `papers:0-9` with other times.", ""]
+    return "\n".join([*lines, *_rows(("source/hardware", "pairs", "median", "least", "most"), shown)])
+
+
+def _gaps(found: list[Table]) -> str:
+    lines = ["## Known gaps", ""]
+    lines += [f"- {line}" for table in found for line in _weak(table)]
+    lines += [GAPS.rstrip()]
+    if not any(table.unsupported for table in found):
+        return "\n".join(lines)
+    lines += ["", "Rows that are not predicted:", ""]
+    shown = [(table.name, reason, f"{count:,}") for table in found for reason, count in table.reasons()]
+    return "\n".join([*lines, *_rows(("table", "reason", "rows"), shown, words=True)])
+
+
+def _weak(table: Table) -> Iterator[str]:
+    """What the figures themselves say is wrong."""
+    worse, narrow = [], []
+    for key, m in table.metrics.items():
+        if key == "all" or key.endswith("/flagged") or "mean_ape" not in m:
+            continue
+        if m["mean_ape"] > m.get("trivial_mean_ape", np.inf):
+            worse.append(f"{key} ({m['mean_ape']:.0%}, trivial {m['trivial_mean_ape']:.0%})")
+        if m["timed_rows"] >= ENOUGH and not COVERAGE[0] <= m.get("coverage80", 0.8) <= COVERAGE[1]:
+            narrow.append(f"{key} ({m['coverage80']:.0%})")
+    if worse:
+        yield f"`{table.name}`: the trivial formula is closer on {', '.join(worse)}."
+    if narrow:
+        yield f"`{table.name}`: the 80% interval does not cover 70 to 90% of {', '.join(narrow)}."
+
+
+def _frameworks() -> str:
+    lines = ["## Constants of frameworks", ""]
+    lines += [f"- `{name}` ({unit}): {what}" for name, (unit, what) in FRAMEWORK.items()]
+    known = sorted(frameworks().values(), key=lambda f: f.name)
+    shown = [(f.name, *(f"{getattr(f, name):g}" for name in FRAMEWORK), f.source) for f in known]
+    return "\n".join(
+        [*lines, "", *_rows(("framework", *(f"`{name}`" for name in FRAMEWORK), "source"), shown, words=True)]
+    )
+
+
+def _kernels() -> str:
+    known, transfer = profiles()
+    lines = ["## Constants of kernels", "", "Median and 90th percentile of the error of each fitted curve, on whole"]
+    lines += ["groups of shapes held out and in sample.", ""]
+    curves = [(name, c) for name, p in sorted(known.items()) for c in sorted(p.curves, key=lambda c: (c.op, c.dtype))]
+    shown = [
+        (name, f"{c.op} {c.dtype}", f"{c.rows:,}", _pair(c.errors, "held_out"), _pair(c.errors, "in_sample"), c.source)
+        for name, c in curves
+    ]
+    lines += _rows(("device", "curve", "rows", "held out", "in sample", "source"), shown, words=True)
+    lines += ["", "A curve carried to a device that nobody measured has this spread (one standard deviation of the"]
+    lines += ["log): from a device of the same generation, from another.", ""]
+    carried = [(op, *(f"{s[n]:.2f}" if n in s else "" for n in ("same", "other"))) for op, s in transfer.items()]
+    lines += _rows(("curve", "same", "other"), carried)
+    for op in sorted({c.op for _, c in curves}):
+        lines += ["", f"What a `{op}` curve's constants are, and their range over devices:", ""]
+        fitted = [c.constants for _, c in curves if c.op == op]
+        lines += [
+            f"- `{c.name}` ({c.unit}): {c.meaning}; {min(f[c.name] for f in fitted):.3g} to "
+            f"{max(f[c.name] for f in fitted):.3g}"
+            for c in SHAPES[op].constants
+        ]
+    return "\n".join(lines)
+
+
+def _pair(errors: dict[str, float], which: str) -> str:
+    if f"{which}_median" not in errors:
+        return ""
+    return f"{errors[f'{which}_median']:.1%} / {errors[f'{which}_p90']:.1%}"
+
+
+def _networks() -> str:
+    lines = ["## Constants of networks", "", "Median error of each fabric's fit by collective, in sample, and the"]
+    lines += ["relative spread its intervals use. A fabric without measurements has its kind's constants.", ""]
+    shown = [
+        (
+            p.name,
+            f"{p.rows:,}" if p.rows else "",
+            ", ".join(f"{op} {e:.1%}" for op, e in p.median_error.items()),
+            ", ".join(f"{op} {s:.2f}" for op, s in p.sigma.items()),
+            p.source,
+        )
+        for p in sorted(shipped().profiles.values(), key=lambda p: p.name)
+    ]
+    return "\n".join([*lines, *_rows(("fabric", "rows", "median error", "spread", "source"), shown, words=True)])

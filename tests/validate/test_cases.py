@@ -1,0 +1,80 @@
+"""A row becomes a question: what its words mean, and what a default fills is marked."""
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.spec.layers import Moe
+from meshwright.validate.cases import case, network_gb_s
+from meshwright.validate.measured import ANSWERS
+from tests.validate.samples import step
+
+
+@pytest.mark.parametrize(
+    ("text", "gb_s"),
+    [
+        ("Selene: 8x200 Gb/s HDR InfiniBand per node, NVLink3 NVSwitch in node", 200.0),
+        ("8 x 400 Gb/s NDR InfiniBand", 400.0),
+        ("400 Gb/s per GPU", 400.0),
+        ("NVLink only", None),
+        ("", None),
+    ],
+)
+def test_the_nodes_bandwidth_is_read_from_a_description(text, gb_s):
+    assert network_gb_s(text, 8) == gb_s
+
+
+def test_a_complete_row_assumes_nothing():
+    assert case(step()).assumed == ()
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "assumed"),
+    [
+        ("vocab", "", "vocab"),
+        ("micro_batch_seqs", "", "microbatch"),
+        ("recompute", "", "recompute"),
+        ("recompute", "unknown", "recompute"),
+        ("attention_kernel", "", "attention"),
+    ],
+)
+def test_what_a_default_fills_is_marked(column, value, assumed):
+    assert assumed in case(step(**{column: value})).assumed
+
+
+def test_the_catalogs_model_is_taken_only_when_its_dimensions_are_the_rows():
+    dims = {"layers": 32, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256, "gated_mlp": True}
+    named = case(step(model="llama3-8b", **dims)).model
+    assert named.num_params == 8_030_261_248  # the published count of Llama 3 8B
+    assert case(step(model="llama3-8b", **(dims | {"layers": 16}))).model.num_layers == 16
+
+
+def test_dimensions_make_a_model_that_no_catalog_has():
+    # 24 layers of 12 h^2 and a tied embedding of 51200 h: 1.3 billion
+    assert case(step()).model.num_params == pytest.approx(24 * 12 * 2048**2 + 51200 * 2048, rel=0.1)
+
+
+def test_experts_make_layers_of_experts():
+    model = case(step(experts=8, top_k=2, moe_ffn=8192, ep=4, tp=1, dp=8)).model
+    assert isinstance(model.blocks[-1].mlp, Moe)
+
+
+def test_the_plan_is_the_rows():
+    layout = case(step(tp=2, pp=2, dp=2, zero_stage=1)).plan.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.zero) == (2, 2, 2, 1)
+
+
+def test_a_device_the_catalog_does_not_know_is_refused():
+    with pytest.raises(MeshwrightError):
+        case(step(hardware="abacus"))
+
+
+@pytest.mark.parametrize("notes", ["hybrid layers", "Mamba blocks"])
+def test_layers_that_are_not_modelled_are_refused(notes):
+    with pytest.raises(MeshwrightError, match="not modelled"):
+        case(step(notes=notes))
+
+
+def test_a_question_is_the_same_whatever_was_measured():
+    plain = step(micro_batch_seqs="", recompute="unknown", vocab="")
+    told = plain | {"step_time_s": "7", "peak_memory_gb": "1", "memory_kind": "reserved", "outcome": "oom"}
+    assert case(plain | dict.fromkeys(ANSWERS, "")) == case(plain) == case(told)

@@ -1,0 +1,240 @@
+"""A validation from tables to figures: nothing is fitted, nothing but the scorer sees what was measured, and every
+row is in every output."""
+
+import csv
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.cost import fitted, standard
+from meshwright.validate import ops, rows
+from meshwright.validate.measured import ANSWERS
+from meshwright.validate.run import to_json, validate
+from meshwright.validate.score import FAULTS
+from meshwright.validate.steps import answers
+from tests.validate.samples import collective, gemm, step, table
+
+PREDICTED = ("plan", "assumed", "predicted_s", "low_s", "high_s", "trivial_s", "fits", "allocated_bytes", "unsupported")
+KEYS = {
+    *("rows", "mean_ape", "median_ape", "p90_ape", "bias", "trivial_mean_ape", "spearman", "regret_mean"),
+    *("oom_rows", "oom_accuracy", "oom_recall", "memory_mean_ape", "coverage80"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Six plans of one group, one of them out of memory, one faulty; one row nobody can predict; two op tables."""
+    plans = [(1, 8, 4.0), (2, 4, 0.5), (2, 4, 0.6), (4, 2, 0.7), (8, 1, 0.9), (1, 8, 0.55)]
+    steps = [
+        step(id=f"a:{i}", tp=tp, dp=dp, micro_batch_seqs=1 + i % 2, step_time_s=t)
+        for i, (tp, dp, t) in enumerate(plans)
+    ]
+    steps[0]["flags"] = "slow_outlier"
+    steps.append(step(id="a:6", outcome="oom", step_time_s="", peak_memory_gb="", micro_batch_seqs=16))
+    steps.append(step(id="a:7", notes="Mamba"))
+    steps.append(step(id="a:8", micro_batch_seqs="", recompute="unknown", memory_kind="reserved"))
+    table(tmp_path, "training_steps", steps, packed=True)
+    table(tmp_path, "ops_gemm", [gemm(), gemm(m=512, latency_us=40), gemm(dtype="int4_wo")])
+    table(tmp_path, "collectives", [collective(), collective(nodes=2, gpus=16, flag="suspect_slow_network")])
+    return tmp_path
+
+
+@pytest.fixture
+def outputs(folder, capsys):
+    """(JSON, rows of the CSV, report) of one run of the command."""
+    argv = ["--data", str(folder), "--rows", str(folder / "rows.out"), "--report", str(folder / "report.html")]
+    assert main(["validate", *argv, "--markdown", str(folder / "page.md"), "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert "rows in" in err
+    with (folder / "rows.out").open(newline="") as file:
+        return json.loads(out), list(csv.DictReader(file)), (folder / "report.html").read_text()
+
+
+def test_json_is_tables_of_sources_of_figures(outputs):
+    found, _, _ = outputs
+    steps = found["training_steps"]
+    assert list(steps) == ["hand/h100_sxm", "hand/h100_sxm/flagged", "all"]
+    assert steps["all"].keys() >= KEYS
+    assert steps["all"] == steps["hand/h100_sxm"]
+    assert (steps["all"]["rows"], steps["all"]["timed_rows"], steps["all"]["unsupported"]) == (8, 6, 1)
+    assert steps["all"]["groups"] == 1
+    assert steps["all"]["oom_rows"] == 1
+    assert steps["hand/h100_sxm/flagged"]["timed_rows"] == 1
+    assert "spearman" not in found["ops_gemm"]["all"]
+    assert "trivial_mean_ape" not in found["collectives"]["all"]
+    assert found["collectives"]["all"]["timed_rows"] == 1
+    assert found["excluded_from_time"] == {name: FAULTS[name] for name in ("training_steps", "collectives")}
+    assert found["unsupported"]["ops_gemm"] == {"V010: int4_wo is not computed in here": 1}
+    assert found["format_version"] == 1
+
+
+def test_figures_are_fractions(outputs):
+    steps = outputs[0]["training_steps"]["all"]
+    for name in ("coverage80", "oom_accuracy", "oom_recall"):
+        assert 0 <= steps[name] <= 1
+    assert steps["mean_ape"] < 5
+
+
+def test_every_row_of_every_table_is_in_the_rows(outputs):
+    _, lines, _ = outputs
+    assert list(lines[0]) == list(rows.COLUMNS)
+    assert [line["id"] for line in lines] == [
+        *(f"a:{i}" for i in range(9)),
+        *(f"ops_gemm:{i}" for i in (2, 3, 4)),
+        *(f"collectives:{i}" for i in (2, 3)),
+    ]
+    by_id = {line["id"]: line for line in lines}
+    assert by_id["a:1"]["plan"].startswith("tp2 dp4 mb2")
+    assert by_id["a:0"]["scored_time"] == "False"
+    assert by_id["a:7"]["unsupported"].startswith("V010")
+    assert by_id["a:7"]["predicted_s"] == ""
+    assert by_id["a:8"]["assumed"] == "microbatch;recompute"
+    assert float(by_id["a:1"]["low_s"]) < float(by_id["a:1"]["predicted_s"]) < float(by_id["a:1"]["high_s"])
+    assert "m4096 n4096 k4096" in by_id["ops_gemm:2"]["shape"]
+    assert by_id["collectives:3"]["flags"] == "suspect_slow_network"
+
+
+def test_the_figures_follow_from_the_rows(outputs):
+    found, lines, _ = outputs
+    timed = [line for line in lines if line["table"] == "training_steps" and line["scored_time"] == "True"]
+    errors = [abs(float(line["predicted_s"]) / float(line["measured_s"]) - 1) for line in timed]
+    assert found["training_steps"]["all"]["mean_ape"] == pytest.approx(sum(errors) / len(errors), rel=1e-6)
+
+
+class Loads(HTMLParser):
+    """What a page would load, and whether its elements are closed."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.loaded, self.open = [], []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        found = dict(attrs)
+        self.loaded += [found[name] for name in ("src", "href", "xlink:href") if name in found]
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_closed_page_that_loads_nothing(outputs):
+    page = Loads(outputs[2])
+    assert page.open == []
+    assert [name for name in page.loaded if not name.startswith(("#", "data:,"))] == []
+    assert "default-src 'none'" in outputs[2]
+
+
+def test_the_report_shows_figures_residuals_coverage_what_is_not_supported_and_the_faults(outputs):
+    report = outputs[2]
+    for said in ("hand/h100_sxm/flagged", "Measured against predicted time", "Residuals against each variable"):
+        assert said in report
+    assert "not modelled" in report
+    for reason in FAULTS["training_steps"].values():
+        assert reason.replace("'", "&#39;") in report
+
+
+def test_the_page_of_the_book_holds_figures_and_constants(outputs, folder):
+    page = (folder / "page.md").read_text()
+    for heading in ("# Accuracy", "## training_steps", "## Known faults", "## Noise floor", "## Known gaps"):
+        assert heading in page
+    for heading in ("## Constants of frameworks", "## Constants of kernels", "## Constants of networks"):
+        assert heading in page
+
+
+def predictions(folder):
+    lines = []
+    validate(folder, standard, sink=lines.append)
+    return [{name: line.get(name) for name in PREDICTED} for line in lines]
+
+
+def test_a_validation_is_repeatable(folder):
+    assert predictions(folder) == predictions(folder)
+
+
+def test_predictions_are_the_same_whatever_was_measured(folder):
+    told = predictions(folder)
+    asked = [step(id="a:8", micro_batch_seqs="", recompute="unknown"), step()]
+    blank = [row | dict.fromkeys(ANSWERS, "") for row in asked]
+    assert [a for _, a in answers(asked, standard)] == [a for _, a in answers(blank, standard)]
+    for name, make in (("ops_gemm", gemm), ("collectives", collective)):
+        (folder / f"{name}.csv").unlink()
+        slow = float(make()["latency_us"]) * 3
+        table(folder, name, [make(latency_us=slow)])
+    again = predictions(folder)
+    assert again[:9] == told[:9]
+    assert [line["predicted_s"] for line in again[9:]] == [told[9]["predicted_s"], told[12]["predicted_s"]]
+
+
+def test_a_row_is_predicted_alike_in_any_company(folder, tmp_path_factory):
+    alone = tmp_path_factory.mktemp("alone")
+    table(alone, "training_steps", [step(id="a:3", tp=4, dp=2, step_time_s=0.7)])
+    (one,) = predictions(alone)
+    assert one["plan"].startswith("tp4 dp2")
+    assert one in predictions(folder)
+
+
+def test_kernels_are_priced_in_the_setting_they_were_measured_in():
+    assert ops._links("prefill", {})[0]._serving
+    assert ops._links("flash_fwd", {})[0]._flash2
+    assert not ops._links("gemm", {})[0]._serving
+    assert isinstance(ops._links("gemm", {})[0], fitted.Fitted)
+
+
+def test_an_engines_all_reduce_is_another_kernel_than_nccls(tmp_path):
+    table(
+        tmp_path, "collectives", [collective(bytes=65536), collective(bytes=65536, library="vllm-custom-allreduce 1")]
+    )
+    nccl, vllm = predictions(tmp_path)
+    assert vllm["predicted_s"] < nccl["predicted_s"]
+
+
+def test_an_interrupted_run_leaves_no_file(folder):
+    target = folder / "rows.out"
+    with pytest.raises(KeyboardInterrupt), rows.writer(target) as sink:
+        sink({"table": "training_steps", "id": "a:0"})
+        raise KeyboardInterrupt
+    assert not target.exists()
+    assert [f.name for f in folder.iterdir() if f.name.endswith(".part")] == []
+
+
+def test_an_earlier_file_stays_when_a_run_fails(folder):
+    target = folder / "rows.out"
+    target.write_text("earlier")
+    (folder / "ops_gemm.csv").write_text("not,a,table\n")
+    assert main(["validate", "--data", str(folder), "--rows", str(target)]) == 2
+    assert target.read_text() == "earlier"
+
+
+def test_without_a_folder_the_command_says_what_is_missing(capsys):
+    assert main(["validate"]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_progress_is_told_of_every_table_and_its_end(folder):
+    said = []
+    validate(folder, standard, progress=lambda *now: said.append(now))
+    assert [now for now in said if now[1] == now[2]] == [
+        ("training_steps", 9, 9),
+        ("ops_gemm", 3, 3),
+        ("collectives", 2, 2),
+    ]
+
+
+def test_the_whole_tables(data_dir):
+    lines = []
+    found = to_json(validate(data_dir, standard, sink=lines.append))
+    steps = found["training_steps"]["all"]
+    counted = {name: sum(line["table"] == name for line in lines) for name in found if isinstance(found[name], dict)}
+    for name in ("training_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives"):
+        assert found[name]["all"]["rows"] + found[name]["all"]["unsupported"] == counted[name]
+    assert steps["unsupported"] < 0.05 * counted["training_steps"]
+    assert steps["mean_ape"] < steps["trivial_mean_ape"]
+    for name in ("ops_gemm", "ops_attention", "ops_moe"):
+        assert found[name]["all"]["median_ape"] < found[name]["all"]["roofline_median_ape"]
