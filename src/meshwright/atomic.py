@@ -23,9 +23,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
             file.write(data)
         Path(temporary).chmod(0o666 & ~_umask())
         Path(temporary).replace(target)
-    except OSError as error:
+    except BaseException as error:
         if temporary is not None:
             Path(temporary).unlink(missing_ok=True)
+        if not isinstance(error, OSError):
+            raise
         raise MeshwrightError.one(
             "X104",
             f"cannot write {target}: {error.strerror or error}",

@@ -165,7 +165,7 @@ def test_equal_work_is_priced_once_and_links_are_asked_in_order():
         return Estimate(1.0, "elementwise", "table", 0.01) if isinstance(work, Elementwise) else None
 
     costs = Costs(links=(only_elementwise,))
-    kernel, product = Elementwise(num_bytes=8.0), Gemm(m=128, n=128, k=128)
+    kernel, product = Elementwise(num_bytes=8.0, fused=True), Gemm(m=128, n=128, k=128)
     assert costs.price(kernel, H100).source == "table"
     assert costs.price(product, H100).seconds == Costs().price(product, H100).seconds
     assert costs.price(msgspec.structs.replace(product), H100).source == Costs().price(product, H100).source

@@ -20,7 +20,7 @@ H100 = load_device("h100")
 GROUP = Group(size=2, hops=())
 #: Long enough that issuing kernels never bounds a pass.
 SECONDS = {"gemm": 2.0, "elementwise": 1.0, "collective": 3.0}
-GEMM, KERNEL = Gemm(m=1, n=1, k=1), Elementwise(num_bytes=1.0)
+GEMM, KERNEL = Gemm(m=1, n=1, k=1), Elementwise(num_bytes=1.0, fused=True)
 GATHER = Collective(op="all_gather", num_bytes=1.0, group=GROUP)
 
 

@@ -111,7 +111,7 @@ def attention_seconds(work: Attention, device: Device) -> float:
     narrow = (1 + e / width) / (1 + e / 128)
     blocks = work.batch * work.heads * ceil(work.q_len / 128)
     waves = ceil(blocks / device.num_sms) * device.num_sms / blocks
-    compute = work.flops / (peak * fraction) * narrow * waves
+    compute = work.flops / peak * max(1.0, narrow * waves / fraction)  # wide heads approach the peak, never pass it
     return max(compute, work.num_bytes / _memory(device)) + KERNEL_FLOOR_S * (3 if work.backward else 1)
 
 

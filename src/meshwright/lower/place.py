@@ -79,7 +79,12 @@ class Mesh:
         plan = self.plan
         sizes = {"etp": (1, plan.etp), "ep": (plan.etp, plan.experts.ep), "edp": (plan.etp * plan.experts.ep, plan.edp)}
         stride, size = sizes[axis]
-        return self._span(tuple(self._unfold(stride, size)) if size > 1 else (), start)
+        if size == 1:
+            return self._span((), start)
+        # the group that `start` is in begins at the first of its members
+        inside = start % self.layout.stride("pp") if self.layout.order[-1] == "pp" else start
+        first = start - inside // stride % size * stride
+        return self._span(tuple(self._unfold(stride, size)), first)
 
     def _unfold(self, stride: int, size: int) -> list[tuple[int, int]]:
         """Real (stride, size) spans of a span in the space of ranks without the pipeline axis."""
@@ -131,14 +136,14 @@ class Mesh:
             for i, m in enumerate(self.cluster.group_shape(start, stride, n)):
                 members[i] *= m
         hops, below, devices = [], 1, 1
-        nics = self.cluster.island_of(start).node.nics
+        node = self.cluster.island_of(start).node
         for level, count in zip(self._levels(start, merged), members):
             if count > 1:
-                # Under one child sit `devices` ranks and `below` of this group: the siblings share its port. On
-                # the network a lone rank still drives one whole NIC when there are fewer NICs than devices.
+                # Under one child sit `devices` ranks and `below` of this group: the siblings share its port. A lone
+                # rank still drives one whole NIC, where there are fewer of them than devices.
                 share = min(1.0, below / min(devices, self.num_ranks))
-                if level.scale_out and nics:
-                    share = max(share, 1 / nics)
+                if level.scale_out and node.nics:
+                    share = max(share, min(1.0, node.nic_gbit_s / 8 / level.busy_gb_s))
                 if level.topology == "mesh":
                     share *= (count - 1) / max(1, level.arity - 1)  # direct links: only those to members carry
                 hops.append(

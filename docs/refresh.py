@@ -1,0 +1,56 @@
+"""Writes what the program says today into the console blocks of README.md and docs/*.md.
+
+A block keeps its shape: of a command's output only the stretches between ``...`` lines are replaced, each starting at
+the line that shows the same words as before. Run it after a change of costs: ``python docs/refresh.py``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
+NUMBERS = re.compile(r"[\d.,]+|[█▏▎▍▌▋▊▉#.]+|\s+")
+
+
+def words(line: str) -> str:
+    """A line without its numbers, bars and spacing."""
+    return NUMBERS.sub("", line)
+
+
+def refreshed(block: str) -> str:
+    """A console block whose shown lines are those of a run now; lines that no longer appear are left for a person."""
+    out: list[str] = []
+    said: list[str] = []
+    at = 0
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            command = shlex.split(line[2:].split("  #")[0])
+            run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+            said, at = (run.stdout + run.stderr).splitlines(), 0
+            out.append(line)
+            continue
+        match = next((i for i in range(at, len(said)) if words(said[i]) == words(line) and words(line)), None)
+        if match is None:
+            out.append(line)
+        else:
+            out.append(said[match].rstrip())
+            at = match + 1
+    return "\n".join(out) + "\n"
+
+
+def main() -> None:
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        text = path.read_text(encoding="utf-8")
+        new = BLOCK.sub(lambda m: m[1] + refreshed(m[2]) + m[3], text)
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            print(f"refreshed {path.relative_to(ROOT)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
