@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from math import inf
 from pathlib import Path
 from typing import NamedTuple
@@ -168,17 +169,20 @@ def checked(path: Path) -> list[tuple[int, dict[str, str], float, float]]:
         MeshwrightError: N003 columns missing or rows that cannot be, all of them.
     """
     rows, wrong = [], Faults(path)
-    with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
-        table = csv.DictReader(file)
-        missing = [c for c in (*COLUMNS, "latency_us") if c not in (table.fieldnames or ())]
-        if missing:
-            raise MeshwrightError.one("N003", f"columns missing: {', '.join(missing)}", place=f"{path}:1")
-        for row in table:
-            why, num_bytes, seconds = numbers(row)
-            if why:
-                wrong.add("N003", table.line_num, why)
-            else:
-                rows.append((table.line_num, row, num_bytes, seconds))
+    try:
+        with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
+            table = csv.DictReader(file)
+            missing = [c for c in (*COLUMNS, "latency_us") if c not in (table.fieldnames or ())]
+            if missing:
+                raise MeshwrightError.one("N003", f"columns missing: {', '.join(missing)}", place=f"{path}:1")
+            for row in table:
+                why, num_bytes, seconds = numbers(row)
+                if why:
+                    wrong.add("N003", table.line_num, why)
+                else:
+                    rows.append((table.line_num, row, num_bytes, seconds))
+    except (OSError, UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
+        raise MeshwrightError.one("N002", f"cannot read the table: {error}", place=str(path)) from None
     wrong.refuse()
     return rows
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator
 from math import isfinite
 from pathlib import Path
@@ -117,7 +118,7 @@ def _lines(path: Path, wanted: tuple[str, ...]) -> Iterator[tuple[int, dict[str,
                 )
             for cells in reader:
                 yield reader.line_num, {k: v or "" for k, v in cells.items() if isinstance(k, str)}
-    except (OSError, UnicodeDecodeError, csv.Error, EOFError) as wrong:
+    except (OSError, UnicodeDecodeError, csv.Error, EOFError, zlib.error) as wrong:
         raise MeshwrightError.one("K001", f"cannot read the table: {wrong}", place=str(path)) from None
 
 

@@ -72,7 +72,8 @@ class Evaluator:
         priced = SharedPricer(stages, mesh, self.costs, book, keys).all()
         start, end = times(skeleton.graph, priced.durations)
         lowered = self._filled(skeleton, stages, mesh, book)
-        run = Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end)
+        sigma = self.costs.framework.step_sigma
+        run = Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
         return self._judged(run, plan)
 
     def _filled(self, skeleton: Skeleton, stages: Stages, mesh: Mesh, book: Book) -> Lowered:
