@@ -29,6 +29,13 @@ ILLEGAL = [
     ("pp2 stages=4,4,4", GPT, TRAIN, "P013", "stages= names 3 stages and pp2 * vpp1 makes 2|give 2 numbers"),
     ("pp2 stages=5,6", GPT, TRAIN, "P013", "hold 11 layers and gpt has 12|must add up to 12"),
     ("dp3 mb2", GPT, TRAIN, "P014", "not a multiple of dp3 * mb2 = 6|never changed for you: take batch=60 or 66"),
+    (
+        "dp8",
+        GPT,
+        Train(global_batch=8_000_000, seq_len=128),
+        "P024",
+        "1,000,000 microbatches through 12 layers|at most 166,666",
+    ),
     ("cp4 dp1", GPT, Train(global_batch=64, seq_len=132), "P015", "does not divide into 8 pieces|2 * cp"),
     (
         "cp4 dp1 allgather",

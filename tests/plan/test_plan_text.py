@@ -83,6 +83,12 @@ def test_a_misspelt_word_is_met_with_the_nearest():
     assert caught.value.diagnostics[0].code == "P001"
 
 
+def test_2bp_without_its_schedule_is_told_how_it_is_written():
+    with pytest.raises(MeshwrightError, match="2bp:1f1b") as caught:
+        parse("pp4 1f1b 2bp")
+    assert [d.code for d in caught.value.diagnostics] == ["P001"]
+
+
 def test_saying_a_word_twice_is_no_contradiction():
     assert parse("tp8 tp8") == parse("tp8")
 
@@ -97,6 +103,11 @@ def test_saying_a_word_twice_is_no_contradiction():
         ("format_version = 1\n[layout]\ntpp = 8", "layout.tpp: no such key"),
         ("format_version = 1\n[layout]\ntp = 'eight'", "wants int, not str"),
         ("format_version = 1\n[layout]\ntp = true", "wants int, not bool"),
+        ("format_version = 1\nlayout = 3", "layout: is a table"),
+        ("format_version = 1\n[layout]\ntp = 0", "tp is at least 1"),
+        ("format_version = 1\n[layout]\npp = -4", "is out of range"),
+        ("format_version = 1\n[pipeline]\nmicrobatch = 0", "mb is at least 1"),
+        ("format_version = 1\n[experts]\nep = 0", "ep is at least 1"),
         ("format_version = 1\n[layout]\nzero = 5", "zero is at least 0 and at most 3"),
         ("format_version = 1\n[pipeline]\nschedule = '1f2b'", "no schedule is called '1f2b'"),
         ("format_version = 1\n[precision]\ncompute = 'fp7'", "unknown value 'fp7'"),

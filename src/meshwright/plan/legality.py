@@ -16,6 +16,9 @@ from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import OPTIMIZER_MOMENTS, Train
 
+#: Microbatches times layers of one step: far above what anybody runs, and what still takes seconds to simulate.
+MAX_PASSES = 2_000_000
+
 
 def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
     """All violations, in the order of the rules; empty for a legal plan. An open ``dp`` is filled in first."""
@@ -122,8 +125,16 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             f"the batch is never changed for you: take batch={near}, or a dp and mb whose product divides it",
         )
         return
+    microbatches = plan.num_microbatches(train.global_batch)
+    if microbatches * model.num_layers > MAX_PASSES:
+        yield _bad(
+            "P024",
+            f"{microbatches:,} microbatches through {model.num_layers} layers are more than a step is simulated for",
+            f"pipeline.microbatch = {plan.pipeline.microbatch}",
+            f"at most {MAX_PASSES // model.num_layers:,} microbatches: take a smaller batch, or a larger dp or mb",
+        )
     family = schedules.get(plan.pipeline.schedule)
-    yield from family.legality(plan.layout.pp, plan.num_microbatches(train.global_batch), plan.pipeline.vpp)
+    yield from family.legality(plan.layout.pp, microbatches, plan.pipeline.vpp)
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:

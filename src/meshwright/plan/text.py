@@ -158,6 +158,9 @@ def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
     try:
         name = schedules.get(word).name
     except MeshwrightError:
+        if word == "2bp":
+            help = "2BP goes over a schedule: write 2bp:1f1b, or 2bp: and another schedule"
+            raise MeshwrightError.one("P001", "'2bp' does not say over which schedule", help=help) from None
         known = [*PLAIN_WORDS, *schedules.families(), "hsdp8", "overlap=dp,pp", *(f"{w}2" for w in INTEGER_WORDS)]
         raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=nearest(word, known)) from None
     return (("pipeline", "schedule", name),)

@@ -23,7 +23,7 @@ from meshwright import schedules
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
-from meshwright.plan.text import PLAIN_WORDS, VALUE_WORDS, read
+from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS, read
 from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
@@ -82,8 +82,11 @@ def loads(text: str, *, place: str = "plan.toml") -> Plan:
     found: list[Diagnostic] = []
     plan = Plan()
     for facet, rows in table.items():
-        if facet not in Plan.__struct_fields__ or not isinstance(rows, dict):
+        if facet not in Plan.__struct_fields__:
             found.append(_wrong(place, facet, rows, f"no such table; {nearest(facet, list(Plan.__struct_fields__))}"))
+            continue
+        if not isinstance(rows, dict):
+            found.append(_wrong(place, facet, rows, f"is a table: write [{facet}] and its keys below"))
             continue
         current = getattr(plan, facet)
         values = {}
@@ -131,11 +134,12 @@ def _rejected(facet: str, name: str, value: Any) -> str:
         known = [w for w, settings in PLAIN_WORDS.items() for s in settings if s[:2] == (facet, name) and s[2] == value]
         return "" if known or value == getattr(getattr(Plan(), facet), name) else f"unknown value {value!r}"
     if isinstance(value, int) and not isinstance(value, bool):
-        word = {"zero": f"zero{value}"}.get(name)
-        if word is None:
-            return "" if 0 <= value <= 10**7 else "is out of range"
+        usual = getattr(getattr(Plan(), facet), name)
+        word = next((w for w, place in INTEGER_WORDS.items() if place == (facet, name)), "")
+        if not word or value == usual:  # a default of 0 says "not given", which no word does
+            return "" if value >= 0 else "is out of range"
         try:
-            read(word)
+            read(f"{word}{value}")
         except MeshwrightError as error:
-            return error.diagnostics[0].message
+            return error.diagnostics[0].message if value >= 0 else "is out of range"
     return ""
