@@ -78,6 +78,10 @@ FAULTS = [
     ("batch=4,seq=8,sequence=1", "W001", "did you mean seq"),
     ("batch=zero,seq=8", "W002", "batch = 'zero' is not a positive number of sequences"),
     ("batch=0,seq=8", "W002", "batch = '0' is not a positive number"),
+    ("batch=99999999999,seq=8", "W002", "up to 1e9"),
+    ("batch=4,seq=1e30", "W002", "up to 1e9"),
+    ("batch=4,seq=8,rank=99999999999", "W002", "up to 1e9"),
+    ("batch=4,seq=8,batch=5", "W005", "batch=4 and batch=5 contradict"),
     ("batch=4,seq=8,dtype=fp7", "W002", "dtype = 'fp7' is not one of fp32, fp16, bf16"),
     ("batch=4,seq=8,optimizer=adan", "W002", "is not one of adamw"),
     ("batch=4,seq=8,dropout=maybe", "W002", "is not yes or no"),
@@ -119,6 +123,9 @@ def test_a_file_of_lengths_says_which_lines_are_wrong(tmp_path):
         parse(f"batch=1,seq=8,lengths={file}")
     (found,) = caught.value.diagnostics
     assert found.code == "W004" and ":2: 'ten'" in found.place and ":3: '-3'" in found.place
+    file.write_bytes(b"\xff\xfe5")
+    with pytest.raises(MeshwrightError, match="it is not UTF-8 text"):
+        parse(f"batch=1,seq=8,lengths={file}")
     file.write_text("")
     with pytest.raises(MeshwrightError, match="the file has no lengths"):
         parse(f"batch=1,seq=8,lengths={file}")

@@ -36,6 +36,8 @@ OPTIMIZER_MOMENTS: dict[str, float] = {
     "sgd": 0.0,
     "momentum": 1.0,
 }
+#: Largest batch, length and rank: above, a slip of the keyboard.
+MAX_COUNT = 10**9
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -114,13 +116,22 @@ def parse(text: str, *, place: str = "--train") -> Train:
     """``batch=512,seq=8k,dtype=fp8,tokens=15t`` as a :class:`Train`.
 
     Raises:
-        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key; all of them at once.
+        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key, W005 contradiction; all of them at once.
     """
     found: list[Diagnostic] = []
     given: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")
-        given[key.strip().lower()] = value.strip()
+        key, value = key.strip().lower(), value.strip()
+        if given.setdefault(key, value) != value:
+            found.append(
+                Diagnostic(
+                    code="W005",
+                    message=f"{key}={given[key]} and {key}={value} contradict each other",
+                    place=f"{place} {text!r}",
+                    help="keep one of them",
+                )
+            )
     values: dict[str, object] = {}
     lora: dict[str, object] = {}
     for key, value in given.items():
@@ -179,7 +190,7 @@ def parse(text: str, *, place: str = "--train") -> Train:
 
 def _count(value: str) -> int | None:
     read = parse_count(value, binary_k=True)
-    return read if read is not None and read > 0 else None
+    return read if read is not None and 0 < read <= MAX_COUNT else None
 
 
 def _tokens(value: str) -> float | None:
@@ -223,9 +234,10 @@ def _lengths(value: str) -> Lengths | None:
 def _lengths_file(path: Path) -> Lengths:
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeshwrightError.one(
-            "W004", f"cannot read the document lengths: {error.strerror or error}", place=f"lengths={path}"
+            "W004", f"cannot read the document lengths: {reason}", place=f"lengths={path}"
         ) from None
     counts: dict[int, int] = {}
     bad = []
@@ -247,16 +259,16 @@ def _lengths_file(path: Path) -> Lengths:
 
 
 _READERS = {
-    "batch": ("global_batch", _count, "a positive number of sequences"),
-    "global_batch": ("global_batch", _count, "a positive number of sequences"),
-    "seq": ("seq_len", _count, "a positive number of tokens"),
-    "seq_len": ("seq_len", _count, "a positive number of tokens"),
+    "batch": ("global_batch", _count, "a positive number of sequences up to 1e9"),
+    "global_batch": ("global_batch", _count, "a positive number of sequences up to 1e9"),
+    "seq": ("seq_len", _count, "a positive number of tokens up to 1e9"),
+    "seq_len": ("seq_len", _count, "a positive number of tokens up to 1e9"),
     "lengths": ("lengths", _lengths, "lengths with shares such as 512:0.5;2048:0.5, or a .csv"),
     "optimizer": ("optimizer", _one_of(OPTIMIZER_MOMENTS), f"one of {', '.join(OPTIMIZER_MOMENTS)}"),
     "dtype": ("dtype", _one_of(DTYPE_BYTES), f"one of {', '.join(DTYPE_BYTES)}"),
     "tokens": ("tokens", _tokens, "a number of tokens such as 15t"),
     "phase": ("phase", _one_of(PHASES), f"one of {', '.join(PHASES)}"),
-    "rank": ("lora.rank", _count, "a positive rank"),
+    "rank": ("lora.rank", _count, "a positive rank up to 1e9"),
     "targets": ("lora.targets", _targets, f"some of {'+'.join(LORA_TARGETS)}, or all"),
     "dropout": ("dropout", _yes_no, "yes or no"),
     "causal": ("causal", _yes_no, "yes or no"),
