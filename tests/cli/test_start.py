@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,21 @@ def test_a_reader_that_goes_away_is_not_an_error():
     os.close(writing)
     assert done.returncode == 128 + signal.SIGPIPE
     assert done.stderr == ""
+
+
+def test_an_option_said_twice_is_refused(capsys):
+    words = ["predict", "llama3-8b", "--on", "8xh100", "--train", "batch=8,seq=128", "--plan", "fsdp", "--plan", "tp8"]
+    assert main(words) == 2
+    assert "error[X005]: --plan is given 2 times" in capsys.readouterr().err
+
+
+def test_a_closed_stdout_leaves_the_exit_code():
+    done = subprocess.run([*PROGRAM, "explain", "mfu"], stderr=subprocess.PIPE, preexec_fn=lambda: os.close(1))
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_no_fault_of_the_program():
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run([*PROGRAM, "explain", "mfu"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (74, "cannot write the answer: No space left on device\n")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from meshwright.errors import MeshwrightError
 
 FORMAT_VERSION = 1
-INTERRUPTED, BROKEN_PIPE, INTERNAL = 130, 141, 70
-"""128 + SIGINT, 128 + SIGPIPE, and EX_SOFTWARE of sysexits.h."""
+INTERRUPTED, BROKEN_PIPE, INTERNAL, UNWRITTEN = 130, 141, 70, 74
+"""128 + SIGINT, 128 + SIGPIPE, EX_SOFTWARE and EX_IOERR of sysexits.h."""
+#: What the system says when stdout or a file takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def guarded(command: Callable[[], int], *, as_json: bool) -> int:
     """The exit code of `command`, whatever happens in it. MESHWRIGHT_DEBUG=1 shows tracebacks of our own faults."""
+    if sys.stdout is None:  # closed by the caller (`>&-`): the exit code is the answer
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open as long as the process
     try:
         code = command()
         sys.stdout.flush()
@@ -29,15 +35,26 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
         # The reader (`| head`) has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in FULL:
+            return _fault(error)
+        print(f"cannot write the answer: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNWRITTEN
     except Exception as fault:
-        if os.environ.get("MESHWRIGHT_DEBUG") == "1":
-            raise
-        print(
-            f"meshwright failed: {type(fault).__name__}: {fault}\n"
-            "  this is a fault of Meshwright, please report it; MESHWRIGHT_DEBUG=1 shows where it happened",
-            file=sys.stderr,
-        )
-        return INTERNAL
+        return _fault(fault)
+
+
+def _fault(fault: Exception) -> int:
+    """Our own fault: a line that says so, or the traceback where it is asked for."""
+    if os.environ.get("MESHWRIGHT_DEBUG") == "1":
+        raise fault
+    print(
+        f"meshwright failed: {type(fault).__name__}: {fault}\n"
+        "  this is a fault of Meshwright, please report it; MESHWRIGHT_DEBUG=1 shows where it happened",
+        file=sys.stderr,
+    )
+    return INTERNAL
 
 
 def show(error: MeshwrightError, *, as_json: bool) -> None:

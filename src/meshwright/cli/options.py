@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypeVar, get_type_hints
 
@@ -65,7 +66,7 @@ def read(
     # The word after an unknown option is its value, no mistake of its own.
     values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
     wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
-    return options, [_unknown(word, kind, command) for word in wrong]
+    return options, [_unknown(word, kind, command) for word in wrong] + _twice(kind, argv, command)
 
 
 def missing(said: Mapping[str, object], wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
@@ -89,6 +90,22 @@ def _unreadable(complaint: str, command: str) -> Diagnostic:
     return Diagnostic(
         code="X004", message=said, place=f"meshwright {command}", help=f"meshwright {command} --help lists the options"
     )
+
+
+def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> list[Diagnostic]:
+    """X005 for every option that takes one value and was given several times."""
+    hints = get_type_hints(kind, include_extras=True)
+    given = Counter(word.partition("=")[0] for word in argv)
+    return [
+        Diagnostic(
+            code="X005",
+            message=f"--{name} is given {given[f'--{name}']} times",
+            place=f"meshwright {command}",
+            help="keep one of them; meshwright diff compares two",
+        )
+        for name, hint in hints.items()
+        if given[f"--{name}"] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
+    ]
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:

@@ -45,7 +45,8 @@ def unwritable(path: str, option: str) -> list[Diagnostic]:
         return []
     target = Path(path)
     if target.is_dir():
-        reason, help = "it is a folder", f"name a file in it: {option} {target / 'report.html'}"
+        name = {"--report": "report.html", "--trace": "step.json.gz"}.get(option, "out")
+        reason, help = "it is a folder", f"name a file in it: {option} {target / name}"
     elif not target.parent.is_dir():
         reason, help = f"there is no folder {target.parent}", f"make it first: mkdir -p {target.parent}"
     elif not os.access(target if target.exists() else target.parent, os.W_OK):
