@@ -51,6 +51,7 @@ def gibibytes(num_bytes: float) -> str:
 
 def big(value: float) -> str:
     """A count with a suffix: ``70.6B``, ``15T``, ``8.03B``."""
+    value = float(f"{value:.3g}")  # rounded first, or 999.9 million would read 1e+03M
     for scale, suffix in ((1e15, "e15"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= scale:
             return f"{value / scale:.3g}{suffix}"
