@@ -1,8 +1,8 @@
 """Framework profiles: what a training framework adds to the kernels, and what it does when nobody says otherwise.
 
 A profile is data (``catalog/frameworks/*.toml``): at most six constants, each a physical quantity with a unit and a
-source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. A
-framework without measurements gets the ``default`` profile, flagged in every prediction's assumptions.
+source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. What a
+profile does not say are the round figures of ``default``, flagged in every prediction's assumptions.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     name: str
     title: str = ""
     aliases: tuple[str, ...] = ()
-    elementwise_passes: float = 1.0
-    host_us_per_kernel: float = 5.0
-    host_us_per_collective: float = 20.0
-    host_us_per_pass: float = 0.0
+    elementwise_passes: float = 1.5
+    host_us_per_kernel: float = 10.0
+    host_us_per_collective: float = 40.0
+    host_us_per_pass: float = 300.0
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
