@@ -42,9 +42,16 @@ def test_an_answer_that_does_not_fit_says_by_how_much_where_and_what_would_help(
 
 
 def test_a_model_too_large_for_the_cluster_however_split_is_said_to_be():
-    # sample: 46 GiB with tp*pp 32; at 4 GiB that is 32 x 11.5 = 368, the next power of two is 512, of 64 devices
-    assert "about 512, more than the cluster's 64 devices" in printed(prediction(capacity_gib=4.0))
-    assert "about 64 instead of 32" in printed(prediction(capacity_gib=40.0))
+    # sample: 46 GiB with tp*pp 32, 9.9 of them optimizer state that zero1 has split over all ranks already.
+    # At 16 GiB the rest needs 32 x 36.1 / 6.1 = 189, the next power of two is 256, of 64 devices
+    assert "about 256, more than the cluster's 64 devices" in printed(prediction(capacity_gib=16.0))
+    assert "about 64 instead of 32" in printed(prediction(capacity_gib=40.0))  # 32 x 36.1 / 30.1 = 38.4
+
+
+def test_state_that_is_sharded_over_all_ranks_is_not_split_further_by_tp_and_pp():
+    # sample: 9.9 GiB of sharded optimizer state do not go into 4 GiB; 64 x 46 / 4 = 736, the next power is 1024
+    text = " ".join(printed(prediction(capacity_gib=4.0)).split())
+    assert "sharded over all 64 ranks takes 9.9 GiB on each: it takes about 1,024 devices" in text
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])

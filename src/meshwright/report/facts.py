@@ -87,7 +87,9 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
     ]
     activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
     if activations > 0 and prediction.plan.memory.recompute != "full":
-        words = "selective or full" if prediction.plan.memory.recompute == "none" else "full"
+        # a flash kernel leaves selective recompute nothing to drop
+        unfused = prediction.plan.memory.attention != "flash" and prediction.plan.memory.recompute == "none"
+        words = "selective or full" if unfused else "full"
         found.append(f"recompute ({words}) frees part of {gibibytes(activations)} of activations")
     if prediction.plan.pipeline.microbatch > 1:
         found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
@@ -96,13 +98,34 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _split_further(prediction: Prediction, tight: RankMemory) -> str:
-    """How many ways tp and pp would have to split the model, as if everything held were split by them."""
-    shards = prediction.plan.layout.tp * prediction.plan.layout.pp
-    enough = _next_power(shards * tight.peak_bytes / max(tight.capacity_bytes, 1.0))
-    devices = prediction.cluster.num_devices
+    """How many ways tp and pp would have to split the model, as if everything held were split by them; what dp
+    shards already is split over all ranks, and stays as large when tp and pp take ranks from dp."""
+    layout, devices = prediction.plan.layout, prediction.cluster.num_devices
+    shards, already = layout.tp * layout.pp, _sharded_bytes(prediction, tight)
+    room = tight.capacity_bytes - already
+    if room <= 0:
+        needed = _next_power(layout.num_ranks * tight.peak_bytes / max(tight.capacity_bytes, 1.0))
+        what = f"what is sharded over all {layout.num_ranks:,} ranks takes {gibibytes(already)} on each"
+        return f"{what}: it takes about {needed:,} devices"
+    enough = _next_power(shards * (tight.peak_bytes - already) / room)
     if enough > devices:
         return f"tp*pp would have to be about {enough}, more than the cluster's {devices:,} devices"
     return f"tp*pp of about {enough} instead of {shards} splits the model further"
+
+
+def _sharded_bytes(prediction: Prediction, tight: RankMemory) -> float:
+    """Bytes of the state that the plan shards over all of data parallelism."""
+    layout = prediction.plan.layout
+    if layout.shard_group != layout.dp * layout.cp:
+        return 0.0
+    kept_whole = _kept_whole(prediction)
+    prefixes = tuple(prefix for prefix, level, _ in SHARDED_BY if layout.zero >= level and prefix not in kept_whole)
+    return sum(held for name, held in tight.alive.items() if name.startswith(prefixes)) if prefixes else 0.0
+
+
+def _kept_whole(prediction: Prediction) -> tuple[str, ...]:
+    """Under a pipeline gradients accumulate whole to the last microbatch and gathered parameters are kept."""
+    return ("grad", "param") if prediction.plan.layout.pp > 1 else ()
 
 
 def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:
@@ -111,8 +134,7 @@ def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str,
     group = layout.shard_group
     if group < 2:
         return []
-    # under a pipeline gradients accumulate whole to the last microbatch and gathered parameters are kept
-    kept_whole = ("grad", "param") if layout.pp > 1 else ()
+    kept_whole = _kept_whole(prediction)
     return [
         (word, name, held * (1 - 1 / group))
         for prefix, level, word in SHARDED_BY
