@@ -20,6 +20,10 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
+#: Schedules whose paper runs one microbatch's all-to-all beside another's kernels (DeepSeek-V3, arXiv 2412.19437).
+HIDES_EXPERT_EXCHANGE = ("dualpipe", "dualpipev")
+
+
 def identity(
     model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph
 ) -> dict[str, str]:
@@ -150,6 +154,11 @@ def warnings(
     if idle:
         out.append(f"the plan uses {plan.layout.num_ranks} of {cluster.num_devices} devices; {idle} stay idle")
     dtype = plan.precision.compute or train.dtype
+    if plan.experts.ep > 1 and plan.pipeline.schedule in HIDES_EXPERT_EXCHANGE:
+        out.append(
+            f"{plan.pipeline.schedule} hides expert exchange behind the other direction's work, which is not modelled: "
+            "all of `ep` counts as exposed"
+        )
     for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
         if not supports(device, dtype):
             out.append(f"{device.name} has no {dtype} matrix units; its next precision is used")
