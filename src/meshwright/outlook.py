@@ -52,7 +52,7 @@ def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, s
     """
     steps = -(-int(train.tokens) // train.tokens_per_step)
     compute = steps * step_s
-    lines: list[tuple[str, float | None, str]] = [("steps", compute, f"{steps} steps of {step_s:.3f} s")]
+    lines: list[tuple[str, float | None, str]] = [("steps", compute, f"{steps:,} steps of {step_s:.3f} s")]
     mtbf_h = cluster.interruption_hours()
     write = _checkpoint_seconds(lowered, cluster, plan)
     total = compute

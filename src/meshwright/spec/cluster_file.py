@@ -38,7 +38,8 @@ def read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise MeshwrightError.one("C004", f"cannot read {path}: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise MeshwrightError.one("C004", f"cannot read {path}: {reason}") from None
 
 
 def parse(text: str, place: str) -> dict[str, Any]:
