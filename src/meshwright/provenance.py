@@ -19,7 +19,6 @@ from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-
 #: Schedules whose paper runs one microbatch's all-to-all beside another's kernels (DeepSeek-V3, arXiv 2412.19437).
 HIDES_EXPERT_EXCHANGE = ("dualpipe", "dualpipev")
 

@@ -204,7 +204,7 @@ def test_a_question_that_is_not_toml_is_one_error(text, capsys, tmp_path):
 
 def test_expert_exchange_that_dualpipe_would_hide_is_said_to_be_counted(capsys):
     # DeepSeek-V3 (2412.19437, section 3.2.1) hides it behind the other direction's microbatch
-    asked = ["mixtral-8x7b", "--on", "64xh100", "--train", "batch=64,seq=4096", "--plan"]
+    asked = ["mixtral-8x7b", "--on", "64xh100", "--train", "batch=256,seq=4096", "--plan"]
     told = "hides expert exchange behind the other direction's work, which is not modelled"
     for plan, expected in (("pp4 ep8 zero1 dualpipev", True), ("pp4 zero1 dualpipev", False), ("pp4 ep8 zero1", False)):
         _, out, _ = said(capsys, *asked, plan)

@@ -89,6 +89,11 @@ def test_2bp_without_its_schedule_is_told_how_it_is_written():
     assert [d.code for d in caught.value.diagnostics] == ["P001"]
 
 
+def test_a_hybrid_scope_of_no_ranks_is_no_word():
+    with pytest.raises(MeshwrightError, match="unknown word 'hsdp0'"):
+        parse("hsdp0")
+
+
 def test_saying_a_word_twice_is_no_contradiction():
     assert parse("tp8 tp8") == parse("tp8")
 

@@ -141,7 +141,7 @@ def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
     """What one word sets: (facet, field, value) each."""
     if word in PLAIN_WORDS:
         return PLAIN_WORDS[word]
-    if match := re.fullmatch(r"hsdp(\d+)", word):
+    if match := re.fullmatch(r"hsdp(0*[1-9]\d*)", word):
         return ("layout", "zero", 3), ("layout", "shard", int(match[1]))
     if word.startswith("overlap="):
         return _overlap(word)
