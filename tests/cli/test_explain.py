@@ -93,6 +93,12 @@ def test_every_cause_of_step_time_is_explained(word):
     assert look_up(word)["name"] == word
 
 
+def test_every_heading_and_line_of_an_answer_is_explained():
+    headings = "where the step goes|what would help most|cost and energy|training run|assumptions|before you believe it"
+    lines = "roofline bound|step time|tokens/s/GPU|checkpoints|failures|data loading|not included|energy"
+    assert all(look_up(words) for words in f"{headings}|{lines}".split("|"))
+
+
 def test_every_category_of_memory_is_explained():
     words = "tp2 pp2 ep2 fsdp"
     answer = mw.predict(
