@@ -23,8 +23,10 @@ from meshwright.plan import check
 from meshwright.predict import simulate
 from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case
+from meshwright.validate.measured import refuse
 from meshwright.validate.score import faulty
-from meshwright.validate.tables import find, number, rows
+from meshwright.validate.tables import find, number
+from meshwright.validate.tables import numbered as numbered_rows
 
 #: What is fitted: constant, unit, smallest and largest value that is believable.
 CONSTANTS: dict[str, tuple[str, float, float]] = {
@@ -42,6 +44,8 @@ START = {
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
 MAX_FOLDS = 5
+#: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
+NUDGE, SHARP = 0.1, 0.005
 #: Fewer rows than this cannot tell the constants apart.
 MIN_ROWS = 8
 
@@ -88,7 +92,9 @@ def _timed(folder: Path) -> Iterator[tuple[str, Timed]]:
     path = find(folder, "training_steps")
     if path is None:
         raise MeshwrightError.one("V003", f"no training_steps table in {folder}", place=f"--data {folder}")
-    for row in rows(path, "training_steps"):
+    numbered = numbered_rows(path, "training_steps")
+    refuse(path, numbered)  # a constant is not fitted to what cannot have been measured
+    for _, row in numbered:
         seconds = number(row, "step_time_s")
         if seconds is None or row["outcome"] != "ok" or faulty(row) or "launch-bound model" in row["notes"]:
             continue
@@ -151,28 +157,49 @@ def ratios(found: list[Timed], costs_of: Callable[[Framework], Costs], constants
 def search(
     found: list[Timed], costs_of: Callable[[Framework], Costs], start: dict[str, float], *, rounds: int = 4
 ) -> dict[str, float]:
-    """Coordinate descent on the logarithms, with steps that shrink; every group weighs the same."""
+    """Constants of the least mean absolute log error; every group weighs the same.
+
+    A step time bends where the host falls behind the device, so coordinates are first moved by factors, which jumps
+    over bends; between them it is near linear in the constants, so damped least squares, reweighted towards absolute
+    errors, walks the narrow valleys in which one constant stands for another.
+    """
     weight = _weights(found)
+    names = list(CONSTANTS)
+    least, most = (np.log([CONSTANTS[n][i] for n in names]) for i in (1, 2))
 
-    def loss(constants: dict[str, float]) -> float:
-        return float((np.abs(np.log(ratios(found, costs_of, constants))) * weight).sum())
+    def errors(at: np.ndarray) -> np.ndarray:
+        return np.log(ratios(found, costs_of, dict(zip(names, np.exp(at).tolist(), strict=True))))
 
-    best = dict(start)
-    lowest, step = loss(best), 2.0
-    for _ in range(rounds):
-        for name, (_, least, most) in CONSTANTS.items():
-            for factor in (step, 1 / step):
-                while True:
-                    value = min(most, max(least, best[name] * factor))
-                    if value == best[name]:
-                        break
-                    tried = best | {name: value}
-                    now = loss(tried)
-                    if now >= lowest - 1e-4:
-                        break
-                    best, lowest = tried, now
-        step = step**0.6
-    return {name: float(f"{value:.3g}") for name, value in best.items()}
+    def loss(wrong: np.ndarray) -> float:
+        return float((np.abs(wrong) * weight).sum())
+
+    at = np.log([start[n] for n in names])
+    wrong = errors(at)
+    for step in (2.0, 1.5)[:rounds]:
+        for i, sign in ((i, sign) for i in range(len(names)) for sign in (1, -1)):
+            while True:
+                tried = at.copy()
+                tried[i] = np.clip(at[i] + sign * np.log(step), least[i], most[i])
+                if tried[i] == at[i] or loss(now := errors(tried)) >= loss(wrong) - 1e-4:
+                    break
+                at, wrong = tried, now
+    damping = 1e-2
+    for _ in range(3 * rounds):
+        # the side that stays within the bounds
+        moves = np.where(at + NUDGE <= most, NUDGE, -NUDGE)
+        slope = np.stack([(errors(at + moves * unit) - wrong) / (moves @ unit) for unit in np.eye(len(at))], axis=1)
+        pull = weight / np.maximum(np.abs(wrong), SHARP)
+        normal = slope.T @ (slope * pull[:, None])
+        while damping < 1e4:
+            by = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), -slope.T @ (pull * wrong))
+            tried = np.clip(at + np.clip(by, -1, 1), least, most)
+            if loss(now := errors(tried)) < loss(wrong) - 1e-4:
+                at, wrong, damping = tried, now, damping / 4
+                break
+            damping *= 4
+        else:
+            break
+    return {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(at), strict=True)}
 
 
 def _weights(found: list[Timed]) -> np.ndarray:

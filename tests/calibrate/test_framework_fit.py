@@ -1,0 +1,109 @@
+"""Framework constants are found again in step times and peaks that were made with known ones."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from meshwright.calibrate import framework, framework_memory
+from meshwright.cost import standard
+from meshwright.errors import MeshwrightError
+from meshwright.predict import OVERHEAD, rank_memory, simulate
+from meshwright.validate.cases import case
+from tests.validate.samples import step, table
+
+TRUE = {
+    "elementwise_passes": 3.0,
+    "host_us_per_kernel": 40.0,
+    "host_us_per_collective": 80.0,
+    "host_us_per_pass": 1000.0,
+    "activation_copies": 1.7,
+    "allocator_slack": 0.0,
+}
+
+
+def questions():
+    """Small and large models, long and short sequences, with and without tensor parallelism, so that host time,
+    passes and collectives weigh differently from row to row."""
+    for model, layers, hidden in (("small", 12, 1024), ("middle", 24, 2048), ("large", 32, 4096)):
+        for seq, tp in ((512, 1), (4096, 2), (2048, 8)):
+            for micro in (1, 2, 4):
+                yield step(
+                    id=f"{model}:{seq}:{tp}:{micro}",
+                    model=model,
+                    layers=layers,
+                    hidden=hidden,
+                    ffn=4 * hidden,
+                    heads=hidden // 64,
+                    kv_heads=hidden // 64,
+                    seq_len=seq,
+                    tp=tp,
+                    dp=8 // tp,
+                    micro_batch_seqs=micro,
+                    params_b=round(12 * layers * hidden**2 / 1e9, 3),
+                )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder, rows = tmp_path_factory.mktemp("steps"), []
+    for row in questions():
+        asked = case(row)
+        truth = msgspec.structs.replace(asked.framework, **TRUE)
+        run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs := standard(truth))
+        tensors = [
+            sum(size for kind, size in rank.alive.items() if kind not in OVERHEAD)
+            for rank in rank_memory(run, costs, asked.plan)
+        ]
+        rows.append(row | {"step_time_s": run.step_time_s, "peak_memory_gb": max(tensors) / 1e9})
+    table(folder, "training_steps", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fit(measured):
+    (found,) = framework.fit_all(measured, standard)
+    return found
+
+
+def test_step_times_made_with_known_constants_are_found_again(fit):
+    assert (fit.framework, fit.rows, fit.groups) == ("megatron-core", 27, 3)
+    assert fit.in_sample < 0.005
+    assert fit.left_out is not None
+    assert fit.left_out < 0.005
+    assert fit.constants == pytest.approx({name: TRUE[name] for name in fit.constants}, rel=0.02)
+
+
+def test_peaks_made_with_known_copies_are_found_again(measured):
+    (fit,) = framework_memory.fit_all(measured, standard)
+    assert (fit.activation_copies, fit.allocator_slack, fit.rows) == (TRUE["activation_copies"], None, 27)
+    assert fit.in_sample < 1e-6
+
+
+def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measured, tmp_path):
+    found = framework.profiles([fit], list(framework_memory.fit_all(measured, standard)))
+    (path,) = [p for p in framework.write(found, tmp_path) if p.stem == "megatron_core"]
+    text = path.read_text()
+    assert "27 measured steps of 3 models" in text
+    assert "27 measured peaks" in text
+    assert found["megatron-core"].step_sigma == round(1.25 * fit.left_out, 3)
+
+
+def test_every_model_weighs_the_same_however_many_rows_it_has(measured):
+    timed = [t for _, t in framework._timed(measured)]
+    weights = framework._weights(timed[:12])  # nine rows of one model, three of the next
+    assert np.isclose(weights[:9].sum(), 0.5)
+    assert np.isclose(weights[9:].sum(), 0.5)
+
+
+def test_constants_are_not_fitted_to_what_cannot_have_been_measured(tmp_path):
+    path = table(tmp_path, "training_steps", [step()] * 9 + [step(step_time_s="0.0005")])
+    with pytest.raises(MeshwrightError) as error:
+        list(framework.fit_all(tmp_path, standard))
+    assert [(d.code, d.place) for d in error.value.diagnostics] == [("V005", f"{path}:11")]
+
+
+def test_too_few_rows_are_said_and_not_fitted(tmp_path):
+    said = []
+    table(tmp_path, "training_steps", [step()] * 7)
+    assert list(framework.fit_all(tmp_path, standard, progress=said.append)) == []
+    assert "7 timed rows are too few" in said[0]
