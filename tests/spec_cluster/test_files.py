@@ -227,3 +227,12 @@ def test_what_is_not_a_cluster_file_is_refused(tmp_path):
     assert codes("format_version = 1") == ["C006", "C006"]
     assert codes('format_version = 1\nname = "x"\nislands = []') == ["C006"]
     assert codes('format_version = 1\nname = "x"\nislands = [3]') == ["C007"]
+
+
+def test_numbers_out_of_range_are_named_beside_keys_that_are_wrong():
+    text = refusal(
+        'format_version = 1\nname = "x"\npower_limit_w = -4\nbogus = 1\n[[islands]]\nname = "a"\ndevice = "h101"\n'
+        "[[islands.levels]]\narity = 8\ngb_s = nan\n"
+    )
+    assert "power_limit_w is out of range" in text and "unknown key 'bogus'" in text
+    assert "unknown device 'h101'" in text and "gb_s is out of range" in text and "needs 'latency_us'" in text

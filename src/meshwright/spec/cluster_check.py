@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
+
+import msgspec
 
 from meshwright.errors import nearest
 from meshwright.spec.cluster_names import Machine
@@ -48,7 +50,7 @@ DEVICE_PORT_GB_S = 5000
 
 def findings(record: Any, path: str) -> Iterator[Finding]:
     """Everything wrong with a record whose fields have the right types."""
-    yield from _limits(record, path)
+    yield from limits(msgspec.structs.asdict(record), path)
     if isinstance(record, Device):
         yield from _device(record, path)
     elif isinstance(record, Machine):
@@ -69,9 +71,9 @@ def _at(path: str, field: str, value: Any) -> str:
     return f"{path}.{field} = {value!r}" if path else f"{field} = {value!r}"
 
 
-def _limits(record: Any, path: str) -> Iterator[Finding]:
-    for field in record.__struct_fields__:
-        value = getattr(record, field)
+def limits(values: Mapping[str, Any], path: str) -> Iterator[Finding]:
+    """Numbers out of range, also of a record that is not complete."""
+    for field, value in values.items():
         if field not in LIMITS or value is None or isinstance(value, tuple) or (value == 0 and field in MAY_BE_ZERO):
             continue
         least, low, most, high = LIMITS[field]

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.spec.cluster_check import findings
+from meshwright.spec.cluster_check import findings, limits
 from meshwright.spec.cluster_names import Machine
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node
@@ -85,10 +85,9 @@ class _Reader:
         for name, field in fields.items():
             if name not in table and field.required and (kind, name) not in STANDARD:
                 self.report("C006", f"{path}.{name}" if path else name, f"{kind.__name__.lower()} needs {name!r}")
-        if len(self.wrong) > before:
-            return None
-        record = kind(**self.with_standards(kind, values))
-        for code, where, message, help in findings(record, path):
+        broken = len(self.wrong) > before
+        record = None if broken else kind(**self.with_standards(kind, values))
+        for code, where, message, help in limits(values, path) if broken else findings(record, path):
             self.report(code, where, message, help)
         return record
 
