@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from importlib.metadata import version
 
 import msgspec
 
 from meshwright.cost import Costs
-from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, supports
+from meshwright.cost.chain import EXTRAPOLATED
+from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, peak_flops, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
+from meshwright.lower.step import Exchange
 from meshwright.plan import Plan
 from meshwright.prediction import Assumption
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.hardware import source_of
+from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.work import Attention, Collective, Gemm, GroupedGemm
 
 #: Schedules whose paper runs one microbatch's all-to-all beside another's kernels (DeepSeek-V3, arXiv 2412.19437).
 HIDES_EXPERT_EXCHANGE = ("dualpipe", "dualpipev")
@@ -48,12 +52,16 @@ def assumptions(
     """What the answer rests on, each with its source; flagged where nobody measured it."""
     out = []
     for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
+        curves = fitted(lowered, costs, device)
         for name, what, clause in (
-            ("gemm", "large matrix products", "gemm"),
+            ("gemm", "matrix products", "gemm"),
             ("memory", "memory-bound kernels", "memory"),
             ("attention_fwd", "attention forward", "forward"),
             ("attention_bwd", "attention backward", "backward"),
         ):
+            if name in curves:
+                out.append(msgspec.structs.replace(curves[name], name=f"{device.name}: {what}"))
+                continue
             value, published = efficiency(device, name)
             source = (
                 f"{TYPICAL_OF_BEST[name]:.0%} of the best published: " + _clause(device.efficiency.source, clause)
@@ -75,6 +83,7 @@ def assumptions(
     for level in cluster.islands[0].levels:
         text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
         out.append(Assumption(f"{level.name} links", text, level.sources.get("gb_s", level.sources.get("*", ""))))
+    out += collectives(lowered, costs)
     f = costs.framework
     out.append(
         Assumption(
@@ -89,6 +98,69 @@ def assumptions(
     )
     out += _layout_assumptions(lowered, model, train, plan)
     return tuple(out)
+
+
+def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumption]:
+    """What the kernels of one layer of each kind reach where fitted curves answered for most of their time, by class:
+    the share of the peak at their precision, and the curve behind the largest part."""
+    seconds: dict[str, dict[str, float]] = {}
+    ideal: dict[str, float] = {}
+    beyond: dict[str, float] = {}
+    for entries in lowered.stages.programs.values():
+        for work in (entry.work for entry in entries):
+            if isinstance(work, Gemm | GroupedGemm):
+                name = "gemm"
+            elif isinstance(work, Attention):
+                name = "attention_bwd" if work.backward else "attention_fwd"
+            else:
+                continue
+            price = costs.price(work, device)
+            behind, source = seconds.setdefault(name, {}), price.source.removesuffix(EXTRAPOLATED)
+            behind[source] = behind.get(source, 0.0) + price.seconds
+            ideal[name] = ideal.get(name, 0.0) + work.flops / peak_flops(device, work.dtype)
+            if price.source != source or "carried to" in source:
+                beyond[name] = beyond.get(name, 0.0) + price.seconds
+    out = {}
+    for name, behind in seconds.items():
+        total, (said, most) = sum(behind.values()), max(behind.items(), key=lambda item: item[1])
+        if said == "roofline" or total <= 0:
+            continue
+        outside = beyond.get(name, 0.0) / total
+        said += f"; other sources for {1 - most / total:.0%} of their time" if most < 0.99 * total else ""
+        said += f"; {outside:.0%} of their time beyond what was measured" if outside > 0.01 else ""
+        out[name] = Assumption(name, f"{ideal[name] / total:.0%} of peak for this plan's shapes", said, outside > 0.5)
+    return out
+
+
+def collectives(lowered: Lowered, costs: Costs) -> list[Assumption]:
+    """The profile behind the collectives over each set of levels, by the largest buffer sent there."""
+    largest: dict[tuple[str, ...], Collective] = {}
+    device = lowered.mesh.slices[0].devices[0]
+    for work in _communication(lowered):
+        levels = tuple(hop.name for hop in work.group.hops)
+        if levels and work.num_bytes > largest.get(levels, work).num_bytes * 0.999:
+            largest[levels] = work
+    out = []
+    for levels, work in sorted(largest.items()):
+        price = costs.price(work, device)
+        if price.source == "roofline":
+            continue
+        rate = work.num_bytes / price.seconds / 1e9
+        value = f"{work.op} of {work.num_bytes / 2**20:.4g} MiB over {work.group.size} ranks at {rate:.4g} GB/s"
+        out.append(
+            Assumption(
+                f"collectives over {' and '.join(levels)}", value, price.source, price.source.endswith(EXTRAPOLATED)
+            )
+        )
+    return out
+
+
+def _communication(lowered: Lowered) -> Iterator[Collective]:
+    for entries in lowered.stages.programs.values():
+        yield from (entry.work for entry in entries if isinstance(entry.work, Collective))
+    for key in lowered.keys:
+        if isinstance(key, Exchange):
+            yield from (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
 
 
 def _clause(source: str, label: str) -> str:

@@ -236,3 +236,12 @@ def test_a_collective_takes_twenty_of_132_sms_and_none_where_the_fabric_has_engi
     assert r.contention(cluster.load_device("gb200")) == 20 / 152
     assert r.contention(cluster.load_device("t4")) == 20 / 132
     assert r.contention(cluster.load_device("tpu_v5p")) == r.contention(cluster.load_device("gaudi2")) == 0
+
+
+def test_four_bit_products_read_half_the_operands_of_eight_bit_ones():
+    b200 = cluster.load_device("b200")
+    eight = Gemm(m=8192, n=8192, k=8192, dtype="fp8")
+    fp4 = msgspec.structs.replace(eight, dtype="nvfp4")
+    # the B200's fp4 peak is twice its fp8 peak, and so are the elements that a byte of L2 bandwidth brings
+    ratio = r.gemm_seconds(eight, b200) / r.gemm_seconds(fp4, b200)
+    assert 1.8 < ratio <= 2.0

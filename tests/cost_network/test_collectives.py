@@ -161,7 +161,8 @@ def test_what_was_measured_is_fitted_and_what_lies_beyond_says_so():
     measured = link(Collective(op="all_reduce", num_bytes=1e6, group=node(8)), H100)
     many = link(Collective(op="all_reduce", num_bytes=1e6, group=cluster(8, 512)), H100)
     huge = link(Collective(op="all_reduce", num_bytes=1e13, group=node(8)), H100)
-    assert (measured.source, many.source, huge.source) == ("fitted", "extrapolated", "extrapolated")
+    assert [e.source.endswith(", extrapolated") for e in (measured, many, huge)] == [False, True, True]
+    assert measured.source.startswith("nvlink")
     assert measured.sigma < many.sigma
     assert measured.sigma < huge.sigma
     assert measured.cause == "network"
@@ -171,5 +172,5 @@ def test_a_fabric_nobody_measured_gets_its_kind_and_a_wider_interval():
     mi300x = load_device("mi300x")
     work = Collective(op="all_gather", num_bytes=1e8, group=node(8, 448.0, name="xgmi", topology="mesh"))
     guess = link(work, mi300x)
-    assert guess.source == "extrapolated"
+    assert guess.source.endswith(", extrapolated")
     assert guess.sigma > link(Collective(op="all_gather", num_bytes=1e8, group=node(8)), H100).sigma

@@ -28,6 +28,9 @@ class Estimate(NamedTuple):
 #: fitted: half the gap between the best and the typical published fraction of peak for each class.
 ROOFLINE_SIGMA = {"gemm": 0.10, "attention": 0.15, "elementwise": 0.15, "network": 0.20, "host": 0.40}
 
+#: How the source of a price ends that no measured size, rank count or fabric covers.
+EXTRAPOLATED = ", extrapolated"
+
 Link = Callable[[Work, Device], Estimate | None]
 
 

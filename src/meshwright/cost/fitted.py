@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright import catalog
-from meshwright.cost.chain import Estimate, Link
+from meshwright.cost.chain import EXTRAPOLATED, Estimate, Link
 from meshwright.cost.curve import FADE_OCTAVES, Fit, Profile, Residual, Shape, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD
 from meshwright.cost.curves_gemm import GEMM, GROUPED
@@ -143,9 +143,7 @@ class Curve:
         seconds *= 2.718281828459045**residual
         sigma = self.sigma[sigma_class(seconds)]
         if outside > 0.05:
-            return Estimate(
-                seconds, self.cause, self.source + ", extrapolated", hypot(sigma, SIGMA_PER_OCTAVE * outside)
-            )
+            return Estimate(seconds, self.cause, self.source + EXTRAPOLATED, hypot(sigma, SIGMA_PER_OCTAVE * outside))
         return Estimate(seconds, self.cause, self.source, sigma)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
-from meshwright.cost.chain import Estimate
+from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.cost.collectives import Line, envelope, lines
 from meshwright.cost.fabric import Constants, Custom, Fabrics, shipped
 from meshwright.spec.hardware import Device
@@ -59,8 +59,9 @@ class Network:
         low, high = curve.bytes_range
         if low <= num_bytes <= high or not high:
             return Estimate(seconds, "network", curve.source, curve.sigma)
+        beyond = curve.source.removesuffix(EXTRAPOLATED) + EXTRAPOLATED
         decades = log2(low / num_bytes if num_bytes < low else num_bytes / high) / log2(10)
-        return Estimate(seconds, "network", "extrapolated", curve.sigma + SPREAD_PER_DECADE * decades)
+        return Estimate(seconds, "network", beyond, curve.sigma + SPREAD_PER_DECADE * decades)
 
     def _curve(self, op: str, group: Group, device: Device) -> Curve:
         found = [self.fabrics.find(hop, device.name, device.scale_up) for hop in group.hops]
@@ -72,7 +73,7 @@ class Network:
         custom = profile.custom.get(self.library) if op == "all_reduce" and len(group.hops) == 1 else None
         return Curve(
             lines=lines(op, group, constants),
-            source="fitted" if known and beyond == 1.0 else "extrapolated",
+            source=f"{profile.name} profile, {profile.source}" + ("" if known and beyond == 1.0 else EXTRAPOLATED),
             sigma=max(sigma, *(p.sigma.get(op, p.sigma["*"]) for p, _ in found))
             + SPREAD_PER_DECADE * log2(beyond) / log2(10),
             bytes_range=profile.bytes_range,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import ceil, inf
 
 from meshwright.spec.hardware import Device
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
@@ -72,7 +73,7 @@ def gemm_seconds(work: Gemm, device: Device) -> float:
     fraction, _ = efficiency(device, "gemm")
     per_sm = peak_flops(device, work.dtype) * fraction / device.num_sms
     l2_per_sm = _l2_per_sm(device)
-    element = 2.0 if work.dtype in ("bf16", "fp16") else 4.0 if work.dtype == "fp32" else 1.0
+    element = DTYPE_BYTES[work.dtype]
     best = float("inf")
     for tm, tn in TILES:
         tiles = work.batch * ceil(work.m / tm) * ceil(work.n / tn)

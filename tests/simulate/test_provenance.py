@@ -1,0 +1,70 @@
+"""The sources a prediction names are those of the prices it is made of."""
+
+from meshwright.cost import Costs, standard
+from meshwright.plan import parse
+from meshwright.predict import predict
+from meshwright.spec import cluster, model
+from meshwright.spec.workload import Train
+from meshwright.work import Gemm
+
+TRAIN = Train(global_batch=64, seq_len=4096)
+
+
+def assumed(on, plan, costs):
+    answer = predict(model.load("llama3-8b"), cluster.load(on), TRAIN, parse(plan), costs=costs, detail=False)
+    return {a.name: a for a in answer.assumptions}
+
+
+def test_products_priced_by_a_curve_name_it():
+    costs = standard()
+    found = assumed("8xh100", "fsdp", costs)["h100_sxm: matrix products"]
+    # the gate and up projection of a microbatch of one sequence
+    one = costs.price(Gemm(m=4096, n=28672, k=4096), cluster.load_device("h100_sxm"))
+    assert found.source.split(";")[0] == one.source
+    assert found.source.startswith("fitted: h100_sxm gemm bf16")
+
+
+def test_what_was_measured_is_confirmed_and_what_lies_beyond_is_flagged_with_its_share():
+    inside = assumed("16xh100", "fsdp tp2", standard())["h100_sxm: matrix products"]
+    beyond = assumed("8xh100", "fsdp mb8", standard())["h100_sxm: matrix products"]
+    assert (inside.flagged, beyond.flagged) == (False, True)
+    assert "beyond what was measured" in beyond.source
+
+
+def test_without_curves_the_published_fraction_is_named_and_no_profile():
+    found = assumed("16xh100", "fsdp tp2", Costs())
+    assert found["h100_sxm: matrix products"].source.startswith("92% of the best published")
+    assert not [name for name in found if name.startswith("collectives over")]
+
+
+def test_the_share_of_peak_is_that_of_the_products_priced():
+    def half(work, device):
+        if isinstance(work, Gemm):
+            flops = device.peak_flops["bf16"]
+            return Costs().price(work, device)._replace(seconds=2 * work.flops / flops, source="a table")
+        return None
+
+    found = assumed("8xh100", "fsdp", Costs(links=(half,)))["h100_sxm: matrix products"]
+    assert (found.value, found.source) == ("50% of peak for this plan's shapes", "a table")
+
+
+def test_curves_carried_from_another_device_are_flagged():
+    def carried(work, device):
+        if isinstance(work, Gemm):
+            return Costs().price(work, device)._replace(source="fitted: other gemm, carried to this one")
+        return None
+
+    assert assumed("8xh100", "fsdp", Costs(links=(carried,)))["h100_sxm: matrix products"].flagged
+
+
+def test_collectives_name_the_profile_and_the_rate_of_the_largest_buffer():
+    costs = standard()
+    found = assumed("8xh100", "tp2 fsdp", costs)["collectives over nvlink"]
+    assert "nvlink4 profile" in found.source
+    op, size, ranks = found.value.split(" of ")[0], float(found.value.split()[2]), int(found.value.split()[5])
+    hop = cluster.load("8xh100").islands[0].levels[0]
+    assert op in ("all_gather", "reduce_scatter", "all_reduce")
+    assert ranks in (2, 4)
+    # two directions at most: a ring's rank sends and receives at the links' rate
+    assert 0.1 * hop.gb_s < float(found.value.split()[-2]) < 2 * hop.gb_s
+    assert size > 1
