@@ -50,7 +50,7 @@ def _scopes(name: str) -> list[Scope]:
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
             parts = inners(space, core, model, cluster, train)
             usual = [i for i in parts if i.order == parts[0].order]
-            found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster)))
+            found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster, train)))
     return found
 
 

@@ -48,7 +48,7 @@ def everything(space, model, where, train):
     for core in cores(space, model, where, train):
         for inner in inners(space, core, model, where, train):
             for piped in pipelines(space, core, model, train):
-                for state in states(space, core, where):
+                for state in states(space, core, where, train):
                     if together(core, piped, state):
                         yield core, inner, piped, state
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 from hypothesis import given, settings
+from msgspec.structs import replace
 
 from meshwright.plan import check
 from meshwright.predict import predict
@@ -9,7 +10,7 @@ from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_by
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.partition import with_stages
 from meshwright.search.regions import Regions
-from meshwright.search.space import cores, inners, pipelines, plan_of, states
+from meshwright.search.space import cores, gathers_once, inners, pipelines, plan_of, states
 from meshwright.search.strategies import exhaustive
 from tests.random_plans import legal_plans
 from tests.search.small import everything, questions, walk_of
@@ -51,7 +52,7 @@ def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
             core,
             inners(space, core, model, where, train),
             pipelines(space, core, model, train),
-            states(space, core, where),
+            states(space, core, where, train),
         )
         if not (scope.inners and scope.pipelines and scope.states):
             continue
@@ -93,3 +94,20 @@ def test_branch_and_bound_finds_the_optimum_of_brute_force(question):
         assert best[0].step_time_s == min(fitting)
     assert walk.covered == sum(1 for _ in everything(space, model, where, train))
     assert walk.rejected.total() + len(walk.tried) >= walk.covered
+
+
+@given(questions(clusters=("8xh100", "16xa100-80")))
+@settings(max_examples=10)
+def test_zero3_under_a_pipeline_is_zero1_in_other_words(question):
+    """The space leaves it out where it says so: equal times, and memory equal up to the rounding of its sum."""
+    model, where, train, space = question
+    space = space.with_domain("zero", (0, 1, 3)).with_domain("pp", (2, 4))
+    assert gathers_once(space, train)
+    evaluator = Evaluator(model, where, train)
+    for point in list(everything(space, model, where, train))[::29][:12]:
+        plan = plan_of(*point)
+        whole = replace(plan, layout=replace(plan.layout, zero=3))
+        if plan.layout.zero == 1 and not check(whole, model, where, train):
+            mine, other = evaluator(plan), evaluator(whole)
+            assert mine.step_time_s == other.step_time_s
+            assert abs(mine.headroom_bytes - other.headroom_bytes) < 1

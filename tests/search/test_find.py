@@ -163,3 +163,23 @@ def test_the_store_is_shown_and_asked_in_sql(tmp_path, capsys):
     assert main(["search", "--sql", "SELECT count(*) FROM plans", "--store", file, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"][0][0] > 0
     assert main(["search", "--sql", "DELETE FROM plans", "--store", file]) == 2
+
+
+def test_one_plan_in_two_spellings_is_listed_once_the_simplest_first():
+    """Parameters gathered once and held are ZeRO-1's; both spellings are in this space, as fp8 is allowed."""
+    fix = ["order=tp-cp-dp-pp", "schedule=1f1b", "recompute=none", "mb=1", "tp=2", "pp=2", "cp=1", "zero=1,3"]
+    for allow in ([], ["dtype=fp8"]):
+        found = find(*SMALL, space=restricted(default(*SMALL), fix=fix, allow=allow))
+        plans = {r.plan.text(): r.also for r in found.best}
+        assert any("zero1" in text and also == ("fsdp",) for text, also in plans.items())
+        assert not any("fsdp" in text and "fp8" not in text for text in plans)
+
+
+def test_experts_spread_over_unequal_islands_are_searched_as_they_are_predicted():
+    asked = model("mixtral-8x7b"), cluster("16xa100-80 + 16xh100"), parse("batch=128,seq=4096")
+    fix = ["ep=8", "order=tp-cp-dp-pp", "schedule=1f1b", "recompute=none", "cp=1", "mb=1", "zero=1", "pp=4", "tp=1,2"]
+    found = find(*asked, space=restricted(default(*asked), fix=fix))
+    assert found.fits and found.proven_optimal
+    best = found.best[0]
+    assert best.plan.experts.ep == 8
+    assert best.prediction.step_time_s == predict(*asked, best.plan).step_time_s

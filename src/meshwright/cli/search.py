@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -95,6 +96,7 @@ def _search(given: Options, wrong: list[Diagnostic]) -> Found:
         raise MeshwrightError(wrong)
     from meshwright.search.find import find
 
+    gc.disable()  # a search makes millions of small objects that live on, and no cycles
     space = restricted(default(*asked), fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow)
     return find(
         *asked,

@@ -60,7 +60,7 @@ def cells(ranked: Ranked) -> tuple[str, ...]:
         f"{p.mfu:.1%}",
         gibibytes(p.tightest.headroom_bytes),
         "-" if usd is None else f"${usd:.3g}/Mtok",
-        p.plan.text(),
+        p.plan.text() + (f" (also: {', '.join(ranked.also)})" if ranked.also else ""),
     )
 
 

@@ -36,6 +36,8 @@ class Scope(NamedTuple):
 
     def legal(self) -> np.ndarray:
         """Which schedules go with which state parts, bool [B, C]."""
+        if all(state.zero < 3 for state in self.states):
+            return np.ones((len(self.pipelines), len(self.states)), bool)
         pairs = [[together(self.core, piped, state) for state in self.states] for piped in self.pipelines]
         return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
 
@@ -52,7 +54,7 @@ def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.nd
         held = regions.counts(num_stages, piped.stages)
         least.append(max(1, int(held[:, : regions.kinds].sum(axis=1).min())) if piped.stages != BALANCED else 1)
         if piped.stages == BALANCED:
-            out.append(_balanced(regions, core, costs))
+            out.append(even_share(regions, core, costs))
             continue
         rows = regions.paths(core, piped, costs)
         units = rows.passes @ held  # [rows, 3, U]
@@ -68,8 +70,8 @@ def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.nd
     return np.stack(out, axis=1), least
 
 
-def _balanced(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
-    """However layers are spread, some rank does its share of all work."""
+def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
+    """Seconds [A]: however layers are spread and passes ordered, some rank does its share of all work."""
     count = regions.train.global_batch // (core.dp * core.mb)
     layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
     whole = costs.seconds[0] + np.minimum(costs.seconds[1], costs.seconds[2] + costs.seconds[3])

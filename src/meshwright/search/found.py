@@ -23,12 +23,14 @@ COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """One of the best plans. ``tie`` says why it cannot be told from the fastest one, None when it can. ``delta`` is
-    what it changes against the plan above it, in words."""
+    what it changes against the plan above it, in words. ``also`` are words that another spelling of it has instead of
+    its own: the same work at the same times in the same memory."""
 
     plan: Plan
     prediction: Prediction
     tie: Tie | None
     delta: str
+    also: tuple[str, ...] = ()
 
 
 class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,6 +78,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
                     "headroom_bytes": r.prediction.tightest.headroom_bytes,
                     "tie": None if r.tie is None else r.tie._asdict(),
                     "delta": r.delta,
+                    "also": list(r.also),
                 }
                 for r in self.best
             ],

@@ -8,6 +8,7 @@ space (schedules, stages, sharding) is combined from them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,14 @@ from meshwright.spec.hardware import Device
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
+#: Passes that recompute nothing: they are the same under every recompute mode.
+_NEVER_AGAIN = ("F", "W")
+
+
+@cache
+def _plain(kind: int | str) -> Unit:
+    return Unit(kind, "none")
+
 
 class Book:
     """Layer costs and activations of one context, filled in as they are asked for."""
@@ -39,6 +48,8 @@ class Book:
 
     def unit(self, unit: Unit, which: str, device: str, start: int = 0) -> LayerCost:
         """One pass over one layer on a device, as `simulate.price.Pricer.unit` prices it."""
+        if which in _NEVER_AGAIN:
+            unit = _plain(unit.kind)
         key = (unit, which, device, start)
         found = self._costs.get(key)
         if found is None:

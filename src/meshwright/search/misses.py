@@ -43,7 +43,7 @@ def _scopes(walk: Walk) -> list[Scope]:
             core,
             inners(walk.space, core, *asked),
             pipelines(walk.space, core, walk.model, walk.train),
-            states(walk.space, core, walk.cluster),
+            states(walk.space, core, walk.cluster, walk.train),
         )
         for core in walk.cores
     )

@@ -218,13 +218,19 @@ class Regions:
         them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
         columns = []
         sizes = (core.tp, core.cp, core.mb, core.ep, core.etp)
-        groups = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
+        near = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
+        known: dict[tuple, np.ndarray] = {}
         for inner in inners:
-            near = groups[inner.order]
-            same = (sizes, near, *inner._replace(order=(), recompute_layers=min(1, inner.recompute_layers)))
-            found = self._glances.get(same)
+            again = inner.recompute == "full" and not inner.recompute_layers
+            way = (inner.sp, inner.algorithm, inner.attention)
+            brief = (near[inner.order], way, again, inner.dtype, "tp" in inner.overlap)
+            found = known.get(brief)
             if found is None:
-                found = self._glances[same] = self._glanced(core, inner, near)
+                same = (sizes, *brief)
+                found = self._glances.get(same)
+                if found is None:
+                    found = self._glances[same] = self._glanced(core, inner, brief[0])
+                known[brief] = found
             columns.append(found)
         nothing = np.zeros((len(inners), self.num_units))
         return Costs(

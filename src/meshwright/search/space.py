@@ -282,7 +282,7 @@ def together(core: Core, piped: Piped, state: State) -> bool:
     return core.pp == 1 or state.zero < 3 or schedules.get(piped.schedule).placement != "bidirectional"
 
 
-def states(space: Space, core: Core, cluster: Cluster) -> list[State]:
+def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[State]:
     """Every ZeRO stage and scope of a core's plans."""
     replicas = core.dp * core.cp
     out = []
@@ -291,8 +291,19 @@ def states(space: Space, core: Core, cluster: Cluster) -> list[State]:
             continue
         if zero == 2 and core.pp > 1 and 1 in space["zero"]:
             continue  # under a pipeline gradients accumulate whole, so it is ZeRO-1
+        if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
+            continue
         out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
     return out
+
+
+def gathers_once(space: Space, train: Train) -> bool:
+    """Whether ZeRO-3 under a pipeline is ZeRO-1 in other words. Parameters are gathered before the first forward and
+    stay until the step ends, so both hold a working copy and a sharded master, and exchange the same bytes: where the
+    two copies differ, all parameters are trained, and gathering runs beside the first forward."""
+    computes = {dtype or train.dtype for dtype in space["dtype"]}
+    overlapped = all("dp" in overlap for overlap in space["overlap"])
+    return computes <= {"bf16", "fp16"} and "none" not in space["master"] and train.lora is None and overlapped
 
 
 def _scopes(space: Space, core: Core, cluster: Cluster, zero: int, replicas: int) -> list[int]:

@@ -35,10 +35,15 @@ class Tie(NamedTuple):
     measure: str
 
 
-def simplicity(plan: Plan) -> tuple[int, str]:
-    """Fewer words first."""
+def simplicity(plan: Plan) -> tuple[int, int, str]:
+    """Fewer words first, then less that is sharded."""
     text = plan.text()
-    return len(text.split()), text
+    return len(text.split()), plan.layout.zero, text
+
+
+def same_work(a: Simulated, b: Simulated) -> bool:
+    """Whether two plans do the same at the same times: one plan in two spellings."""
+    return np.array_equal(a.start_s, b.start_s) and np.array_equal(a.end_s, b.end_s)
 
 
 def difference(a: Simulated, b: Simulated) -> tuple[float, float]:

@@ -68,7 +68,7 @@ class _Parts:
             found = self._known[core] = (
                 inners(walk.space, core, walk.model, walk.cluster, walk.train),
                 pipelines(walk.space, core, walk.model, walk.train),
-                states(walk.space, core, walk.cluster),
+                states(walk.space, core, walk.cluster, walk.train),
             )
         return found
 

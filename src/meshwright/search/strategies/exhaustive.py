@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_bytes, step_seconds
+from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds
 from meshwright.search.regions import Costs, Regions
-from meshwright.search.space import inners, pipelines, states
+from meshwright.search.space import Core, inners, pipelines, states
 from meshwright.search.walk import Walk
 
 #: Reasons for rejection, as they are counted.
@@ -26,7 +26,7 @@ CROWDED = "does not fit: state alone"
 TIMED = "slower: its own pipeline and exposed communication"
 STATE = "does not fit: bound of state and activations"
 #: Cores looked at first, and plans tried in each of them.
-SCOUTS, DIVES = 24, 4
+SCOUTS, DIVES = 12, 4
 
 
 class Region:
@@ -59,17 +59,34 @@ def run(walk: Walk) -> bool:
     ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
     _scout(walk, regions, ordered)
     found: list[Region] = []
-    for ideal, scope in ordered:
-        if ideal * (1 - ROUNDING) > walk.worth_s(scope.core):
-            walk.reject(KERNELS, scope.size())
-            continue
+    for scope in _shortened(walk, regions, ordered):
         region = bounded_region(walk, regions, scope)
         if region is not None:
             found.append(region)
-            walk.evaluate(*region.part(int(region.bound_s.argmin())))
+            lowest = int(region.bound_s.argmin())
+            if region.tightened_s(regions, lowest) * (1 - ROUNDING) <= walk.worth_s(scope.core):
+                walk.evaluate(*region.part(lowest))
         if walk.stopped:
             return False
     return _leaves(walk, regions, found)
+
+
+def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> list[Scope]:
+    """Cores without the inner parts whose layers alone, spread over the ranks with no bubble, are too slow: no schedule
+    has to be built for those. The most promising first, now that what layers wait for is known."""
+    found = []
+    for ideal, scope in ordered:
+        worth = walk.worth_s(scope.core)
+        if ideal * (1 - ROUNDING) > worth:
+            walk.reject(KERNELS, scope.size())
+            continue
+        share = even_share(regions, scope.core, regions.glance(scope.core, scope.inners))
+        kept = [i for i, seconds in zip(scope.inners, share.tolist()) if seconds * (1 - ROUNDING) <= worth]
+        left = scope._replace(inners=kept)
+        walk.reject(LAYERS, scope.size() - left.size())
+        if kept:
+            found.append((with_bubble(walk, scope.core, float(share.min())) * walk.weight(scope.core.devices), left))
+    return [scope for _, scope in sorted(found, key=lambda pair: pair[0])]
 
 
 def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
@@ -80,7 +97,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             core,
             inners(walk.space, core, *asked),
             pipelines(walk.space, core, walk.model, walk.train),
-            states(walk.space, core, walk.cluster),
+            states(walk.space, core, walk.cluster, walk.train),
         )
         if not scope.size():
             continue
@@ -93,12 +110,17 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
-    """A guess at the step time, for the order in which cores are looked at: half of 1F1B's bubble, and layers that
-    reach over nodes last. It decides nothing else."""
+    """A guess at the step time, for the order in which cores are looked at: layers that reach over nodes last. It
+    decides nothing else."""
     core = scope.core
-    count = walk.train.global_batch // (core.dp * core.mb)
     far = core.tp * core.cp > walk.cluster.islands[0].domain_size
-    return ideal * (1 + (core.pp - 1) / (2 * count)) * (1.2 if far else 1.0)
+    return with_bubble(walk, core, ideal) * (1.2 if far else 1.0)
+
+
+def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
+    """The work of a pipeline's rank with half of 1F1B's bubble."""
+    count = walk.train.global_batch // (core.dp * core.mb)
+    return seconds * (1 + (core.pp - 1) / (2 * count))
 
 
 def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> None:
