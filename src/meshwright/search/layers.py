@@ -39,8 +39,10 @@ def _plain(kind: int | str) -> Unit:
 class Book:
     """Layer costs and activations of one context, filled in as they are asked for."""
 
-    def __init__(self, stages: Stages, devices: dict[str, Device], costs: Costs):
+    def __init__(self, stages: Stages, devices: dict[str, Device], costs: Costs, ends: dict):
         self.stages, self.devices, self.costs = stages, devices, costs
+        #: Costs of the embedding and the head, shared with other books.
+        self._ends = ends
         self._costs: dict[tuple[Unit, str, str, int], LayerCost] = {}
         self._kept: dict[Unit, state.Activations] = {}
         #: Rows of seconds by cause of whole passes, kept by who asks for them.
@@ -51,10 +53,11 @@ class Book:
         if which in _NEVER_AGAIN:
             unit = _plain(unit.kind)
         key = (unit, which, device, start)
-        found = self._costs.get(key)
+        known = self._ends if isinstance(unit.kind, str) else self._costs
+        found = known.get(key)
         if found is None:
             entries = self.entries(unit, which, start)
-            found = self._costs[key] = cost(entries, self.devices[device], self.costs)
+            found = known[key] = cost(entries, self.devices[device], self.costs)
         return found
 
     def entries(self, unit: Unit, which: str, start: int = 0):
@@ -108,6 +111,7 @@ class Layers:
         self.model, self.cluster, self.train, self.costs = model, cluster, train, costs
         self.devices = {island.device.name: island.device for island in cluster.islands}
         self._books: dict[tuple, Book] = {}
+        self._ends: dict[tuple, dict] = {}
         self._groups: dict[int, dict] = {}
         self._params: dict[tuple, dict] = {}
 
@@ -137,8 +141,17 @@ class Layers:
         )
         found = self._books.get(key)
         if found is None:
-            found = self._books[key] = Book(Stages(plan, self.model, self.train, mesh), self.devices, self.costs)
+            stages = Stages(plan, self.model, self.train, mesh)
+            found = self._books[key] = Book(stages, self.devices, self.costs, self._shared_ends(stages))
         return found
+
+    def _shared_ends(self, stages: Stages) -> dict:
+        """What the embedding and the head cost, shared by books in which as many tokens meet equal shares of them."""
+        if len(self.cluster.islands) > 1:
+            return {}
+        c = stages.context()
+        same = (c.tokens, c.tp, c.sp, c.tp_group, c.plan.precision, c.plan.overlap.tp)
+        return self._ends.setdefault(same, {})
 
     def stages(self, plan: Plan, mesh: Mesh) -> Stages:
         """The plan's stages; counts of parameters are shared between plans that split them alike."""
