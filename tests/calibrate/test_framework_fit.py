@@ -67,10 +67,11 @@ def fit(measured):
 
 def test_step_times_made_with_known_constants_are_found_again(fit):
     assert (fit.framework, fit.rows, fit.groups) == ("megatron-core", 27, 3)
+    # not to the last digit: constants are held to their usual size by a hair
     assert fit.in_sample < 0.005
     assert fit.left_out is not None
-    assert fit.left_out < 0.005
-    assert fit.constants == pytest.approx({name: TRUE[name] for name in fit.constants}, rel=0.02)
+    assert fit.left_out < 0.01
+    assert fit.constants == pytest.approx({name: TRUE[name] for name in fit.constants}, rel=0.05)
 
 
 def test_peaks_made_with_known_copies_are_found_again(measured):
@@ -100,6 +101,18 @@ def test_constants_are_not_fitted_to_what_cannot_have_been_measured(tmp_path):
     with pytest.raises(MeshwrightError) as error:
         list(framework.fit_all(tmp_path, standard))
     assert [(d.code, d.place) for d in error.value.diagnostics] == [("V005", f"{path}:11")]
+
+
+def test_a_constant_that_no_row_feels_stays_at_its_usual_size(tmp_path):
+    # one device without tensor parallelism sends nothing, so nothing says what a collective costs the host
+    rows = [r | {"num_gpus": "1", "dp": "1", "zero_stage": "0"} for r in questions() if r["tp"] == "1"]
+    for row in rows:
+        asked = case(row)
+        costs = standard(msgspec.structs.replace(asked.framework, **TRUE))
+        row["step_time_s"] = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s
+    table(tmp_path, "training_steps", rows)
+    (found,) = framework.fit_all(tmp_path, standard)
+    assert found.constants["host_us_per_collective"] == framework.START["host_us_per_collective"]
 
 
 def test_too_few_rows_are_said_and_not_fitted(tmp_path):

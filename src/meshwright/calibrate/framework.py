@@ -44,6 +44,9 @@ START = {
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
 MAX_FOLDS = 5
+#: How much log error must be saved for a constant to lie four times above or below its start: one that the rows say
+#: nothing about stays there, instead of running to the end of its range.
+PRIOR = 5e-4
 #: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
 NUDGE, SHARP = 0.1, 0.005
 #: Fewer rows than this cannot tell the constants apart.
@@ -170,30 +173,35 @@ def search(
     def errors(at: np.ndarray) -> np.ndarray:
         return np.log(ratios(found, costs_of, dict(zip(names, np.exp(at).tolist(), strict=True))))
 
-    def loss(wrong: np.ndarray) -> float:
-        return float((np.abs(wrong) * weight).sum())
+    usual = np.log([start[n] for n in names])
+    unit = np.log(4.0)
 
-    at = np.log([start[n] for n in names])
+    def loss(wrong: np.ndarray, at: np.ndarray) -> float:
+        return float((np.abs(wrong) * weight).sum() + PRIOR * (((at - usual) / unit) ** 2).sum())
+
+    at = usual.copy()
     wrong = errors(at)
     for step in (2.0, 1.5)[:rounds]:
         for i, sign in ((i, sign) for i in range(len(names)) for sign in (1, -1)):
             while True:
                 tried = at.copy()
                 tried[i] = np.clip(at[i] + sign * np.log(step), least[i], most[i])
-                if tried[i] == at[i] or loss(now := errors(tried)) >= loss(wrong) - 1e-4:
+                if tried[i] == at[i] or loss(now := errors(tried), tried) >= loss(wrong, at) - 1e-4:
                     break
                 at, wrong = tried, now
     damping = 1e-2
     for _ in range(3 * rounds):
         # the side that stays within the bounds
         moves = np.where(at + NUDGE <= most, NUDGE, -NUDGE)
-        slope = np.stack([(errors(at + moves * unit) - wrong) / (moves @ unit) for unit in np.eye(len(at))], axis=1)
+        slope = np.stack([(errors(at + move) - wrong) / move.sum() for move in np.diag(moves)], axis=1)
         pull = weight / np.maximum(np.abs(wrong), SHARP)
-        normal = slope.T @ (slope * pull[:, None])
+        # the gradient and curvature of half the loss's quadratic stand-in; the prior is quadratic already
+        normal = slope.T @ (slope * pull[:, None]) + 2 * PRIOR / unit**2 * np.eye(len(at))
+        downhill = -slope.T @ (pull * wrong) - 2 * PRIOR / unit**2 * (at - usual)
         while damping < 1e4:
-            by = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-6), -slope.T @ (pull * wrong))
+            by = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), downhill)
             tried = np.clip(at + np.clip(by, -1, 1), least, most)
-            if loss(now := errors(tried)) < loss(wrong) - 1e-4:
+            if loss(now := errors(tried), tried) < loss(wrong, at) - 1e-4:
                 at, wrong, damping = tried, now, damping / 4
                 break
             damping *= 4
