@@ -293,10 +293,16 @@ class Regions:
 
     def _near(self, core: Core, order: tuple[str, ...]) -> int:
         """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
-        key = (core._replace(mb=1), order)
+        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
+        # without experts, and on one island, a group is its size and how far apart its ranks are
+        simple = core.ep == 1 and self.alike
+        key = (
+            (core.devices, core.tp, layout.stride("tp"), core.cp, layout.stride("cp"))
+            if simple
+            else (core._replace(mb=1), order)
+        )
         found = self._nears.get(key)
         if found is None:
-            layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
             mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
             groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
             index = self._indices.setdefault(tuple(groups.values()), len(self._distinct))

@@ -10,6 +10,7 @@ the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 und
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import permutations, product
 from typing import Any, NamedTuple
 
@@ -212,18 +213,24 @@ def legal_inner(space: Space, core: Core, model: Model, cluster: Cluster, train:
 
 def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> list[Inner]:
     """Every inner part of a core's plans."""
-    orders = _orders(space, core)
-    recompute = [
+    recompute = tuple(
         (mode, layers) for mode, layers in product(space["recompute"], space["recompute_layers"]) if _says(mode, layers)
-    ]
-    rest = [space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance")]
-    return [
+    )
+    rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance"))
+    ways = tuple(legal_inner(space, core, model, cluster, train))
+    return list(_combined(ways, tuple(_orders(space, core)), recompute, rest))
+
+
+@lru_cache(maxsize=256)
+def _combined(ways: tuple, orders: tuple, recompute: tuple, rest: tuple) -> tuple[Inner, ...]:
+    """Every combination; many cores allow the same ones."""
+    return tuple(
         Inner(order, sp, algorithm, mode, layers, attention, *others)
-        for sp, algorithm, attention in legal_inner(space, core, model, cluster, train)
+        for sp, algorithm, attention in ways
         for order in orders
         for mode, layers in recompute
         for others in product(*rest)
-    ]
+    )
 
 
 def _says(mode: str, layers: int) -> bool:
