@@ -87,6 +87,17 @@ def test_what_is_missing_is_named_with_an_example(without, named, capsys):
     assert f"help: add {named}" in err
 
 
+@pytest.mark.parametrize("words", [["--report", ""], ["--report="]])
+def test_an_empty_value_is_said_and_not_taken_for_none(words, capsys):
+    code, out, err = said(capsys, *FITS, *words)
+    assert (code, out, errors(err)) == (2, "", [("X004", "--report has an empty value")])
+
+
+def test_an_option_at_the_end_without_its_value_is_named(capsys):
+    code, _, err = said(capsys, *FITS, "--report")
+    assert (code, errors(err)) == (2, [("X004", "--report has no value")])
+
+
 def test_nothing_at_all_names_all_four(capsys):
     code, _, err = said(capsys)
     assert code == 2

@@ -145,6 +145,18 @@ def test_an_unreadable_file_is_refused(content: bytes, tmp_path) -> None:
     assert codes(caught.value) == ["M007"]
 
 
+def test_a_folder_without_a_configuration_is_said(tmp_path) -> None:
+    with pytest.raises(MeshwrightError, match="no config.json in the folder") as caught:
+        load(f"{tmp_path}/")
+    assert codes(caught.value) == ["M007"]
+
+
+def test_a_byte_order_mark_is_no_fault(tmp_path) -> None:
+    file = tmp_path / "config.json"
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps(LLAMA).encode())
+    assert load(file).hidden == 64
+
+
 def test_nan_in_a_file_is_refused_where_the_shape_depends_on_it_and_only_there(tmp_path) -> None:
     # Nemotron 3's published configuration has "time_step_limit": [0.0, Infinity]
     file = tmp_path / "config.json"

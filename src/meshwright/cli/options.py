@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, TypeVar, get_type_hints
 
 import msgspec
@@ -66,7 +68,9 @@ def read(
     # The word after an unknown option is its value, no mistake of its own.
     values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
     wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
-    return options, [_unknown(word, kind, command) for word in wrong] + _twice(kind, argv, command)
+    return options, [_unknown(word, kind, command) for word in wrong] + _twice(kind, argv, command) + _empty(
+        argv, command
+    )
 
 
 def missing(said: Mapping[str, object], wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
@@ -87,9 +91,25 @@ def _unreadable(complaint: str, command: str) -> Diagnostic:
     """tyro's own words, without the frame that it draws around them."""
     lines = [line.strip("│╭╮╰╯─ ") for line in complaint.splitlines()]
     said = " ".join(line for line in lines if line and "--help" not in line and "full helptext" not in line)
+    lacking = re.search(r"Missing value for argument '(--[\w-]+)'", said)
+    said = f"{lacking[1]} has no value" if lacking else said
     return Diagnostic(
         code="X004", message=said, place=f"meshwright {command}", help=f"meshwright {command} --help lists the options"
     )
+
+
+def _empty(argv: Sequence[str], command: str) -> list[Diagnostic]:
+    """X004 for every option whose value is written and empty, as a shell variable that is not set leaves it."""
+    return [
+        Diagnostic(
+            code="X004",
+            message=f"{word.rstrip('=')} has an empty value",
+            place=f"meshwright {command}",
+            help="give it a value, or leave the option out",
+        )
+        for word, after in pairwise([*argv, None])
+        if word.startswith("--") and ((after == "" and "=" not in word) or word.endswith("="))
+    ]
 
 
 def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> list[Diagnostic]:

@@ -56,7 +56,7 @@ def load(path: str) -> Question:
         MeshwrightError: X006 unreadable, X007 another format version, X008 for every key that is wrong.
     """
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None

@@ -33,7 +33,7 @@ def load(path: str) -> dict[str, Any]:
             again, X009 not a prediction.
     """
     try:
-        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+        saved = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON: {error}"
         help = "two files, or MODEL with --on, --train and --plan: meshwright diff --help"

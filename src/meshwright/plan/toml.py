@@ -60,7 +60,7 @@ def load(path: str | Path) -> Plan:
         MeshwrightError: P004 for every key and value that is wrong, with its place.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeshwrightError.one("P004", f"cannot read the plan: {reason}", place=str(path)) from None

@@ -36,7 +36,7 @@ STANDARD = {(Island, "node"), (Machine, "node"), (Machine, "levels")}
 def read(path: Path) -> str:
     """The text of a file; C004 when it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeshwrightError.one("C004", f"cannot read {path}: {reason}") from None

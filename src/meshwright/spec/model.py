@@ -46,6 +46,8 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
         return _overridden(_entry_config(entry), overrides, name=entry, place=f"catalog/models/{entry}.json")
     if text.endswith(".json"):
         raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
+    if is_path and _is_folder(text):
+        raise MeshwrightError.one("M007", f"no config.json in the folder {text!r}", help="give the folder of a model")
     raise MeshwrightError.one(
         "M006", f"no model {text[:80]!r} in the catalog, and no such file", help=_names_like(text)
     )
@@ -115,9 +117,16 @@ def _file(text: str) -> Path | None:
         return None
 
 
+def _is_folder(text: str) -> bool:
+    try:
+        return Path(text).expanduser().is_dir()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
 def _read_file(file: Path) -> dict[str, Any]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise MeshwrightError.one(

@@ -233,7 +233,7 @@ def _lengths(value: str) -> Lengths | None:
 
 def _lengths_file(path: Path) -> Lengths:
     try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
+        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeshwrightError.one(

@@ -88,7 +88,7 @@ def text_of(path: Path) -> str:
     """
     try:
         raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise MeshwrightError.one("V001", f"cannot read the table: {error}", place=str(path)) from None
 
