@@ -146,7 +146,7 @@ def test_an_unreadable_file_is_refused(content: bytes, tmp_path) -> None:
 
 
 def test_a_folder_without_a_configuration_is_said(tmp_path) -> None:
-    with pytest.raises(MeshwrightError, match="no config.json in the folder") as caught:
+    with pytest.raises(MeshwrightError, match=r"no config\.json in the folder") as caught:
         load(f"{tmp_path}/")
     assert codes(caught.value) == ["M007"]
 
