@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.search.columns import Costs, Exchanged
 from meshwright.search.paths import KEPT
-from meshwright.search.regions import Costs, Exchanged, Regions
+from meshwright.search.regions import Regions
 from meshwright.search.space import BALANCED, Core, Inner, Piped, State, together
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.

@@ -6,11 +6,8 @@ microbatches and chunks, exchanges once per group; a region of a hundred thousan
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from meshwright import schedules
@@ -26,6 +23,7 @@ from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.schedules.actions import BW, W
 from meshwright.schedules.timing import in_order_times
+from meshwright.search.columns import Alone, Costs, Exchanged, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
@@ -37,53 +35,6 @@ PLAIN = Piped("1f1b", 1, "even")
 USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0)
 WHOLE = State(0, 0)
 PASSES = ("F", "BW", "B", "W")
-
-
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
-
-    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``,
-    ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
-    """
-
-    seconds: np.ndarray
-    send: np.ndarray
-    saved: np.ndarray
-    held: np.ndarray
-    working: np.ndarray
-
-
-class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
-    """State parts of a core as columns, for A inner parts and C state parts; seconds.
-
-    ``gather`` and ``reduce`` [A, C, kinds] of one block's parameters and gradients; ``first`` [A, C] gathers the first
-    block with the embedding; ``last`` [A, C] is the gradient norm and the optimizer of a mean rank.
-    """
-
-    gather: np.ndarray
-    reduce: np.ndarray
-    first: np.ndarray
-    last: np.ndarray
-
-
-class Alone(NamedTuple):
-    """Layers without their place on the cluster: seconds of ``kernels`` [4, U] in the passes F, BW, B, W, and the
-    collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
-
-    kernels: np.ndarray
-    waited: tuple[tuple[list[tuple[str, str, float, int]], ...], ...]
-
-
-def _waited(entries: Iterable[Entry], algorithm: str) -> list[tuple[str, str, float, int]]:
-    """The collectives that run one after the other with a pass's kernels: not those of a ring, which run beside it,
-    and not those inside an expert, whose group is another."""
-    beside = {"cp"} if algorithm == "ring" else set()
-    counted = Counter(
-        (e.queue, e.work.op, e.work.num_bytes)
-        for e in entries
-        if e.queue != "compute" and e.queue not in beside and " etp" not in e.name
-    )
-    return [(*what, times) for what, times in counted.items()]
 
 
 class Regions:
@@ -204,7 +155,7 @@ class Regions:
             programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
             found = self._alones[same] = Alone(
                 kernels=np.array([[self._kernels(entries) for entries in row] for row in programs]),
-                waited=tuple(tuple(_waited(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
+                waited=tuple(tuple(waited_for(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
             )
         return found
 

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds
-from meshwright.search.regions import Costs, Regions
+from meshwright.search.columns import Costs
+from meshwright.search.regions import Regions
 from meshwright.search.space import Core, inners, pipelines, states
 from meshwright.search.walk import Walk
 

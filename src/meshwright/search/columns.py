@@ -1,0 +1,59 @@
+"""What a region's parts cost, as columns: seconds and bytes of inner parts, of state parts, and of layers alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright.lower.layer import Entry
+
+
+class Costs(msgspec.Struct, frozen=True, kw_only=True):
+    """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
+
+    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``,
+    ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
+    """
+
+    seconds: np.ndarray
+    send: np.ndarray
+    saved: np.ndarray
+    held: np.ndarray
+    working: np.ndarray
+
+
+class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
+    """State parts of a core as columns, for A inner parts and C state parts; seconds.
+
+    ``gather`` and ``reduce`` [A, C, kinds] of one block's parameters and gradients; ``first`` [A, C] gathers the first
+    block with the embedding; ``last`` [A, C] is the gradient norm and the optimizer of a mean rank.
+    """
+
+    gather: np.ndarray
+    reduce: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+
+
+class Alone(NamedTuple):
+    """Layers without their place on the cluster: seconds of ``kernels`` [4, U] in the passes F, BW, B, W, and the
+    collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
+
+    kernels: np.ndarray
+    waited: tuple[tuple[list[tuple[str, str, float, int]], ...], ...]
+
+
+def waited_for(entries: Iterable[Entry], algorithm: str) -> list[tuple[str, str, float, int]]:
+    """The collectives that run one after the other with a pass's kernels: not those of a ring, which run beside it,
+    and not those inside an expert, whose group is another."""
+    beside = {"cp"} if algorithm == "ring" else set()
+    counted = Counter(
+        (e.queue, e.work.op, e.work.num_bytes)
+        for e in entries
+        if e.queue != "compute" and e.queue not in beside and " etp" not in e.name
+    )
+    return [(*what, times) for what, times in counted.items()]
