@@ -1,5 +1,6 @@
 """Small models, clusters and random plans for property tests."""
 
+from functools import cache
 from typing import NamedTuple
 
 from hypothesis import assume
@@ -35,9 +36,23 @@ LATENT = load(
 )
 MODELS = (GPT, LLAMA, MIXTURE, LATENT)
 CLUSTERS = {name: cluster.load(name) for name in ("64xh100", "64xa100-80", "32xa100-80 + 32xh100")}
+#: Devices of the clusters that random plans are asked on, of as many as the plan has ranks.
+DEVICES = ("h100", "a100-80", "a100-80 + h100")
 STORED = ("fp32", "bf16", "fp16", "fp8", "none")
 PRECISIONS = ("", "fp32", "fp16", "bf16", "fp8")
 SCHEDULES = (*schedules.families(), "2bp:1f1b", "2bp:interleaved")
+
+
+@cache
+def of_size(num_devices: int, devices: str = "h100") -> Cluster:
+    """A cluster of that many devices, in equal parts of each kind."""
+    kinds = devices.split(" + ")
+    return cluster.load(" + ".join(f"{num_devices // len(kinds)}x{kind}" for kind in kinds))
+
+
+def sized(plan: Plan, devices: str = "h100") -> Cluster:
+    """A cluster of as many devices as the plan has ranks."""
+    return of_size(plan.layout.num_ranks, devices)
 
 
 class Question(NamedTuple):
@@ -88,12 +103,13 @@ def plans_in_words(draw):
 
 
 @st.composite
-def legal_plans(draw, models=MODELS, clusters=tuple(CLUSTERS)):
+def legal_plans(draw, models=MODELS, devices=DEVICES):
     """A question that `check` has nothing against."""
     one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    model, where = one_of(*models), CLUSTERS[one_of(*clusters)]
+    model, kinds = one_of(*models), one_of(*devices)
     family = schedules.get(one_of(*SCHEDULES))
     tp, pp, cp, dp = one_of(1, 2, 4), one_of(1, 2, 4), one_of(1, 1, 2), one_of(1, 2, 4)
+    assume((2 if "+" in kinds else 1) <= tp * pp * cp * dp <= 64)
     zero, microbatch = one_of(0, 1, 2, 3), one_of(1, 2)
     moe = model in (MIXTURE, LATENT)
     plan = plans.Plan(
@@ -116,5 +132,6 @@ def legal_plans(draw, models=MODELS, clusters=tuple(CLUSTERS)):
     )
     num_microbatches = pp * one_of(2, 4)
     train = Train(global_batch=dp * microbatch * num_microbatches, seq_len=128, dropout=draw(st.booleans()))
+    where = sized(plan, kinds)
     assume(not plans.check(plan, model, where, train))
     return Question(plan, model, where, train)

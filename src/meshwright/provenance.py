@@ -221,9 +221,6 @@ def warnings(
     if model.unknown_fields:
         out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
     out += [f"{model.name}: {note}" for note in model.notes]
-    idle = cluster.num_devices - plan.layout.num_ranks
-    if idle:
-        out.append(f"the plan uses {plan.layout.num_ranks} of {cluster.num_devices} devices; {idle} stay idle")
     dtype = plan.precision.compute or train.dtype
     if plan.experts.ep > 1 and plan.pipeline.schedule in HIDES_EXPERT_EXCHANGE:
         out.append(

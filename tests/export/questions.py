@@ -8,6 +8,7 @@ from meshwright import schedules
 from meshwright.export import export
 from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
 from meshwright.spec import cluster, model, workload
+from tests.random_plans import sized
 
 MODELS = ("llama3-8b", "llama3.2-1b", "qwen3-30b-a3b", "deepseek-v2-lite", "mixtral-8x7b", "gpt-oss-20b", "gpt3-13b")
 
@@ -21,10 +22,11 @@ def ask(target, name, on, train, words):
 def legal(draw):
     """(model, cluster, workload, plan), the plan legal and of any facets."""
     one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    asked, where = model.load(one_of(*MODELS)), cluster.load(one_of("16xh100", "64xh100", "8xa100-80 + 8xh100"))
+    asked, kinds = model.load(one_of(*MODELS)), one_of("h100", "a100-80 + h100")
     moe = any(hasattr(block.mlp, "experts") for block in asked.blocks)
     family = schedules.get(one_of(*schedules.families(), "2bp:1f1b"))
     tp, pp, cp, dp = one_of(1, 2, 4), one_of(1, 2, 4), one_of(1, 1, 2), one_of(1, 2, 4)
+    assume("+" not in kinds or tp * pp * cp * dp > 1)
     zero, microbatch = one_of(0, 1, 2, 3), one_of(1, 2)
     plan = plans.Plan(
         layout=plans.Layout(
@@ -59,5 +61,6 @@ def legal(draw):
         optimizer=one_of("adamw", "adam", "lion", "momentum"),
         dropout=draw(st.booleans()),
     )
+    where = sized(plan, kinds)
     assume(not plans.check(plan, asked, where, train))
     return asked, where, train, plan

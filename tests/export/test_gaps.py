@@ -1,11 +1,13 @@
 """What a target cannot express: all of it at once, named, with a plan that it can; never dropped."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from meshwright import plan as plans
 from meshwright.errors import Infeasible, MeshwrightError
 from meshwright.export import TARGETS, export
+from meshwright.spec import cluster, model, workload
 from tests.export.questions import ask, legal
 
 ON = "64xh100"
@@ -37,7 +39,7 @@ def test_an_illegal_plan_is_misuse_whatever_the_target():
     with pytest.raises(MeshwrightError) as caught:
         ask("megatron", "llama3-8b", "8xh100", "batch=8,seq=2048", "tp3")
     assert caught.value.exit_code == 2
-    assert {d.code for d in caught.value.diagnostics} == {"P011", "P012"}
+    assert {d.code for d in caught.value.diagnostics} == {"P010", "P011", "P012"}
 
 
 def test_all_gaps_are_listed_at_once_with_facet_value_reason_and_one_nearest_plan():
@@ -103,7 +105,9 @@ def test_all_gaps_are_listed_at_once_with_facet_value_reason_and_one_nearest_pla
     ],
 )
 def test_a_facet_that_the_target_lacks_is_named(target, name, words, place):
-    places = [d.place for d in gaps(target, name, words, train="batch=512,seq=4096").diagnostics]
+    layout = plans.parse(words).layout
+    on = f"{layout.num_ranks}xh100" if layout.dp else ON
+    places = [d.place for d in gaps(target, name, words, on, "batch=512,seq=4096").diagnostics]
     assert any(found.startswith(place) for found in places), places
 
 
@@ -128,30 +132,35 @@ def test_what_the_workload_asks_and_the_target_lacks_is_named(target, train, pla
 
 
 def test_ranks_that_do_not_fill_alike_nodes_cannot_be_launched():
-    assert [d.place for d in gaps("megatron", "llama3-8b", "dp12", train="batch=12,seq=2048").diagnostics] == [
-        "plan.layout.dp = 12"
-    ]
+    where = cluster.load("8xh100 + 4xh100")  # the second island: half of a node like those of the first
+    whole, half = where.islands
+    half = msgspec.structs.replace(half, node=whole.node)
+    where = msgspec.structs.replace(where, islands=(whole, half))
+    question = model.load("llama3-8b"), where, workload.parse("batch=12,seq=2048"), plans.parse("dp12")
+    with pytest.raises(Infeasible) as caught:
+        export("megatron", *question)
+    assert [d.place for d in caught.value.diagnostics] == ["plan.layout.dp = 12"]
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @given(question=legal())
 @settings(max_examples=60)
 def test_a_legal_plan_is_exported_or_refused_and_what_is_offered_instead_is_exported(target, question):
-    model, cluster, train, plan = question
+    asked, where, train, plan = question
     try:
-        exported = export(target, model, cluster, train, plan)
+        exported = export(target, asked, where, train, plan)
     except Infeasible as error:
         words = nearest_words(error)
         if words is None:
             return
         offered = plans.parse(words)
         try:
-            export(target, model, cluster, train, offered)
+            export(target, asked, where, train, offered)
         except Infeasible as left:  # only what no plan can mend
             assert not [d for d in left.diagnostics if d.place.startswith("plan.")]
     else:
         assert exported.text and exported.notes
-        assert export(target, model, cluster, train, plan) == exported
+        assert export(target, asked, where, train, plan) == exported
 
 
 def test_the_same_plan_said_with_its_axes_of_one_in_another_order_is_no_gap():

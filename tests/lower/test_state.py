@@ -12,10 +12,9 @@ from meshwright.lower.state import Params, block_params, gathered_bytes, static_
 from meshwright.plan import check, parse
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
-from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, legal_plans
+from tests.random_plans import GPT, LATENT, LLAMA, MIXTURE, MODELS, legal_plans, of_size, sized
 
 TRAIN = Train(global_batch=64, seq_len=128)
-CLUSTER = CLUSTERS["64xh100"]
 N = 1000.0
 ALL = Params(dense=N, trained_dense=N)
 
@@ -131,7 +130,7 @@ def test_the_parameters_of_all_ranks_are_the_models(question):
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 def test_one_rank_without_parallelism_holds_the_model_and_its_optimizer(model):
-    lowered = lower(parse("dp1 mb1").on(1), model, CLUSTER, Train(global_batch=1, seq_len=128))
+    lowered = lower(parse("dp1 mb1"), model, of_size(1), Train(global_batch=1, seq_len=128))
     (held,) = lowered.static_bytes
     assert held == pytest.approx(
         {"parameters": 2 * model.num_params, "gradients": 4 * model.num_params, "optimizer": 12 * model.num_params}
@@ -152,9 +151,10 @@ def test_more_sharding_never_needs_more_constant_memory(question):
 
 def exchanged(words, what, model=GPT, train=TRAIN):
     """Bytes by operation that one block exchanges over data parallelism."""
-    plan = parse(words).on(64)
-    assert check(plan, model, CLUSTER, train) == []
-    mesh = Mesh(plan, CLUSTER)
+    plan = parse(words)
+    where = sized(plan)
+    assert check(plan, model, where, train) == []
+    mesh = Mesh(plan, where)
     stages = Stages(plan, model, train, mesh)
     kind = len(model.blocks) - 1
     steps = exchange_of(stages, mesh, (Unit(kind, "none"),), what).steps
@@ -202,7 +202,7 @@ def test_latent_down_projections_are_whole_on_every_rank():
 
 def test_a_tied_table_is_held_by_both_ends_of_a_pipeline():
     model = transformer(layers=4, hidden=64, heads=4, vocab=512, max_seq_len=64)
-    lowered = lower(parse("pp2 dp1 mb1").on(2), model, CLUSTER, Train(global_batch=4, seq_len=64))
+    lowered = lower(parse("pp2 dp1 mb1"), model, of_size(2), Train(global_batch=4, seq_len=64))
     first, last = lowered.static_bytes
     blocks = 2 * model.block_params(0).total
     assert first["parameters"] == 2 * (blocks + model.embedding_params)
@@ -212,8 +212,8 @@ def test_a_tied_table_is_held_by_both_ends_of_a_pipeline():
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipev", "dualpipe", "chimera", "bitpipe", "hanayo"])
 def test_a_rank_with_both_ends_of_the_pipeline_holds_a_tied_table_once(schedule):
     model = transformer(layers=8, hidden=64, heads=4, vocab=4096, max_seq_len=64)
-    plan = parse(f"pp4 dp1 {schedule} mb1").on(4)
-    lowered = lower(plan, model, CLUSTER, Train(global_batch=8, seq_len=64))
+    plan = parse(f"pp4 dp1 {schedule} mb1")
+    lowered = lower(plan, model, of_size(4), Train(global_batch=8, seq_len=64))
     table = 4096 * 64
     copies = [rank["parameters"] // (2 * table) for rank in lowered.static_bytes]
     ends = {r for s in (0, -1) for r in lowered.actions.stage_ranks[s]}

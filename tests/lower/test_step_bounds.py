@@ -9,11 +9,11 @@ from meshwright.plan import Overlap, parse
 from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from tests.random_plans import CLUSTERS, GPT, LLAMA, MODELS, legal_plans
+from tests.random_plans import CLUSTERS, GPT, LLAMA, MODELS, legal_plans, of_size
 
 UNIFORM = transformer(layers=8, hidden=256, heads=8, vocab=8, max_seq_len=128, name="uniform")
 BESIDE, BLOCKING = Overlap(dp=True, tp=False, pp=True), Overlap(dp=False, tp=False, pp=False)
-HOMOGENEOUS = ("64xh100", "64xa100-80")
+HOMOGENEOUS = ("h100", "a100-80")
 NETWORK = ("tp", "cp", "ep", "pp", "dp")
 
 
@@ -49,7 +49,7 @@ def test_more_latency_never_hurries_a_step(question, factor):
 
 
 @settings(max_examples=40)
-@given(legal_plans(clusters=HOMOGENEOUS))
+@given(legal_plans(devices=HOMOGENEOUS))
 def test_the_busiest_rank_works_no_longer_than_the_step(question):
     found = step(question)
     line = found.timeline
@@ -57,7 +57,7 @@ def test_the_busiest_rank_works_no_longer_than_the_step(question):
 
 
 @settings(max_examples=40)
-@given(legal_plans(clusters=HOMOGENEOUS))
+@given(legal_plans(devices=HOMOGENEOUS))
 def test_overlap_hides_communication_at_most(question):
     parts = step(question, plan=msgspec.structs.replace(question.plan, overlap=BLOCKING)).attribution
     computing = sum(seconds for name, seconds in parts.items() if name not in (*NETWORK, "bubble"))
@@ -80,7 +80,7 @@ def test_overlap_helps_where_there_is_much_to_hide(words):
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda m: m.name)
 def test_a_bigger_batch_takes_longer_and_serves_more_tokens_a_second(model):
-    plan, where = parse("tp2 pp2 dp4 mb1"), CLUSTERS["64xh100"]
+    plan, where = parse("tp2 pp2 dp4 mb1"), of_size(16)
     small, large = (predict(model, where, Train(global_batch=b, seq_len=128), plan, detail=False) for b in (32, 64))
     assert small.step_time_s < large.step_time_s < 2 * small.step_time_s
     assert large.tokens_per_s_per_gpu > small.tokens_per_s_per_gpu
@@ -88,7 +88,7 @@ def test_a_bigger_batch_takes_longer_and_serves_more_tokens_a_second(model):
 
 
 def test_memory_falls_with_recompute_and_time_rises():
-    train, where = Train(global_batch=64, seq_len=128, dropout=True), CLUSTERS["64xh100"]
+    train, where = Train(global_batch=64, seq_len=128, dropout=True), of_size(8)
     none, selective, full = (
         predict(GPT, where, train, parse(f"pp4 dp2 mb2 unfused {mode}"), detail=False)
         for mode in ("norecompute", "selective", "full")
@@ -103,7 +103,7 @@ def test_memory_falls_with_recompute_and_time_rises():
 def test_1f1b_holds_as_many_microbatches_as_ranks_follow_and_gpipe_all(schedule):
     # Narayanan et al. 2104.04473, section 2.2.1: at most p, of m with GPipe; at any batch, and with messages that take
     # no time, so that a rank frees one microbatch the instant it allocates the next
-    train, where = Train(global_batch=16, seq_len=128), CLUSTERS["64xh100"]
+    train, where = Train(global_batch=16, seq_len=128), of_size(4)
     for cluster in (where, with_links(where, bandwidth=1e9, latency=0.0)):
         found = predict(UNIFORM, cluster, train, parse(f"pp4 dp1 {schedule} mb1"), detail=False)
         held = [m.alive["activations"] for m in found.memory]

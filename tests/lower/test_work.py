@@ -15,7 +15,7 @@ from meshwright.plan import parse
 from meshwright.predict import model_flops, simulate
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
-from tests.random_plans import CLUSTERS, GPT, LLAMA, MIXTURE, legal_plans
+from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized
 
 S = 128
 TRAIN = Train(global_batch=64, seq_len=S)
@@ -23,8 +23,8 @@ PRODUCTS = (Gemm, GroupedGemm)
 
 
 def layer(words, model=GPT, train=TRAIN, kind=0):
-    plan = parse(words).on(64)
-    mesh = Mesh(plan, CLUSTERS["64xh100"])
+    plan = parse(words)
+    mesh = Mesh(plan, sized(plan))
     return Stages(plan, model, train, mesh).pieces(kind)
 
 
@@ -175,8 +175,8 @@ def test_slicing_keeps_the_bytes_and_the_operations():
 @pytest.mark.parametrize("words", ["dp8", "tp4 pp2 dp2", "pp4 dp4 zb-h1", "tp2 cp2 dp2 ulysses", "pp2 dp2 interleaved"])
 def test_all_ranks_together_execute_the_operations_that_mfu_counts(words):
     # unfused attention does every pair, as the convention of published MFU does; biases and norms are the 1%
-    plan, where = parse(f"{words} unfused"), CLUSTERS["64xh100"]
-    run = simulate(plan.on(64), GPT, where, TRAIN, Costs())
+    plan = parse(f"{words} unfused")
+    run = simulate(plan, GPT, sized(plan), TRAIN, Costs())
     graph = run.lowered.graph
     rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
     executed = (run.priced.flops[graph.cost_key] * np.array(graph.streams.multiplicity)[rank]).sum()

@@ -10,7 +10,7 @@ from meshwright.plan import check, parse
 from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, plans_in_words
+from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, of_size, plans_in_words, sized
 
 WHERE = CLUSTERS["64xh100"]
 TRAIN = Train(global_batch=64, seq_len=128)
@@ -21,6 +21,8 @@ ODD_WIDTH = transformer(layers=4, hidden=256, heads=8, ffn=1026, vocab=128, name
 ILLEGAL = [
     ("tp8 pp4 dp4", GPT, TRAIN, "P010", "needs 128 ranks and 64xh100 has 64|tp8 * pp4 * cp1 * dp4 = 128|dp is 2"),
     ("tp64 pp2", GPT, TRAIN, "P010", "needs 128 ranks|take smaller axes"),
+    ("dp4", GPT, TRAIN, "P010", "has 4 ranks and 64xh100 has 64|tp1 * pp1 * cp1 * dp4 = 4|dp is 64"),
+    ("pp3", GPT, TRAIN, "P010", "has 63 ranks and 64xh100 has 64|tp, pp and cp must divide 64|say a smaller cluster"),
     ("tp16", GPT, TRAIN, "P011", "tp=16 does not divide num_heads=8 (gpt)|valid tp: 1, 2, 4, 8"),
     ("tp2", MULTI_QUERY, TRAIN, "P011", "tp=2 and num_kv_heads=3 do not divide each other|1, 3, or a multiple of 3"),
     ("tp4", ODD_WIDTH, TRAIN, "P011", "does not divide the MLP width 1026"),
@@ -98,12 +100,39 @@ def test_all_violations_come_at_once():
 
 @pytest.mark.parametrize("words", ["dp1 mb1", "tp2 pp2 dp2 mb4", "fsdp dp64 mb1", "pp4 dp4 zb-v mb2", "cp2 dp8 mb2"])
 def test_the_batch_is_never_changed(words):
-    found = predict(LLAMA, WHERE, TRAIN, parse(words), detail=False)
+    where = sized(parse(words))
+    found = predict(LLAMA, where, TRAIN, parse(words), detail=False)
     assert found.train == TRAIN
     layout, pipeline = found.plan.layout, found.plan.pipeline
-    lowered = lower(found.plan, LLAMA, WHERE, TRAIN)
+    lowered = lower(found.plan, LLAMA, where, TRAIN)
     assert lowered.actions.num_microbatches * layout.dp * pipeline.microbatch == TRAIN.global_batch
     assert found.tokens_per_s_per_gpu == pytest.approx(64 * 128 / found.step_time_s / layout.num_ranks)
+
+
+@pytest.mark.parametrize(
+    ("words", "message", "help"),
+    [
+        ("dp4", "the plan has 4 ranks and 8xh100 has 8 devices", "with these tp, pp and cp, dp is 8"),
+        ("tp2 pp2 dp1", "the plan has 4 ranks and 8xh100 has 8 devices", "with these tp, pp and cp, dp is 2"),
+        ("pp3", "the plan has 6 ranks and", "tp, pp and cp must divide 8; to leave devices out, say a smaller cluster"),
+        ("dp16", "the plan needs 16 ranks and 8xh100 has 8 devices", "with these tp, pp and cp, dp is 8"),
+        (
+            "pp3 dp3",
+            "the plan needs 9 ranks",
+            "tp, pp and cp must divide 8; to leave devices out, say a smaller cluster",
+        ),
+        ("pp12", "the plan needs 12 ranks and 8xh100 has 8 devices", "take smaller axes"),
+    ],
+)
+def test_ranks_that_are_not_the_devices_are_refused_with_the_dp_that_makes_them_so(words, message, help):
+    (found,) = [d for d in check(parse(words), GPT, of_size(8), TRAIN) if d.code == "P010"]
+    assert found.message.startswith(message)
+    assert found.help == help
+
+
+@pytest.mark.parametrize("words", ["dp8", "tp2 pp2 dp2", "pp4", "tp8"])
+def test_ranks_that_are_the_devices_are_legal_with_dp_said_or_open(words):
+    assert check(parse(words), GPT, of_size(8), TRAIN) == []
 
 
 def test_an_open_dp_is_checked_as_it_is_filled_in():
@@ -128,11 +157,11 @@ def test_latent_attention_has_no_key_value_heads_to_divide():
 
 def test_uneven_stages_are_legal_and_take_their_layers():
     plan = parse("pp4 dp1 mb1 stages=2,4,4,2")
-    assert check(plan, GPT, WHERE, TRAIN) == []
-    assert [len(s) for s in predict(GPT, WHERE, TRAIN, plan, detail=False).stage_layers] == [2, 4, 4, 2]
+    assert check(plan, GPT, of_size(4), TRAIN) == []
+    assert [len(s) for s in predict(GPT, of_size(4), TRAIN, plan, detail=False).stage_layers] == [2, 4, 4, 2]
 
 
 def test_layers_that_do_not_divide_spare_the_ends():
     # 12 layers on 5 stages: the last and the first, which also hold head and embedding, get fewer
-    found = predict(GPT, WHERE, TRAIN, parse("pp5 dp1 mb1"), detail=False).stage_layers
+    found = predict(GPT, of_size(5), TRAIN, parse("pp5 dp1 mb1"), detail=False).stage_layers
     assert [len(s) for s in found] == [2, 3, 3, 2, 2]

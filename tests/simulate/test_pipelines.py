@@ -16,7 +16,7 @@ from meshwright.simulate.engine import times
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
-from tests.random_plans import CLUSTERS, SCHEDULES
+from tests.random_plans import SCHEDULES, sized
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "schedules" / "zero_bubble.json").read_text())
 
@@ -27,8 +27,8 @@ def pipeline(name, num_ranks, num_microbatches, vpp=None, overlap="dp,pp"):
     model = transformer(layers=num_ranks * vpp, hidden=64, heads=4, vocab=128, tied_embeddings=False)
     plan = plans.parse(f"pp{num_ranks} dp1 {name} vpp{vpp} mb1 overlap={overlap}")
     train = Train(global_batch=num_microbatches, seq_len=64)
-    assert check(plan, model, CLUSTERS["64xh100"], train) == []
-    return lower(plan, model, CLUSTERS["64xh100"], train)
+    assert check(plan, model, sized(plan), train) == []
+    return lower(plan, model, sized(plan), train)
 
 
 def durations(lowered, t_f, t_b, t_w, t_comm):

@@ -13,7 +13,7 @@ from meshwright.simulate.engine import times
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
-from tests.random_plans import CLUSTERS, LLAMA, legal_plans
+from tests.random_plans import LLAMA, legal_plans, of_size
 
 TRAIN = Train(global_batch=16, seq_len=128)
 
@@ -132,7 +132,7 @@ def test_what_is_freed_and_allocated_at_one_instant_is_not_counted_twice():
 @pytest.mark.parametrize("overlap", ["none", "dp", "dp,tp"])
 @pytest.mark.parametrize("words", ["dp8", "dp8 zero1", "tp2 dp4 zero2", "fsdp dp8", "hsdp2 dp8", "cp2 dp4 zero1"])
 def test_without_a_pipeline_nothing_is_waited_for_but_exchange(words, overlap):
-    found = predict(LLAMA, CLUSTERS["64xh100"], TRAIN, parse(f"{words} overlap={overlap}"), detail=False)
+    found = predict(LLAMA, of_size(8), TRAIN, parse(f"{words} overlap={overlap}"), detail=False)
     assert found.attribution["dp"] > 0
     assert found.attribution["bubble"] == pytest.approx(0, abs=1e-9 * found.step_time_s)
 

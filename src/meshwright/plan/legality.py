@@ -37,15 +37,21 @@ def divisors(number: int, limit: int) -> str:
 
 def _ranks(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     layout, have = plan.layout, cluster.num_devices
+    if layout.num_ranks == have:
+        return
+    other = layout.tp * layout.pp * layout.cp
+    product = f"tp{layout.tp} * pp{layout.pp} * cp{layout.cp} * dp{layout.dp} = {layout.num_ranks}"
     if layout.num_ranks > have:
-        other = layout.tp * layout.pp * layout.cp
-        product = f"tp{layout.tp} * pp{layout.pp} * cp{layout.cp} * dp{layout.dp} = {layout.num_ranks}"
-        yield _bad(
-            "P010",
-            f"the plan needs {layout.num_ranks} ranks and {cluster.name} has {have} devices",
-            product,
-            f"with these tp, pp and cp the largest dp is {have // other}" if other <= have else "take smaller axes",
-        )
+        message = f"the plan needs {layout.num_ranks} ranks and {cluster.name} has {have} devices"
+    else:
+        message = f"the plan has {layout.num_ranks} ranks and {cluster.name} has {have} devices"
+    if other > have:
+        help = "take smaller axes"
+    elif have % other == 0:
+        help = f"with these tp, pp and cp, dp is {have // other}"
+    else:
+        help = f"tp, pp and cp must divide {have}; to leave devices out, say a smaller cluster"
+    yield _bad("P010", message, product, help)
 
 
 def _tensor(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:

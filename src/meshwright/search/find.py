@@ -64,7 +64,6 @@ def find(
             space,
             evaluator,
             keep=top,
-            objective=objective,
             known=kept.known() if kept else None,
             record=kept.record if kept else None,
             report=report,
@@ -78,7 +77,7 @@ def find(
         raise MeshwrightError.one(
             "R005",
             f"no plan of this space is legal for {model.name} on {cluster.name} with {train.text()}",
-            help="free a facet, or use fewer devices: --fix devices=... (a divisor that the batch can be split over)",
+            help="free a facet, or say a smaller cluster, whose devices the batch can be split over",
         )
     fitting = walk.fitting()
     misses = () if fitting else near_misses(walk)

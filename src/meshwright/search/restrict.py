@@ -1,7 +1,7 @@
 """Restrictions as people write them: ``tp=8``, ``pp<=16``, ``schedule=1f1b,zb-h1``, ``stages=9,10,10,9``.
 
 Fixing keeps the values said, excluding drops them, a bound keeps what is within it, allowing adds values that the
-default space leaves out (another precision, fewer devices, balanced stages).
+default space leaves out (another precision, balanced stages).
 """
 
 from __future__ import annotations

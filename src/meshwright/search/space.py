@@ -34,7 +34,7 @@ SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
 
 class Core(NamedTuple):
-    """Sizes of the axes; ``devices`` are the ranks used."""
+    """Sizes of the axes; ``devices`` are their product, the devices of the cluster."""
 
     devices: int
     tp: int
@@ -81,7 +81,7 @@ class State(NamedTuple):
 CORE, INNER, PIPED, STATE = Core._fields, Inner._fields, Piped._fields, State._fields
 #: Facet -> what it is, in the order they are shown.
 FACETS: dict[str, str] = {
-    "devices": "ranks the plan uses",
+    "devices": "ranks of the plan: the devices of the cluster",
     "tp": "tensor parallelism",
     "cp": "context parallelism",
     "pp": "pipeline stages",
@@ -174,7 +174,7 @@ def cores(space: Space, model: Model, cluster: Cluster, train: Train) -> Iterato
     """Every legal core: its plan without a pipeline schedule, ZeRO or an order is legal."""
     mixture = any(isinstance(b.mlp, Moe) for b in model.blocks)
     for devices, tp, cp, pp in product(space["devices"], space["tp"], space["cp"], space["pp"]):
-        if devices % (tp * cp * pp) or devices > cluster.num_devices:
+        if devices % (tp * cp * pp) or devices != cluster.num_devices:
             continue
         dp = devices // (tp * cp * pp)
         if not space.allows("dp", dp):

@@ -42,12 +42,11 @@ class Walk:
         evaluator: Evaluator,
         *,
         keep: int,
-        objective: str = "step",
         known: dict[str, Evaluated] | None = None,
         record: Callable[[Plan, Evaluated], None] | None = None,
         report: Callable[[Walk], None] | None = None,
     ):
-        self.space, self.evaluator, self.keep, self.objective = space, evaluator, keep, objective
+        self.space, self.evaluator, self.keep = space, evaluator, keep
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
         self.capacity_bytes = float(max(i.device.memory_bytes for i in self.cluster.islands))
         self.known = known or {}
@@ -65,18 +64,14 @@ class Walk:
         """The legal cores of the space."""
         return list(cores(self.space, self.model, self.cluster, self.train))
 
-    def worth_s(self, core: Core) -> float:
-        """The slowest step time of a core's plans that would still be kept."""
-        worst = self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
-        return worst / self.weight(core.devices)
-
-    def weight(self, devices: int) -> float:
-        """What a second of a step counts: cost and energy go with the devices that are used."""
-        return 1.0 if self.objective == "step" else devices / self.cluster.num_devices
+    @property
+    def worth_s(self) -> float:
+        """The slowest step time of a plan that would still be kept."""
+        return self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
 
     @property
     def best_s(self) -> float:
-        """The best so far: seconds, or seconds by share of the devices."""
+        """The best so far: seconds."""
         return self._best[0] if self._best else np.inf
 
     def covers(self, count: int) -> None:
@@ -102,8 +97,7 @@ class Walk:
             if self._record is not None:
                 self._record(plan, answer)
             if answer.fits:
-                score = answer.step_time_s * self.weight(core.devices)
-                self._best = sorted([*self._best, score])[: self.keep]
+                self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
         self._tick()
         return Evaluated(found.step_time_s, found.headroom_bytes)
 
@@ -134,7 +128,7 @@ class Walk:
 
     def _place(self, tried: Tried) -> tuple[float, int, str]:
         text = tried.plan.text()
-        return tried.step_time_s * self.weight(tried.plan.layout.num_ranks), len(text.split()), text
+        return tried.step_time_s, len(text.split()), text
 
     def counts(self) -> dict[str, int]:
         """Why plans were rejected, the evaluated ones too. A plan that was evaluated before its region was rejected

@@ -65,7 +65,7 @@ def run(walk: Walk) -> bool:
         if region is not None:
             found.append(region)
             lowest = int(region.bound_s.argmin())
-            if region.tightened_s(regions, lowest) * (1 - ROUNDING) <= walk.worth_s(scope.core):
+            if region.tightened_s(regions, lowest) * (1 - ROUNDING) <= walk.worth_s:
                 walk.evaluate(*region.part(lowest))
         if walk.stopped:
             return False
@@ -77,7 +77,7 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
     has to be built for those. The most promising first, now that what layers wait for is known."""
     found = []
     for ideal, scope in ordered:
-        worth = walk.worth_s(scope.core)
+        worth = walk.worth_s
         if ideal * (1 - ROUNDING) > worth:
             walk.reject(KERNELS, scope.size())
             continue
@@ -86,7 +86,7 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
         left = scope._replace(inners=kept)
         walk.reject(LAYERS, scope.size() - left.size())
         if kept:
-            found.append((with_bubble(walk, scope.core, float(share.min())) * walk.weight(scope.core.devices), left))
+            found.append((with_bubble(walk, scope.core, float(share.min())), left))
     return [scope for _, scope in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -160,7 +160,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
         paths_s, least = compute_seconds(regions, kept, costs)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         legal = kept.legal()
-        slow = bound_s * (1 - ROUNDING) > walk.worth_s(kept.core)
+        slow = bound_s * (1 - ROUNDING) > walk.worth_s
         slow &= legal
         full = legal & ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
         bound_s[slow | full | ~legal] = np.inf
@@ -175,7 +175,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
 
 def _kept(walk: Walk, scope: Scope, bound_s: np.ndarray) -> Scope:
     """The inner parts and pipelines of which some combination [A, B] is worth it."""
-    worth = bound_s * (1 - ROUNDING) <= walk.worth_s(scope.core)
+    worth = bound_s * (1 - ROUNDING) <= walk.worth_s
     return scope._replace(
         inners=[i for i, some in zip(scope.inners, worth.any(axis=1)) if some],
         pipelines=[p for p, some in zip(scope.pipelines, worth.any(axis=0)) if some],
@@ -189,12 +189,11 @@ def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:
     which = np.repeat(np.arange(len(found)), [len(p) for p in place])
     flat = np.concatenate([*place, np.empty(0, np.int64)])
     seconds = np.concatenate([*(b[p] for b, p in zip(bound, place)), np.empty(0)])
-    weight = np.array([walk.weight(r.scope.core.devices) for r in found])
-    for leaf in np.argsort(seconds * weight[which], kind="stable").tolist():
+    for leaf in np.argsort(seconds, kind="stable").tolist():
         region, at = found[which[leaf]], int(flat[leaf])
         if region.part(at) in walk.tried:
             continue
-        worth = walk.worth_s(region.scope.core)
+        worth = walk.worth_s
         if seconds[leaf] * (1 - ROUNDING) > worth:
             walk.reject(PATHS, 1)
         elif region.tightened_s(regions, at) * (1 - ROUNDING) > worth:
