@@ -53,15 +53,16 @@ def _kernels(work: Work, costs: Costs) -> float:
 
 def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     """Simulate a pass over one layer and say what its time is made of."""
-    parts, spread = np.zeros(len(CAUSES)), np.zeros(len(CAUSES))
     if not entries:
-        return LayerCost(parts=parts, spread=spread, flops=0.0, repeated=0.0)
+        return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
+    parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
     by_key = durations(entries, device, costs)
-    start, end = times(graph, by_key)
-    entry_of = graph.attribute("layer")
-    ended = np.empty(len(entries))
-    ended[entry_of] = end
+    start, end = (at.tolist() for at in times(graph, by_key))
+    entry_of = graph.attribute("layer").tolist()
+    ended = [0.0] * len(entries)
+    for position, index in enumerate(entry_of):
+        ended[index] = end[position]
     framework = costs.framework
     clock, issue, flops, repeated = 0.0, 0.0, 0.0, 0.0
     for position, index in enumerate(entry_of):
@@ -82,17 +83,17 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         parts[cause] += estimate.seconds
         spread[cause] += estimate.seconds * estimate.sigma
         clock = end[position]
-    total = float(end.max())
+    total = max(end)
     if total > clock:
-        parts[CAUSE[entries[int(np.argmax(ended))].queue]] += total - clock
+        parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
     busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
     for queue, seconds in busy.items():
         hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
         parts[CAUSE[queue]] += hidden * contention(device)
         sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
-    total = float(parts.sum())
+    total = float(np.sum(parts))
     if issue > total:
         parts[CAUSE["host"]] += issue - total
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
-    return LayerCost(parts=parts, spread=spread, flops=flops, repeated=repeated)
+    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated)
