@@ -145,8 +145,12 @@ def collectives(lowered: Lowered, costs: Costs) -> list[Assumption]:
         price = costs.price(work, device)
         if price.source == "roofline":
             continue
-        rate = work.num_bytes / price.seconds / 1e9
-        value = f"{work.op} of {work.num_bytes / 2**20:.4g} MiB over {work.group.size} ranks at {rate:.4g} GB/s"
+        if work.num_bytes >= 2**20:
+            sent = f"{work.num_bytes / 2**20:.4g} MiB over {work.group.size} ranks at "
+            sent += f"{work.num_bytes / price.seconds / 1e9:.4g} GB/s"
+        else:
+            sent = f"{work.num_bytes:.4g} bytes over {work.group.size} ranks in {price.seconds * 1e6:.3g} us"
+        value = f"{work.op} of {sent}"
         out.append(
             Assumption(
                 f"collectives over {' and '.join(levels)}", value, price.source, price.source.endswith(EXTRAPOLATED)
