@@ -10,13 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright.atomic import write_bytes
 from meshwright.prediction import FORMAT_VERSION, Prediction
 from meshwright.quantity import big, gibibytes, seconds
-from meshwright.report import charts, columns, facts, palette
+from meshwright.report import charts, columns, document, facts, palette
 
 STYLES = ("base.css", "charts.css", "timeline.css")
 SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "start.js")
@@ -33,14 +32,7 @@ def write(prediction: Prediction, path: str | Path) -> None:
 
 def render(prediction: Prediction) -> str:
     """The report as one HTML document."""
-    environment = Environment(
-        loader=PackageLoader("meshwright.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(_context(prediction))
+    return document.render("report.html.j2", **_context(prediction))
 
 
 def _context(prediction: Prediction) -> dict[str, Any]:

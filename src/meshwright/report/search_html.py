@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from meshwright.atomic import write_bytes
-from meshwright.report import palette
+from meshwright.report import document, palette
 from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict
 from meshwright.search.found import OBJECTIVES, Found
 
@@ -27,15 +25,9 @@ def write(found: Found, path: str | Path) -> None:
 
 def render(found: Found) -> str:
     """The report as one HTML document."""
-    environment = Environment(
-        loader=PackageLoader("meshwright.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     most = max(found.pruned.values(), default=1)
-    return environment.get_template("search.html.j2").render(
+    return document.render(
+        "search.html.j2",
         verdict=verdict(found),
         coverage=coverage(found),
         light=palette.css("light"),

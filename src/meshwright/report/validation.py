@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright.atomic import write_bytes
 from meshwright.quantity import seconds
-from meshwright.report import palette, plots
+from meshwright.report import document, palette, plots
 from meshwright.validate import text
 from meshwright.validate.run import FORMAT_VERSION, Table
 from meshwright.validate.score import FAULTS, Scored
@@ -43,14 +42,8 @@ def write(found: list[Table], path: str | Path) -> None:
 
 def render(found: list[Table]) -> str:
     """The report as one HTML document."""
-    environment = Environment(
-        loader=PackageLoader("meshwright.report", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("validation.html.j2").render(
+    return document.render(
+        "validation.html.j2",
         tables=[_table(table) for table in found],
         meaning=text.MEANING,
         format_version=FORMAT_VERSION,

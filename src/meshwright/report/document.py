@@ -1,0 +1,19 @@
+"""The templates of the reports: what is missing in a context is an error, and every value is escaped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+
+def render(template: str, **context: Any) -> str:
+    """One offline HTML document."""
+    environment = Environment(
+        loader=PackageLoader("meshwright.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(**context)
