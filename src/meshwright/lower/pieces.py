@@ -153,28 +153,25 @@ def enter(c: Context, name: str) -> list[Piece]:
     """Into a tensor-parallel region: gather the sequence (SP), or nothing forward and an all-reduce backward."""
     if c.tp == 1:
         return []
-    size = c.tokens * c.model.hidden * c.element
     if c.sp:
-        gather, scatter = (
-            Collective(op=op, num_bytes=size, group=c.tp_group) for op in ("all_gather", "reduce_scatter")
-        )
+        gather, scatter = _across(c, "all_gather"), _across(c, "reduce_scatter")
         return [Piece(name=f"{name} gather", forward=gather, backward=scatter, queue="tp", joins=True)]
-    reduce = Collective(op="all_reduce", num_bytes=size, group=c.tp_group)
-    return [Piece(name=f"{name} all-reduce", backward=reduce, queue="tp", joins=True)]
+    return [Piece(name=f"{name} all-reduce", backward=_across(c, "all_reduce"), queue="tp", joins=True)]
 
 
 def leave(c: Context, name: str) -> list[Piece]:
     """Out of a tensor-parallel region: reduce-scatter along the sequence (SP) or all-reduce."""
     if c.tp == 1:
         return []
-    size = c.tokens * c.model.hidden * c.element
     if c.sp:
-        gather, scatter = (
-            Collective(op=op, num_bytes=size, group=c.tp_group) for op in ("all_gather", "reduce_scatter")
-        )
+        gather, scatter = _across(c, "all_gather"), _across(c, "reduce_scatter")
         return [Piece(name=f"{name} scatter", forward=scatter, backward=gather, queue="tp", joins=True)]
-    reduce = Collective(op="all_reduce", num_bytes=size, group=c.tp_group)
-    return [Piece(name=f"{name} all-reduce", forward=reduce, queue="tp", joins=True)]
+    return [Piece(name=f"{name} all-reduce", forward=_across(c, "all_reduce"), queue="tp", joins=True)]
+
+
+def _across(c: Context, op: str) -> Collective:
+    """A collective of a microbatch's hidden states over the tensor-parallel group."""
+    return Collective(op=op, num_bytes=c.tokens * c.model.hidden * c.element, group=c.tp_group)
 
 
 def regather(c: Context) -> Collective | None:
