@@ -60,7 +60,7 @@ def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, s
         why = "no failure rate in the catalog" if mtbf_h is None else "no drive speed in the catalog"
         lines += [("checkpoints", None, why), ("failures", None, why)]
     else:
-        mtbf = mtbf_h * 3600 * cluster.num_devices / plan.layout.num_ranks
+        mtbf = mtbf_h * 3600
         interval = sqrt(2 * write * mtbf)
         saved = compute / interval * write
         lost = (compute + saved) / mtbf * (interval / 2 + RESTART_S)
@@ -72,7 +72,7 @@ def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, s
     lines.append(("data loading", None, "assumed to be hidden behind compute"))
     lines.append(("evaluation", None, "depends on the run"))
     hourly = cluster.total_price_usd_hour()
-    usd = None if hourly is None else hourly * plan.layout.num_ranks / cluster.num_devices * total / 3600
+    usd = None if hourly is None else hourly * total / 3600
     return TrainingRun(tokens=train.tokens, num_steps=steps, seconds=total, usd=usd, lines=tuple(lines))
 
 
