@@ -1,5 +1,7 @@
 """Questions for the exporters, and random ones for property tests."""
 
+import ast
+
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -64,3 +66,19 @@ def legal(draw):
     where = sized(plan, kinds)
     assume(not plans.check(plan, asked, where, train))
     return asked, where, train, plan
+
+
+def listed(text: str) -> list[int]:
+    """What Megatron's ``--moe-layer-freq`` reads from a sum of repeated lists, such as ``([0]*3+[1]*58)``."""
+
+    def read(node: ast.expr) -> list[int]:
+        match node:
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                return read(left) + read(right)
+            case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))):
+                return read(left) * times
+            case ast.List(elts=items):
+                return [item.value for item in items]
+        raise AssertionError(f"no pattern of layers: {text}")
+
+    return read(ast.parse(text, mode="eval").body)

@@ -12,7 +12,7 @@ from meshwright.export import target
 from meshwright.export.megatron import stage_layout
 from meshwright.export.megatron_model import pattern
 from meshwright.spec.model import load
-from tests.export.questions import ask
+from tests.export.questions import ask, listed
 
 #: model, cluster, workload, plan -> tp, pp, chunks a rank, cp, ep, etp, replicas of the optimizer's shards.
 CASES = {
@@ -106,7 +106,7 @@ def test_uneven_stages_are_a_layout(stages, layout):
 def test_dense_first_layers_are_a_pattern_that_python_evaluates():
     text = pattern([0] * 3 + [1] * 58)
     assert text == "([0]*3+[1]*58)"
-    assert eval(text) == [0] * 3 + [1] * 58
+    assert listed(text) == [0] * 3 + [1] * 58
     found = read("deepseek-v3", "256xh100", "batch=2048,seq=4096", "ep32 zero1 etp1")
     assert found["--moe-layer-freq"] == text
 
@@ -150,7 +150,9 @@ FIELDS = {
 def value(text):
     if text is True or not re.fullmatch(r"-?[\d.,]+|\(.*\)", text):
         return text
-    return tuple(map(int, text.split(","))) if "," in text else eval(text)
+    if text.startswith("("):
+        return listed(text)
+    return tuple(map(int, text.split(","))) if "," in text else float(text)
 
 
 @pytest.mark.filterwarnings("default")

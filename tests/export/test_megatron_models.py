@@ -7,7 +7,7 @@ from meshwright.errors import Infeasible
 from meshwright.spec.architecture import Model, stack
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import load
-from tests.export.questions import ask
+from tests.export.questions import ask, listed
 from tests.export.test_megatron import flags
 
 QUESTION = ("8xh100", "batch=64,seq=1024", "dp8 zero1")
@@ -63,7 +63,7 @@ def mlp(found, expert):
 def described(found):
     """The model that the flags describe."""
     hidden, layers = number(found, "--hidden-size"), number(found, "--num-layers")
-    where = eval(found.get("--moe-layer-freq", f"[{int('--num-experts' in found)}]*{layers}"))
+    where = listed(found.get("--moe-layer-freq", f"[{int('--num-experts' in found)}]*{layers}"))
     norm = "rmsnorm" if found["--normalization"] == "RMSNorm" else "layernorm"
     blocks, order = stack(
         Block(
