@@ -117,10 +117,6 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     hops: tuple[Hop, ...]
 
-    @property
-    def crosses_nodes(self) -> bool:
-        return any(h.scale_out for h in self.hops)
-
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
     """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;

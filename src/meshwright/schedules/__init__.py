@@ -84,10 +84,3 @@ def _build(name: str, num_ranks: int, num_microbatches: int, vpp: int | None, **
     if found:
         raise MeshwrightError(found)
     return family.order(family.shape(num_ranks, num_microbatches, vpp, **params))
-
-
-def with_2bp(actions: Actions) -> Actions:
-    """2BP over any schedule: see `meshwright.schedules.two_bp`."""
-    from meshwright.schedules.two_bp import split
-
-    return split(actions)

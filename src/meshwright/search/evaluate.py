@@ -47,11 +47,9 @@ class Evaluator:
         self.costs = costs or standard()
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
-        self.num_evaluated = 0
 
     def __call__(self, plan: Plan) -> Evaluated:
         """The plan must be legal, with ``dp`` filled in."""
-        self.num_evaluated += 1
         same = None
         if len(self.cluster.islands) == 1 and not takes_times(plan):
             same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
