@@ -1,0 +1,1 @@
+"""Recording what a process does, span by span, while it trains."""
