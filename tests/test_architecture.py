@@ -28,6 +28,7 @@ ORDER = (
     ("outlook", "provenance"),
     ("predict",),
     ("trace",),
+    ("run",),
     ("calibrate", "validate"),
     ("search",),
     ("export",),

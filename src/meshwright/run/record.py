@@ -367,3 +367,17 @@ def _depth(queue: NDArray, start: NDArray, end: NDArray) -> NDArray[np.int32]:
             if end[i] >= 0 and (inside or not open_until):
                 open_until.append(int(end[i]))
     return out
+
+
+_current: Recorder | Off = Off()
+
+
+def recorder() -> Recorder | Off:
+    """The recorder of this process: what layers and collectives write their spans to."""
+    return _current
+
+
+def install(chosen: Recorder | Off) -> None:
+    """Make `chosen` the recorder of this process."""
+    global _current
+    _current = chosen
