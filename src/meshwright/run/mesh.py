@@ -13,6 +13,8 @@ from meshwright.plan import Plan
 AXES = ("tp", "cp", "dp", "pp")
 #: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
 EXPERT_AXES = ("etp", "ep", "edp")
+#: What flows between stages: forward or backward, to a higher or a lower rank.
+CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,8 +40,9 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
 
     ``groups`` holds tp, cp, dp, pp; ``data`` (dp and cp together: replicas of a dense parameter); ``shard`` and
     ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh; ``expert_shard`` and
-    ``expert_replica``, the same split of edp; ``pp_forward`` and ``pp_backward``, the pp ranks again with handles of
-    their own, so that activations and gradients never share a channel; and ``world``.
+    ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles of their own, so that
+    what flows in different directions never queues behind each other; ``ends``, the first and last rank of each
+    pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``self``; and ``world``.
     """
 
     plan: Plan
@@ -93,7 +96,12 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     edp = plan.edp
     edp_scope = min(edp, scope)
     out["expert_shard"], out["expert_replica"] = _split(out["edp"], edp_scope if edp % edp_scope == 0 else edp)
-    out["pp_forward"] = out["pp_backward"] = out["pp"]
+    out |= dict.fromkeys(CHANNELS, out["pp"])
+    out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
+    out["mirror"] = [
+        pair for group in out["pp"] for pair in zip(group, reversed(group)) if group.index(pair[0]) < len(group) // 2
+    ]
+    out["self"] = [(r,) for r in ranks]
     out["world"] = [tuple(ranks)]
     return out
 
@@ -131,7 +139,7 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
     handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     groups = {}
     for name, sets in members(plan).items():
-        own_channel = name if name in ("pp_forward", "pp_backward") else ""
+        own_channel = name if name in CHANNELS else ""
         for ranks in sets:
             # every process creates every group, in one order, whether or not it is in it
             if len(ranks) > 1 and (own_channel, ranks) not in handles:

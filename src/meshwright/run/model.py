@@ -25,7 +25,6 @@ from meshwright.run.loss import cross_entropy
 from meshwright.run.mesh import Mesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
-from meshwright.run.record import recorder
 from meshwright.run.rotary import rotate
 from meshwright.spec.layers import Attention as AttentionSpec
 from meshwright.spec.layers import Block, Dense, Moe
@@ -185,9 +184,7 @@ class Attention(nn.Module):
                 causal=shared.causal,
                 window=self.spec.window,
                 scale=self.spec.head_dim**-0.5,
-                positions=p.positions,
                 documents=p.documents,
-                recorder=recorder(),
             )
 
         if self.drops_core and torch.is_grad_enabled():
