@@ -53,10 +53,10 @@ def documents_of(seq_len, *cuts):
 
 
 def worst(found, wanted):
-    """Largest error of any tensor, relative to its largest element."""
-    return max(
-        ((a - b).abs().max() / b.abs().max().clamp_min(1e-30)).item() for a, b in zip(found, wanted, strict=True)
-    )
+    """Largest error of any tensor, relative to its largest element, or to 1e-3 where that is smaller (a softmax over
+    one key has no gradient at all)."""
+    sizes = [b.abs().max().clamp_min(1e-3) for b in wanted]
+    return max(((a - b).abs().max() / size).item() for a, b, size in zip(found, wanted, sizes, strict=True))
 
 
 def with_gradients(function, tensors, grad):
