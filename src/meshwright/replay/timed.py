@@ -1,0 +1,84 @@
+"""Rebuilt tasks, timed: as they were, or under other durations."""
+
+from __future__ import annotations
+
+from statistics import median
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+from meshwright.graph import TaskGraph
+from meshwright.measured import STEP_BOUNDS, middle, steps
+from meshwright.plan import Plan, parse
+from meshwright.replay.rebuild import Rebuilt, graph_of, rebuild
+from meshwright.simulate.engine import times
+from meshwright.timeline import Timeline, from_times
+
+
+def plan_of(timeline: Timeline) -> Plan | None:
+    """The plan a timeline says it is of."""
+    said = timeline.identity.get("plan", "")
+    try:
+        return parse(said) if said else None
+    except MeshwrightError:
+        return None
+
+
+def typical(timeline: Timeline) -> Rebuilt:
+    """The step of median length, each of its tasks, and the host time before it, as long as in the median step."""
+    found, plan = steps(timeline), plan_of(timeline)
+    rebuilt = [rebuild(s.timeline, plan, max(s.seconds - s.timeline.makespan_s, 0.0)) for s in found]
+    chosen = rebuilt[found.index(middle(found))]
+    if len(rebuilt) == 1:
+        return chosen
+    known: dict[tuple, list[tuple[float, float]]] = {}
+    for one in rebuilt:
+        for key, seconds, wait in zip(_keys(one), one.seconds.tolist(), one.wait_s.tolist()):
+            known.setdefault(key, []).append((seconds, wait))
+    both = np.array([[median(column) for column in zip(*known[key])] for key in _keys(chosen)])
+    tail = median(one.tail_s for one in rebuilt)
+    return msgspec.structs.replace(chosen, seconds=both[:, 0], wait_s=both[:, 1], tail_s=tail)
+
+
+def _keys(rebuilt: Rebuilt) -> list[tuple]:
+    """The stable key of every task."""
+    seen: dict[tuple, int] = {}
+    out = []
+    for t in rebuilt.tasks:
+        key = (t.ranks, t.kind, t.queue, t.stage, t.chunk, t.microbatch, t.layer)
+        seen[key] = seen.get(key, -1) + 1
+        out.append((*key, seen[key]))
+    return out
+
+
+def timed(rebuilt: Rebuilt, seconds: NDArray[np.float64] | None = None) -> Timeline:
+    """The timeline of the tasks when each takes `seconds` [tasks] (default: as long as it took)."""
+    own = rebuilt.seconds if seconds is None else seconds
+    graph, number = graph_of(rebuilt)
+    return timeline_of(graph, number, own, rebuilt.wait_s, rebuilt.timeline, [t.key for t in rebuilt.tasks])
+
+
+def timeline_of(
+    graph: TaskGraph,
+    number: NDArray[np.int64],
+    seconds: NDArray[np.float64],
+    wait_s: NDArray[np.float64],
+    original: Timeline,
+    keys: list[str],
+) -> Timeline:
+    """The timeline of a graph whose tasks have `number` [N] in `seconds`, `wait_s` and `keys`; identity as the
+    original's, as far as it still holds."""
+    start, end = times(graph, seconds + wait_s)
+    out = from_times(graph, start, end)
+    names = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+    spans = number[out.task]
+    identity = {k: v for k, v in original.identity.items() if k not in (STEP_BOUNDS, "graph")}
+    return msgspec.structs.replace(
+        out,
+        start_s=np.maximum(out.end_s - seconds[spans], out.start_s),
+        cost_key=np.array([names[keys[i]] for i in spans], np.int32),
+        keys=tuple(names),
+        identity=identity,
+    )
