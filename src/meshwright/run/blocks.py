@@ -111,8 +111,9 @@ def overlaps(target: Block, sources: Sequence[Block]) -> Iterator[tuple[int, tup
     form = len(sources), len(target.low)
     lows = np.array([b.low for b in sources], dtype=np.int64).reshape(form)
     highs = lows + np.array([b.size for b in sources], dtype=np.int64).reshape(form)
-    low = np.maximum(lows, np.array(target.low, dtype=np.int64))
-    size = np.minimum(highs, np.add(target.low, target.size, dtype=np.int64)) - low
+    first = np.array(target.low, dtype=np.int64)
+    low = np.maximum(lows, first)
+    size = np.minimum(highs, first + np.array(target.size, dtype=np.int64)) - low
     for i in np.flatnonzero((size > 0).all(axis=1)):
         yield int(i), tuple(low[i].tolist()), tuple(size[i].tolist())
 
