@@ -81,7 +81,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
     """The tasks of one step's timeline and what each waits for. `plan` says whether sends and exchanges overlap
     compute; without it the spans do."""
     tasks, position = _tasks(timeline), {}
-    tasks = _inside(tasks)
+    tasks = _inside(tasks, timeline)
     tasks = _cut(tasks)
     for i, task in enumerate(tasks):
         task.number = i
@@ -156,11 +156,11 @@ class _Passes:
         return self.of[rank][i] if i >= 0 else None
 
 
-def _inside(tasks: list[Task]) -> list[Task]:
+def _inside(tasks: list[Task], timeline: Timeline) -> list[Task]:
     """Without the collectives that lie inside a pass on every member: those are part of it."""
     passes, out = _Passes(tasks), []
     for task in tasks:
-        around = [_around(passes, r, task) for r in task.ranks] if task.queue in INNER else [None]
+        around = [_around(passes, s, task, timeline) for s in task.spans] if task.queue in INNER else [None]
         if any(a is None for a in around):
             out.append(task)
             continue
@@ -170,9 +170,10 @@ def _inside(tasks: list[Task]) -> list[Task]:
     return out
 
 
-def _around(passes: _Passes, rank: int, task: Task) -> Task | None:
-    found = passes.running(rank, task.start_s)
-    if found is None or task.end_s > found.end_s + EPSILON_S:
+def _around(passes: _Passes, span: int, task: Task, timeline: Timeline) -> Task | None:
+    """The pass of the same rank that one member of a collective lies inside."""
+    found = passes.running(int(timeline.rank[span]), float(timeline.start_s[span]))
+    if found is None or timeline.end_s[span] > found.end_s + EPSILON_S:
         return None
     # a gather for a later pass only happens to run meanwhile
     ahead = task.queue == "dp_gather" and (task.stage, task.microbatch) != (found.stage, found.microbatch)
@@ -391,6 +392,23 @@ def _waits(tasks: list[Task]) -> NDArray[np.float64]:
         out[task.number] = max(task.start_s - max(before), 0.0)
         for rank in task.ranks:
             free[rank, task.queue] = task.end_s
+    return out
+
+
+def causes(rebuilt: Rebuilt) -> NDArray[np.int32]:
+    """For every span of the timeline the span whose end came last before it among all that its task waits for, -1 for
+    none [S]."""
+    out = np.full(rebuilt.timeline.num_spans, -1, np.int32)
+    last: dict[tuple[int, str], int] = {}
+    begun: set[int] = set()
+    for task in rebuilt.tasks:
+        before = sorted(task.needs) + [last[r, task.queue] for r in task.ranks if (r, task.queue) in last]
+        if task.spans[0] not in begun and before:
+            # of equal ends a dependency says more than the stream's order
+            latest = max(before, key=lambda n: rebuilt.tasks[n].end_s)
+            out[task.spans] = rebuilt.tasks[latest].spans[0]
+        begun.add(task.spans[0])
+        last |= {(r, task.queue): task.number for r in task.ranks}
     return out
 
 

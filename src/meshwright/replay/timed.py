@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import median
+from statistics import fmean
 
 import msgspec
 import numpy as np
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
 from meshwright.graph import TaskGraph
-from meshwright.measured import STEP_BOUNDS, middle, steps
+from meshwright.measured import STEP_BOUNDS, Step, steps
 from meshwright.plan import Plan, parse
-from meshwright.replay.rebuild import Rebuilt, graph_of, rebuild
+from meshwright.replay.rebuild import EPSILON_S, Rebuilt, graph_of, rebuild
 from meshwright.simulate.engine import times
 from meshwright.timeline import Timeline, from_times
 
@@ -27,19 +27,33 @@ def plan_of(timeline: Timeline) -> Plan | None:
 
 
 def typical(timeline: Timeline) -> Rebuilt:
-    """The step of median length, each of its tasks, and the host time before it, as long as in the median step."""
-    found, plan = steps(timeline), plan_of(timeline)
-    rebuilt = [rebuild(s.timeline, plan, max(s.seconds - s.timeline.makespan_s, 0.0)) for s in found]
-    chosen = rebuilt[found.index(middle(found))]
+    """The step of median length, each of its tasks, and the host time before it, as long as on the mean of the middle
+    half of the steps: a step that something disturbed says little."""
+    plan = plan_of(timeline)
+    found = sorted(steps(timeline), key=lambda s: s.seconds)
+    rebuilt = [rebuild(s.timeline, plan, s.seconds - _last_end(s)) for s in _middle_half(found)]
+    chosen = rebuilt[(len(rebuilt) - 1) // 2]
     if len(rebuilt) == 1:
         return chosen
     known: dict[tuple, list[tuple[float, float]]] = {}
     for one in rebuilt:
         for key, seconds, wait in zip(_keys(one), one.seconds.tolist(), one.wait_s.tolist()):
             known.setdefault(key, []).append((seconds, wait))
-    both = np.array([[median(column) for column in zip(*known[key])] for key in _keys(chosen)])
-    tail = median(one.tail_s for one in rebuilt)
+    both = np.array([[fmean(column) for column in zip(*known[key])] for key in _keys(chosen)])
+    tail = fmean(one.tail_s for one in rebuilt)
     return msgspec.structs.replace(chosen, seconds=both[:, 0], wait_s=both[:, 1], tail_s=tail)
+
+
+def _middle_half(ordered: list[Step]) -> list[Step]:
+    """Without the quarter of the steps at either end."""
+    cut = len(ordered) // 4
+    return ordered[cut : len(ordered) - cut]
+
+
+def _last_end(step: Step) -> float:
+    """When the last task ended that the step waited for: what goes on after it is the next one's."""
+    ends = step.timeline.end_s
+    return float(ends[ends <= step.seconds + EPSILON_S].max(initial=0.0))
 
 
 def _keys(rebuilt: Rebuilt) -> list[tuple]:

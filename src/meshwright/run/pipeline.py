@@ -150,7 +150,10 @@ class Pipeline:
         source = int(self.home[stage - 1 if forward else stage + 1, microbatch])
         if source == self.group.index:
             return self.local.pop((forward, stage, microbatch))
-        return self.incoming[forward, source].receive((stage, microbatch))
+        ends = self.group.ranks[source], self.group.ranks[self.group.index]
+        queue, sender = ("pp_forward", stage - 1) if forward else ("pp_backward", stage + 1)
+        with recorder().span("send", queue, stage=sender, microbatch=microbatch, group=ends):
+            return self.incoming[forward, source].receive((stage, microbatch))
 
     def _act(self, kind: int, stage: int, microbatch: int, arrived: torch.Tensor | None, p: Pass):
         key = (stage, microbatch)

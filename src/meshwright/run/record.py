@@ -32,7 +32,7 @@ _now = time.perf_counter_ns
 
 class Label(NamedTuple):
     """What a span is. ``group`` are the global ranks that take part: of a collective all members, of a send the source
-    and the target; () where the queue says it (see :func:`meshwright.run.gather.gather`)."""
+    and the target; () where the plan says it (:mod:`meshwright.run.assemble`). ``num_bytes`` is what is exchanged."""
 
     kind: str
     queue: str
@@ -42,6 +42,7 @@ class Label(NamedTuple):
     layer: int
     key: str
     group: tuple[int, ...]
+    num_bytes: int = 0
 
 
 class Memory(NamedTuple):
@@ -172,6 +173,7 @@ class Recorder:
         layer: int = -1,
         key: str = "",
         group: tuple[int, ...] = (),
+        num_bytes: int = 0,
     ) -> int:
         """A span begins; what :meth:`stop` or :meth:`watch` takes to end it.
 
@@ -184,7 +186,7 @@ class Recorder:
         block = self._block
         if block is None:
             return -1
-        said = (kind, queue, stage, chunk, microbatch, layer, key, group)
+        said = (kind, queue, stage, chunk, microbatch, layer, key, group, num_bytes)
         label = self._labels.get(said)
         if label is None:
             label = self._new_label(said)
@@ -213,17 +215,23 @@ class Recorder:
         return _Span(self, self.start(kind, queue, **said))
 
     def watch(self, work: torch.distributed.Work, token: int) -> None:
-        """The span ends when the collective does, whoever waits for it, and whenever."""
+        """The span ends when the collective does, whoever waits for it, and whenever. A message that cannot say when it
+        is out ends at once: its target knows when it is there."""
         block = self._block
         if token < 0 or block is None:
             return
+        try:
+            future = work.get_future()
+        except RuntimeError:  # gloo's messages have none
+            self.stop(token)
+            return
         if block.marks is not None:
             # the callback runs under a stream that waits for the collective
-            work.get_future().then(lambda _: self._mark(block, token, 1))
+            future.then(lambda _: self._mark(block, token, 1))
             block.ended[token] = 0
             return
         late = block.late
-        work.get_future().then(lambda _: late.append((token, _now())))
+        future.then(lambda _: late.append((token, _now())))
 
     def sample_memory(self) -> None:
         """Note the memory in use now: of the GPU what torch allocated, else what the process holds."""
