@@ -30,7 +30,9 @@ def batch(train: Train, vocab: int, step: int, dp: int = 1, index: int = 0, *, d
     tokens = torch.randint(0, vocab, shape, generator=generator)
     cuts = None
     if documents:
-        cuts = (torch.rand(shape[0], train.seq_len, generator=generator) < 0.15).to(torch.int32).cumsum(1).to(torch.int32)
+        cuts = (
+            (torch.rand(shape[0], train.seq_len, generator=generator) < 0.15).to(torch.int32).cumsum(1).to(torch.int32)
+        )
     count = train.global_batch // dp
     mine = slice(index * count, (index + 1) * count)
     return Batch(tokens[mine], None if cuts is None else cuts[mine])
@@ -39,7 +41,11 @@ def batch(train: Train, vocab: int, step: int, dp: int = 1, index: int = 0, *, d
 def train_steps(rank: int, model, plan_text: str, train: Train, steps: int = 1, documents: bool = False, **settings):
     """What one process of a job saw: losses, gradient norms, and its pieces as (key, parts' names and blocks)."""
     plan = parse(plan_text)
-    plan = plan.on(plan.layout.num_ranks or 1) if plan.layout.dp else plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp)
+    plan = (
+        plan.on(plan.layout.num_ranks or 1)
+        if plan.layout.dp
+        else plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp)
+    )
     mesh = build(plan)
     trainer = Trainer(model, plan, train, mesh, settings=Settings(**({"precision": "float64", "lr": 1e-3} | settings)))
     seen, gradients = [], []

@@ -49,10 +49,10 @@ def run_deferred(queue: deque[Callable[[], None]]) -> None:
         queue.popleft()()
 
 
-def _to_sink(weight: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+def _to_sink(sink: Sink, compute: Callable[[], torch.Tensor]) -> None:
     def add() -> None:
         with torch.no_grad():
-            weight.sink.add(compute())
+            sink.add(compute())
 
     if _waiting is None:
         add()
@@ -95,12 +95,12 @@ class _Product(torch.autograd.Function):
             return back, None, None, None
         if ctx.sink is None:
             return back, weight_gradient(), None, None
-        _to_sink(weight, weight_gradient)
+        _to_sink(ctx.sink, weight_gradient)
         return back, None, None, None
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink if it has one."""
+    """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any."""
     return _Product.apply(x, weight, None, False)
 
 
@@ -142,7 +142,7 @@ class _Grouped(torch.autograd.Function):
             torch.mm(grad[rows], weight[i], out=back[rows])
         if ctx.sink is None:
             return back, weight_gradient(), None
-        _to_sink(weight, weight_gradient)
+        _to_sink(ctx.sink, weight_gradient)
         return back, None, None
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.plan import Plan
-from meshwright.run import naming
+from meshwright.spec import naming
 from meshwright.run.attention import attend
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
@@ -179,7 +179,8 @@ class Attention(nn.Module):
                 q,
                 k,
                 v,
-                cp=shared.mesh["cp"],
+                cp=shared.mesh["cp_outer"],
+                inner=shared.mesh["cp_inner"],
                 algorithm=shared.plan.sequence.algorithm,
                 causal=shared.causal,
                 window=self.spec.window,

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from meshwright.lower import order
 from meshwright.lower.partition import stage_layers
 from meshwright.plan import Plan
-from meshwright.run import naming
+from meshwright.spec import naming
 from meshwright.run.attention import local_positions
 from meshwright.run.data import Batch
 from meshwright.run.fsdp import Sharded
@@ -74,7 +74,12 @@ class Trainer:
         held = [h for exchange in self.exchanges for h in exchange.held()]
         self.optimizer = Optimizer(held, train.optimizer, settings, mesh["world"], mesh.device)
         self.positions = local_positions(
-            train.seq_len, plan.layout.cp, mesh["cp"].index, plan.sequence.algorithm, train.causal
+            train.seq_len,
+            plan.layout.cp,
+            mesh["cp"].index,
+            plan.sequence.algorithm,
+            train.causal,
+            ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
         self.pipeline = Pipeline(
             actions,
