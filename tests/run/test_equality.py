@@ -109,7 +109,9 @@ def test_products_on_eight_processes(plan):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", ["ep2 dp2", "ep2 dp2 pp2 zero1", "ep2 tp2", "ep2 dp4 zero2", "ep4 tp2 dp2 etp1"])
+@pytest.mark.parametrize(
+    "plan", ["ep2 dp2", "ep2 dp2 pp2 zero1", "ep2 tp2 etp1", "ep2 tp2 dp2", "ep2 dp4 zero2", "ep4 tp2 dp2 etp1"]
+)
 def test_experts(plan):
     compare("experts", plan, steps=2)
 
