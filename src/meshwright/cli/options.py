@@ -119,18 +119,23 @@ def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> lis
     return [
         Diagnostic(
             code="X005",
-            message=f"--{name} is given {given[f'--{name}']} times",
+            message=f"{option} is given {given[option]} times",
             place=f"meshwright {command}",
             help="keep one of them; meshwright diff compares two",
         )
         for name, hint in hints.items()
-        if given[f"--{name}"] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
+        if given[option := _written(name)] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
     ]
+
+
+def _written(name: str) -> str:
+    """A field as its option is written: ``save_every`` is ``--save-every``."""
+    return "--" + name.replace("_", "-")
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
     hints = get_type_hints(kind, include_extras=True)
-    known = [f"--{name}" for name, hint in hints.items() if tyro.conf.Positional not in hint.__metadata__]
+    known = [_written(name) for name, hint in hints.items() if tyro.conf.Positional not in hint.__metadata__]
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

@@ -35,6 +35,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.environment import launched, num_threads
 
 #: How long the others may take to say why they ended once a rank has died; then they are killed.
 GRACE_S = 1.5
@@ -86,21 +87,6 @@ class Stop:
 
 #: The request of this process; a run looks at it once a step.
 stop = Stop()
-
-
-def launched() -> bool:
-    """Whether a launcher has started this process as one rank of a job."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def num_threads(local_size: int) -> int:
-    """torch's threads in each of the processes of a machine, so that together they have its cores."""
-    return max(1, num_cores() // local_size)
 
 
 def start(
@@ -353,8 +339,8 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
         report = report_of(error)
         if not watching.blame(report):
             end_process(report.exit_code)  # another rank says why
-        if report.diagnostics:
-            raise
-        raise died(rank, world.host, report.cause) from error
+        told = error if report.diagnostics else died(rank, world.host, report.cause)
+        told.speaks = True  # for all ranks
+        raise told from None
     watching.close()
     return result if world.first else None

@@ -11,7 +11,8 @@ metrics says ``"step": k``.
 from __future__ import annotations
 
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,25 @@ import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
-from meshwright.run import data, launch, mesh, tokenizer
+from meshwright.run import clocks, data, launch, mesh, tokenizer
 from meshwright.run.agree import agree, share
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
+from meshwright.run.gather import gather
 from meshwright.run.launch import World
 from meshwright.run.mesh import Group, Mesh
 from meshwright.run.metrics import METRICS, Metrics, Progress
-from meshwright.run.record import ResidentBytes
+from meshwright.run.record import Off, Recorder, ResidentBytes, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.run.weights import load_weights
 from meshwright.spec.architecture import Model
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import Lengths, Train
+from meshwright.trace.chrome import write as write_trace
 
 #: Checkpoints kept in a run's folder.
 KEEP = 2
+#: Steps that a trace shows.
+TRACED = 5
 
 
 class Diverged(MeshwrightError):
@@ -65,11 +70,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 0
     weights: str = ""
     ideal_s: float = 0.0
+    trace: str = ""
+    identity: dict[str, str] = {}
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What came of a run: seconds of every step that this start of it did, loss of the first and of the last, and the
-    most memory that each rank held. ``stopped``: it was asked to end before its last step."""
+    """What came of a run: seconds and loss of every step that this start of it did, and the most memory that each rank
+    held. ``stopped``: it was asked to end before its last step. ``lengths``: documents as they were packed."""
 
     first_step: int
     last_step: int
@@ -79,6 +86,7 @@ class Summary(msgspec.Struct, kw_only=True):
     device: str
     stopped: bool = False
     saved: str = ""
+    lengths: Lengths | None = None
 
 
 def train(world: World, job: Job) -> dict[str, Any]:
@@ -94,9 +102,32 @@ def train(world: World, job: Job) -> dict[str, Any]:
     trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings)
     begin(job, trainer)
     run = _Run(job, trainer, corpus)
-    with closing(run):
+    with closing(run), _traced(job, place, job.steps - trainer.step_count):
         run.steps()
         return msgspec.to_builtins(run.summary(place))
+
+
+@contextmanager
+def _traced(job: Job, place: Mesh, steps: int) -> Iterator[None]:
+    """Records the last of so many steps, and writes their timeline, where it is asked for."""
+    if not job.trace:
+        yield
+        return
+    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(TRACED, steps // 2), keep=TRACED)
+    install(recorder)
+    before = clocks.probe()
+    try:
+        yield
+        timeline = gather(recorder, job.plan, before=before, identity=job.identity)
+    finally:
+        install(Off())
+    wrong: tuple[Diagnostic, ...] = ()
+    try:
+        if timeline is not None:
+            write_trace(timeline, job.trace)
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(place["world"], wrong, place.device)
 
 
 def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
@@ -261,6 +292,7 @@ class _Run:
             device=_device_name(place.device),
             stopped=self.stopped and self.trainer.step_count < self.job.steps,
             saved=self.saved,
+            lengths=self.corpus.lengths() if place.first else None,
         )
 
     def close(self) -> None:
