@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.plan import parse
-from meshwright.run import naming
 from meshwright.run.mesh import build
 from meshwright.run.model import Shared
 from meshwright.run.moe import Mixture, refused, route
 from meshwright.run.parameters import Maker, initialise
+from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import from_config, transformer
 from tests.run.processes import launch

@@ -1,9 +1,9 @@
 """Attention over a sequence that is cut across ranks: each algorithm of ``plan.Sequence``, exact in all of them.
 
-``ring`` passes keys and values round (Liu et al. 2310.01889); causal sequences are dealt out in a zigzag so that every
-rank has the same work. ``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al.
-2309.14509). ``allgather`` collects keys and values first (Llama 3, 2407.21783). An inner swap of heads inside an outer
-ring is their union (USP, Fang & Zhao 2405.07719).
+``ring`` passes keys and values round (Liu et al. 2310.01889), ``allgather`` collects them first (Llama 3, 2407.21783);
+for both, causal sequences are dealt out in a zigzag so that every rank has the same work (ibid., section 3.3.2).
+``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al. 2309.14509). An inner swap of
+heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def local_positions(
 
 
 def _balanced(algorithm: str, causal: bool) -> bool:
-    return algorithm == "ring" and causal
+    return algorithm != "ulysses" and causal
 
 
 def attend(
@@ -104,8 +104,8 @@ def attend(
         return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)
     if algorithm != "allgather":
         raise ValueError(f"no context-parallel algorithm {algorithm!r}")
-    k, v = _gathered(k, v, cp)
-    everything = tuple(run for runs in held for run in runs)
+    k, v = _gathered(k, v, held, cp)
+    everything = (Run(0, seq_len),)
     hops = Hops((_visible(held[cp.index], everything, rule, documents),), rule)
     return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
 
@@ -164,12 +164,22 @@ class _Gather(torch.autograd.Function):
         return reduce_scatter(grad.contiguous(), ctx.group, queue="cp").squeeze(0), None
 
 
-def _gathered(k: torch.Tensor, v: torch.Tensor, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of the whole sequence, in the order of the group, in one message."""
+def _gathered(
+    k: torch.Tensor, v: torch.Tensor, held: list[tuple[Run, ...]], group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the whole sequence, in its order; they travel in one message."""
     if group.alone:
         return k, v
     whole = _Gather.apply(torch.cat([k.reshape(-1), v.reshape(-1)]), group)
     keys, values = whole.split([k.numel(), v.numel()], 1)
-    return tuple(
-        part.reshape(group.size, *x.shape).transpose(0, 1).flatten(1, 2) for part, x in ((keys, k), (values, v))
-    )
+    return _in_order(keys.reshape(-1, *k.shape), held), _in_order(values.reshape(-1, *v.shape), held)
+
+
+def _in_order(ranks: torch.Tensor, held: list[tuple[Run, ...]]) -> torch.Tensor:
+    """[ranks, b, n, heads, d] of tokens in these runs as [b, S, heads, d]."""
+    pieces = {
+        run: piece
+        for runs, tokens in zip(held, ranks, strict=True)
+        for run, piece in zip(runs, tokens.split([r.stop - r.start for r in runs], 1), strict=True)
+    }
+    return torch.cat([pieces[run] for run in sorted(pieces)], 1)

@@ -38,11 +38,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     """Where this process is on every axis, and its groups.
 
-    ``groups`` holds tp, cp, dp, pp; ``data`` (dp and cp together: replicas of a dense parameter); ``shard`` and
-    ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh; ``expert_shard`` and
-    ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles of their own, so that
-    what flows in different directions never queues behind each other; ``ends``, the first and last rank of each
-    pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``self``; and ``world``.
+    ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at one
+    place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense parameter);
+    ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
+    ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles
+    of their own, so that what flows in different directions never queues behind each other; ``ends``, the first and
+    last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``self``; and ``world``.
     """
 
     plan: Plan
@@ -89,6 +90,7 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     experts = [expert_coordinates(plan, r) for r in ranks]
     data = ("dp", "cp")
     out = {axis: _together(places, (axis,)) for axis in AXES}
+    out["cp_inner"], out["cp_outer"] = _split(out["cp"], plan.sequence.ulysses)
     out["data"] = _together(places, data)
     out |= {axis: _together(experts, (axis,)) for axis in EXPERT_AXES}
     scope = plan.layout.shard_group

@@ -18,7 +18,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from meshwright.run import naming
 from meshwright.run.collect import all_gather, gather_dim, scatter_dim
 from meshwright.run.exchange import swap
 from meshwright.run.linear import grouped_matmul, matmul
@@ -27,6 +26,7 @@ from meshwright.run.model import Mlp, Shared, activate
 from meshwright.run.parameters import INIT_STD
 from meshwright.run.pieces import Part
 from meshwright.run.record import recorder
+from meshwright.spec import naming
 from meshwright.spec.layers import Dense, Moe
 
 #: Words for an expert's gate, up and down matrices where they differ from those of a dense MLP.
