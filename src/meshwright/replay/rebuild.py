@@ -405,8 +405,9 @@ def causes(rebuilt: Rebuilt) -> NDArray[np.int32]:
         before = sorted(task.needs) + [last[r, task.queue] for r in task.ranks if (r, task.queue) in last]
         if task.spans[0] not in begun and before:
             # of equal ends a dependency says more than the stream's order
-            latest = max(before, key=lambda n: rebuilt.tasks[n].end_s)
-            out[task.spans] = rebuilt.tasks[latest].spans[0]
+            latest = rebuilt.tasks[max(before, key=lambda n: rebuilt.tasks[n].end_s)]
+            member = dict(zip(latest.ranks, latest.spans))
+            out[task.spans] = [member.get(rank, latest.spans[0]) for rank in task.ranks]
         begun.add(task.spans[0])
         last |= {(r, task.queue): task.number for r in task.ranks}
     return out

@@ -213,16 +213,14 @@ def _arrive(spans: list[_Span], plan: Plan, known: set[int]) -> None:
 
 
 def _bounds(readings: Sequence[Reading], clocks: list[Clock], numbers: list[int]) -> list[tuple[float, float]]:
-    """When each step began on the first and ended on the last rank, in nanoseconds."""
+    """When each step began on the first rank and when it was over, in nanoseconds: a step takes as long as on the rank
+    where it takes longest. Ranks leave a step one after the other, and the first begins the next meanwhile."""
     out = []
     for number in numbers:
-        begin, end = [], []
-        for reading, clock in zip(readings, clocks):
-            found = next(s for s in reading.recording.steps if s[0] == number)
-            first, last = clock.to_reference(np.array(found[1:]))
-            begin.append(first)
-            end.append(last)
-        out.append((float(min(begin)), float(max(end))))
+        found = [next(s for s in reading.recording.steps if s[0] == number) for reading in readings]
+        both = np.array([clock.to_reference(np.array(f[1:])) for f, clock in zip(found, clocks)])
+        begin = float(both[:, 0].min())
+        out.append((begin, begin + float((both[:, 1] - both[:, 0]).max())))
     return out
 
 
