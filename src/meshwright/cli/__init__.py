@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "run": "Train a plan for real with torch.distributed, with its prediction beside it",
+    "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
     "diff": "Why two predictions, plans, clusters or models differ",
     "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
     "explain": "What a word or an error code means",
