@@ -65,6 +65,8 @@ LAYOUTS = [
     "cp2 ulysses",
     "cp2 allgather",
     "cp4",
+    "cp4 ulysses2",
+    "cp4 allgather ulysses2",
     "pp2",
     "tp2 dp2 zero3",
     "cp2 zero3",
