@@ -58,7 +58,11 @@ def forward(
         k, v = _repeated(k, q), _repeated(v, q)
         out, sums = _ops._scaled_dot_product_efficient_attention(q, k, v, mask, True, 0.0, causal, scale=scale)[:2]
         sums = sums[..., : q.shape[2]]
-    return out, sums if bias is None else sums.masked_fill(_blind(bias), float("-inf"))
+    if bias is None:
+        return out, sums
+    # the kernels leave queries undefined that see no key of the block
+    blind = (bias == float("-inf")).all(-1)
+    return out.masked_fill(blind.unsqueeze(-1), 0.0), sums.masked_fill(blind, float("-inf"))
 
 
 def backward(
@@ -123,11 +127,6 @@ def _kernel(q: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str:
     if half and narrow and bias is None:
         return "flash"
     return "efficient" if q.shape[-1] % _FLASH_STEP == 0 else "products"
-
-
-def _blind(bias: torch.Tensor) -> torch.Tensor:
-    """Queries that see no key of the block: the kernels leave them undefined sums."""
-    return (bias == float("-inf")).all(-1)
 
 
 def _repeated(x: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 A rank holds *runs* of the sequence: one when it is cut in equal pieces, an early and a late one under a balanced
 causal ring. Two runs are either all of the triangle apart (full), the same (causal), or unrelated (nothing to do).
 Documents cut runs further, so that no kernel works on pairs that no document has; a sliding window is walked in
-tiles, and the tiles at its edge are the only ones with a mask.
+tiles, of which only the keys at its far edge need a mask.
 """
 
 from __future__ import annotations
@@ -166,21 +166,22 @@ def _pairs(q: Run, k: Run, rule: Rule) -> Iterator[tuple[Run, Run, bool, int | N
         elif k == q:
             yield q, k, True, None
         return
-    step = max(rule.window, LEAST_TILE)
+    step, ahead = max(LEAST_TILE, rule.window // 4), 1 if rule.causal else rule.window
     for start in range(q.start, q.stop, step):
         tile = Run(start, min(q.stop, start + step))
-        first, last = tile.start, tile.stop - 1
-        low = max(k.start, first - rule.window + 1)
-        high = min(k.stop, last + (1 if rule.causal else rule.window))
-        if low >= high:
-            continue
-        reach = first + (0 if rule.causal else rule.window - 1)
-        if low > last - rule.window and high - 1 <= reach:
-            yield tile, Run(low, high), False, None
-        elif rule.causal and (low, high) == tile and tile.stop - tile.start <= rule.window:
-            yield tile, tile, True, None
-        else:
-            yield tile, Run(low, high), False, tile.start - low
+        # keys that some query of the tile sees, and those that all of them see
+        low, high = max(k.start, tile.start - rule.window + 1), min(k.stop, tile.stop - 1 + ahead)
+        all_low, all_high = tile.stop - rule.window, tile.start + ahead
+        if rule.causal and all_low <= tile.start:
+            all_high = tile.start  # what follows is a triangle, which needs no mask
+        points = sorted({p for p in (all_low, all_high) if low < p < high}) if all_low < all_high else ()
+        for keys in pairwise([low, *points, high] if low < high else ()):
+            if all_low <= keys[0] and keys[1] <= tile.start + ahead:
+                yield tile, Run(*keys), False, None
+            elif rule.causal and keys == tile and all_low <= tile.start:
+                yield tile, tile, True, None
+            else:
+                yield tile, Run(*keys), False, tile.start - keys[0]
 
 
 def _joined(found: Iterator[Block]) -> tuple[Block, ...]:
@@ -208,7 +209,7 @@ def _full(*found: Block) -> bool:
     return not any(b.causal or b.offset is not None for b in found)
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=32)
 def hidden(
     block_q: int, block_k: int, offset: int, rule: Rule, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
