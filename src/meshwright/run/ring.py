@@ -151,28 +151,33 @@ def _attend_back(block: Block, grad, q, k, v, out, sums, rule: Rule, scale: floa
 
 
 class _Merged:
-    """Output and softmax sums of this rank's queries over the blocks so far, in the wide type; the first block that
-    covers every query is taken as it is."""
+    """Output and softmax sums of this rank's queries over the blocks so far. The first block of a query is taken as it
+    is; from the second on sums are kept in the wide type."""
 
     def __init__(self, q: torch.Tensor, v: torch.Tensor):
         self.q, self.v = q, v
         self.out: torch.Tensor | None = None
         self.sums: torch.Tensor | None = None
+        #: Per sequence, the end of the queries that a block was for: those behind it have had none.
+        self.reached = [0] * q.shape[0]
 
     def add(self, block: Block, out: torch.Tensor, sums: torch.Tensor) -> None:
         batch, tokens, heads, _ = self.q.shape
-        whole = (block.q0, block.q1, block.row) == (0, tokens, None)
-        if self.out is None and whole:
+        rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
+        first = block.q0 >= max(self.reached[rows])
+        self.reached[rows] = [max(r, block.q1) for r in self.reached[rows]]
+        if self.out is None and out.shape[:3] == (batch, heads, tokens):
             self.out, self.sums = out, sums
             return
         wide = flash.wide(self.q.dtype)
         if self.out is None:
-            self.out = self.q.new_zeros((batch, heads, tokens, self.v.shape[-1]), dtype=wide)
+            self.out = self.q.new_zeros((batch, heads, tokens, self.v.shape[-1]))
             self.sums = self.q.new_full((batch, heads, tokens), float("-inf"), dtype=wide)
-        elif self.out.dtype != wide:
-            self.out = self.out.to(wide)
-        rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
         mine = (rows, slice(None), slice(block.q0, block.q1))
+        if first:
+            self.out[mine], self.sums[mine] = out, sums
+            return
+        self.out = self.out.to(wide)
         before = self.sums[mine]
         both = torch.logaddexp(before, sums)
         anchor = both.masked_fill(both == float("-inf"), 0.0)  # queries that have seen no key yet
