@@ -149,4 +149,4 @@ def _render(done: Emulated, out: Console) -> None:
         f"({low * 1e3:,.1f} to {high * 1e3:,.1f})"
     )
     out.print(f"  error      {done.error:+.1%}")
-    out.print(f"  sleeps     end at most {done.late_s * 1e3:.2f} ms late (99 of 100)")
+    out.print(f"  sleeps     end at most {done.late_s * 1e3:.2f} ms late (19 of 20)")

@@ -14,9 +14,11 @@ from meshwright.lower import Lowered
 from meshwright.plan import Plan, check
 from meshwright.predict import predict, simulate
 from meshwright.prediction import Prediction
+from meshwright.run.assemble import process_name
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
+from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -25,13 +27,15 @@ from meshwright.timeline import Timeline
 #: What the busiest rank's kernels take in a step when nobody says a scale.
 COMPUTE_S = 0.6
 MAX_RANKS = 32
+#: Causes of time that are slept.
+KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 
 
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's prediction beside its measured steps.
 
     ``steps_s`` are the measured step times after the warm-up, ``timeline`` the step nearest to their median, every rank
-    apart. ``late_s`` is the 99th percentile of how much later than meant a sleep ended: far below a task's length, or
+    apart. ``late_s`` is the 95th percentile of how much later than meant a sleep ended: far below a task's length, or
     the machine was too busy to believe the steps.
     """
 
@@ -102,11 +106,13 @@ def on_hosts(
     *,
     repeats: int = 5,
     scale: float | None = None,
+    compute_s: float = COMPUTE_S,
 ) -> Emulated:
-    """Predict and run a legal plan on hosts that are there and measured."""
+    """Predict and run a legal plan on hosts that are there and measured; without a `scale` the busiest rank's kernels
+    take `compute_s`."""
     target = emulated(cluster, links, hosts)
     if scale is None:
-        scale = _scale(model, cluster, target, train, plan, links)
+        scale = compute_s * _slowing(model, cluster, target, train, plan, links)
     costs = emulated_costs(cluster, links, scale)
     prediction = predict(model, target, train, plan, costs=costs, detail=False)
     lowered = simulate(plan, model, target, train, costs).lowered
@@ -122,19 +128,19 @@ def on_hosts(
         cluster=target,
         scale=scale,
         steps_s=tuple(steps.tolist()),
-        late_s=quantiles(sleeps.tolist(), n=100)[-1] if len(sleeps) > 1 else 0.0,
+        late_s=quantiles(sleeps.tolist(), n=20)[-1] if len(sleeps) > 1 else 0.0,
         timeline=timeline_of(lowered, script, measured, middle, prediction.timeline.identity),
     )
 
 
-def _scale(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
-    """What makes the busiest rank's kernels take :data:`COMPUTE_S`."""
+def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
+    """What makes the busiest rank's kernels take a second."""
     costs: Costs = emulated_costs(cluster, links, 1.0)
     run = simulate(plan, model, target, train, costs)
     graph, parts = run.lowered.graph, run.priced.parts
-    kernels = parts[:, :6].sum(axis=1)[graph.cost_key]
+    kernels = parts[:, [CAUSES.index(cause) for cause in KERNELS]].sum(axis=1)[graph.cost_key]
     rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
-    return COMPUTE_S / float(np.bincount(rank, weights=kernels).max())
+    return 1 / float(np.bincount(rank, weights=kernels).max())
 
 
 def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: dict[str, str]) -> Timeline:
@@ -170,7 +176,7 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
     for key, at in arrived.items():
         end[sent[key]] = at
     return Timeline(
-        ranks=tuple(f"rank {r}" for r in range(len(script.ranks))),
+        ranks=tuple(process_name(lowered.stages.plan, r) for r in range(len(script.ranks))),
         multiplicity=(1,) * len(script.ranks),
         task=task.astype(np.int32),
         rank=rank.astype(np.int32),

@@ -1,0 +1,147 @@
+"""Predicted against measured step times on the emulated cluster: every schedule, products of axes, several links.
+
+Run: python -m bench.emulated [--repeats 5] [--json] [ROW ...]
+
+Each row is one plan on emulated hosts (``meshwright emulate``): the prediction knows the link from one calibration and
+nothing else. Rows whose exchanges overlap on one port are in the table like any other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from meshwright.plan import parse
+from meshwright.run.emulate.hosts import Hosts, missing
+from meshwright.run.emulate.measure import Emulated, on_hosts
+from meshwright.run.emulate.network import calibrate
+from meshwright.spec import cluster, model
+from meshwright.spec.workload import parse as workload
+
+MODEL = Path(__file__).parent / "models" / "small-llama.json"
+DEVICE = "h100"
+#: Seconds the busiest rank computes in a step.
+COMPUTE_S = 1.0
+
+
+class Row(NamedTuple):
+    """A plan on ``hosts`` hosts of ``per_host`` ranks with links of ``mbit_s``."""
+
+    hosts: int
+    per_host: int
+    mbit_s: float
+    plan: str
+    train: str = "batch=8,seq=1024"
+
+
+ROWS = (
+    Row(2, 1, 100, "dp2"),
+    Row(2, 1, 100, "pp2 1f1b"),
+    Row(2, 1, 500, "dp2 zero1"),
+    Row(2, 1, 500, "dp2 zero2"),
+    Row(2, 1, 500, "tp2", "batch=4,seq=1024"),
+    Row(2, 1, 500, "tp2 nosp", "batch=4,seq=1024"),
+    Row(2, 1, 500, "cp2", "batch=4,seq=1024"),
+    Row(2, 1, 1000, "cp2 ulysses", "batch=4,seq=1024"),
+    Row(2, 1, 1000, "cp2 allgather", "batch=4,seq=1024"),
+    Row(2, 1, 1000, "dp2 zero3"),
+    Row(4, 1, 200, "pp4 gpipe"),
+    Row(4, 1, 200, "pp4 1f1b"),
+    Row(4, 1, 200, "pp4 vpp2 interleaved"),
+    Row(4, 1, 200, "pp4 vpp2 breadth-first"),
+    Row(4, 1, 200, "pp4 zb-h1"),
+    Row(4, 1, 200, "pp4 zb-h2"),
+    Row(4, 1, 200, "pp4 vpp2 zb-v"),
+    Row(4, 1, 200, "pp4 dualpipe"),
+    Row(4, 1, 200, "pp4 vpp2 dualpipev"),
+    Row(4, 1, 200, "pp4 vpp2 hanayo"),
+    Row(4, 1, 200, "pp4 chimera"),
+    Row(4, 1, 200, "pp4 vpp2 bitpipe"),
+    Row(4, 1, 200, "pp4 vpp2 zeropp"),
+    Row(4, 1, 200, "pp4 zb-auto"),
+    Row(4, 1, 200, "pp4 zb-1p"),
+    Row(4, 1, 200, "pp4 zb-2p"),
+    Row(4, 1, 200, "pp4 2bp:1f1b"),
+    Row(4, 1, 200, "dp4"),
+    Row(4, 1, 200, "pp2 dp2 zero1"),
+    Row(4, 1, 500, "tp2 pp2", "batch=4,seq=1024"),
+    Row(4, 1, 500, "cp2 pp2", "batch=4,seq=1024"),
+    Row(4, 1, 500, "cp2 dp2", "batch=8,seq=1024"),
+    Row(2, 2, 200, "tp2 dp2"),
+    Row(4, 2, 200, "tp2 pp2 dp2", "batch=16,seq=1024"),
+    Row(4, 2, 200, "tp2 pp4", "batch=8,seq=1024"),
+    Row(8, 1, 200, "pp4 dp2", "batch=16,seq=1024"),
+    Row(8, 1, 500, "pp2 dp4 zero1", "batch=16,seq=1024"),
+    Row(4, 1, 500, "dp4 zero3"),
+)
+
+
+def measure(rows: tuple[Row, ...], repeats: int) -> Iterator[tuple[Row, Emulated]]:
+    """Every row, those on the same hosts one after another."""
+    described = model.load(str(MODEL))
+    for (num_hosts, per_host, mbit_s), group in groupby(rows, key=lambda row: row[:3]):
+        ranks = num_hosts * per_host
+        with Hosts(num_hosts, mbit_s * 1e6, per_host) as hosts:
+            links = calibrate(hosts)
+            for row in group:
+                plan, devices = parse(row.plan).on(ranks), cluster.load(f"{ranks}x{DEVICE}")
+                yield (
+                    row,
+                    on_hosts(
+                        hosts,
+                        links,
+                        described,
+                        devices,
+                        workload(row.train),
+                        plan,
+                        repeats=repeats,
+                        compute_s=COMPUTE_S,
+                    ),
+                )
+
+
+def line(row: Row, done: Emulated) -> str:
+    low, high = done.spread_s
+    where = f"{row.hosts}x{row.per_host} {row.mbit_s:g} Mbit/s"
+    return (
+        f"{row.plan:24s} {row.train:18s} {where:16s} {done.prediction.step_time_s * 1e3:9.1f} "
+        f"{done.step_time_s * 1e3:9.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) {done.error:+7.1%}"
+    )
+
+
+def main() -> None:
+    """Measure the chosen rows and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m bench.emulated", description=__doc__.splitlines()[0])
+    parser.add_argument("row", nargs="*", help="only rows whose plan contains one of these (default: all)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    asked = parser.parse_args()
+    reason = missing()
+    if reason:
+        print(f"skipped: {reason}", file=sys.stderr)
+        return
+    chosen = tuple(row for row in ROWS if not asked.row or any(word in row.plan for word in asked.row))
+    found = []
+    for row, done in measure(chosen, asked.repeats):
+        found.append((row, done))
+        print(line(row, done), file=sys.stderr if asked.json else sys.stdout, flush=True)
+    errors = [abs(done.error) for _, done in found]
+    if asked.json:
+        rows = [
+            row._asdict()
+            | {"predicted_s": done.prediction.step_time_s, "measured_s": done.steps_s, "error": done.error}
+            for row, done in found
+        ]
+        print(json.dumps({"median_error": median(errors), "worst_error": max(errors), "rows": rows}, indent=1))
+    else:
+        print(f"{len(errors)} plans: median error {median(errors):.1%}, worst {max(errors):.1%}")
+
+
+if __name__ == "__main__":
+    main()
