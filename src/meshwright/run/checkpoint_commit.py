@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -69,24 +70,32 @@ def gather(temporary: Path, meta: Meta, num_ranks: int) -> Index:
 def incomplete(index: Index, wanted: Iterable[tuple[str, str]] = ()) -> list[Diagnostic]:
     """H004 for every (state, tensor), of those that there are and those `wanted`, of which the entries are not every
     element once."""
-    found = located(index)
-    return [
-        Diagnostic(
-            code="H004",
-            message=f"{state} of {name} is incomplete: {what}",
-            help="every element is written by exactly one process",
-        )
-        for state, name in sorted({*found, *wanted})
-        if (what := cover(index.tensors[name], [block for block, _ in found.get((state, name), ())]))
-    ]
+    found, said = located(index), {}
+    wrong = []
+    for state, name in sorted({*found, *wanted}):
+        held = [block for block, _ in found.get((state, name), ())]
+        # a parameter and its moments are usually cut alike
+        cut = (name, *map(id, held))
+        if cut not in said:
+            said[cut] = cover(index.tensors[name], held)
+        if said[cut]:
+            wrong.append(
+                Diagnostic(
+                    code="H004",
+                    message=f"{state} of {name} is incomplete: {said[cut]}",
+                    help="every element is written by exactly one process",
+                )
+            )
+    return wrong
 
 
 def located(index: Index) -> dict[tuple[str, str], list[tuple[Block, int]]]:
     """For every (state, published tensor) the blocks that hold it, each with the number of its entry."""
     parameters = [index.parameter(i) for i in range(len(index.layouts))]
+    run = cache(lambda layout, start, stop: blocks(parameters[layout], start, stop))
     found = defaultdict(list)
     for number, entry in enumerate(index.entries):
-        for block in blocks(parameters[entry.layout], entry.start, entry.stop):
+        for block in run(entry.layout, entry.start, entry.stop):
             found[entry.state, block.name].append((block, number))
     return dict(found)
 

@@ -29,6 +29,7 @@ from meshwright.run.agree import CPU, agree, largest, share
 from meshwright.run.blocks import windows
 from meshwright.run.checkpoint_commit import commit
 from meshwright.run.checkpoint_format import HIDDEN, Entry, File, Layout, Meta, PartRecord, RankIndex
+from meshwright.run.checkpoint_share import Holding, divide, holdings
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Parameter, Piece
 
@@ -72,7 +73,8 @@ class AsyncSaver:
         return self._temporary is not None
 
     def begin(self, pieces: Sequence[Piece], meta: Meta) -> None:
-        """Start saving the pieces that this process owns, as they are now; returns at once.
+        """Start saving the pieces, as they are now; returns at once. What several processes hold is written by all of
+        them, each a share.
 
         Nothing may write to them before :meth:`before_update`. A save still under way is waited for first.
 
@@ -83,11 +85,14 @@ class AsyncSaver:
         self._temporary = self.root / f"{HIDDEN}{meta.step:08d}.{self._token}-{self._count}.part"
         self._count += 1
         self._meta = meta
-        owned = [p for p in pieces if p.owner and p.stop > p.start]
+        everyone = share(self.group, msgspec.json.encode(holdings(pieces)), self.device)
+        held = [msgspec.json.decode(data, type=list[Holding]) for data in everyone]
         self._staged = threading.Event()
-        copies = [(p, self._buffer(p)) for p in owned]
-        self._copy_on_device([(p, b) for p, b in copies if p.values.is_cuda])
-        self._writing = self._thread.submit(self._work, copies, shapes(pieces), self._temporary, self._staged)
+        copies = [(p, self._buffer(p)) for p in divide(pieces, held, self.group.index)]
+        self._event = self._copy_on_device([(p, b) for p, b in copies if p.values.is_cuda])
+        self._writing = self._thread.submit(
+            self._work, copies, shapes(pieces), self._temporary, self._staged, self._event
+        )
 
     def before_update(self) -> None:
         """Return when the copies are made (on CUDA: have the current stream wait for them); the optimizer may write."""
@@ -96,6 +101,7 @@ class AsyncSaver:
             self._staged = None
         if self._event is not None:
             torch.cuda.current_stream(self.device).wait_event(self._event)
+            self._event = None
 
     def poll(self) -> Path | None:
         """Take a save under way as far as it has come, without waiting for the disk; once a step, on every rank.
@@ -163,11 +169,11 @@ class AsyncSaver:
             )
         return self._buffers[key]
 
-    def _copy_on_device(self, copies: list[tuple[Piece, torch.Tensor]]) -> None:
-        """Queue the copies of what is on a GPU, on a stream of their own behind what is queued now."""
-        self._event = None
+    def _copy_on_device(self, copies: list[tuple[Piece, torch.Tensor]]) -> torch.cuda.Event | None:
+        """Queue the copies of what is on a GPU, on a stream of their own behind what is queued now; what happens when
+        they are made."""
         if not copies:
-            return
+            return None
         if self._stream is None:
             self._stream = torch.cuda.Stream(self.device)
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -175,8 +181,9 @@ class AsyncSaver:
             for piece, buffer in copies:
                 buffer.copy_(piece.values, non_blocking=True)
                 piece.values.record_stream(self._stream)
-        self._event = torch.cuda.Event()
-        self._event.record(self._stream)
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def _work(
         self,
@@ -184,8 +191,8 @@ class AsyncSaver:
         tensors: dict[str, tuple[int, ...]],
         temporary: Path,
         staged: threading.Event,
+        event: torch.cuda.Event | None,
     ) -> None:
-        event = self._event
         try:
             for piece, buffer in copies:
                 if not piece.values.is_cuda:
