@@ -334,6 +334,7 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
     try:
         _open(world, timeout_s, store=dist.PrefixStore("job", store))
         result = function(world, *args)
+        watching.close()
         leave()
     except BaseException as error:
         report = report_of(error)
@@ -342,5 +343,4 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
         told = error if report.diagnostics else died(rank, world.host, report.cause)
         told.speaks = True  # for all ranks
         raise told from None
-    watching.close()
     return result if world.first else None

@@ -26,10 +26,17 @@ SILENCE_S = 10.0
 PATIENCE_S = SILENCE_S + 3 * BEAT_S
 
 
+#: Rank 0, where it holds the store itself, stays for so long after the others should have read why it ends.
+LINGER_S = 3.0
+
+
 def connect(timeout_s: float) -> dist.TCPStore:
     """The store of the job: the launcher's own, or one that rank 0 opens."""
-    ours = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" and os.environ["RANK"] == "0"
-    return _store(ours, timeout_s)
+    return _store(_held_by_rank_0() and os.environ["RANK"] == "0", timeout_s)
+
+
+def _held_by_rank_0() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
 
 def _store(ours: bool, timeout_s: float) -> dist.TCPStore:
@@ -43,8 +50,8 @@ class Watchdog:
 
     def __init__(self, world: World):
         self.world = world
-        self._prefix = f"watch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
-        self._store = dist.PrefixStore(self._prefix, _store(False, 60.0))  # of its own: the main thread may block its
+        prefix = f"watch/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/"
+        self._store = dist.PrefixStore(prefix, _store(False, 60.0))  # of its own: the main thread may block its
         self._store.set(f"host/{world.rank}", world.host)
         self._closed = threading.Event()
         if world.size > 1:
@@ -52,19 +59,33 @@ class Watchdog:
 
     def close(self) -> None:
         """The run is over; a neighbour that is silent from now on is no failure."""
-        self._store.set(f"left/{self.world.rank}", "1")
         self._closed.set()
+        self._store.set(f"left/{self.world.rank}", "1")
 
     def blame(self, report: Report) -> bool:
-        """Whether this rank is to say what `report` says: it is the first, and not the mere consequence of another."""
+        """Whether this rank is to say what `report` says: it is the first, and not the mere consequence of another.
+        When it returns, who is not to speak may end."""
         try:
             until = time.monotonic() + (PATIENCE_S if report.consequence else 0.0)
             while time.monotonic() < until and not self._store.check(["failed"]):
                 time.sleep(0.05)
             self._closed.set()
-            return self._store.add("failed", 1) == 1
-        except RuntimeError:  # the store has gone with its process: nobody else can speak either
-            return not report.consequence
+            speaks = self._store.add("failed", 1) == 1
+            if self.world.first and _held_by_rank_0():
+                self._linger()
+            self._store.add("told", 1)
+            return speaks
+        except RuntimeError:  # rank 0 has gone, and its store with it
+            self._closed.set()
+            if self.world.rank == 1 and report.consequence:
+                print(died(0, "its host", "its key-value store is gone"), file=sys.stderr)
+            return False
+
+    def _linger(self) -> None:
+        """Let the others learn that this rank speaks, before its store ends with it."""
+        until = time.monotonic() + LINGER_S
+        while time.monotonic() < until and self._store.add("told", 0) < self.world.size - 1:
+            time.sleep(0.02)
 
     def _run(self) -> None:
         neighbour = (self.world.rank + 1) % self.world.size
@@ -84,8 +105,8 @@ class Watchdog:
                 elif time.monotonic() - heard_at > SILENCE_S:
                     self._mourn(neighbour)
             except RuntimeError:
-                if not self._closed.is_set():
-                    self._end("")  # the launcher has gone
+                gone = self.world.rank == 1 and _held_by_rank_0() and not self._closed.is_set()
+                self._end(str(died(0, "its host", "its key-value store is gone")) if gone else "")
 
     def _mourn(self, neighbour: int) -> None:
         host = self._store.get(f"host/{neighbour}").decode() if self._store.check([f"host/{neighbour}"]) else "?"
@@ -93,7 +114,8 @@ class Watchdog:
         self._end(str(error) if self._store.add("failed", 1) == 1 else "")
 
     def _end(self, message: str) -> None:
-        if self._closed.is_set():
+        """End the process; in silence only while it is still this thread's to do so."""
+        if self._closed.is_set() and not message:
             return
         if message:
             print(message, file=sys.stderr)
