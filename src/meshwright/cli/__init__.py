@@ -16,6 +16,8 @@ COMMANDS = {
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "run": "Train a plan for real with torch.distributed, with its prediction beside it",
     "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
+    "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
+    "replay": "What a measured step would take on a faster link, under another schedule or bucket size",
     "diff": "Why two predictions, plans, clusters or models differ",
     "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
     "explain": "What a word or an error code means",

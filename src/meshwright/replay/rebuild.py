@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph import KIND, KINDS, QUEUES, GraphBuilder, TaskGraph
+from meshwright.graph import KINDS, QUEUES
 from meshwright.measured import place
 from meshwright.plan import Plan
 from meshwright.timeline import Timeline
@@ -67,7 +67,9 @@ class Task(msgspec.Struct):
 class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     """The tasks of one step in order of start; per task how long it takes and the host time ``wait_s`` in front of it.
 
-    ``tail_s`` is what the step goes on after its last task.
+    ``tail_s`` is what the step goes on after its last task. ``blocking``: a rank waits until what it sends is out;
+    ``late`` are the ranks that exchange gradients only after their last pass; ``beyond``: parameters are still being
+    gathered when the step is over.
     """
 
     timeline: Timeline
@@ -75,6 +77,9 @@ class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
     seconds: NDArray[np.float64]
     wait_s: NDArray[np.float64]
     tail_s: float = 0.0
+    blocking: bool = False
+    late: frozenset[int] = frozenset()
+    beyond: bool = False
 
 
 def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -> Rebuilt:
@@ -88,14 +93,22 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
         for span in task.spans:
             position.setdefault(span, i)
     lanes = [place(name) for name in timeline.ranks]
-    _sends(tasks, lanes, plan)
-    _exchanges(tasks, plan)
+    blocking = _sends(tasks, lanes, plan)
+    late = _exchanges(tasks, plan)
     _recorded(tasks, timeline, position)
     for task in tasks:
         # an edge against the order of start would be no dependency of what ran
         task.needs = {n for n in task.needs if n < task.number}
     seconds = np.array([t.seconds for t in tasks])
-    return Rebuilt(timeline=timeline, tasks=tuple(tasks), seconds=seconds, wait_s=_waits(tasks), tail_s=tail_s)
+    return Rebuilt(
+        timeline=timeline,
+        tasks=tuple(tasks),
+        seconds=seconds,
+        wait_s=_waits(tasks),
+        tail_s=tail_s,
+        blocking=blocking,
+        late=frozenset(late),
+    )
 
 
 def _tasks(timeline: Timeline) -> list[Task]:
@@ -209,8 +222,8 @@ def _carries(task: Task, made_by: Task, layers: dict[tuple[int, str], int]) -> b
     return same and task.queue in ("dp", "pp_forward", "pp_backward") and made_by.is_pass
 
 
-def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -> None:
-    """Pass to send to pass, or pass to pass where nothing was sent."""
+def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -> bool:
+    """Pass to send to pass, or pass to pass where nothing was sent. Whether a rank waits until what it sends is out."""
     first: dict[tuple, Task] = {}
     last: dict[tuple, Task] = {}
     sent: dict[tuple, Task] = {}
@@ -230,12 +243,14 @@ def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -
             send.needs = send.needs | {_at_start(tasks, made_by, send)}
         if following is not None:
             following.needs = following.needs | {(send or made_by).number}
-    if _blocking(tasks, sent, plan):
+    blocking = _blocking(tasks, sent, plan)
+    if blocking:
         after = _following(tasks)
         for (letter, lane, stage, microbatch), send in sent.items():
             blocked = after.get(last[letter, lane, stage, microbatch].number)
             if blocked is not None:
                 blocked.needs = blocked.needs | {send.number}
+    return blocking
 
 
 def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:
@@ -263,8 +278,9 @@ def _blocking(tasks: list[Task], sent: dict[tuple, Task], plan: Plan | None) -> 
     return all(passes.running(s.ranks[0], (s.start_s + s.end_s) / 2) is None for s in sent.values())
 
 
-def _exchanges(tasks: list[Task], plan: Plan | None) -> None:
-    """Gradients after their backward, gathers before their pass, the optimizer after all, the rest after what ran."""
+def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
+    """Gradients after their backward, gathers before their pass, the optimizer after all, the rest after what ran.
+    The ranks that exchange gradients only after their last pass."""
     passes = _Passes(tasks)
     passes_only = _Passes(tasks, passes_only=True)
     makers = _segments(tasks)
@@ -304,6 +320,7 @@ def _exchanges(tasks: list[Task], plan: Plan | None) -> None:
                 blocked = following.get(before.number) if before is not None else None
                 if blocked is not None:
                     blocked.needs = blocked.needs | {task.number}
+    return late
 
 
 def _segments(tasks: list[Task]) -> dict[tuple, list[Task]]:
@@ -351,8 +368,8 @@ def _late_ranks(tasks: list[Task], passes: _Passes, plan: Plan | None) -> set[in
     said = None if plan is None else not plan.overlap.dp
     out = set()
     for rank, found in passes.of.items():
-        mine = [t for t in tasks if t.queue == "dp" and t.microbatch >= 0 and rank in t.ranks]
-        if all(t.start_s >= found[-1].end_s - EPSILON_S for t in mine) and said is not False:
+        mine = [t for t in tasks if t.queue == "dp" and t.stage >= 0 and rank in t.ranks]
+        if mine and all(t.start_s >= found[-1].end_s - EPSILON_S for t in mine) and said is not False:
             out.add(rank)
     return out
 
@@ -393,43 +410,3 @@ def _waits(tasks: list[Task]) -> NDArray[np.float64]:
         for rank in task.ranks:
             free[rank, task.queue] = task.end_s
     return out
-
-
-def causes(rebuilt: Rebuilt) -> NDArray[np.int32]:
-    """For every span of the timeline the span whose end came last before it among all that its task waits for, -1 for
-    none [S]."""
-    out = np.full(rebuilt.timeline.num_spans, -1, np.int32)
-    last: dict[tuple[int, str], int] = {}
-    begun: set[int] = set()
-    for task in rebuilt.tasks:
-        before = sorted(task.needs) + [last[r, task.queue] for r in task.ranks if (r, task.queue) in last]
-        if task.spans[0] not in begun and before:
-            # of equal ends a dependency says more than the stream's order
-            latest = rebuilt.tasks[max(before, key=lambda n: rebuilt.tasks[n].end_s)]
-            member = dict(zip(latest.ranks, latest.spans))
-            out[task.spans] = [member.get(rank, latest.spans[0]) for rank in task.ranks]
-        begun.add(task.spans[0])
-        last |= {(r, task.queue): task.number for r in task.ranks}
-    return out
-
-
-def graph_of(rebuilt: Rebuilt) -> tuple[TaskGraph, NDArray[np.int64]]:
-    """The task graph, whose cost key of a task is its number in the rebuilt list, and that number per task [N]."""
-    timeline = rebuilt.timeline
-    builder = GraphBuilder(timeline.ranks, timeline.multiplicity)
-    for task in rebuilt.tasks:
-        number = builder.extend(
-            KIND[task.kind],
-            builder.key(f"{task.key}\0{task.number}"),
-            stage=task.stage,
-            chunk=task.chunk,
-            microbatch=task.microbatch,
-            layer=task.layer,
-        )
-        for rank in dict.fromkeys(task.ranks):
-            builder.occupy(number, [builder.stream(rank, task.queue)])
-        if task.needs:
-            needs = np.array(sorted(task.needs))
-            builder.depend(np.full(len(needs), number[0]), needs)
-    graph = builder.build()
-    return graph, graph.cost_key.astype(np.int64)

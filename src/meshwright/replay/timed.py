@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
-from meshwright.graph import TaskGraph
+from meshwright.graph import QUEUE, TaskGraph
 from meshwright.measured import STEP_BOUNDS, Step, steps
 from meshwright.plan import Plan, parse
-from meshwright.replay.rebuild import EPSILON_S, Rebuilt, graph_of, rebuild
+from meshwright.replay.graph import graph_of
+from meshwright.replay.rebuild import EPSILON_S, Rebuilt, rebuild
 from meshwright.simulate.engine import times
 from meshwright.timeline import Timeline, from_times
 
@@ -32,7 +33,8 @@ def typical(timeline: Timeline) -> Rebuilt:
     plan = plan_of(timeline)
     found = sorted(steps(timeline), key=lambda s: s.seconds)
     rebuilt = [rebuild(s.timeline, plan, s.seconds - _last_end(s)) for s in _middle_half(found)]
-    chosen = rebuilt[(len(rebuilt) - 1) // 2]
+    beyond = any(s.timeline.makespan_s > s.seconds + EPSILON_S for s in found)
+    chosen = msgspec.structs.replace(rebuilt[(len(rebuilt) - 1) // 2], beyond=beyond)
     if len(rebuilt) == 1:
         return chosen
     known: dict[tuple, list[tuple[float, float]]] = {}
@@ -72,6 +74,14 @@ def timed(rebuilt: Rebuilt, seconds: NDArray[np.float64] | None = None) -> Timel
     own = rebuilt.seconds if seconds is None else seconds
     graph, number = graph_of(rebuilt)
     return timeline_of(graph, number, own, rebuilt.wait_s, rebuilt.timeline, [t.key for t in rebuilt.tasks])
+
+
+def step_seconds(rebuilt: Rebuilt, timeline: Timeline) -> float:
+    """How long the step of a timeline of these tasks takes: to its last task, and on as it did."""
+    ends = timeline.end_s
+    if rebuilt.beyond:
+        ends = ends[(timeline.queue != QUEUE["dp_gather"]) | (timeline.attribute("microbatch") >= 0)]
+    return float(ends.max(initial=0.0)) + rebuilt.tail_s
 
 
 def timeline_of(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from meshwright.graph import KIND, QUEUE
 from meshwright.measured import STEP_BOUNDS, bounds_text, part, rank_name
 from meshwright.plan import Plan
-from meshwright.replay.rebuild import causes, rebuild
+from meshwright.replay.graph import causes
+from meshwright.replay.rebuild import rebuild
 from meshwright.run.clocks import Clock, Order
 from meshwright.run.mesh import coordinates, members
 from meshwright.run.record import Label, Memory, Recording
@@ -238,7 +239,7 @@ def _timeline(
     said = [s.label for s in spans]
     attributes = [[la.stage, la.chunk, la.microbatch, la.layer, s.step] for la, s in zip(said, spans)]
     out = Timeline(
-        ranks=tuple(_name(plan, r) for r in range(len(readings))),
+        ranks=tuple(process_name(plan, r) for r in range(len(readings))),
         multiplicity=(1,) * len(readings),
         task=np.array([s.task for s in spans], np.int32),
         rank=np.array([s.rank for s in spans], np.int32),
@@ -278,7 +279,8 @@ def _key(label: Label) -> str:
     return f"{name} {label.num_bytes} bytes" if label.num_bytes else name
 
 
-def _name(plan: Plan, rank: int) -> str:
+def process_name(plan: Plan, rank: int) -> str:
+    """What the process of a global rank is called in a timeline."""
     at = coordinates(plan, rank)
     return rank_name(at["pp"], **{a: at[a] for a in ("dp", "cp", "tp") if getattr(plan.layout, a) > 1})
 
