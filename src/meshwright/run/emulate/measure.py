@@ -85,12 +85,13 @@ def emulate(
     if found:
         raise MeshwrightError(found)
     ranks = plan.layout.num_ranks
-    if ranks > MAX_RANKS or ranks % ranks_per_host:
+    if ranks > MAX_RANKS or ranks % ranks_per_host or len(cluster.islands) != 1:
+        islands = f" on {len(cluster.islands)} islands" if len(cluster.islands) > 1 else ""
         raise MeshwrightError.one(
             "U003",
-            f"{ranks} ranks, {ranks_per_host} a host, are not emulated",
+            f"{ranks} ranks{islands}, {ranks_per_host} a host, are not emulated",
             place="meshwright emulate",
-            help=f"at most {MAX_RANKS} ranks, a whole number of hosts",
+            help=f"at most {MAX_RANKS} ranks, a whole number of hosts, one island",
         )
     with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
         return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)

@@ -91,11 +91,11 @@ def script_of(lowered: Lowered, costs: Costs) -> Script:
     """What every real rank of a lowered plan does.
 
     Raises:
-        MeshwrightError: U003 for a plan over unequal islands, whose rank classes are not one per pipeline rank.
+        MeshwrightError: U003 for a cluster of several islands, whose ranks are not alike.
     """
-    if len(lowered.mesh.slices) != 1:
+    if len(lowered.mesh.cluster.islands) != 1:
         raise MeshwrightError.one(
-            "U003", "only clusters of one kind of island are emulated", help="name a cluster of equal devices"
+            "U003", "only clusters of one island are emulated", help="name a cluster of equal devices"
         )
     author = Author(lowered.mesh.num_ranks)
     writer = _Writer(lowered, costs, author)
@@ -131,14 +131,19 @@ class _Writer:
     def rank(self, rank: int) -> None:
         own = rank // self.layout.stride("pp") % self.layout.pp
         done: dict[int, list[int]] = {}
+        before: list[int] = []  # a pass ends with the last exchange inside it, and the next one waits for that
         for i in range(self.graph.num_tasks):
             key = self.lowered.keys[self.graph.cost_key[i]]
             if own in self.classes[i]:
-                done[i] = self._task(rank, i, key, self._after(i, own, done))
+                waits = self._after(i, done)
+                if self.queues[i] == "compute":
+                    done[i] = before = self._task(rank, i, key, sorted({*waits, *before}))
+                else:
+                    done[i] = self._task(rank, i, key, waits)
             elif self.target.get(i) == own:
                 done[i] = self._receive(rank, i, key, own)
 
-    def _after(self, i: int, own: int, done: dict[int, list[int]]) -> list[int]:
+    def _after(self, i: int, done: dict[int, list[int]]) -> list[int]:
         """The ops here that task i waits for; what other ranks wait for, a collective makes everybody wait for."""
         deps = self.graph.dep[self.graph.dep_ptr[i] : self.graph.dep_ptr[i + 1]].tolist()
         return [op for d in deps for op in done.get(d, ())]
