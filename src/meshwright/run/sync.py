@@ -130,13 +130,13 @@ class Bucket:
         shard = self.where.shard
         if shard.alone:
             if not self.where.replica.alone:
-                token = recorder().start("all_reduce", "dp", **self.label)
+                token = recorder().start("all_reduce", "dp", **self.label, **_said(whole, self.where.replica))
                 work = dist.all_reduce(whole, group=self.where.replica.handle, async_op=True)
                 recorder().watch(work, token)
                 self._pending = (work, None)
             return
         out = torch.empty_like(self.shard_gradient)
-        token = recorder().start("reduce_scatter", "dp", **self.label)
+        token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
         work = reduce_scatter_async(out, whole, shard)
         recorder().watch(work, token)
         self._pending = (work, out)
@@ -157,7 +157,7 @@ class Bucket:
             for view, part in zip(views, parts.split([v.numel() for v in views])):
                 view.copy_(part)
         if self.where.twin is not None:
-            with recorder().span("all_reduce", "dp", **self.label):
+            with recorder().span("all_reduce", "dp", **self.label, **_said(whole, self.where.twin)):
                 dist.all_reduce(whole, group=self.where.twin.handle)
 
     def _settle(self) -> None:
@@ -179,7 +179,8 @@ class Bucket:
         if self._pending is not None:
             self._settle()
         if self.shard_gradient is not None and not self.where.replica.alone:
-            with recorder().span("all_reduce", "dp", **self.label):
+            said = _said(self.shard_gradient, self.where.replica)
+            with recorder().span("all_reduce", "dp", **self.label, **said):
                 dist.all_reduce(self.shard_gradient, group=self.where.replica.handle)
 
     def reset(self) -> None:
@@ -196,7 +197,8 @@ class Bucket:
         if self.master.data_ptr() != mine.data_ptr():
             mine.copy_(self.master)
         if not self.where.shard.alone:
-            token = recorder().start("all_gather", "dp_gather", **self.label)
+            said = _said(self.values, self.where.shard)
+            token = recorder().start("all_gather", "dp_gather", **self.label, **said)
             self._gather = gather_async(self.values, mine.clone(), self.where.shard)
             recorder().watch(self._gather, token)
 
@@ -234,3 +236,8 @@ def _hand_over(parameter: nn.Parameter) -> None:
     gradient, parameter.grad = parameter.grad, None
     if gradient is not None:  # a product gave its weight's gradient to the sink itself
         parameter.sink.add(gradient)
+
+
+def _said(tensor: torch.Tensor, group: Group) -> dict[str, object]:
+    """What a recorder is told of an exchange."""
+    return {"group": group.ranks, "num_bytes": tensor.numel() * tensor.element_size()}
