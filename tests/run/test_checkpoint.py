@@ -22,7 +22,7 @@ from meshwright.run.checkpoint import AsyncSaver, Meta, find, identity, latest, 
 from meshwright.run.checkpoint_commit import commit
 from meshwright.run.checkpoint_format import RankIndex, merge
 from meshwright.run.checkpoint_load import Reader, fill, missing
-from meshwright.run.checkpoint_save import write_rank
+from meshwright.run.checkpoint_write import write_rank
 from meshwright.run.pieces import Parameter, Part, Piece
 from meshwright.spec.model import transformer
 from tests.run import shards
@@ -416,6 +416,7 @@ def test_a_step_that_is_saved_again_replaces_the_first_only_when_complete(tmp_pa
     save(tmp_path, shards.pieces(held, shards.values(1)), meta(5), ALONE)
     again = save(tmp_path, shards.pieces(held, shards.values(2)), meta(5), ALONE)
     assert (again.name, latest(tmp_path)) == ("step-00000005-1", again)
+    assert list(tmp_path.iterdir()) == [again]
     assert shards.differences(loaded(tmp_path, held), shards.pieces(held, shards.values(2))) == []
 
 

@@ -101,9 +101,12 @@ def located(index: Index) -> dict[tuple[str, str], list[tuple[Block, int]]]:
 
 
 def retire(root: Path, newest: Path, keep: int) -> None:
-    """Remove the oldest checkpoints beyond `keep`, each out of sight first; never `newest`."""
-    old = [folder for _, _, folder in complete(root) if folder != newest]
-    for folder in old[: max(0, len(old) + 1 - keep)]:
+    """Remove older generations of the `newest` checkpoint, and the oldest beyond `keep`; each out of sight first."""
+    found = complete(root)
+    same = {step for step, _, folder in found if folder == newest}
+    old = [(step in same, folder) for step, _, folder in found if folder != newest]
+    others = [folder for replaced, folder in old if not replaced]
+    for folder in [f for replaced, f in old if replaced] + others[: max(0, len(others) + 1 - keep)]:
         hidden = root / f"{HIDDEN}{folder.name}.old"
         folder.rename(hidden)
         shutil.rmtree(hidden, ignore_errors=True)
