@@ -2,8 +2,8 @@
 
 Every pass keeps the time it took on its lane and stage (the mean over microbatches; the first forward and the last
 backward of a stage, beside which parameters and gradients are exchanged, their own), messages theirs between the same
-ranks. Exchanges begin at the same point of the last backward, and what follows the passes follows them. A stage cut
-anew takes its share of the old ones by length, as if the layers of a stage took equal time.
+ranks. Exchanges begin at the same point of the last backward, and what follows the passes follows them. Stages cut
+anew take the time of the layers they hold (:mod:`meshwright.replay.shares`). The optimizer stays where it was.
 
 What was not measured is not made up: a schedule that splits the backward needs a trace with split backwards, or the
 share of the weight gradients said; one that holds every stage twice has an exchange of weights that others lack.
@@ -17,11 +17,13 @@ from statistics import fmean
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright import schedules
 from meshwright.errors import MeshwrightError
 from meshwright.measured import place
 from meshwright.replay.rebuild import Rebuilt, Task
+from meshwright.replay.shares import profiles, shares
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
 NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
@@ -67,8 +69,10 @@ def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_sh
     count = max((t.microbatch for t in rebuilt.tasks if t.is_pass), default=-1) + 1
     actions = _actions(name, lanes.num_ranks, count, len(old) // max(lanes.num_ranks, 1), vpp)
     _possible(rebuilt, actions, old)
-    measured = {lane: _passes(rebuilt, lane, ranks) for lane, ranks in lanes.rank.items()}
-    times = {lane: _resampled(p, len(old), actions.num_stages, weight_share, actions) for lane, p in measured.items()}
+    layers = profiles(rebuilt, len(old), fractions(rebuilt))
+    share = shares(layers, actions.num_stages)
+    measured = {lane: _passes(rebuilt, ranks) for lane, ranks in lanes.rank.items()}
+    times = {lane: _resampled(p, share, weight_share, actions) for lane, p in measured.items()}
     return _Builder(rebuilt, lanes, actions, times, old).all()
 
 
@@ -121,7 +125,7 @@ def _cannot(why: str, help: str) -> None:
     )
 
 
-def _passes(rebuilt: Rebuilt, lane: str, ranks: list[int]) -> Passes:
+def _passes(rebuilt: Rebuilt, ranks: list[int]) -> Passes:
     mine = set(ranks)
     whole: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     waits: dict[str, list[float]] = defaultdict(list)
@@ -156,20 +160,13 @@ def _edges(rebuilt: Rebuilt, mine: set[int]) -> dict[tuple[str, int], int]:
     return out
 
 
-def _resampled(p: Passes, old: int, new: int, weight_share: float | None, actions: Actions) -> Passes:
-    """Seconds of the passes that the new schedule has, for its stages."""
-    # share[j, i] of old stage i lies in new stage j
-    edges_old, edges_new = np.arange(old + 1) / old, np.arange(new + 1) / new
-    low = np.maximum(edges_new[:-1, None], edges_old[None, :-1])
-    high = np.minimum(edges_new[1:, None], edges_old[None, 1:])
-    share = np.maximum(high - low, 0.0) * old
-    if old == new:
-        share = np.eye(old)
+def _resampled(p: Passes, share: NDArray[np.float64], weight_share: float | None, actions: Actions) -> Passes:
+    """Seconds of the passes that the new schedule has, for its stages; `share` [new, old]."""
     wanted = {NAMES[k] for k in np.unique(actions.kind).tolist()}
     usual, edge = {}, {}
     for kind in wanted:
         for source, target in ((p.usual, usual), (p.edge, edge)):
-            column = np.array([_one(source, kind, s, weight_share) for s in range(old)])
+            column = np.array([_one(source, kind, s, weight_share) for s in range(share.shape[1])])
             for stage, seconds in enumerate((share @ column).tolist()):
                 target[kind, stage] = seconds
     wait = {k: p.wait.get(k, p.wait.get("BW", p.wait.get("B", 0.0))) for k in wanted}
@@ -188,6 +185,21 @@ def _one(found: dict[tuple[str, int], float], kind: str, stage: int, weight_shar
             "trace a schedule that splits them (zb-h1), or say --weight-share 0.5",
         )
     return found["BW", stage] * (weight_share if kind == "W" else 1 - weight_share)
+
+
+def fractions(rebuilt: Rebuilt) -> dict[int, tuple[float, float]]:
+    """How much of its pass had run when each piece began and ended, by its number."""
+    pieces: dict[tuple, list[int]] = defaultdict(list)
+    for task in rebuilt.tasks:
+        if task.is_pass:
+            pieces[task.ranks[0], task.kind, task.stage, task.microbatch].append(task.number)
+    out = {}
+    for numbers in pieces.values():
+        ends = np.cumsum(rebuilt.seconds[numbers])
+        whole = float(ends[-1]) or 1.0
+        for number, end, seconds in zip(numbers, ends.tolist(), rebuilt.seconds[numbers].tolist()):
+            out[number] = max((end - seconds) / whole, 0.0), end / whole
+    return out
 
 
 class _Builder:
@@ -230,7 +242,7 @@ class _Builder:
 
     def _exchanges(self) -> tuple[dict[tuple[str, int], list[Piece]], dict[tuple[str, int], list[Piece]]]:
         """Gathers and reductions of every (lane, new stage), with where in the pass they belong."""
-        fraction = self._fractions()
+        fraction = fractions(self.r)
         gathers: dict[tuple[str, int], list[Piece]] = defaultdict(list)
         reduces: dict[tuple[str, int], list[Piece]] = defaultdict(list)
         needed = {n: t for t in self.r.tasks if t.is_pass for n in t.needs}
@@ -262,20 +274,6 @@ class _Builder:
             int(np.floor(at + 1e-9)) if not from_end else int(np.floor(min(at + 1e-9, self.actions.num_stages - 1e-6)))
         )
         return stage, min(max(at - stage, 0.0), 1.0)
-
-    def _fractions(self) -> dict[int, tuple[float, float]]:
-        """How much of its pass had run when each piece began and ended."""
-        pieces: dict[tuple, list[int]] = defaultdict(list)
-        for task in self.r.tasks:
-            if task.is_pass:
-                pieces[task.ranks[0], task.kind, task.stage, task.microbatch].append(task.number)
-        out = {}
-        for numbers in pieces.values():
-            ends = np.cumsum(self.r.seconds[numbers])
-            whole = float(ends[-1]) or 1.0
-            for number, end, seconds in zip(numbers, ends.tolist(), self.r.seconds[numbers].tolist()):
-                out[number] = max((end - seconds) / whole, 0.0), end / whole
-        return out
 
     def _program(self, lane: str, p: int, rank: int) -> list[tuple[int, Piece]]:
         """One rank's passes in order, cut where exchanges hang on them; (piece's number, exchange) of each."""
