@@ -39,6 +39,12 @@ def test_one_rank_needs_no_group():
     assert launch.start(lambda world: dist.is_initialized(), num_ranks=1, device="cpu") is False
 
 
+@pytest.mark.slow
+def test_where_forks_are_unsafe_processes_are_spawned(monkeypatch):
+    monkeypatch.setattr(launch, "start_method", lambda kind: "spawn")
+    assert launch.start(summed, 10, num_ranks=2, device="cpu")["total"] == 21
+
+
 def waits(world, act):
     """Rank 1 acts; all others wait for it."""
     if world.rank == 1:

@@ -14,6 +14,7 @@ from meshwright.plan import parse
 from meshwright.run import data, launch, loop, metrics, tokenizer
 from meshwright.run.checkpoint import find, read_index
 from meshwright.run.settings import Settings
+from meshwright.run.weights import export_weights
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.trace.chrome_read import read as read_trace
@@ -222,3 +223,10 @@ def test_where_lines_stay_there_are_about_ten(steps, count, capsys):
     for step in range(1, steps + 1):
         say(step, 1.0, 1e-6)
     assert len(capsys.readouterr().err.splitlines()) == count
+
+
+def test_a_run_begins_with_published_weights(corpus, tmp_path):
+    first = run(job(corpus, steps=6, out=str(tmp_path / "out")))
+    export_weights(first["saved"], tmp_path / "weights")
+    again = run(job(corpus, steps=1, weights=str(tmp_path / "weights"), plan="tp2 dp1"))
+    assert again["losses"][0] < first["losses"][0] - 0.2

@@ -102,8 +102,7 @@ def render(prediction: Prediction, summary: Mapping[str, Any], console: Console)
         found = measured(summary["step_s"], summary["peak_bytes"])
         page.title("Predicted and measured")
         head = (Text(""), *(Text(w, "dim", justify="right") for w in ("predicted", "measured", "error")), Text(""))
-        rows = [head, *(_row(pair, found) for pair in pairs(prediction, found))]
-        page.rows([(*row[:-1], row[-1]) for row in rows])
+        page.rows([head, *(_row(pair, found) for pair in pairs(prediction, found))])
         page.quiet(f"{_basis(prediction, summary, found)}; error is predicted over measured, less one")
 
 
@@ -120,8 +119,11 @@ def _verdict(prediction: Prediction, summary: Mapping[str, Any]) -> str:
 def _row(pair: Pair, found: Measured) -> tuple[Text, ...]:
     shown = {"step time": seconds, "peak memory": gibibytes, "MFU": "{:.2%}".format, "tokens/s": "{:,.0f}".format}
     write = shown[pair.name]
-    low, high = found.span_s
-    remark = f"80% of steps in {seconds(low)} to {seconds(high)}" if pair.name == "step time" else ""
+    remark = ""
+    if pair.name == "step time":
+        remark = "80% of steps in {} to {}".format(*map(seconds, found.span_s))
+    if pair.name == "peak memory" and len(found.peak_bytes) > 1:
+        remark = f"{gibibytes(min(found.peak_bytes))} to {gibibytes(max(found.peak_bytes))} over the ranks"
     error = "" if pair.error is None else f"{pair.error:+.1%}"
     cells = (write(pair.predicted), write(pair.measured), error)
     return (Text(pair.name), *(Text(cell, justify="right") for cell in cells), Text(remark, "dim"))

@@ -103,7 +103,7 @@ def start(
     if launched():
         return _join(function, args, num_ranks, device, timeout_s)
     kind = _device_type(device, num_ranks)
-    context = multiprocessing.get_context("fork" if kind == "cpu" and sys.platform == "linux" else "spawn")
+    context = multiprocessing.get_context(start_method(kind))
     reading, writing = context.Pipe(duplex=False)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         children = []
@@ -124,6 +124,12 @@ def start(
             _end(children)
             reading.close()
             writing.close()
+
+
+def start_method(kind: str) -> str:
+    """How processes that use a ``cpu`` or ``cuda`` device are begun: CUDA does not survive a fork, nor do the system
+    libraries of macOS."""
+    return "fork" if kind == "cpu" and sys.platform == "linux" else "spawn"
 
 
 def leave() -> None:
