@@ -3,6 +3,7 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -158,3 +159,75 @@ def test_a_span_costs_less_than_two_microseconds():
         least = min(least, (time.perf_counter_ns() - begin) / 500)
         recorder.step_end()
     assert least < 2000
+
+
+class Device:
+    """A stand-in for a GPU: work takes its time on a clock of its own, which drifts from the host's."""
+
+    DRIFT, OFFSET_MS = 1.0001, 5000.0
+
+    def __init__(self, monkeypatch):
+        self.host_ns = 1_000_000_000
+        self.busy_ns = 0
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                self.at_ns = max(device.busy_ns, device.host_ns)
+
+            def elapsed_time(self, other):
+                return np.float32((other.at_ns - self.at_ns) * 1e-6 * device.DRIFT).item()
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 9)
+        monkeypatch.setattr("meshwright.run.record._now", lambda: self.host_ns)
+
+    def synchronize(self, *_):
+        self.host_ns = max(self.host_ns, self.busy_ns)
+
+    def launch(self, host_ns, takes_ns):
+        """The host takes so long to launch something that then runs after all before it."""
+        self.host_ns += host_ns
+        self.busy_ns = max(self.busy_ns, self.host_ns) + takes_ns
+
+
+def test_on_a_gpu_spans_are_when_kernels_ran_not_when_they_were_launched(monkeypatch):
+    """Kernels of 3 ms launched every 10 us: on the device they follow each other; nothing waits inside a step."""
+    device = Device(monkeypatch)
+    recorder = Recorder(device=torch.device("cuda"), keep=2)
+    for step in range(4):
+        recorder.step_begin(step)
+        begin = device.host_ns
+        for microbatch in range(5):
+            with recorder.span("F", microbatch=microbatch):
+                device.launch(10_000, 3_000_000)
+        assert device.host_ns == begin + 50_000
+        recorder.step_end()
+        device.synchronize()
+    found = recorder.recording()
+    lengths = found.end_ns - found.start_ns
+    # the host's launch of the first is part of it; both ends are rounded to the events' float32
+    assert np.abs(lengths[1:5] - 3_000_000).max() < 500
+    assert np.abs(found.start_ns[1:5] - found.end_ns[:4]).max() < 500
+    assert [number for number, _, _ in found.steps] == [2, 3]
+    first = found.steps[0][1]
+    assert np.abs(found.start_ns[0] - first) < 2_000
+    assert {(m.num_bytes, m.peak_bytes) for m in found.memory} == {(7, 9)}
+
+
+def test_on_a_gpu_a_watched_collective_ends_on_its_stream(monkeypatch):
+    device = Device(monkeypatch)
+    recorder, work = Recorder(device=torch.device("cuda")), Work()
+    recorder.step_begin(0)
+    token = recorder.start("all_reduce", "dp")
+    recorder.watch(work, token)
+    device.launch(1_000, 2_000_000)
+    work.finish()  # NCCL calls back at once, under a stream that waits for it
+    recorder.step_end()
+    found = recorder.recording()
+    assert abs(int(found.end_ns[0] - found.start_ns[0]) - 2_001_000) < 500

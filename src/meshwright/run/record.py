@@ -300,8 +300,9 @@ class Recorder:
         # the device's clock drifts from the host's: both anchors agree
         rate = (last_ns - first_ns) / between_ms if between_ms > 0 else 1e6
         base = block.marks[0][0]
-        # elapsed times are float32 milliseconds: long ones are rounded, so spans count from their block's first
-        base_ns = first_ns + first.elapsed_time(base) * rate
+        # elapsed times are float32 milliseconds: long ones are rounded, so spans count from their block's first and
+        # that from the anchor it is near to
+        base_ns = last_ns - base.elapsed_time(last) * rate
         for i in range(n):
             started[i] = base_ns + base.elapsed_time(block.marks[i][0]) * rate
             if ended[i] >= 0:
