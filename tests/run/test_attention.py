@@ -68,7 +68,7 @@ def with_gradients(function, tensors, grad):
 # --- which pairs ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     size=st.integers(1, 4),
     length=st.integers(1, 9),
@@ -166,7 +166,7 @@ def test_positions_by_hand():
 # --- one process ---------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seq_len=st.integers(1, 40),
     kv_heads=st.sampled_from([1, 2, 4]),
