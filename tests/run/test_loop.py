@@ -162,6 +162,19 @@ def test_another_seed_does_not_go_on_from_a_checkpoint(corpus, tmp_path):
     assert [(d.code, d.help) for d in error.value.diagnostics] == [("L005", "--seed 0")]
 
 
+def test_another_batch_goes_on_with_a_note(corpus, tmp_path, capfd):
+    out = str(tmp_path / "out")
+    run(job(corpus, steps=1, out=out))
+    asked = msgspec.structs.replace(
+        job(corpus, steps=2, out=out, resume=True), train=Train(global_batch=8, seq_len=32, dtype="fp32")
+    )
+    run(asked)
+    assert (
+        "the checkpoint was trained on batch=4,seq=32,dtype=fp32: the data goes on at step 1\n"
+        in capfd.readouterr().err
+    )
+
+
 def test_a_run_that_is_done_does_nothing(corpus, tmp_path):
     out = str(tmp_path / "out")
     run(job(corpus, steps=2, out=out))
@@ -214,6 +227,17 @@ def test_a_progress_line_says_rates_of_the_median_step_and_what_is_left(left, sa
     shown = line.line(1, 2.5)
     seconds = left / 100
     assert shown == f"step 1/101  loss 2.5000  {1000 / seconds:,.0f} tokens/s  MFU {0.1 / seconds:.1%}  {said}"
+
+
+def test_on_a_terminal_the_line_is_written_over_and_closed(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    say = metrics.Progress(2, 1)
+    for step in (1, 2):
+        say(step, 1.0, 1e-6)
+    say.close()
+    shown = capsys.readouterr().err
+    assert shown.count("\r\033[K") == 2
+    assert shown.count("\n") == 1 and shown.endswith("left\n")
 
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 5), (20, 10), (1000, 10)])

@@ -10,6 +10,7 @@ metrics says ``"step": k``.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -140,9 +141,17 @@ def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
             wrong = error.diagnostics
     agree(place["world"], wrong, place.device)
     if not job.corpus:
-        built = share(place["world"], folder.encode(), place.device)
         # by its content a corpus has the same name everywhere; where it lies is each machine's own
-        folder = str(data.cache_folder() / Path(next(b for b in built if b).decode()).name)
+        name = Path(folder).name.encode() if world.local_rank == 0 else b""
+        names = {b for b in share(place["world"], name, place.device) if b}
+        if len(names) > 1:
+            raise MeshwrightError.one(
+                "D001",
+                "the machines of the run have different texts of this name",
+                place=f"--data {job.text}",
+                help="copy the same files to each, or name a folder that all see",
+            )
+        folder = str(data.cache_folder() / names.pop().decode())
     return data.load(Path(folder), job.train, vocab=job.model.vocab, seed=job.settings.seed, place=f"--data {job.text}")
 
 
@@ -159,6 +168,9 @@ def begin(job: Job, trainer: Trainer) -> None:
                 help=f"--seed {meta.seed}",
             )
         trainer.set_step(meta.step)
+        before = meta.extra.get("workload", job.train.text())
+        if place.first and before != job.train.text():
+            print(f"the checkpoint was trained on {before}: the data goes on at step {meta.step}", file=sys.stderr)
     elif job.weights:
         load_weights(job.weights, trainer.pieces(), job.model, place["world"], device=place.device)
         trainer.set_step(0)
@@ -261,6 +273,7 @@ class _Run:
                     model_hash=identity(self.job.model),
                     plan=self.job.plan.text(),
                     world=self.mesh.world,
+                    extra={"workload": self.job.train.text()},
                 ),
             )
             self.saved_step = step
