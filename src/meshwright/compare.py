@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import Step, class_of, middle, place, steps
+from meshwright.measured import Step, class_of, joined, middle, place, steps
 from meshwright.timeline import Timeline
 
 FORMAT_VERSION = 1
@@ -110,7 +110,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     """`predicted` against `measured`; either may hold several steps."""
-    ours, theirs = steps(predicted), steps(measured)
+    ours, theirs = (
+        [msgspec.structs.replace(s, timeline=joined(s.timeline)) for s in steps(t)] for t in (predicted, measured)
+    )
     classes = _classes(predicted, measured)
     a, b = _units(ours, classes[0]), _units(theirs, classes[1])
     left, right = _side(predicted, ours), _side(measured, theirs)

@@ -89,6 +89,13 @@ def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timel
     )
 
 
+def joined(timeline: Timeline) -> Timeline:
+    """Members of a collective begin when the last of them does: what the others waited is no part of it."""
+    last = np.zeros(int(timeline.task.max(initial=-1)) + 1)
+    np.maximum.at(last, timeline.task, timeline.start_s)
+    return msgspec.structs.replace(timeline, start_s=np.minimum(last[timeline.task], timeline.end_s))
+
+
 def middle(found: list[Step]) -> Step:
     """The step of median length (the lower one of two)."""
     return sorted(found, key=lambda s: s.seconds)[(len(found) - 1) // 2]

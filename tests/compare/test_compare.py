@@ -134,6 +134,17 @@ def test_what_only_one_side_has_is_counted_and_no_error():
     assert row.error is None and row.unmatched_predicted_s == pytest.approx(row.unmatched_measured_s)
 
 
+def test_what_a_member_waits_for_the_others_is_no_exchange():
+    """The norm joins all ranks; on one of them it is entered early."""
+    timeline = answer("pp4 dp2 mb1 1f1b zero1").timeline
+    norm = np.flatnonzero((timeline.queue == QUEUE["dp"]) & (timeline.attribute("stage") < 0))
+    start = timeline.start_s.copy()
+    start[norm[0]] -= 0.02
+    c = compare(timeline, msgspec.structs.replace(timeline, start_s=start))
+    (row,) = [r for r in c.kinds if r.name == "gradient norm"]
+    assert row.error == pytest.approx(0.0, abs=1e-9)
+
+
 def test_another_plan_is_said_to_be_another():
     a, b = answer("pp4 dp2 mb1 1f1b zero1").timeline, answer("pp4 dp2 mb1 gpipe zero1").timeline
     assert compare(a, b).differ == {"plan": (a.identity["plan"], b.identity["plan"])}
