@@ -124,10 +124,12 @@ def _as_json(done: Emulated) -> dict[str, object]:
         "scale": done.scale,
         "links": msgspec.to_builtins(done.links),
         "predicted_s": done.prediction.step_time_s,
+        "predicted_sharing_ports_s": done.shared_s,
         "measured_s": done.step_time_s,
         "measured_spread_s": done.spread_s,
         "steps_s": done.steps_s,
         "error": done.error,
+        "error_sharing_ports": done.shared_error,
         "sleep_late_s": done.late_s,
         "identity": done.prediction.identity,
     }
@@ -143,10 +145,12 @@ def _render(done: Emulated, out: Console) -> None:
         f"  link       {link.bytes_s * 8 / 1e6:,.1f} Mbit/s of payload and {link.latency_s * 1e6:,.0f} us a message"
     )
     out.print(f"  compute    {done.scale:,.3g} times slower than the device")
-    out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms")
+    out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms ({done.error:+.1%})")
+    out.print(
+        f"             {done.shared_s * 1e3:,.1f} ms ({done.shared_error:+.1%}) if exchanges on one port share it"
+    )
     out.print(
         f"  measured   {done.step_time_s * 1e3:,.1f} ms, median of {len(done.steps_s)} "
         f"({low * 1e3:,.1f} to {high * 1e3:,.1f})"
     )
-    out.print(f"  error      {done.error:+.1%}")
     out.print(f"  sleeps     end at most {done.late_s * 1e3:.2f} ms late (19 of 20)")

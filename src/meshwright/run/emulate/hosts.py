@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,8 @@ def missing() -> str:
     """Why this machine cannot emulate hosts; "" when it can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are a Linux feature"
+    if find_spec("torch") is None:
+        return "PyTorch is not installed"
     for tool in TOOLS:
         if shutil.which(tool, path=PATH) is None:
             return f"there is no {tool} (util-linux and iproute2)"

@@ -18,6 +18,7 @@ from meshwright.run.assemble import process_name
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
+from meshwright.simulate import ports
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -34,12 +35,14 @@ KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's prediction beside its measured steps.
 
-    ``steps_s`` are the measured step times after the warm-up, ``timeline`` the step nearest to their median, every rank
-    apart. ``late_s`` is the 95th percentile of how much later than meant a sleep ended: far below a task's length, or
-    the machine was too busy to believe the steps.
+    ``shared_s`` is the predicted step when exchanges that meet on a rank's port share it (``simulate/ports.py``), which
+    they do here; the prediction itself lets them pass each other. ``steps_s`` are the measured step times after the
+    warm-up, ``timeline`` the step nearest to their median, every rank apart. ``late_s`` is the 95th percentile of how
+    much later than meant a sleep ended: far below a task's length, or the machine was too busy to believe the steps.
     """
 
     prediction: Prediction
+    shared_s: float
     links: Links
     cluster: Cluster
     scale: float
@@ -60,6 +63,11 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     def error(self) -> float:
         """(predicted - measured) / measured."""
         return self.prediction.step_time_s / self.step_time_s - 1
+
+    @property
+    def shared_error(self) -> float:
+        """The same of the step whose exchanges share ports."""
+        return self.shared_s / self.step_time_s - 1
 
 
 def emulate(
@@ -125,6 +133,7 @@ def on_hosts(
     sleeps = measured.late[1:][measured.late[1:] != 0]
     return Emulated(
         prediction=prediction,
+        shared_s=float(ports.times(lowered, costs)[1].max()),
         links=links,
         cluster=target,
         scale=scale,

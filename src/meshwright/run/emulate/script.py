@@ -17,8 +17,9 @@ from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, QUEUES
 from meshwright.lower import Lowered
 from meshwright.lower.step import Exchange, Pass, Send, Update
+from meshwright.simulate.ports import Node, cut
 from meshwright.simulate.price import Pricer
-from meshwright.work import Collective, Group
+from meshwright.work import Group
 
 #: Bytes of a message that says another has arrived.
 RECEIPT = 4
@@ -126,7 +127,7 @@ class _Writer:
         for i in np.flatnonzero(g.kind == KIND["send"]).tolist():
             step = 1 if self.queues[i] == "pp_forward" else -1
             self.target[i] = self.home[stage[i] + step, microbatch[i]]
-        self._passes: dict[int, list[_Node]] = {}
+        self._passes: dict[int, list[Node]] = {}
 
     def rank(self, rank: int) -> None:
         own = rank // self.layout.stride("pp") % self.layout.pp
@@ -164,7 +165,7 @@ class _Writer:
     def _pass(self, rank: int, i: int, key: Pass, after: list[int]) -> list[int]:
         nodes = self._passes.get(self.graph.cost_key[i])
         if nodes is None:
-            nodes = self._passes[self.graph.cost_key[i]] = _nodes(self.pricer, key, self.device)
+            nodes = self._passes[self.graph.cost_key[i]] = cut(self.pricer, key, self.device)
         at: list[int] = []
         for node in nodes:
             waits = [at[a] for a in node.after] if node.after else after
@@ -261,50 +262,3 @@ def members(spans: tuple[tuple[int, int], ...], rank: int) -> tuple[int, ...]:
     base = rank - sum(rank // stride % size * stride for stride, size in spans)
     steps = product(*(range(0, stride * size, stride) for stride, size in spans))
     return tuple(sorted(base + sum(step) for step in steps))
-
-
-class _Node(msgspec.Struct):
-    """A part of a pass: a stretch of kernels (``work`` None) or one collective, after other parts."""
-
-    queue: str
-    seconds: float
-    work: Collective | None
-    after: list[int]
-
-
-def _nodes(pricer: Pricer, key: Pass, device) -> list[_Node]:
-    """A pass as stretches of kernels and the collectives between and beside them, layer by layer."""
-    nodes: list[_Node] = []
-    ends: list[int] = []
-    for unit in key.units:
-        entries = pricer.entries(unit, key.which, key.start)
-        feeds_comm = {a for e in entries if e.queue != "compute" for a in e.after}
-        at: list[int] = []
-        stretch = -1  # the node that a kernel may join
-        for number, entry in enumerate(entries):
-            after = [at[a] for a in entry.after] or list(ends)
-            if entry.queue != "compute":
-                nodes.append(_Node(entry.queue, 0.0, entry.work, after))
-                at.append(len(nodes) - 1)
-                continue
-            seconds = float(pricer.costs.price(entry.work, device).seconds)
-            waits = [a for a in after if nodes[a].work is not None]
-            if stretch >= 0 and all(a < stretch for a in waits) and set(waits) <= set(nodes[stretch].after):
-                nodes[stretch].seconds += seconds
-            else:
-                nodes.append(_Node("compute", seconds, None, after))
-                stretch = len(nodes) - 1
-            at.append(stretch)
-            if number in feeds_comm:
-                stretch = -1
-        if at:
-            used = {a for n in set(at) for a in nodes[n].after}
-            ends = sorted(set(at) - used)
-    return _joined(nodes) or [_Node("compute", 0.0, None, [])]
-
-
-def _joined(nodes: list[_Node]) -> list[_Node]:
-    """Stretches of kernels with nothing between them are one: a pass without exchanges inside is a single sleep."""
-    if any(node.work is not None for node in nodes):
-        return nodes
-    return [_Node("compute", sum(node.seconds for node in nodes), None, [])] if nodes else []
