@@ -207,6 +207,18 @@ def test_a_trace_is_written_and_told(here, capfd):
     assert json.loads((here / "step.json").read_text())["traceEvents"]
 
 
+def test_published_weights_bring_their_tokenizer(here, capfd):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"?": 0, "far": 300, "</s>": 1}, unk_token="?")).save(
+        str(here / "tiny" / "tokenizer.json")
+    )
+    (here / "far.jsonl").write_text('{"text": "far"}\n' * 200)
+    code, _, err = said(capfd, "plan.toml", "--data", "far.jsonl", "--weights", "tiny")
+    assert (code, errors(err)) == (2, [("D006", "the text has token 300, and the model's vocabulary ends at 259")])
+    assert "--tokenizer FOLDER/tokenizer.json" in err
+
+
 def test_more_processes_than_cores_are_noted(capfd, monkeypatch):
     from meshwright.cli import run
 

@@ -57,7 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text("PATH", "Text to train on: a file, a .jsonl, a folder, or sample.") = ""
-    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; bytes if left out.") = ""
+    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
     resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False
@@ -158,9 +158,11 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
     from meshwright.run.settings import Settings
 
     model, plan, train = prediction.model, prediction.plan, prediction.train
-    corpus = ""
+    words, corpus = given.tokenizer or "bytes", ""
+    if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
+        words = given.weights  # what the weights were trained on
     if not launched():
-        corpus = str(data.build(given.data, tokenizer.load(given.tokenizer), data.cache_folder()))
+        corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder()))
         data.load(Path(corpus), train, vocab=model.vocab, place=f"--data {given.data}")
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
     set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
@@ -170,7 +172,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         train=train,
         settings=Settings(precision=precision, **{f: numbers[o] for o, f in set_by.items() if o in numbers}),
         text=given.data,
-        tokenizer=given.tokenizer or "bytes",
+        tokenizer=words,
         corpus=corpus,
         steps=numbers.get("steps", steps),
         out=given.out,
