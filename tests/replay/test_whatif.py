@@ -17,6 +17,7 @@ from meshwright.replay.shares import shares
 from meshwright.replay.timed import timed, typical
 from meshwright.replay.whatif import line, rebucketed, scaled
 from meshwright.timeline import Timeline
+from tests.compare.test_compare import replicas
 from tests.replay.test_rebuild import answer, blind, repeated
 
 
@@ -212,6 +213,19 @@ def test_a_replay_of_several_steps_compares_with_their_median():
     # the middle three of five: 1, 1.05 and 1.1
     assert found.replayed_s == pytest.approx(1.05 * timeline.makespan_s) and abs(found.error) < 1e-9
     assert found.changes == () and found.change == 0.0
+
+
+def test_processes_that_share_the_number_of_a_task_have_their_own_passes():
+    """An emulation numbers the tasks of all processes of a class alike; only collectives are one task."""
+    timeline = answer("pp4 dp2 mb1 1f1b zero1").timeline
+    both = replicas(timeline, ("dp0", "dp1"))
+    both = msgspec.structs.replace(both, task=np.tile(timeline.task, 2), waited_for=np.full_like(both.waited_for, -1))
+    one, two = typical(timeline), typical(both)
+    passes = sum(t.is_pass for t in one.tasks)
+    assert sum(t.is_pass for t in two.tasks) == 2 * passes
+    assert timed(two).makespan_s == pytest.approx(timeline.makespan_s, rel=1e-12)
+    oracle = answer("pp4 dp2 mb1 gpipe zero1").timeline
+    assert timed(reschedule(two, "gpipe")).makespan_s == pytest.approx(oracle.makespan_s, rel=1e-9)
 
 
 @pytest.fixture

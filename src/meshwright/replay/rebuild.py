@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import place
+from meshwright.measured import place, task_numbers
 from meshwright.plan import Plan
 from meshwright.timeline import Timeline
 
@@ -114,8 +114,9 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
 def _tasks(timeline: Timeline) -> list[Task]:
     """One task per task of the timeline, in order of start; a collective starts when the last member does."""
     found: dict[int, list[int]] = defaultdict(list)
+    number = task_numbers(timeline)
     for span in np.lexsort((timeline.task, timeline.end_s, timeline.start_s)).tolist():
-        found[int(timeline.task[span])].append(span)
+        found[int(number[span])].append(span)
     attributes = timeline.attributes.T.tolist()
     out = []
     for spans in found.values():
