@@ -18,7 +18,8 @@ from meshwright.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.provenance import assumptions, identity, warnings
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
-from meshwright.simulate.engine import makespans, times
+from meshwright.simulate.cores import times
+from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Priced, Pricer
 from meshwright.simulate.schedule_times import measured_times, takes_times
@@ -70,7 +71,7 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
         # a schedule made for given times: first priced under equal ones, then ordered for its own
         lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
         priced = Pricer(lowered, costs).all()
-    start, end = times(lowered.graph, priced.durations)
+    start, end = times(lowered, priced.durations)
     sigma = costs.framework.step_sigma
     return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
 
@@ -297,7 +298,7 @@ def sensitivities(
     out = []
     for name, what in named:
         priced = Pricer(run.lowered, costs.faster(name, 1.1)).all()
-        _, end = times(run.lowered.graph, priced.durations)
+        _, end = times(run.lowered, priced.durations)
         change = float(end.max()) / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))

@@ -137,7 +137,8 @@ def _later(parts: list[Any], framework: str) -> Callable[[], Prediction]:
         from meshwright.cost import load_framework, standard
         from meshwright.predict import predict
 
-        return predict(*parts, costs=standard(load_framework(framework or "default")))
+        named = framework or parts[1].islands[0].device.framework or "default"
+        return predict(*parts, costs=standard(load_framework(named)))
 
     return answer
 

@@ -8,7 +8,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.plan import Plan
+from meshwright.plan import Layout, Plan
 
 AXES = ("tp", "cp", "dp", "pp")
 #: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
@@ -125,6 +125,14 @@ def _split(groups: Iterable[tuple[int, ...]], scope: int) -> tuple[list[tuple[in
         runs += parts
         across += list(zip(*parts))
     return runs, across
+
+
+def alone(*, device: torch.device | None = None) -> Mesh:
+    """The mesh of a plan of one rank, whatever job this process is in: nothing is exchanged."""
+    plan = Plan(layout=Layout(dp=1))
+    groups = {name: Group(name=name, ranks=(0,), index=0) for name, sets in members(plan).items() if sets}
+    place = coordinates(plan, 0) | expert_coordinates(plan, 0)
+    return Mesh(plan=plan, rank=0, world=1, device=device or torch.device("cpu"), coordinates=place, groups=groups)
 
 
 def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
