@@ -28,6 +28,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     data: options.text("DIR", "Folder with the tables.") = ""
     device: options.text("NAME", "Fit the curves of one device only.") = ""
     here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
+    ranks: options.text("COUNT", "With --here: collectives between up to so many processes; 8 if left out.") = ""
     only: options.text(
         "CLASS[,CLASS]", "Some of gemm, attention, moe, network, framework; all of them if left out."
     ) = ""
@@ -68,13 +69,17 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
                        help="say one of them")
         )  # fmt: skip
     wrong += lacking("calibrate", "torch")
+    if given.ranks and not (given.ranks.isdecimal() and 2 <= int(given.ranks) <= 64):
+        help = "a whole number from 2 to 64"
+        wrong.append(Diagnostic(code="K012", message=f"{given.ranks!r} is no number of processes", place="--ranks",
+                                help=help))  # fmt: skip
     if wrong:
         raise MeshwrightError(wrong)
     from meshwright import catalog
     from meshwright.calibrate import here
     from meshwright.run import bench
 
-    machine = bench.measure(say=note)
+    machine = bench.measure(say=note, most_ranks=int(given.ranks or 8))
     folder = Path(given.out) if given.out else catalog.measured_here()
     found = here.write(machine, folder)
     if given.json:
