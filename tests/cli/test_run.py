@@ -189,13 +189,13 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(capfd):
 
 
 def test_without_torch_the_way_to_get_it_is_said(capfd, monkeypatch):
-    from meshwright.cli import run
+    from meshwright.cli import needs
 
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
     code, _, err = said(capfd, "plan.toml", "--data", "sample")
     assert (code, errors(err)) == (
         2,
-        [("L003", "to run needs torch and safetensors and tokenizers, not installed here")],
+        [("L003", "run needs torch and safetensors and tokenizers, not installed here")],
     )
     assert 'pip install "meshwright[run]"' in err
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.guard import show
+from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -33,6 +33,7 @@ its processes are joined. Ctrl-C or SIGTERM finishes the step, saves a checkpoin
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
 DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"
 STEPS = 20
+NEEDED = ("torch", "safetensors", "tokenizers")
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
     "steps": (1, 1e12, True, "a number of steps"),
@@ -124,7 +125,7 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="run")
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = _numbers(given, wrong)
-    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + _no_torch()
+    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
@@ -146,7 +147,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         packed = train
         if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
             packed = msgspec.structs.replace(train, lengths=msgspec.convert(lengths, Lengths))
-        costs = standard(load_framework(question.framework or "default"))
+        named = question.framework or cluster.islands[0].device.framework or "default"
+        costs = standard(load_framework(named))
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
     return _job(given, numbers, precision, predicted(None)), predicted
@@ -238,20 +240,6 @@ def _contradictions(given: Options) -> list[Diagnostic]:
 
 def _bad(place: str, help: str) -> Diagnostic:
     return Diagnostic(code="L005", message=f"{place} cannot be", place="meshwright run", help=help)
-
-
-def _no_torch() -> list[Diagnostic]:
-    missing = [name for name in ("torch", "safetensors", "tokenizers") if find_spec(name) is None]
-    if not missing:
-        return []
-    return [
-        Diagnostic(
-            code="L003",
-            message=f"to run needs {' and '.join(missing)}, not installed here",
-            place="meshwright run",
-            help='pip install "meshwright[run]"; predicting and searching need none of it',
-        )
-    ]
 
 
 def _begin(job: Job, num_ranks: int) -> str:
