@@ -258,10 +258,10 @@ def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:
     """The last piece of a pass that had ended when its transfer began: a pass that was cut has several."""
     number = made_by.number
     while number > 0 and tasks[number].end_s > transfer.start_s + EPSILON_S:
-        earlier = [n for n in range(number - 1, -1, -1) if tasks[n].spans == made_by.spans][:1]
-        if not earlier:
+        earlier = next((n for n in range(number - 1, -1, -1) if tasks[n].spans == made_by.spans), None)
+        if earlier is None:
             return made_by.number
-        number = earlier[0]
+        number = earlier
     return number
 
 
