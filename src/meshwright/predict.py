@@ -7,7 +7,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs, standard
+from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, lower
@@ -81,7 +81,7 @@ def predict(
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 
-    `costs` prices work items (default: :func:`meshwright.cost.standard`). Without `detail`
+    `costs` prices work items (default: :func:`meshwright.cost.standard_on`). Without `detail`
     the sensitivities and the layer zooms are left out, which a search does not need.
 
     Raises:
@@ -91,7 +91,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    costs = costs or standard()
+    costs = costs or standard_on(cluster)
     run = simulate(plan, model, cluster, train, costs)
     step = run.step_time_s
     who = identity(model, cluster, train, plan, costs, run.lowered.graph)

@@ -140,15 +140,14 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         raise MeshwrightError(wrong)
 
     def predicted(lengths: Any) -> Prediction:
-        from meshwright.cost import load_framework, standard
+        from meshwright.cost import standard_on
         from meshwright.predict import predict
         from meshwright.spec.workload import Lengths
 
         packed = train
         if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
             packed = msgspec.structs.replace(train, lengths=msgspec.convert(lengths, Lengths))
-        named = question.framework or cluster.islands[0].device.framework or "default"
-        costs = standard(load_framework(named))
+        costs = standard_on(cluster, question.framework)
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
     return _job(given, numbers, precision, predicted(None)), predicted

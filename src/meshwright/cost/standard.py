@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from meshwright.cost import fitted, measured, network
 from meshwright.cost.chain import Costs
-from meshwright.cost.framework import Framework
+from meshwright.cost.framework import Framework, load
+from meshwright.spec.cluster import Cluster
 
 
 def standard(framework: Framework | None = None) -> Costs:
@@ -16,3 +17,14 @@ def standard(framework: Framework | None = None) -> Costs:
     if here is not None:
         links = (here, *links)
     return Costs(framework, links, profile="catalog profiles, else roofline")
+
+
+def standard_on(cluster: Cluster, framework: str = "") -> Costs:
+    """:func:`standard` with the framework profile of a name; where none is said, with the one that the cluster's device
+    names, if it names one.
+
+    Raises:
+        MeshwrightError: the profile is not there, as :func:`meshwright.cost.framework.load` says.
+    """
+    named = framework or cluster.islands[0].device.framework
+    return standard(load(named) if named else None)

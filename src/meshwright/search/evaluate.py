@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost import Costs, standard
+from meshwright.cost import Costs, standard_on
 from meshwright.lower import Lowered, lower
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import constant_bytes
@@ -44,7 +44,7 @@ class Evaluator:
 
     def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
         self.model, self.cluster, self.train = model, cluster, train
-        self.costs = costs or standard()
+        self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
 
