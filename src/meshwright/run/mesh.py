@@ -15,6 +15,9 @@ AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 #: What flows between stages: forward or backward, to a higher or a lower rank.
 CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
+#: Groups with communicators of their own, though others may have the same ranks: a layer waits for what flows there,
+#: and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
+APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,15 +152,14 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
     handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     groups = {}
     for name, sets in members(plan).items():
-        own_channel = name if name in CHANNELS else ""
+        own = name if name in APART else ""
         for ranks in sets:
             # every process creates every group, in one order, whether or not it is in it
-            if len(ranks) > 1 and (own_channel, ranks) not in handles:
-                handles[own_channel, ranks] = dist.new_group(list(ranks))
+            if len(ranks) > 1 and (own, ranks) not in handles:
+                handles[own, ranks] = dist.new_group(list(ranks))
             if rank in ranks:
-                groups[name] = Group(
-                    name=name, ranks=ranks, index=ranks.index(rank), handle=handles.get((own_channel, ranks))
-                )
+                handle = handles.get((own, ranks))
+                groups[name] = Group(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
     return Mesh(
         plan=plan,
         rank=rank,
