@@ -49,7 +49,7 @@ def everything(space, model, where, train):
         for inner in inners(space, core, model, where, train):
             for piped in pipelines(space, core, model, train):
                 for state in states(space, core, where, train):
-                    if together(core, piped, state):
+                    if together(core, piped, state, states(space, core, where, train)):
                         yield core, inner, piped, state
 
 

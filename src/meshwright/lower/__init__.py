@@ -52,8 +52,8 @@ def lower(
         compute = add_compute(builder, tables, actions, stages, mesh, index)  # 6. passes over stages
         add_sends(builder, tables, actions, stages, mesh, index, compute)  # 7. between stages
         computes.append(compute)
-    Exchanger(builder, tables, actions, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
-    static = add_memory(builder, actions, stages, computes)  # 9. what each task allocates and frees
+    reduced = Exchanger(builder, tables, actions, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
+    static = add_memory(builder, actions, stages, computes, reduced)  # 9. what each task allocates and frees
     graph = builder.build()  # 10. topological order
     broken = verify(graph)
     if broken:

@@ -6,18 +6,23 @@ import numpy as np
 
 from meshwright.graph import GraphBuilder
 from meshwright.lower.stages import Stages
-from meshwright.lower.state import gathered_bytes, gradient_bytes, static_bytes
-from meshwright.lower.step import Compute
+from meshwright.lower.exchange import Reduced
+from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
+from meshwright.lower.step import Compute, rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W
+
+#: Gradients of a stage that accumulate whole until its round ends.
+IN_FLIGHT = "gradients in flight"
 
 
 def add_memory(
-    builder: GraphBuilder, actions: Actions, stages: Stages, computes: list[Compute]
+    builder: GraphBuilder, actions: Actions, stages: Stages, computes: list[Compute], reduced: Reduced
 ) -> tuple[dict[str, float], ...]:
     """Adds activation and workspace events to every pass; returns the constant bytes of each rank class by category.
 
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
-    weight gradient needs, which W frees.
+    weight gradient needs, which W frees. Where gradients are scattered after rounds, a round's first weight gradient
+    allocates its stage's whole, and every reduction frees what it has scattered.
     """
     distinct = {id(c): c for c in stages.compositions}
     known = {key: stages.activations(c) for key, c in distinct.items()}
@@ -44,6 +49,12 @@ def add_memory(
                 builder.memory(last[at], where[at], True, after - saved[stage], "activations")
             builder.memory(first[at], where[at], False, working[stage], "workspace")
             builder.memory(last[at], where[at], True, -working[stage], "workspace")
+        if stages.plan.layout.pp > 1 and stages.plan.layout.shards_gradients:
+            begins = np.flatnonzero(rounds(actions)[0])
+            whole = np.array([unscattered_bytes(stages.plan, stages.total_params(c.units)) for c in stages.compositions])
+            builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
+            freed = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in reduced.units])
+            builder.memory(reduced.task, index * stages.plan.layout.pp + reduced.rank, True, -freed, IN_FLIGHT)
     return constant_bytes(stages, actions) * len(computes)
 
 
@@ -67,8 +78,8 @@ def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
         gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
     if any(gathered):
         out["gathered parameters"] = sum(gathered)
-    if plan.layout.zero >= 2 and plan.layout.pp == 1 and plan.layout.shard_group > 1:
+    if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]
-        out["gradients"] += max(gradient_bytes(plan, stages.total_params(s)) for s in segments)
+        out["gradients"] += max(unscattered_bytes(plan, stages.total_params(s)) for s in segments)
     return out

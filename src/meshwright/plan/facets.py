@@ -45,6 +45,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         """Ranks over which ZeRO shards: dp*cp, or less with a hybrid scope."""
         return self.shard or self.dp * self.cp
 
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are kept sharded while they accumulate: with ZeRO-2, and with ZeRO-3 where there is no
+        pipeline. Under one FSDP gathers parameters once a step and keeps gradients whole until the last microbatch, as
+        TorchTitan does (2410.06511); Megatron-Core's distributed optimizer is ZeRO-1."""
+        return (self.zero == 2 or (self.zero == 3 and self.pp == 1)) and self.shard_group > 1
+
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours on an axis."""
         stride = 1

@@ -223,11 +223,12 @@ def _zero(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
             f"layout.shard = {layout.shard}",
             f"valid: {divisors(layout.dp * layout.cp, 4096)}",
         )
-    if layout.zero == 3 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
+    if layout.zero >= 2 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
+        sharded = "parameters" if layout.zero == 3 else "gradients"
         yield _bad(
             "P020",
-            f"{plan.pipeline.schedule} holds every stage on two ranks, which sharded parameters do not express",
-            f"layout.zero = 3 with {plan.pipeline.schedule}",
+            f"{plan.pipeline.schedule} holds every stage on two ranks, which sharded {sharded} do not express",
+            f"layout.zero = {layout.zero} with {plan.pipeline.schedule}",
             "say zero1, or another schedule",
         )
 

@@ -37,9 +37,10 @@ class Scope(NamedTuple):
 
     def legal(self) -> np.ndarray:
         """Which schedules go with which state parts, bool [B, C]."""
-        if all(state.zero < 3 for state in self.states):
+        if all(state.zero < 2 for state in self.states):
             return np.ones((len(self.pipelines), len(self.states)), bool)
-        pairs = [[together(self.core, piped, state) for state in self.states] for piped in self.pipelines]
+        among = set(self.states)
+        pairs = [[together(self.core, piped, state, among) for state in self.states] for piped in self.pipelines]
         return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
 
     def size(self) -> int:
@@ -47,8 +48,11 @@ class Scope(NamedTuple):
         return len(self.inners) * int(self.legal().sum())
 
 
-def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.ndarray, list[int]]:
-    """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage."""
+def compute_seconds(
+    regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
+) -> tuple[np.ndarray, list[int]]:
+    """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage. `work_only`: only those paths that
+    go through all passes of a rank."""
     core, out, least = scope.core, [], []
     for piped in scope.pipelines:
         num_stages = core.pp * piped.vpp
@@ -67,7 +71,7 @@ def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.nd
         else:
             seconds = seconds + costs.seconds[1] @ units[:, 1].T
         seconds += costs.send[:, None] * rows.sends + regions.host_s * passes
-        out.append(seconds.max(axis=1))
+        out.append(seconds[:, int(work_only) :].max(axis=1))
     return np.stack(out, axis=1), least
 
 
@@ -99,6 +103,15 @@ def step_seconds(
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
+    again = [c for c, state in enumerate(scope.states) if state.zero == 2]
+    if core.pp > 1 and core.dp * core.cp > 1 and again:
+        # a rank's dp queue takes every round's reductions, and slows the passes beside them
+        rounds = np.array([regions.paths(core, p, costs).rounds if p.stages != BALANCED else 1 for p in scope.pipelines])
+        each = (rounds - 1)[None, :, None] * blocks * slow * np.minimum(reduce, shortest)[:, :, again]
+        queued = rounds[None, :, None] * blocks * reduce[:, :, again] + exchanged.last[:, None, again]
+        work = compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
+        slowed = work + each + (before + exchanged.last[:, None, :])[:, :, again]
+        total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
     return total
 
 
@@ -128,6 +141,7 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
     core, framework = scope.core, regions.evaluator.costs.framework
     constant = np.array([regions.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    unscattered = np.array([regions.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     for b, piped in enumerate(scope.pipelines):
@@ -143,5 +157,8 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
         level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
         kept = on_rank * rows.in_flight[level] + costs.working[:, : regions.kinds].min(axis=1)[:, None]
         state = constant @ (rows.held @ stages).T  # [C, ranks]
+        if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
+            whole = unscattered @ stages.T  # [C, S]
+            state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
         out[:, b] = (kept[:, None, :] + state[None]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

@@ -79,7 +79,7 @@ class Evaluator:
         kept = [activations(book, c) for c in skeleton.compositions]
         saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
         return Lowered(
-            graph=skeleton.with_bytes(saved, held, working),
+            graph=skeleton.with_bytes(saved, held, working, stages),
             keys=(),
             mesh=mesh,
             stages=stages,

@@ -17,7 +17,7 @@ from meshwright.lower.layer import Entry
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes
+from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
@@ -375,6 +375,16 @@ class Regions:
             out[i] = sum(static_bytes(plan, self.train, params).values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)
+        return out
+
+    def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""
+        plan = plan_of(core, inner, PLAIN, state)
+        out = np.zeros(self.num_units)
+        if core.pp > 1 and plan.layout.shards_gradients:
+            stages = self.layers.stages(plan, self.layers.mesh(plan))
+            for i, unit in enumerate(self.units("none")[: self.kinds]):
+                out[i] = unscattered_bytes(plan, stages.params(unit))
         return out
 
 

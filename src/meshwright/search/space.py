@@ -4,12 +4,12 @@ A plan is a point in four parts, because they are nearly independent and that is
 the *core* (sizes of the axes, microbatch) decides which of the others are legal; the *inner* part (order of the axes,
 recompute, kernels, precision) what a layer costs; the *piped* part (schedule, chunks, layers per stage) how
 microbatches go through; the *state* part (ZeRO and its scope) what is exchanged around them. Values that would write
-the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 under a pipeline) appear once.
+the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 with one stage a rank) appear once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import permutations, product
 from typing import Any, NamedTuple
@@ -284,9 +284,14 @@ def _chunks(space: Space, core: Core, model: Model, family) -> list[int]:
     ]
 
 
-def together(core: Core, piped: Piped, state: State) -> bool:
-    """Whether a schedule goes with a ZeRO stage: parameters held whole on two ranks cannot be sharded."""
-    return core.pp == 1 or state.zero < 3 or schedules.get(piped.schedule).placement != "bidirectional"
+def together(core: Core, piped: Piped, state: State, among: Sequence[State]) -> bool:
+    """Whether a schedule goes with a ZeRO stage: what two ranks hold whole cannot be sharded, and with one stage a rank
+    ZeRO-2 is ZeRO-1 in other words, if that is `among` the state parts."""
+    if core.pp == 1 or state.zero < 2:
+        return True
+    if schedules.get(piped.schedule).placement == "bidirectional":
+        return False
+    return state.zero == 3 or piped.vpp > 1 or State(1, state.shard) not in among
 
 
 def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[State]:
@@ -296,8 +301,6 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[Sta
     for zero in space["zero"]:
         if replicas == 1 and zero and 0 in space["zero"]:
             continue
-        if zero == 2 and core.pp > 1 and 1 in space["zero"]:
-            continue  # under a pipeline gradients accumulate whole, so it is ZeRO-1
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
         out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
