@@ -61,12 +61,22 @@ def add_memory(
 def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:
     """Constant bytes of every pipeline rank by category: the state of the stages it holds, and ZeRO-3's gathered
     copies."""
-    return tuple(_static(stages, actions, r) for r in range(stages.plan.layout.pp))
+    held: list[list[int]] = [[] for _ in range(stages.plan.layout.pp)]
+    for stage, ranks in enumerate(actions.stage_ranks):
+        for rank in ranks:
+            held[rank].append(stage)
+    known: dict[tuple[int, ...], dict[str, float]] = {}  # equal stages are one object
+    out = []
+    for mine in held:
+        same = tuple(id(stages.compositions[s]) for s in mine)
+        if same not in known:
+            known[same] = _static(stages, mine)
+        out.append(known[same])
+    return tuple(out)
 
 
-def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
+def _static(stages: Stages, held: list[int]) -> dict[str, float]:
     plan = stages.plan
-    held = [s for s, ranks in enumerate(actions.stage_ranks) if rank in ranks]
     out: dict[str, float] = {}
     gathered = []
     for stage in held:

@@ -91,7 +91,9 @@ def step_seconds(
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
     longest = np.maximum(whole, costs.seconds[2:, :, :kinds].sum(axis=0)).max(axis=1)[:, None, None]
-    shortest = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None, None]
+    split = np.array([p.stages == BALANCED or regions.paths(core, p, costs).split for p in scope.pipelines])
+    weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
+    shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
     blocks = np.array(least, float)[None, :, None]
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
@@ -106,13 +108,21 @@ def step_seconds(
     again = [c for c, state in enumerate(scope.states) if state.zero == 2]
     if core.pp > 1 and core.dp * core.cp > 1 and again:
         # a rank's dp queue takes every round's reductions, and slows the passes beside them
-        rounds = np.array([regions.paths(core, p, costs).rounds if p.stages != BALANCED else 1 for p in scope.pipelines])
-        each = (rounds - 1)[None, :, None] * blocks * slow * np.minimum(reduce, shortest)[:, :, again]
-        queued = rounds[None, :, None] * blocks * reduce[:, :, again] + exchanged.last[:, None, again]
-        work = compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
-        slowed = work + each + (before + exchanged.last[:, None, :])[:, :, again]
+        scattered = np.array([_scattered(regions, core, p, costs) for p in scope.pipelines])  # [B, ranks]
+        slowed = scattered.min(axis=1)[None, :, None] * slow * np.minimum(reduce, shortest)[:, :, again]
+        slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
+        slowed += (before + exchanged.last[:, None, :])[:, :, again]
+        queued = scattered.max(axis=1)[None, :, None] * reduce[:, :, again] + exchanged.last[:, None, again]
         total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
     return total
+
+
+def _scattered(regions: Regions, core: Core, piped: Piped, costs: Costs) -> np.ndarray:
+    """Blocks whose gradients a rank [ranks] scatters in a step, as often as its rounds end."""
+    if piped.stages == BALANCED:
+        return np.ones(core.pp)
+    blocks = regions.counts(core.pp * piped.vpp, piped.stages)[:, : regions.kinds].sum(axis=1)
+    return regions.paths(core, piped, costs).rounds @ blocks
 
 
 def _every_microbatch(

@@ -25,6 +25,16 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     held: np.ndarray
     working: np.ndarray
 
+    def rows(self, chosen: list[int]) -> Costs:
+        """Some of the inner parts."""
+        return Costs(
+            seconds=self.seconds[:, chosen],
+            send=self.send[chosen],
+            saved=self.saved[chosen],
+            held=self.held[chosen],
+            working=self.working[chosen],
+        )
+
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     """State parts of a core as columns, for A inner parts and C state parts; seconds.

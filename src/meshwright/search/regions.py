@@ -136,6 +136,10 @@ class Regions:
         return self._price(book.stages, Send(mesh.pair(0, stride)), mesh)
 
     def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
+        if isinstance(key, Exchange):
+            device, price = next(iter(self.layers.devices.values())), self.evaluator.costs.price
+            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
+            return sum(price(work, device).seconds for work in works)
         priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
         return float(priced.durations[0])
 
