@@ -78,8 +78,9 @@ class Reduced(msgspec.Struct, frozen=True, kw_only=True):
 class Exchanger:
     """Adds the data-parallel tasks of one plan to a builder."""
 
-    def __init__(self, builder: GraphBuilder, tables: Tables, actions: Actions, stages: Stages, mesh: Mesh):
-        self.builder, self.tables, self.actions, self.stages, self.mesh = builder, tables, actions, stages, mesh
+    def __init__(self, builder: GraphBuilder, tables: Tables, orders: list[Actions], stages: Stages, mesh: Mesh):
+        self.builder, self.tables, self.orders, self.stages, self.mesh = builder, tables, orders, stages, mesh
+        self.actions = orders[0]
         self.plan, self.layout = stages.plan, stages.plan.layout
         self.gathers = gathers_again(self.layout)
 
@@ -122,12 +123,15 @@ class Exchanger:
         """Parameters gathered before the passes that use them."""
         if self.layout.zero == 0 or (self.layout.zero < 3 and not self.plan.overlap.dp):
             return
-        among = np.isin(self.actions.kind, (F, B, BW) if self.gathers else (F,))
-        chosen = among if self.gathers else first_of(self.actions, among)
-        at = np.flatnonzero(chosen[computes[0].action])
+        kinds = (F, B, BW) if self.gathers else (F,)
+        chosen = [np.isin(actions.kind, kinds) for actions in self.orders]
+        if not self.gathers:
+            chosen = [first_of(actions, among) for actions, among in zip(self.orders, chosen)]
+        places = self._places(computes, chosen)
+        at = places[0]
         gathers = self._collective("all_gather", computes, at, "gather", "dp_gather")
-        for compute in computes:
-            self.builder.depend(compute.task[at], gathers)
+        for compute, mine in zip(computes, places):
+            self.builder.depend(compute.task[mine], gathers)
         ahead = PREFETCH if self.plan.overlap.dp else 1
         if self.gathers and len(at) > ahead:
             rank = self.actions.rank_of()[computes[0].action[at]]
@@ -138,10 +142,13 @@ class Exchanger:
     def _reduce(self, computes: list[Compute]) -> Reduced:
         """Gradients reduced as they become final, or after every round where they are sharded."""
         scattered = self.layout.shards_gradients
-        at = np.flatnonzero(reduced_after(self.actions, self.layout)[computes[0].action])
-        rank = self.actions.rank_of()[computes[0].action]
+        places = self._places(computes, [reduced_after(actions, self.layout) for actions in self.orders])
+        at, rank = places[0], self.actions.rank_of()[computes[0].action]
         open_ = not self.plan.overlap.dp
-        after = [compute.done[rank[at]] if open_ and not scattered else compute.task[at] for compute in computes]
+        after = [
+            compute.done[rank[at]] if open_ and not scattered else compute.task[mine]
+            for compute, mine in zip(computes, places)
+        ]
         reduces = self._collective("reduce_scatter", computes, at, "reduce", "dp")
         for tasks in after:
             self.builder.depend(reduces, tasks)
@@ -162,6 +169,19 @@ class Exchanger:
         for compute in computes:
             first = compute.task[np.searchsorted(compute.action, begins)]
             self.builder.depend(first[2:][later], last[:-2][later])
+
+    def _places(self, computes: list[Compute], chosen: list[np.ndarray]) -> list[np.ndarray]:
+        """Positions in every ``compute.task`` of the tasks of the chosen actions, those that exchange with each other
+        at one place. Slices with other numbers of microbatches have the same exchanges, of every (rank, stage)."""
+        places = [np.flatnonzero(mask[compute.action]) for mask, compute in zip(chosen, computes)]
+        if not self.layout.shares:
+            return places
+        out = []
+        for actions, compute, at in zip(self.orders, computes, places):
+            what = compute.action[at]
+            out.append(at[np.lexsort((compute.segment[at], actions.stage[what], actions.rank_of()[what]))])
+        back = np.argsort(out[0])  # in the first slices' own order
+        return [at[back] for at in out]
 
     def _collective(self, kind: str, computes: list[Compute], at: np.ndarray, what: str, queue: str) -> np.ndarray:
         first = computes[0]

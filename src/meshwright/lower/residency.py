@@ -16,7 +16,7 @@ IN_FLIGHT = "gradients in flight"
 
 
 def add_memory(
-    builder: GraphBuilder, actions: Actions, stages: Stages, computes: list[Compute], reduced: Reduced
+    builder: GraphBuilder, orders: list[Actions], stages: Stages, computes: list[Compute], reduced: Reduced
 ) -> tuple[dict[str, float], ...]:
     """Adds activation and workspace events to every pass; returns the constant bytes of each rank class by category.
 
@@ -28,9 +28,9 @@ def add_memory(
     known = {key: stages.activations(c) for key, c in distinct.items()}
     kept = [known[id(c)] for c in stages.compositions]
     saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
-    split = bool(np.any(actions.kind == W))
-    rank = actions.rank_of()
-    for index, compute in enumerate(computes):
+    split = bool(np.any(orders[0].kind == W))
+    for index, (actions, compute) in enumerate(zip(orders, computes)):
+        rank = actions.rank_of()
         starts = np.searchsorted(compute.action, np.arange(len(actions)))
         ends = np.append(starts[1:], len(compute.action)) - 1
         first, last = compute.task[starts], compute.task[ends]
@@ -51,11 +51,13 @@ def add_memory(
             builder.memory(last[at], where[at], True, -working[stage], "workspace")
         if stages.plan.layout.pp > 1 and stages.plan.layout.shards_gradients:
             begins = np.flatnonzero(rounds(actions)[0])
-            whole = np.array([unscattered_bytes(stages.plan, stages.total_params(c.units)) for c in stages.compositions])
+            whole = np.array(
+                [unscattered_bytes(stages.plan, stages.total_params(c.units)) for c in stages.compositions]
+            )
             builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
             freed = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in reduced.units])
             builder.memory(reduced.task, index * stages.plan.layout.pp + reduced.rank, True, -freed, IN_FLIGHT)
-    return constant_bytes(stages, actions) * len(computes)
+    return constant_bytes(stages, orders[0]) * len(computes)
 
 
 def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:

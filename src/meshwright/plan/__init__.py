@@ -39,8 +39,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.tp * self.layout.cp * self.layout.dp // (self.experts.ep * self.etp)
 
     def num_microbatches(self, global_batch: int) -> int:
-        """Microbatches a pipeline runs per step; exact once :func:`check` has passed."""
-        return global_batch // (self.layout.dp * self.pipeline.microbatch)
+        """Microbatches a pipeline runs per step, the most of any where they differ; exact once :func:`check` has
+        passed."""
+        return max(self.layout.shares, default=global_batch // (self.layout.dp * self.pipeline.microbatch))
 
     def text(self) -> str:
         from meshwright.plan.text import write

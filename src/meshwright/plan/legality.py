@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
+from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -23,7 +24,7 @@ MAX_PASSES = 2_000_000
 def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
     """All violations, in the order of the rules; empty for a legal plan. An open ``dp`` is filled in first."""
     plan = plan.on(cluster.num_devices)
-    rules = (_ranks, _tensor, _stages, _batch, _context, _experts, _zero, _recompute, _precision, _order)
+    rules = (_ranks, _tensor, _stages, _batch, _shares, _context, _experts, _zero, _recompute, _precision, _order)
     return [d for rule in rules for d in rule(plan, model, cluster, train)]
 
 
@@ -120,6 +121,8 @@ def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
 
 def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     per_wave = plan.layout.dp * plan.pipeline.microbatch
+    if plan.layout.shares:
+        return
     if train.global_batch % per_wave:
         lower = train.global_batch // per_wave * per_wave
         near = " or ".join(str(b) for b in (lower, lower + per_wave) if b)
@@ -131,7 +134,11 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             f"the batch is never changed for you: take batch={near}, or a dp and mb whose product divides it",
         )
         return
-    microbatches = plan.num_microbatches(train.global_batch)
+    yield from _microbatches(plan, model, train.global_batch // per_wave)
+
+
+def _microbatches(plan: Plan, model: Model, microbatches: int) -> Iterator[Diagnostic]:
+    """What a pipeline must say to this many microbatches."""
     if microbatches * model.num_layers > MAX_PASSES:
         yield _bad(
             "P024",
@@ -141,6 +148,53 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         )
     family = schedules.get(plan.pipeline.schedule)
     yield from family.legality(plan.layout.pp, microbatches, plan.pipeline.vpp)
+
+
+def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, mb = plan.layout, plan.pipeline.microbatch
+    if not layout.shares or layout.num_ranks != cluster.num_devices:
+        return
+    place = f"layout.shares = {layout.shares}"
+    found = kinds(layout, cluster)
+    if len(layout.shares) != len(found):
+        are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
+        yield _bad(
+            "P025",
+            f"shares= names {len(layout.shares)} kinds of data-parallel slices and this layout has {len(found)} ({are})",
+            place,
+            f"give {len(found)} numbers" if len(found) > 1 else "drop shares: all slices are alike",
+        )
+        return
+    total = mb * sum(len(kind.members) * share for kind, share in zip(found, layout.shares))
+    if total != train.global_batch or min(layout.shares) < 1:
+        sums = " + ".join(f"{len(kind.members)} x {share}" for kind, share in zip(found, layout.shares))
+        yield _bad(
+            "P025",
+            f"({sums}) microbatches of mb{mb} are {total} sequences and the global batch is {train.global_batch}",
+            place,
+            "every slice takes at least one microbatch, and together they take the batch",
+        )
+        return
+    if layout.shards_gradients:
+        yield _bad(
+            "P026",
+            "sharded gradients are exchanged as often as there are microbatches, which is not as often on all slices",
+            f"layout.zero = {layout.zero} with shares",
+            "say zero1, or drop shares",
+        )
+    across = plan.experts.ep * plan.etp // (layout.tp * layout.cp)
+    kind_of = {d: k for k, kind in enumerate(found) for d in kind.members}
+    if any(
+        len({kind_of[d] for d in range(a, min(a + across, layout.dp))}) > 1 for a in range(0, layout.dp, across or 1)
+    ):
+        yield _bad(
+            "P026",
+            f"ep{plan.experts.ep} exchanges tokens between slices in every microbatch, and they do not run as many",
+            f"experts.ep = {plan.experts.ep} with shares",
+            "take an ep that stays inside slices of one kind, or drop shares",
+        )
+    for share in layout.shares:
+        yield from _microbatches(plan, model, share)
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:

@@ -364,7 +364,7 @@ class Regions:
         )
 
     def _updated(self, stages, unit: Unit) -> float:
-        return _Updates(None, None, None, stages, stages.mesh).parameters((unit,))
+        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
 
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's

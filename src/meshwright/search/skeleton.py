@@ -129,7 +129,7 @@ class Skeleton:
     def keys(self, stages: Stages, mesh: Mesh) -> list[Key]:
         """The cost key of every role for a plan of this structure."""
         starts, device = mesh.slices[0].starts, mesh.slices[0].devices[0].name
-        updates = _Updates(None, None, self.actions, stages, mesh)
+        updates = _Updates(None, None, [self.actions], stages, mesh)
         everyone = mesh.group("tp", "cp", "dp", "pp")
         found: list[Key] = []
         for role in self.roles:
