@@ -15,7 +15,7 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Compute, Exchange, Tables, Update, first_of, gathers_again, reduced_after, rounds
-from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.schedules.actions import BW, Actions, B, F
 from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Group
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.graph import GraphBuilder
-from meshwright.lower.stages import Stages
 from meshwright.lower.exchange import Reduced
+from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.step import Compute, rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W

@@ -24,7 +24,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``sp`` shards the parts
     between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
     axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
-    ``shares`` are microbatches a step of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
+    ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
     """
 
     tp: int = 1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
-from meshwright.plan.slices import kinds
+from meshwright.plan.slices import kinds, meet_inside
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -160,7 +160,7 @@ def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
         are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
         yield _bad(
             "P025",
-            f"shares= names {len(layout.shares)} kinds of data-parallel slices and this layout has {len(found)} ({are})",
+            f"shares= names {len(layout.shares)} kinds of data-parallel slices and this layout has {len(found)}: {are}",
             place,
             f"give {len(found)} numbers" if len(found) > 1 else "drop shares: all slices are alike",
         )
@@ -182,11 +182,7 @@ def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
             f"layout.zero = {layout.zero} with shares",
             "say zero1, or drop shares",
         )
-    across = plan.experts.ep * plan.etp // (layout.tp * layout.cp)
-    kind_of = {d: k for k, kind in enumerate(found) for d in kind.members}
-    if any(
-        len({kind_of[d] for d in range(a, min(a + across, layout.dp))}) > 1 for a in range(0, layout.dp, across or 1)
-    ):
+    if not meet_inside(layout, plan.experts.ep * plan.etp, found):
         yield _bad(
             "P026",
             f"ep{plan.experts.ep} exchanges tokens between slices in every microbatch, and they do not run as many",

@@ -33,6 +33,14 @@ def kinds(layout: Layout, cluster: Cluster) -> tuple[Kind, ...]:
     return tuple(Kind(members, tuple(device[name] for name in names)) for members, names in found)
 
 
+def meet_inside(layout: Layout, experts: int, found: tuple[Kind, ...]) -> bool:
+    """Whether exchanges inside layers over `experts` neighbouring ranks (ep x etp) stay between slices of one kind."""
+    across = experts // (layout.tp * layout.cp)
+    kind_of = {d: k for k, kind in enumerate(found) for d in kind.members}
+    blocks = (range(a, min(a + across, layout.dp)) for a in range(0, layout.dp, across)) if across > 1 else ()
+    return all(len({kind_of[d] for d in block}) == 1 for block in blocks)
+
+
 @lru_cache(maxsize=4096)
 def _kinds(sizes: tuple, strides: tuple, bounds: tuple, speeds: tuple) -> tuple:
     """(members, device names by pipeline rank) of every kind, from plain numbers."""

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.search.columns import Costs, Exchanged
+from meshwright.search.columns import Costs, Exchanged, spread
 from meshwright.search.paths import KEPT
 from meshwright.search.regions import Regions
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State, together
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.
 ROUNDING = 1e-9
@@ -36,16 +36,26 @@ class Scope(NamedTuple):
     states: Sequence[State]
 
     def legal(self) -> np.ndarray:
-        """Which schedules go with which state parts, bool [B, C]."""
+        """Which parts go together, bool [A, B, C]."""
+        shape = len(self.inners), len(self.pipelines), len(self.states)
         if all(state.zero < 2 for state in self.states):
-            return np.ones((len(self.pipelines), len(self.states)), bool)
+            return np.broadcast_to(True, shape)
+        shared = np.array([inner.shares != EVEN for inner in self.inners])
+        if not shared.any():
+            return np.broadcast_to(self._pairs(), shape)
+        once = np.array([exchanges_once(self.core, state) for state in self.states])
+        return self._pairs() & (once | ~shared[:, None])[:, None, :]
+
+    def _pairs(self) -> np.ndarray:
+        """Which schedules go with which state parts, bool [B, C]."""
         among = set(self.states)
         pairs = [[together(self.core, piped, state, among) for state in self.states] for piped in self.pipelines]
         return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
 
     def size(self) -> int:
         """Plans of the region."""
-        return len(self.inners) * int(self.legal().sum())
+        legal = self.legal()
+        return int(legal.sum()) if legal.strides[0] else len(self.inners) * int(legal[:1].sum())
 
 
 def compute_seconds(
@@ -54,10 +64,17 @@ def compute_seconds(
     """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage. `work_only`: only those paths that
     go through all passes of a rank."""
     core, out, least = scope.core, [], []
+    rows_of = {} if regions.alike else _rows(regions, scope)
     for piped in scope.pipelines:
         num_stages = core.pp * piped.vpp
         held = regions.counts(num_stages, piped.stages)
         least.append(max(1, int(held[:, : regions.kinds].sum(axis=1).min())) if piped.stages != BALANCED else 1)
+        if rows_of:
+            column = np.empty(len(scope.inners))
+            for (shares, kinds), chosen in rows_of.items():
+                column[chosen] = _unequal(regions, core, piped, costs, chosen, kinds, shares, work_only=work_only)
+            out.append(column)
+            continue
         if piped.stages == BALANCED:
             out.append(even_share(regions, core, costs))
             continue
@@ -76,11 +93,83 @@ def compute_seconds(
 
 
 def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
-    """Seconds [A]: however layers are spread and passes ordered, some rank does its share of all work."""
-    count = regions.train.global_batch // (core.dp * core.mb)
-    layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
-    whole = costs.seconds[0] + np.minimum(costs.seconds[1], costs.seconds[2] + costs.seconds[3])
-    return count * (whole @ layers) / core.pp
+    """Seconds [A]: however layers and the batch are spread and passes ordered, some rank does its share of all work."""
+    return regions.train.global_batch // core.mb * spread(costs.whole, _all_units(regions), regions.groups_on(core))
+
+
+def _all_units(regions: Regions) -> np.ndarray:
+    return np.array([*regions.model.layers_by_kind, 1, 1], float)
+
+
+def _rows(regions: Regions, scope: Scope) -> dict[tuple, list[int]]:
+    """The inner parts that have the same kinds of slices and shares."""
+    known = {order: regions.kinds_of(scope.core, i) for order, i in {i.order: i for i in scope.inners}.items()}
+    out: dict[tuple, list[int]] = {}
+    for a, inner in enumerate(scope.inners):
+        out.setdefault((inner.shares, known[inner.order]), []).append(a)
+    return out
+
+
+def _unequal(
+    regions: Regions,
+    core: Core,
+    piped: Piped,
+    costs: Costs,
+    chosen: list[int],
+    kinds: tuple[tuple[int, tuple[int, ...]], ...],
+    shares: str | tuple[int, ...],
+    *,
+    work_only: bool,
+) -> np.ndarray:
+    """Seconds [chosen] of the slowest kind of slices: paths where each runs as many microbatches, else its busiest
+    rank's work; dealt so that all kinds end together where shares are balanced."""
+    even = regions.train.global_batch // (core.dp * core.mb)
+    if shares == EVEN and piped.stages != BALANCED:
+        return np.max([_paths(regions, core, piped, costs, chosen, row, work_only) for _, row in kinds], axis=0)
+    each = np.array([_microbatch(regions, core, piped, costs, chosen, row) for _, row in kinds])  # [kinds, chosen]
+    if shares == BALANCED:
+        return even * core.dp / (np.array([n for n, _ in kinds]) @ (1.0 / each))
+    counts = np.full(len(kinds), even) if shares == EVEN else np.array(shares)
+    return (counts[:, None] * each).max(axis=0)
+
+
+def _paths(
+    regions: Regions,
+    core: Core,
+    piped: Piped,
+    costs: Costs,
+    chosen: list[int],
+    row: tuple[int, ...],
+    work_only: bool,
+) -> np.ndarray:
+    """The longest path [chosen] of a slice whose pipeline ranks are on the devices `row`."""
+    rows = regions.paths(core, piped, costs, row)
+    times = regions.stage_seconds(core, piped, costs, chosen, row, _owners(rows.held))
+    seconds = times[0] @ rows.passes[:, 0].T
+    if rows.split:
+        seconds += np.minimum(times[2], times[1]) @ rows.passes[:, 1].T + times[3] @ rows.passes[:, 2].T
+    else:
+        seconds += times[1] @ rows.passes[:, 1].T
+    seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
+    return seconds[:, int(work_only) :].max(axis=1)
+
+
+def _microbatch(
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], row: tuple[int, ...]
+) -> np.ndarray:
+    """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
+    if piped.stages == BALANCED:
+        ranks = np.bincount(row, minlength=len(regions.names)).astype(float)
+        return spread(costs.whole[:, chosen], _all_units(regions), ranks)
+    held = regions.paths(core, piped, costs, row).held
+    times = regions.stage_seconds(core, piped, costs, chosen, row, _owners(held))
+    whole = times[0] + np.minimum(times[1], times[2] + times[3])
+    return (whole @ (held / held.sum(axis=0)).T).max(axis=1)
+
+
+def _owners(held: np.ndarray) -> list[tuple[int, ...]]:
+    """The ranks of every stage, from [ranks, S]."""
+    return [tuple(np.flatnonzero(column).tolist()) for column in held.T]
 
 
 def step_seconds(
@@ -90,7 +179,8 @@ def step_seconds(
     core, kinds = scope.core, regions.kinds
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
-    longest = np.maximum(whole, costs.seconds[2:, :, :kinds].sum(axis=0)).max(axis=1)[:, None, None]
+    late = costs.slowest[:, :, :kinds]
+    longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
     split = np.array([p.stages == BALANCED or regions.paths(core, p, costs).split for p in scope.pipelines])
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
@@ -154,6 +244,7 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     unscattered = np.array([regions.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
+    shared = np.array([inner.shares != EVEN for inner in scope.inners])
     for b, piped in enumerate(scope.pipelines):
         if piped.stages == BALANCED:
             share = constant[:, : regions.kinds] @ np.array(regions.model.layers_by_kind, float) / core.pp
@@ -165,7 +256,10 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
         on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
         share = ((costs.held @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
         level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
-        kept = on_rank * rows.in_flight[level] + costs.working[:, : regions.kinds].min(axis=1)[:, None]
+        in_flight = rows.in_flight[level]
+        if shared.any():  # how many microbatches a kind of slices runs is not known
+            in_flight = np.where(shared[:, None], np.minimum(in_flight, 1.0), in_flight)
+        kept = on_rank * in_flight + costs.working[:, : regions.kinds].min(axis=1)[:, None]
         state = constant @ (rows.held @ stages).T  # [C, ranks]
         if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
             whole = unscattered @ stages.T  # [C, S]

@@ -26,7 +26,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
         usual = scope.inners[0].order
         scope = scope._replace(inners=[i for i in scope.inners if i.order == usual])
         need = memory_bytes(regions, scope, regions.costs(scope.core, scope.inners))
-        need[:, ~scope.legal()] = np.inf
+        need[~scope.legal()] = np.inf
         a, b, c = np.unravel_index(int(need.argmin()), need.shape)
         point = scope.core, scope.inners[a], scope.pipelines[b], scope.states[c]
         tightest.append((float(need.min()), point))

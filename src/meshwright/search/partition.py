@@ -9,13 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-
-from meshwright.lower.stages import Unit
-from meshwright.plan import Plan
-from meshwright.search.evaluate import Evaluator
-from meshwright.search.space import BALANCED, Piped
 
 
 def partition(
@@ -60,28 +54,3 @@ def partition(
         ends.append(end - begin)
         end = begin
     return tuple(reversed(ends))
-
-
-def with_stages(plan: Plan, piped: Piped, evaluator: Evaluator) -> Plan:
-    """The plan with its layers partitioned, where it asks for that: by forward and backward of a microbatch on the
-    device each pipeline rank is on. What is too much for memory is found when it is evaluated."""
-    if piped.stages != BALANCED:
-        return plan
-    layers = evaluator.layers
-    mesh = layers.mesh(plan)
-    book = layers.book(plan, mesh)
-    place = mesh.slices[0]
-    model, mode, passes = evaluator.model, plan.memory.recompute, ("F", "BW")
-
-    def seconds(kind: int | str, recompute: str, rank: int) -> float:
-        device, start = place.devices[rank].name, place.starts[rank] if len(evaluator.cluster.islands) > 1 else 0
-        return sum(book.unit(Unit(kind, recompute), which, device, start).seconds for which in passes)
-
-    ranks = [s % plan.layout.pp for s in range(plan.num_stages)]
-    table = np.array([[seconds(k, mode, r) for k in range(len(model.blocks))] for r in ranks])
-    counts = partition(
-        table[:, list(model.pattern)],
-        first=[seconds("embedding", "none", r) for r in ranks],
-        last=[seconds("head", "none", r) for r in ranks],
-    )
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, stages=counts))

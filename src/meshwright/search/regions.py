@@ -7,6 +7,7 @@ microbatches and chunks, exchanges once per group; a region of a hundred thousan
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -21,14 +22,16 @@ from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, u
 from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.slices import kinds
 from meshwright.schedules.actions import BW, W
 from meshwright.schedules.timing import in_order_times
-from meshwright.search.columns import Alone, Costs, Exchanged, waited_for
+from meshwright.search.columns import Alone, Costs, Exchanged, spread, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State, bare, plan_of
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, bare, plan_of
 from meshwright.simulate.schedule_times import takes_times
+from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
 
 PLAIN = Piped("1f1b", 1, "even")
@@ -55,8 +58,10 @@ class Regions:
         self._indices: dict[tuple, int] = {}
         self._distinct: list[dict[str, Group]] = []
         self._alones: dict[tuple, Alone] = {}
-        #: On one island ranks are alike; on several only what no rank can beat is taken.
+        #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
+        self.devices = tuple(self.layers.devices.values())
+        self.names = [device.name for device in self.devices]
 
     def units(self, recompute: str) -> tuple[Unit, ...]:
         """The units in the order of the columns."""
@@ -91,11 +96,26 @@ class Regions:
             *(mesh.pair(a, b) for a, b in zip(starts, (*starts[1:], starts[0]))),
         )
 
+    def kinds_of(self, core: Core, inner: Inner) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The kinds of slices of a layout: how many, and the device (its place in ``names``) of each pipeline rank."""
+        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=inner.order)
+        found = kinds(layout, self.cluster)
+        return tuple((len(k.members), tuple(self.names.index(d.name) for d in k.devices)) for k in found)
+
+    def groups_on(self, core: Core) -> np.ndarray:
+        """Groups of tensor- and context-parallel ranks [D] that each kind of device could hold at most."""
+        held = np.zeros(len(self.names))
+        for island in self.cluster.islands:
+            held[self.names.index(island.device.name)] += island.num_devices / (core.tp * core.cp)
+        return held
+
     def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
-        """What layers cost under each inner part; on unequal islands on the fastest of them."""
+        """What layers cost under each inner part, on every kind of device."""
         columns = [self._inner(core, inner) for inner in inners]
+        each = np.array([c[0] for c in columns]).transpose(1, 2, 0, 3)
         return Costs(
-            seconds=np.array([c[0] for c in columns]).transpose(1, 0, 2),
+            each=each,
+            slowest=each[0] if self.alike else np.array([c[5] for c in columns]).transpose(1, 0, 2),
             send=np.array([c[1] for c in columns]),
             saved=np.array([c[2] for c in columns]),
             held=np.array([c[3] for c in columns]),
@@ -111,33 +131,45 @@ class Regions:
         key = ("columns", *sorted(modes))
         found = book.rows.get(key)
         if found is None:
-            seconds, kept = [], []
-            for mode in modes:
-                units = self.units(mode)
-                seconds.append([[self._fastest(book, mesh, u, which) for u in units] for which in PASSES])
-                kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
-            found = book.rows[key] = (np.min(seconds, axis=0), *np.min(kept, axis=0))
+            found = book.rows[key] = self._columns(book, mesh, modes)
         send = 0.0
-        if core.pp > 1 and self.alike:
+        if core.pp > 1:
             stride = plan.layout.stride("pp")
             key = ("send", book, stride, core.devices)
             send = self._prices.get(key)
             if send is None:
                 send = self._prices[key] = self._send(mesh, book, stride)
-        return found[0], send, *found[1:]
+        return found[0], send, *found[2:], found[1]
 
-    def _fastest(self, book: Book, mesh: Mesh, unit: Unit, which: str) -> float:
-        """A pass over a unit where it is fastest: on any rank of any slice."""
+    def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
+        """Seconds [D, 4, U] where a device is fastest and [4, U] where the slowest is slowest, and bytes kept."""
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
-        return min(book.unit(unit, which, device, start).seconds for device, start in where)
+        fastest, slowest, kept = [], [], []
+        for mode in modes:
+            units = self.units(mode)
+            kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
+            each = np.full((len(self.names), len(PASSES), self.num_units), np.inf)
+            most = np.zeros((len(PASSES), self.num_units))
+            for device, start in where:
+                seconds = np.array([[book.unit(u, which, device, start).seconds for u in units] for which in PASSES])
+                index = self.names.index(device)
+                each[index] = np.minimum(each[index], seconds)
+                most = np.maximum(most, seconds)
+            fastest.append(each)
+            slowest.append(most)
+        return np.min(fastest, axis=0), np.max(slowest, axis=0), *np.min(kept, axis=0)
 
-    def _send(self, mesh, book: Book, stride: int) -> float:
-        """A message between the first two ranks of a pipeline: no pair of neighbours is closer."""
-        return self._price(book.stages, Send(mesh.pair(0, stride)), mesh)
+    def _send(self, mesh: Mesh, book: Book, stride: int) -> float:
+        """A message between neighbouring ranks of a pipeline, the nearest of them; on equal islands the first two."""
+        pairs = {mesh.pair(0, stride)}
+        if not self.alike:
+            pairs = {mesh.pair(a, b) for s in mesh.slices for a, b in pairwise(s.starts)}
+        return min(self._price(book.stages, Send(pair), mesh) for pair in pairs)
 
     def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
         if isinstance(key, Exchange):
-            device, price = next(iter(self.layers.devices.values())), self.evaluator.costs.price
+            price = self.evaluator.costs.price
+            device = (mesh or stages.mesh).slices[0].devices[0]
             works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
             return sum(price(work, device).seconds for work in works)
         priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
@@ -147,8 +179,9 @@ class Regions:
         """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
         (sp, algorithm, attention) that go with the core."""
         layers = np.array(self.model.layers_by_kind, float)
-        least = min(float((self._alone(core, way).kernels[:2, : self.kinds] @ layers).sum()) for way in ways)
-        return self.train.global_batch // (core.dp * core.mb) * least / core.pp
+        count, groups = self.train.global_batch // core.mb, self.groups_on(core)
+        each = (self._alone(core, way).kernels[:, :2, : self.kinds].sum(axis=1) for way in ways)
+        return count * min(float(spread(one, layers, groups)) for one in each)
 
     def _alone(self, core: Core, way: tuple[bool, str, str]) -> Alone:
         same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
@@ -158,15 +191,16 @@ class Regions:
             book = self.layers.book(plan, self.layers.mesh(plan))
             programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
             found = self._alones[same] = Alone(
-                kernels=np.array([[self._kernels(entries) for entries in row] for row in programs]),
+                kernels=np.array(
+                    [[[self._kernels(entries, d) for entries in row] for row in programs] for d in self.devices]
+                ),
                 waited=tuple(tuple(waited_for(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
             )
         return found
 
-    def _kernels(self, entries: list[Entry]) -> float:
-        works = [e.work for e in entries if e.queue == "compute"]
+    def _kernels(self, entries: list[Entry], device: Device) -> float:
         price = self.evaluator.costs.price
-        return min(sum(price(work, d).seconds for work in works) for d in self.layers.devices.values())
+        return sum(price(e.work, device).seconds for e in entries if e.queue == "compute")
 
     def glance(self, core: Core, inners: Sequence[Inner]) -> Costs:
         """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
@@ -188,8 +222,10 @@ class Regions:
                 known[brief] = found
             columns.append(found)
         nothing = np.zeros((len(inners), self.num_units))
+        each = np.array(columns).transpose(1, 2, 0, 3)
         return Costs(
-            seconds=np.array(columns).transpose(1, 0, 2),
+            each=each,
+            slowest=each.max(axis=0),
             send=nothing[:, 0],
             saved=nothing,
             held=nothing,
@@ -197,12 +233,12 @@ class Regions:
         )
 
     def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
+        """Seconds [D, 4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
         known without pricing."""
         if inner.dtype:
-            return np.zeros((len(PASSES), self.num_units))
+            return np.full((len(self.names), len(PASSES), self.num_units), 1e-30)
         alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
-        forward, whole, back, weight = alone.kernels
+        forward, whole, back, weight = alone.kernels.transpose(1, 0, 2)  # [D, U] each
         if "tp" not in inner.overlap and self.alike:
             groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
             price = self.evaluator.costs.price
@@ -219,9 +255,9 @@ class Regions:
             )
         whole = np.maximum(whole, back)
         if inner.recompute == "full" and not inner.recompute_layers:
-            again = np.append(forward[: self.kinds], [0.0, 0.0])
+            again = forward * (np.arange(self.num_units) < self.kinds)
             back, whole = back + again, np.maximum(whole, back) + again
-        return np.stack((forward, whole, back, weight))
+        return np.stack((forward, whole, back, weight), axis=1)
 
     def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
@@ -293,30 +329,59 @@ class Regions:
             self._counts[key] = found
         return found
 
-    def paths(self, core: Core, piped: Piped, costs: Costs) -> Paths:
-        """Rows of a schedule; the first context that asks says which times are typical."""
+    def paths(self, core: Core, piped: Piped, costs: Costs, devices: tuple[int, ...] = ()) -> Paths:
+        """Rows of a schedule, for ranks on these `devices` where that matters; the first context that asks says which
+        times are typical."""
         count = self.train.global_batch // (core.dp * core.mb)
-        key = (core.pp, count, piped)
+        key = (core.pp, count, piped, devices)
         found = self._paths.get(key)
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
-            held = self.counts(core.pp * piped.vpp, piped.stages)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
-            f, _, b, w = (held @ costs.seconds[i, typical] for i in range(4))
+            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks)[:, 0]
             found = paths(actions, f, b, w, float(costs.send[typical]))
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
         return found
 
-    def makespan(self, core: Core, piped: Piped, costs: Costs, a: int) -> float:
-        """Seconds of the pipeline alone under one inner part's own times, -inf where stages or order are not known."""
-        if piped.stages == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
-            return -np.inf
-        count = self.train.global_batch // (core.dp * core.mb)
-        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+    def stage_seconds(
+        self,
+        core: Core,
+        piped: Piped,
+        costs: Costs,
+        chosen: list[int],
+        devices: tuple[int, ...],
+        stage_ranks: Sequence[tuple[int, ...]],
+    ) -> np.ndarray:
+        """Seconds of F, BW, B, W [4, chosen, S] of every stage under some inner parts, its ranks on `devices`; () where
+        all are alike. A stage on two ranks is as fast as on the faster one."""
         held = self.counts(core.pp * piped.vpp, piped.stages)
-        f, whole, b, w = (held @ costs.seconds[i, a] + self.host_s for i in range(4))
+        if not devices:
+            return costs.seconds[:, chosen] @ held.T
+        out = np.full((len(PASSES), len(chosen), len(held)), np.inf)
+        for turn in range(max(map(len, stage_ranks))):
+            owner = np.array([devices[ranks[turn % len(ranks)]] for ranks in stage_ranks])
+            for device in set(owner.tolist()):
+                there = np.flatnonzero(owner == device)
+                out[:, :, there] = np.minimum(out[:, :, there], costs.each[device][:, chosen] @ held[there].T)
+        return out
+
+    def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
+        """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
+        if piped.stages == BALANCED or inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
+            return -np.inf
+        if self.alike:
+            return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())
+        found = self.kinds_of(core, inner)
+        counts = inner.shares if inner.shares != EVEN else [self.train.global_batch // (core.dp * core.mb)] * len(found)
+        return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
+
+    def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
+        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+        f, whole, b, w = (
+            self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
+        )
         if np.any(actions.kind == W):
             # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
             b = np.minimum(b, whole)
@@ -346,13 +411,15 @@ class Regions:
         units = self.units("none")
 
         def seconds(what: str, *chosen: Unit) -> float:
-            if core.dp * core.cp == 1 or not self.alike or (what == "gather" and not state.zero):
+            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
                 return 0.0
-            return self._price(stages, exchange_of(stages, mesh, chosen, what))
+            starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
+            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
+            return min(self._price(stages, exchange, mesh) for exchange in exchanges)
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
         trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
         devices = {d.name for s in mesh.slices for d in s.devices}
         update = min(self._price(stages, Update(trained / core.pp, d)) for d in devices)

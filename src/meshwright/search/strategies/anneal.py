@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
-from meshwright.search.space import Core, inners, pipelines, states, together
+from meshwright.search.space import EVEN, Core, exchanges_once, inners, pipelines, states, together
 from meshwright.search.walk import Walk
 
 STEPS, RESTARTS = 400, 4
@@ -74,8 +74,9 @@ class _Parts:
 
     def together(self, point: tuple) -> bool:
         """Whether a point's parts go together."""
-        core, _, piped, state = point
-        return together(core, piped, state, self.of(core)[2])
+        core, inner, piped, state = point
+        apart = inner.shares == EVEN or exchanges_once(core, state)
+        return apart and together(core, piped, state, self.of(core)[2])
 
     def size(self) -> int:
         """Legal points."""

@@ -49,7 +49,10 @@ class Region:
         a, b, _ = np.unravel_index(flat, self.bound_s.shape)
         found = self._exact.get((a, b))
         if found is None:
-            found = regions.makespan(self.scope.core, self.scope.pipelines[b], self.costs, a) - self.paths_s[a, b]
+            found = regions.makespan(
+                self.scope.core, self.scope.inners[a], self.scope.pipelines[b], self.costs, a
+            )
+            found -= self.paths_s[a, b]
             self._exact[a, b] = found
         return float(self.bound_s.flat[flat]) + max(0.0, found)
 
