@@ -56,8 +56,8 @@ def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
         )
         if not (scope.inners and scope.pipelines and scope.states):
             continue
-        ideal = regions.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
-        rough, _ = compute_seconds(regions, scope, regions.glance(core, scope.inners))
+        ideal = regions.glances.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
+        rough, _ = compute_seconds(regions, scope, regions.glances.costs(core, scope.inners))
         costs = regions.costs(core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
         exchanged = regions.exchanged(core, scope.inners, scope.states)
@@ -84,9 +84,7 @@ def test_branch_and_bound_finds_the_optimum_of_brute_force(question):
     walk = walk_of(question)
     assert exhaustive.run(walk)
     evaluator = Evaluator(model, where, train)
-    answers = (
-        evaluator(settled(*point, evaluator)) for point in everything(space, model, where, train)
-    )
+    answers = (evaluator(settled(*point, evaluator)) for point in everything(space, model, where, train))
     fitting = [a.step_time_s for a in answers if a.fits]
     best = walk.fitting()
     assert bool(fitting) == bool(best)

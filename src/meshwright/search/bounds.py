@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.search.columns import Costs, Exchanged, spread
-from meshwright.search.paths import KEPT
+from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
 
@@ -60,77 +60,57 @@ class Scope(NamedTuple):
 
 def compute_seconds(
     regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
-) -> tuple[np.ndarray, list[int]]:
-    """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage. `work_only`: only those paths that
-    go through all passes of a rank."""
-    core, out, least = scope.core, [], []
-    rows_of = {} if regions.alike else _rows(regions, scope)
-    for piped in scope.pipelines:
-        num_stages = core.pp * piped.vpp
-        held = regions.counts(num_stages, piped.stages)
-        least.append(max(1, int(held[:, : regions.kinds].sum(axis=1).min())) if piped.stages != BALANCED else 1)
-        if rows_of:
-            column = np.empty(len(scope.inners))
-            for (shares, kinds), chosen in rows_of.items():
-                column[chosen] = _unequal(regions, core, piped, costs, chosen, kinds, shares, work_only=work_only)
-            out.append(column)
-            continue
-        if piped.stages == BALANCED:
-            out.append(even_share(regions, core, costs))
-            continue
-        rows = regions.paths(core, piped, costs)
-        units = rows.passes @ held  # [rows, 3, U]
-        passes = rows.passes.sum(axis=(1, 2))
-        seconds = costs.seconds[0] @ units[:, 0].T
-        if rows.split:  # a full backward among them counts as B, which it is no faster than
-            back = np.minimum(costs.seconds[2], costs.seconds[1])
-            seconds = seconds + back @ units[:, 1].T + costs.seconds[3] @ units[:, 2].T
-        else:
-            seconds = seconds + costs.seconds[1] @ units[:, 1].T
-        seconds += costs.send[:, None] * rows.sends + regions.host_s * passes
-        out.append(seconds[:, int(work_only) :].max(axis=1))
-    return np.stack(out, axis=1), least
+) -> tuple[np.ndarray, np.ndarray]:
+    """Paths through the pipeline [A, B], and the blocks [A, B] of the smallest stage. `work_only`: only those paths
+    that go through all passes of a rank."""
+    core = scope.core
+    out = np.empty((len(scope.inners), len(scope.pipelines)))
+    least = np.empty(out.shape)
+    for b, piped in enumerate(scope.pipelines):
+        for settled, one, chosen in regions.alternatives(core, scope.inners, piped):
+            held = regions.counts(core.pp * piped.vpp, settled.stages)
+            least[chosen, b] = max(1, int(held[:, : regions.kinds].sum(axis=1).min()))
+            if regions.alike:
+                out[chosen, b] = _alike(regions, core, settled, costs, chosen, work_only=work_only)
+            else:
+                out[chosen, b] = _unequal(regions, core, settled, costs, chosen, one, work_only=work_only)
+    return out, least
+
+
+def _alike(
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], *, work_only: bool
+) -> np.ndarray:
+    """The longest path [chosen] where all ranks are alike."""
+    rows = regions.paths(core, piped, costs)
+    units = rows.passes @ regions.counts(core.pp * piped.vpp, piped.stages)  # [rows, 3, U]
+    times = costs.seconds if len(chosen) == costs.seconds.shape[1] else costs.seconds[:, chosen]
+    seconds = times[0] @ units[:, 0].T
+    if rows.split:  # a full backward among them counts as B, which it is no faster than
+        seconds = seconds + np.minimum(times[2], times[1]) @ units[:, 1].T + times[3] @ units[:, 2].T
+    else:
+        seconds = seconds + times[1] @ units[:, 1].T
+    seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
+    return seconds[:, int(work_only) :].max(axis=1)
 
 
 def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
     """Seconds [A]: however layers and the batch are spread and passes ordered, some rank does its share of all work."""
-    return regions.train.global_batch // core.mb * spread(costs.whole, _all_units(regions), regions.groups_on(core))
-
-
-def _all_units(regions: Regions) -> np.ndarray:
-    return np.array([*regions.model.layers_by_kind, 1, 1], float)
-
-
-def _rows(regions: Regions, scope: Scope) -> dict[tuple, list[int]]:
-    """The inner parts that have the same kinds of slices and shares."""
-    known = {order: regions.kinds_of(scope.core, i) for order, i in {i.order: i for i in scope.inners}.items()}
-    out: dict[tuple, list[int]] = {}
-    for a, inner in enumerate(scope.inners):
-        out.setdefault((inner.shares, known[inner.order]), []).append(a)
-    return out
+    layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
+    return regions.train.global_batch // core.mb * spread(costs.whole, layers, regions.glances.groups_on(core))
 
 
 def _unequal(
-    regions: Regions,
-    core: Core,
-    piped: Piped,
-    costs: Costs,
-    chosen: list[int],
-    kinds: tuple[tuple[int, tuple[int, ...]], ...],
-    shares: str | tuple[int, ...],
-    *,
-    work_only: bool,
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], one: Inner, *, work_only: bool
 ) -> np.ndarray:
     """Seconds [chosen] of the slowest kind of slices: paths where each runs as many microbatches, else its busiest
     rank's work; dealt so that all kinds end together where shares are balanced."""
-    even = regions.train.global_batch // (core.dp * core.mb)
-    if shares == EVEN and piped.stages != BALANCED:
+    even, kinds = regions.train.global_batch // (core.dp * core.mb), regions.kinds_of(core, one)
+    if one.shares == EVEN:
         return np.max([_paths(regions, core, piped, costs, chosen, row, work_only) for _, row in kinds], axis=0)
     each = np.array([_microbatch(regions, core, piped, costs, chosen, row) for _, row in kinds])  # [kinds, chosen]
-    if shares == BALANCED:
+    if one.shares == BALANCED:
         return even * core.dp / (np.array([n for n, _ in kinds]) @ (1.0 / each))
-    counts = np.full(len(kinds), even) if shares == EVEN else np.array(shares)
-    return (counts[:, None] * each).max(axis=0)
+    return (np.array(one.shares)[:, None] * each).max(axis=0)
 
 
 def _paths(
@@ -158,9 +138,6 @@ def _microbatch(
     regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], row: tuple[int, ...]
 ) -> np.ndarray:
     """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
-    if piped.stages == BALANCED:
-        ranks = np.bincount(row, minlength=len(regions.names)).astype(float)
-        return spread(costs.whole[:, chosen], _all_units(regions), ranks)
     held = regions.paths(core, piped, costs, row).held
     times = regions.stage_seconds(core, piped, costs, chosen, row, _owners(held))
     whole = times[0] + np.minimum(times[1], times[2] + times[3])
@@ -173,7 +150,7 @@ def _owners(held: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def step_seconds(
-    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: list[int], exchanged: Exchanged
+    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
 ) -> np.ndarray:
     """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`."""
     core, kinds = scope.core, regions.kinds
@@ -181,15 +158,17 @@ def step_seconds(
     whole = costs.seconds[1][:, :kinds]
     late = costs.slowest[:, :, :kinds]
     longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
-    split = np.array([p.stages == BALANCED or regions.paths(core, p, costs).split for p in scope.pipelines])
+    split = np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
-    blocks = np.array(least, float)[None, :, None]
+    blocks = least[:, :, None]
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
-    pairs = np.stack([regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least)], axis=1)
+    pairs = np.stack(
+        [regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
+    )
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
@@ -207,12 +186,17 @@ def step_seconds(
     return total
 
 
+def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
+    """What a schedule is whatever its stages hold."""
+    return regions.paths(core, piped._replace(stages=EVEN), costs)
+
+
 def _scattered(regions: Regions, core: Core, piped: Piped, costs: Costs) -> np.ndarray:
     """Blocks whose gradients a rank [ranks] scatters in a step, as often as its rounds end."""
+    rounds = _settled(regions, core, piped, costs).rounds
     if piped.stages == BALANCED:
-        return np.ones(core.pp)
-    blocks = regions.counts(core.pp * piped.vpp, piped.stages)[:, : regions.kinds].sum(axis=1)
-    return regions.paths(core, piped, costs).rounds @ blocks
+        return rounds.sum(axis=1)  # a stage holds a block at least
+    return rounds @ regions.counts(core.pp * piped.vpp, piped.stages)[:, : regions.kinds].sum(axis=1)
 
 
 def _every_microbatch(
@@ -246,23 +230,20 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])
     for b, piped in enumerate(scope.pipelines):
-        if piped.stages == BALANCED:
-            share = constant[:, : regions.kinds] @ np.array(regions.model.layers_by_kind, float) / core.pp
-            out[:, b] = share[None, :]
-            continue
-        stages = regions.counts(core.pp * piped.vpp, piped.stages)
-        rows = regions.paths(core, piped, costs)
-        saved = costs.saved @ stages.T  # [A, S]
-        on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
-        share = ((costs.held @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
-        level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
-        in_flight = rows.in_flight[level]
-        if shared.any():  # how many microbatches a kind of slices runs is not known
-            in_flight = np.where(shared[:, None], np.minimum(in_flight, 1.0), in_flight)
-        kept = on_rank * in_flight + costs.working[:, : regions.kinds].min(axis=1)[:, None]
-        state = constant @ (rows.held @ stages).T  # [C, ranks]
-        if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
-            whole = unscattered @ stages.T  # [C, S]
-            state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
-        out[:, b] = (kept[:, None, :] + state[None]).max(axis=2)
+        for settled, _, chosen in regions.alternatives(core, scope.inners, piped):
+            stages = regions.counts(core.pp * piped.vpp, settled.stages)
+            rows = _settled(regions, core, piped, costs)
+            saved = costs.saved[chosen] @ stages.T  # [A, S]
+            on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
+            share = ((costs.held[chosen] @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
+            level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
+            in_flight = rows.in_flight[level]
+            if shared[chosen].any():  # how many microbatches a kind of slices runs is not known
+                in_flight = np.where(shared[chosen, None], np.minimum(in_flight, 1.0), in_flight)
+            kept = on_rank * in_flight + costs.working[chosen][:, : regions.kinds].min(axis=1)[:, None]
+            state = constant @ (rows.held @ stages).T  # [C, ranks]
+            if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
+                whole = unscattered @ stages.T  # [C, S]
+                state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
+            out[chosen, b] = (kept[:, None, :] + state[None]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

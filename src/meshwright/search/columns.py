@@ -16,9 +16,9 @@ from meshwright.lower.layer import Entry
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
 
-    ``each`` [D, 4, A, U] seconds of the passes F, BW, B, W on each kind of device, where it is fastest, infinite where no
-    rank computes on it; ``slowest`` [4, A, U] where any rank is slowest; ``send`` [A] of a message between neighbouring ranks; ``saved``,
-    ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
+    ``each`` [D, 4, A, U] seconds of the passes F, BW, B, W on each kind of device, where it is fastest, infinite where
+    no rank computes on it; ``slowest`` [4, A, U] where any rank is slowest; ``send`` [A] of a message between
+    neighbouring ranks; ``saved``, ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
     """
 
     each: np.ndarray

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numba import njit
 
 
 def partition(
@@ -34,19 +35,11 @@ def partition(
     upto = np.concatenate([np.zeros((num_stages, 1)), np.cumsum(seconds, axis=1)], axis=1)
     held = np.concatenate([[0.0], np.cumsum(num_bytes)]) if num_bytes is not None else np.zeros(num_layers + 1)
     room = np.array(capacity_bytes, float) if len(capacity_bytes) else np.full(num_stages, np.inf)
-    best = np.full(num_layers + 1, np.inf)
-    best[0] = 0.0
-    choice = np.zeros((num_stages, num_layers + 1), np.int64)
-    nonempty = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)
-    for s in range(num_stages):
-        extra = (first[0] if s == 0 and len(first) else 0.0) + (last[-1] if s == num_stages - 1 and len(last) else 0.0)
-        # slowest[i, j]: stages up to s hold the first j layers, stage s those from i on
-        cost = upto[s][None, :] - upto[s][:, None] + extra
-        fits = (held[None, :] - held[:, None] <= room[s]) & nonempty
-        slowest = np.where(fits, np.maximum(best[:, None], cost), np.inf)
-        choice[s] = slowest.argmin(axis=0)
-        best = slowest.min(axis=0)
-    if not np.isfinite(best[num_layers]):
+    extra = np.zeros(num_stages)
+    extra[0] += first[0] if len(first) else 0.0
+    extra[-1] += last[-1] if len(last) else 0.0
+    slowest, choice = _fill(upto, held, room, extra)
+    if not np.isfinite(slowest):
         return None
     ends, end = [], num_layers
     for s in range(num_stages - 1, -1, -1):
@@ -54,3 +47,22 @@ def partition(
         ends.append(end - begin)
         end = begin
     return tuple(reversed(ends))
+
+
+@njit(cache=True)
+def _fill(upto, held, room, extra):
+    """The slowest stage of the best partition, and where each stage begins when it ends at a layer [S, L + 1]."""
+    num_stages, ends = upto.shape
+    best = np.full(ends, np.inf)
+    best[0] = 0.0
+    choice = np.zeros((num_stages, ends), np.int64)
+    for s in range(num_stages):
+        after = np.full(ends, np.inf)
+        for j in range(s + 1, ends - (num_stages - 1 - s)):
+            for i in range(s, j):
+                if held[j] - held[i] <= room[s]:
+                    slowest = max(best[i], upto[s, j] - upto[s, i] + extra[s])
+                    if slowest < after[j]:
+                        after[j], choice[s, j] = slowest, i
+        best = after
+    return best[ends - 1], choice

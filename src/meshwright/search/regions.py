@@ -6,7 +6,7 @@ microbatches and chunks, exchanges once per group; a region of a hundred thousan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy as np
 from meshwright import schedules
 from meshwright.cost.roofline import contention
 from meshwright.lower.exchange import Exchanger, exchange_of
-from meshwright.lower.layer import Entry
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
@@ -25,19 +24,19 @@ from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
 from meshwright.schedules.actions import BW, W
 from meshwright.schedules.timing import in_order_times
-from meshwright.search.columns import Alone, Costs, Exchanged, spread, waited_for
+from meshwright.search.columns import Costs, Exchanged
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
-from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, bare, plan_of
+from meshwright.search.settle import concrete
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
-from meshwright.spec.hardware import Device
-from meshwright.work import Collective, Group
+from meshwright.work import Collective
 
 PLAIN = Piped("1f1b", 1, "even")
 USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0)
 WHOLE = State(0, 0)
-PASSES = ("F", "BW", "B", "W")
 
 
 class Regions:
@@ -46,27 +45,16 @@ class Regions:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.kinds = len(self.model.blocks)
-        self.num_units = self.kinds + 2
+        self.glances = Glances(evaluator)
+        self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
-        self._glances: dict[tuple, np.ndarray] = {}
-        self._nears: dict[tuple, int] = {}
-        self._indices: dict[tuple, int] = {}
-        self._distinct: list[dict[str, Group]] = []
-        self._alones: dict[tuple, Alone] = {}
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
-        self.devices = tuple(self.layers.devices.values())
-        self.names = [device.name for device in self.devices]
-
-    def units(self, recompute: str) -> tuple[Unit, ...]:
-        """The units in the order of the columns."""
-        blocks = tuple(Unit(kind, recompute) for kind in range(self.kinds))
-        return (*blocks, Unit("embedding", "none"), Unit("head", "none"))
+        self.names = self.glances.names
 
     def placed(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> list[Inner]:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
@@ -101,13 +89,6 @@ class Regions:
         layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=inner.order)
         found = kinds(layout, self.cluster)
         return tuple((len(k.members), tuple(self.names.index(d.name) for d in k.devices)) for k in found)
-
-    def groups_on(self, core: Core) -> np.ndarray:
-        """Groups of tensor- and context-parallel ranks [D] that each kind of device could hold at most."""
-        held = np.zeros(len(self.names))
-        for island in self.cluster.islands:
-            held[self.names.index(island.device.name)] += island.num_devices / (core.tp * core.cp)
-        return held
 
     def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
         """What layers cost under each inner part, on every kind of device."""
@@ -146,7 +127,7 @@ class Regions:
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
         fastest, slowest, kept = [], [], []
         for mode in modes:
-            units = self.units(mode)
+            units = self.glances.units(mode)
             kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
             each = np.full((len(self.names), len(PASSES), self.num_units), np.inf)
             most = np.zeros((len(PASSES), self.num_units))
@@ -175,89 +156,23 @@ class Regions:
         priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
         return float(priced.durations[0])
 
-    def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
-        """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
-        (sp, algorithm, attention) that go with the core."""
-        layers = np.array(self.model.layers_by_kind, float)
-        count, groups = self.train.global_batch // core.mb, self.groups_on(core)
-        each = (self._alone(core, way).kernels[:, :2, : self.kinds].sum(axis=1) for way in ways)
-        return count * min(float(spread(one, layers, groups)) for one in each)
-
-    def _alone(self, core: Core, way: tuple[bool, str, str]) -> Alone:
-        same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
-        found = self._alones.get(same)
-        if found is None:
-            plan = bare(core, *way)
-            book = self.layers.book(plan, self.layers.mesh(plan))
-            programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
-            found = self._alones[same] = Alone(
-                kernels=np.array(
-                    [[[self._kernels(entries, d) for entries in row] for row in programs] for d in self.devices]
-                ),
-                waited=tuple(tuple(waited_for(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
-            )
-        return found
-
-    def _kernels(self, entries: list[Entry], device: Device) -> float:
-        price = self.evaluator.costs.price
-        return sum(price(e.work, device).seconds for e in entries if e.queue == "compute")
-
-    def glance(self, core: Core, inners: Sequence[Inner]) -> Costs:
-        """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
-        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
-        columns = []
-        sizes = (core.tp, core.cp, core.mb, core.ep, core.etp)
-        near = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
-        known: dict[tuple, np.ndarray] = {}
-        for inner in inners:
-            again = inner.recompute == "full" and not inner.recompute_layers
-            way = (inner.sp, inner.algorithm, inner.attention)
-            brief = (near[inner.order], way, again, inner.dtype, "tp" in inner.overlap)
-            found = known.get(brief)
-            if found is None:
-                same = (sizes, *brief)
-                found = self._glances.get(same)
-                if found is None:
-                    found = self._glances[same] = self._glanced(core, inner, brief[0])
-                known[brief] = found
-            columns.append(found)
-        nothing = np.zeros((len(inners), self.num_units))
-        each = np.array(columns).transpose(1, 2, 0, 3)
-        return Costs(
-            each=each,
-            slowest=each.max(axis=0),
-            send=nothing[:, 0],
-            saved=nothing,
-            held=nothing,
-            working=nothing,
-        )
-
-    def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [D, 4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
-        known without pricing."""
-        if inner.dtype:
-            return np.full((len(self.names), len(PASSES), self.num_units), 1e-30)
-        alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
-        forward, whole, back, weight = alone.kernels.transpose(1, 0, 2)  # [D, U] each
-        if "tp" not in inner.overlap and self.alike:
-            groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
-            price = self.evaluator.costs.price
-            forward, back = (
-                kernels
-                + [
-                    sum(
-                        n * price(Collective(op=op, num_bytes=size, group=groups[queue]), device).seconds
-                        for queue, op, size, n in unit
-                    )
-                    for unit in waited
-                ]
-                for kernels, waited in zip((forward, back), alone.waited)
-            )
-        whole = np.maximum(whole, back)
-        if inner.recompute == "full" and not inner.recompute_layers:
-            again = forward * (np.arange(self.num_units) < self.kinds)
-            back, whole = back + again, np.maximum(whole, back) + again
-        return np.stack((forward, whole, back, weight), axis=1)
+    def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
+        """The inner parts in groups that have the same kinds of slices, shares and stages: these stages, one of the
+        group, and which they are."""
+        if self.alike and piped.stages != BALANCED:
+            return [(piped, inners[0], list(range(len(inners))))]
+        groups: dict[tuple, list[int]] = {}
+        by_order: dict[tuple, tuple] = {}
+        for a, inner in enumerate(inners):
+            same = (inner.order, inner.sp, inner.attention, inner.dtype, inner.shares)
+            if same not in by_order:
+                by_order[same] = (
+                    self.kinds_of(core, inner),
+                    inner.shares,
+                    concrete(core, inner, piped, self.evaluator),
+                )
+            groups.setdefault(by_order[same], []).append(a)
+        return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
 
     def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
@@ -271,7 +186,7 @@ class Regions:
                 plan = plan_of(core, inner, PLAIN, WHOLE)
                 mesh = self.layers.mesh(plan)
                 stages = self.layers.stages(plan, mesh)
-                params = (stages.params(u) for u in self.units("none")[: self.kinds])
+                params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
                 least = min(p.trained_dense + p.trained_expert for p in params)
                 work = Collective(
                     op="all_reduce",
@@ -281,26 +196,6 @@ class Regions:
                 device = next(iter(self.layers.devices.values()))
                 known[same] = 2 * piped.vpp * self.evaluator.costs.price(work, device).seconds
         return np.array([known[i.order, i.grads, i.dtype] for i in inners])
-
-    def _near(self, core: Core, order: tuple[str, ...]) -> int:
-        """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
-        # without experts, and on one island, a group is its size and how far apart its ranks are
-        simple = core.ep == 1 and self.alike
-        key = (
-            (core.devices, core.tp, layout.stride("tp"), core.cp, layout.stride("cp"))
-            if simple
-            else (core._replace(mb=1), order)
-        )
-        found = self._nears.get(key)
-        if found is None:
-            mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
-            groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
-            index = self._indices.setdefault(tuple(groups.values()), len(self._distinct))
-            if index == len(self._distinct):
-                self._distinct.append(groups)
-            found = self._nears[key] = index
-        return found
 
     def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
@@ -369,7 +264,8 @@ class Regions:
 
     def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
         """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
-        if piped.stages == BALANCED or inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
+        piped = concrete(core, inner, piped, self.evaluator)
+        if inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
             return -np.inf
         if self.alike:
             return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())
@@ -379,9 +275,7 @@ class Regions:
 
     def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
         actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
-        f, whole, b, w = (
-            self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
-        )
+        f, whole, b, w = self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
         if np.any(actions.kind == W):
             # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
             b = np.minimum(b, whole)
@@ -408,7 +302,7 @@ class Regions:
         plan = plan_of(core, inner, PLAIN, state)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
-        units = self.units("none")
+        units = self.glances.units("none")
 
         def seconds(what: str, *chosen: Unit) -> float:
             if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
@@ -441,7 +335,7 @@ class Regions:
         alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
         beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
-        for i, unit in enumerate(self.units("none")):
+        for i, unit in enumerate(self.glances.units("none")):
             params = (beside if unit.kind == "head" else stages).params(unit)
             out[i] = sum(static_bytes(plan, self.train, params).values())
             if core.pp > 1:
@@ -454,7 +348,7 @@ class Regions:
         out = np.zeros(self.num_units)
         if core.pp > 1 and plan.layout.shards_gradients:
             stages = self.layers.stages(plan, self.layers.mesh(plan))
-            for i, unit in enumerate(self.units("none")[: self.kinds]):
+            for i, unit in enumerate(self.glances.units("none")[: self.kinds]):
                 out[i] = unscattered_bytes(plan, stages.params(unit))
         return out
 

@@ -15,21 +15,30 @@ from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.partition import partition
 from meshwright.search.shares import apportion
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State, plan_of
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 
 
 def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Evaluator) -> Plan:
     """The plan at a point."""
-    plan = plan_of(core, inner, piped, state)
-    if piped.stages == BALANCED:
-        plan = _with(plan, stages=_stages(plan, evaluator))
+    plan = plan_of(core, inner, concrete(core, inner, piped, evaluator), state)
     if inner.shares == BALANCED:
-        plan = _with(plan, shares=_shares(plan, evaluator))
+        layout = msgspec.structs.replace(plan.layout, shares=_shares(plan, evaluator))
+        plan = msgspec.structs.replace(plan, layout=layout)
     return plan
 
 
-def _with(plan: Plan, **layout: tuple[int, ...]) -> Plan:
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, **layout))
+def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
+    """The piped part with its layers dealt to stages. They are dealt by layers that recompute nothing and gather keys
+    and values, so that parts that differ in no more than that have the same stages, and one bound."""
+    if piped.stages != BALANCED:
+        return piped
+    usual = inner._replace(recompute="none", recompute_layers=0, algorithm="allgather", shares=EVEN)
+    key = (core, usual, piped.vpp)
+    stages = evaluator.stages.get(key)
+    if stages is None:
+        plan = plan_of(core, usual, Piped("gpipe", piped.vpp, EVEN), State(0, 0))
+        stages = evaluator.stages[key] = _stages(plan, evaluator)
+    return piped._replace(stages=stages)
 
 
 class _Passes:

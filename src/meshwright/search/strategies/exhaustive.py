@@ -49,9 +49,7 @@ class Region:
         a, b, _ = np.unravel_index(flat, self.bound_s.shape)
         found = self._exact.get((a, b))
         if found is None:
-            found = regions.makespan(
-                self.scope.core, self.scope.inners[a], self.scope.pipelines[b], self.costs, a
-            )
+            found = regions.makespan(self.scope.core, self.scope.inners[a], self.scope.pipelines[b], self.costs, a)
             found -= self.paths_s[a, b]
             self._exact[a, b] = found
         return float(self.bound_s.flat[flat]) + max(0.0, found)
@@ -86,7 +84,7 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
         if ideal * (1 - ROUNDING) > worth:
             walk.reject(KERNELS, scope.size())
             continue
-        share = even_share(regions, scope.core, regions.glance(scope.core, scope.inners))
+        share = even_share(regions, scope.core, regions.glances.costs(scope.core, scope.inners))
         kept = [i for i, seconds in zip(scope.inners, share.tolist()) if seconds * (1 - ROUNDING) <= worth]
         left = scope._replace(inners=kept)
         walk.reject(LAYERS, scope.size() - left.size())
@@ -112,7 +110,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
-        yield regions.ideal_seconds(core, ways), scope
+        yield regions.glances.ideal_seconds(core, ways), scope
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
@@ -146,7 +144,7 @@ def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
     size = scope.size()
-    rough, _ = compute_seconds(regions, scope, regions.glance(scope.core, scope.inners))
+    rough, _ = compute_seconds(regions, scope, regions.glances.costs(scope.core, scope.inners))
     kept = _kept(walk, scope, rough)
     walk.reject(LAYERS, size - kept.size())
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
