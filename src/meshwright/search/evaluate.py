@@ -47,8 +47,8 @@ class Evaluator:
         self.costs = costs or standard()
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
-        #: Layers per stage where they are balanced, kept by ``search/settle.py``.
-        self.stages: dict[tuple, tuple[int, ...]] = {}
+        #: What balanced stages are worked out from, and those, kept by ``search/settle.py``.
+        self.stages: dict = {}
 
     def __call__(self, plan: Plan) -> Evaluated:
         """The plan must be legal, with ``dp`` filled in."""

@@ -52,6 +52,7 @@ class Regions:
         self._paths: dict[tuple, Paths] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
+        self._kinds: dict[tuple, tuple] = {}
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
@@ -86,9 +87,15 @@ class Regions:
 
     def kinds_of(self, core: Core, inner: Inner) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """The kinds of slices of a layout: how many, and the device (its place in ``names``) of each pipeline rank."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=inner.order)
-        found = kinds(layout, self.cluster)
-        return tuple((len(k.members), tuple(self.names.index(d.name) for d in k.devices)) for k in found)
+        key = (core.tp, core.cp, core.pp, core.dp, inner.order)
+        found = self._kinds.get(key)
+        if found is None:
+            layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=inner.order)
+            found = self._kinds[key] = tuple(
+                (len(k.members), tuple(self.names.index(d.name) for d in k.devices))
+                for k in kinds(layout, self.cluster)
+            )
+        return found
 
     def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
         """What layers cost under each inner part, on every kind of device."""

@@ -33,12 +33,15 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
     if piped.stages != BALANCED:
         return piped
     usual = inner._replace(recompute="none", recompute_layers=0, algorithm="allgather", shares=EVEN)
-    key = (core, usual, piped.vpp)
-    stages = evaluator.stages.get(key)
-    if stages is None:
-        plan = plan_of(core, usual, Piped("gpipe", piped.vpp, EVEN), State(0, 0))
-        stages = evaluator.stages[key] = _stages(plan, evaluator)
-    return piped._replace(stages=stages)
+    key = (core, usual)
+    table = evaluator.stages.get(key)
+    if table is None:
+        plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
+        table = evaluator.stages[key] = _by_rank(plan, evaluator)
+    dealt = (core.pp, piped.vpp, table.tobytes())
+    if dealt not in evaluator.stages:
+        evaluator.stages[dealt] = _stages(table, core.pp, piped.vpp, evaluator)
+    return piped._replace(stages=evaluator.stages[dealt])
 
 
 class _Passes:
@@ -55,22 +58,20 @@ class _Passes:
         return sum(self.book.unit(unit, which, place.devices[rank].name, start).seconds for which in ("F", "BW"))
 
 
-def _stages(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
-    """Layers per stage; every kind of slice has the same, so a stage is as slow as on the slowest of them."""
-    passes, model, pp = _Passes(plan, evaluator), evaluator.model, plan.layout.pp
+def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
+    """Seconds [pp, U] of every kind of block, the embedding and the head on each pipeline rank; as every kind of slice
+    has the same stages, on the slowest of them."""
+    passes, blocks = _Passes(plan, evaluator), range(len(evaluator.model.blocks))
+    units = [*(Unit(kind, "none") for kind in blocks), Unit("embedding", "none"), Unit("head", "none")]
+    slices = range(len(passes.mesh.slices))
+    return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
 
-    def seconds(kind: int | str, recompute: str, stage: int) -> float:
-        unit = Unit(kind, recompute)
-        return max(passes(unit, k, stage % pp) for k in range(len(passes.mesh.slices)))
 
-    stages = range(plan.num_stages)
-    blocks = range(len(model.blocks))
-    table = np.array([[seconds(k, plan.memory.recompute, s) for k in blocks] for s in stages])
-    return partition(
-        table[:, list(model.pattern)],
-        first=[seconds("embedding", "none", s) for s in stages],
-        last=[seconds("head", "none", s) for s in stages],
-    )
+def _stages(table: np.ndarray, pp: int, vpp: int, evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers per stage, from seconds by rank."""
+    rank = np.arange(pp * vpp) % pp
+    pattern = list(evaluator.model.pattern)
+    return partition(table[rank][:, pattern], first=table[rank, -2], last=table[rank, -1])
 
 
 def _shares(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
