@@ -49,7 +49,12 @@ class Scope(NamedTuple):
     def _pairs(self) -> np.ndarray:
         """Which schedules go with which state parts, bool [B, C]."""
         among = set(self.states)
-        pairs = [[together(self.core, piped, state, among) for state in self.states] for piped in self.pipelines]
+        rows: dict[tuple[str, bool], list[bool]] = {}  # chunks matter only as one or more
+        for piped in self.pipelines:
+            same = piped.schedule, piped.vpp > 1
+            if same not in rows:
+                rows[same] = [together(self.core, piped, state, among) for state in self.states]
+        pairs = [rows[piped.schedule, piped.vpp > 1] for piped in self.pipelines]
         return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
 
     def size(self) -> int:
@@ -124,7 +129,7 @@ def _paths(
 ) -> np.ndarray:
     """The longest path [chosen] of a slice whose pipeline ranks are on the devices `row`."""
     rows = regions.paths(core, piped, costs, row)
-    times = regions.stage_seconds(core, piped, costs, chosen, row, _owners(rows.held))
+    times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
     seconds = times[0] @ rows.passes[:, 0].T
     if rows.split:
         seconds += np.minimum(times[2], times[1]) @ rows.passes[:, 1].T + times[3] @ rows.passes[:, 2].T
@@ -138,15 +143,10 @@ def _microbatch(
     regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], row: tuple[int, ...]
 ) -> np.ndarray:
     """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
-    held = regions.paths(core, piped, costs, row).held
-    times = regions.stage_seconds(core, piped, costs, chosen, row, _owners(held))
+    rows = regions.paths(core, piped, costs, row)
+    held, times = rows.held, regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
     whole = times[0] + np.minimum(times[1], times[2] + times[3])
     return (whole @ (held / held.sum(axis=0)).T).max(axis=1)
-
-
-def _owners(held: np.ndarray) -> list[tuple[int, ...]]:
-    """The ranks of every stage, from [ranks, S]."""
-    return [tuple(np.flatnonzero(column).tolist()) for column in held.T]
 
 
 def step_seconds(

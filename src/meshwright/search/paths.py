@@ -27,8 +27,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     ``passes`` [rows, 3, S]: how often a row goes through F, the backward (or B alone, where ``split``) and W of each
     stage; ``sends`` [rows]: messages between ranks on it. ``in_flight`` [levels, ranks]: activations a rank holds
     at most, when the share :data:`KEPT` of one stays from B to W. ``held`` [ranks, S]: 1 where a rank holds a stage.
-    ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank accumulates a
-    stage's gradients without another between.
+    ``stage_ranks`` the same as a list. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
+    accumulates a stage's gradients without another between.
     """
 
     passes: np.ndarray
@@ -37,6 +37,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     held: np.ndarray
     split: bool
     rounds: np.ndarray
+    stage_ranks: tuple[tuple[int, ...], ...]
 
     def of_any_order(self) -> Paths:
         """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
@@ -75,6 +76,7 @@ def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: n
         held=held,
         split=split,
         rounds=_rounds(actions),
+        stage_ranks=actions.stage_ranks,
     )
 
 

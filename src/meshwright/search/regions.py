@@ -53,6 +53,8 @@ class Regions:
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
         self._kinds: dict[tuple, tuple] = {}
+        #: The inner parts looked at last, and which of them have the same stages.
+        self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
@@ -168,17 +170,16 @@ class Regions:
         group, and which they are."""
         if self.alike and piped.stages != BALANCED:
             return [(piped, inners[0], list(range(len(inners))))]
+        if self._grouped[0] is not inners:
+            alike: dict[tuple, list[int]] = {}
+            for a, i in enumerate(inners):
+                alike.setdefault((i.order, i.sp, i.attention, i.dtype, i.shares), []).append(a)
+            self._grouped = inners, list(alike.values())
         groups: dict[tuple, list[int]] = {}
-        by_order: dict[tuple, tuple] = {}
-        for a, inner in enumerate(inners):
-            same = (inner.order, inner.sp, inner.attention, inner.dtype, inner.shares)
-            if same not in by_order:
-                by_order[same] = (
-                    self.kinds_of(core, inner),
-                    inner.shares,
-                    concrete(core, inner, piped, self.evaluator),
-                )
-            groups.setdefault(by_order[same], []).append(a)
+        for chosen in self._grouped[1]:
+            one = inners[chosen[0]]
+            same = self.kinds_of(core, one), one.shares, concrete(core, one, piped, self.evaluator)
+            groups.setdefault(same, []).extend(chosen)
         return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
 
     def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
@@ -235,7 +236,9 @@ class Regions:
         """Rows of a schedule, for ranks on these `devices` where that matters; the first context that asks says which
         times are typical."""
         count = self.train.global_batch // (core.dp * core.mb)
-        key = (core.pp, count, piped, devices)
+        # rows hold whatever the times; stages that are dealt are about as fast as each other, whatever they hold
+        dealt = isinstance(piped.stages, tuple)
+        key = (core.pp, count, piped.schedule, piped.vpp, () if dealt else devices, dealt)
         found = self._paths.get(key)
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
