@@ -165,7 +165,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     for rank, name in enumerate(graph.streams.ranks):
         held = dict(run.lowered.static_bytes[rank])
         if graph.memory is not None:
-            held |= {c: float(alive[rank, i]) * copies[c] for i, c in enumerate(graph.memory.categories)}
+            held |= {c: float(alive[rank, i]) * copies.get(c, 1.0) for i, c in enumerate(graph.memory.categories)}
         extra = (
             framework.allocator_slack * sum(held.values()),
             groups * framework.communicator_bytes,

@@ -47,6 +47,8 @@ class Evaluator:
         self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
+        #: What balanced stages are worked out from, and those, kept by ``search/settle.py``.
+        self.stages: dict = {}
 
     def __call__(self, plan: Plan) -> Evaluated:
         """The plan must be legal, with ``dp`` filled in."""
@@ -80,7 +82,7 @@ class Evaluator:
         kept = [activations(book, c) for c in skeleton.compositions]
         saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
         return Lowered(
-            graph=skeleton.with_bytes(saved, held, working),
+            graph=skeleton.with_bytes(saved, held, working, stages),
             keys=(),
             mesh=mesh,
             stages=stages,
