@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 # loaded once here rather than in every child
 import torch.distributed.fsdp
-import torch.distributed.pipelining  # noqa: F401
+import torch.distributed.pipelining
 
 
 def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:

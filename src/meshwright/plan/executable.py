@@ -106,6 +106,9 @@ def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.memory.attention == "unfused":
         nearest = _with(plan, "memory", attention="flash")
         yield _bad("P033", "unfused attention is priced and not run", "memory.attention = unfused", nearest)
+    if layout.shares:
+        nearest = _with(plan, "layout", shares=())
+        yield _bad("P033", "uneven batch shares are priced and not run", f"layout.shares = {layout.shares}", nearest)
     if plan.overlap.tp and layout.tp > 1:
         nearest = _with(plan, "overlap", tp=False)
         yield _bad("P033", "products sliced beside their collective are priced and not run", "overlap.tp", nearest)

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.plan import Plan
-from meshwright.spec import naming
 from meshwright.run.attention import attend
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
@@ -26,6 +25,7 @@ from meshwright.run.mesh import Mesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import rotate
+from meshwright.spec import naming
 from meshwright.spec.layers import Attention as AttentionSpec
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model

@@ -68,10 +68,12 @@ class Pipeline:
         *,
         message: Callable[[], torch.Tensor],
         blocking_sends: bool,
+        due: np.ndarray,
         final: Callable[[int], None],
     ):
         """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows between
-        stages; `final` is told the stage whose last weight gradients of the step come next."""
+        stages; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
+        before each."""
         self.actions, self.mesh, self.stages = actions, mesh, stages
         self.message, self.blocking_sends, self.final = message, blocking_sends, final
         self.group = mesh["pp"]
@@ -79,10 +81,7 @@ class Pipeline:
         self.last = actions.num_stages - 1
         part = slice(actions.rank_ptr[me], actions.rank_ptr[me + 1])
         self.program = list(zip(*(c[part].tolist() for c in (actions.kind, actions.stage, actions.microbatch))))
-        self.final_at = {}
-        for at, (kind, stage, _) in enumerate(self.program):
-            if kind in (W, BW):
-                self.final_at[stage] = at
+        self.due = due[part].tolist()
         self.home = self._homes()
         self.incoming = self._channels(me)
         self.works: deque[tuple[dist.Work, torch.Tensor]] = deque()
@@ -127,7 +126,7 @@ class Pipeline:
             channel.begin()
         record = recorder()
         for at, (kind, stage, microbatch) in enumerate(self.program):
-            if self.final_at.get(stage) == at:
+            if self.due[at]:
                 self.final(stage)
             arrived = self._arrived(kind, stage, microbatch)
             token = record.start(KINDS[kind], stage=stage, chunk=stage // self.group.size, microbatch=microbatch)

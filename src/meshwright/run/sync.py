@@ -93,11 +93,11 @@ class Bucket:
         label: dict[str, int],
         grads: torch.dtype,
         masters: torch.dtype,
-        every_microbatch: bool,
+        rounds: bool,
         late: bool,
     ):
         self.parameters, self.where, self.label = list(parameters), where, label
-        self.every_microbatch, self.late = every_microbatch, late or where.twin is not None
+        self.rounds, self.late = rounds, late or where.twin is not None
         first = self.parameters[0]
         sizes = [p.numel() for p in self.parameters]
         ways = where.shard.size
@@ -134,8 +134,8 @@ class Bucket:
     # -- during the backward
 
     def gradient_buffer(self) -> torch.Tensor:
-        """The flat gradient [length], begun anew with every step or, exchanged every microbatch, every microbatch."""
-        if self.every_microbatch and self._pending is not None:
+        """The flat gradient [length], begun anew with every step or, where gradients are sharded, every round."""
+        if self.rounds and self._pending is not None:
             self._settle()
         if self._gradient is None:
             self._gradient = torch.empty(self.length, dtype=self.grads, device=self.values.device)
@@ -144,16 +144,17 @@ class Bucket:
         return self._gradient
 
     def arrived(self) -> None:
-        """One contribution was added. The last one of a step, or of a microbatch, starts the exchange."""
+        """One contribution was added. The last one before a reduction is due starts the exchange."""
+        self.exchanged = False
         self.count += 1
         if self.count == len(self.parameters):
             self.count = 0
-            if not self.late and (self.final or self.every_microbatch):
+            if not self.late and self.final:
                 self.exchange()
 
     def exchange(self) -> None:
         """Start summing the gradient over the replicas."""
-        self.exchanged = True
+        self.exchanged, self.final = True, False
         whole = self.gradient_buffer()
         for parameter in self.parameters:
             parameter.sink.complete()
@@ -192,7 +193,7 @@ class Bucket:
                 dist.all_reduce(whole, group=self.where.twin.handle)
 
     def _settle(self) -> None:
-        """Wait for the exchange; a shard's sum is added to what earlier microbatches left."""
+        """Wait for the exchange; a shard's sum is added to what earlier rounds left."""
         work, out = self._pending
         work.wait()
         self._pending = None
@@ -201,7 +202,7 @@ class Bucket:
         if self._summed:
             self.shard_gradient.add_(out)
         self._summed = True
-        if self.every_microbatch:
+        if self.rounds:
             self._gradient = None
 
     # -- around the update

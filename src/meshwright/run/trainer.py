@@ -9,6 +9,7 @@ import torch
 
 from meshwright.lower import order
 from meshwright.lower.partition import stage_layers
+from meshwright.lower.step import reduced_after
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
 from meshwright.run.data import Batch
@@ -64,7 +65,7 @@ class Trainer:
             seed=settings.seed,
             causal=train.causal,
         )
-        actions = order(plan, train, {})
+        actions = order(plan, plan.num_microbatches(train.global_batch), {})
         self.stages = _stages(shared, actions)
         for stage in self.stages.values():
             for parameter in stage.parameters():
@@ -86,6 +87,7 @@ class Trainer:
             self.stages,
             message=self._message,
             blocking_sends=not plan.overlap.pp,
+            due=reduced_after(actions, plan.layout),
             final=self._final,
         )
         self.rotary = None
@@ -144,7 +146,7 @@ class Trainer:
             label={"stage": stage, "layer": segment},
             grads=self.grads,
             masters=self.masters,
-            every_microbatch=zero >= 2 and self.plan.layout.pp == 1 and not mesh[shard].alone,
+            rounds=self.plan.layout.shards_gradients and not mesh[shard].alone,
             late=kind.startswith("tied") or not self.plan.overlap.dp,
         )
 
