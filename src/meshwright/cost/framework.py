@@ -19,14 +19,17 @@ FORMAT_VERSION = 1
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework does unless told: ``attention`` kernel (``flash2``: it is FlashAttention-2 on devices that
-    have a faster one), ``dropout``, ``overlap`` (plan words), ``recompute``, ``sp`` under tensor parallelism,
+    """What the framework does unless told: ``attention`` kernel (``flash``: the generation of
+    FlashAttention it is on every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks
+    (attention beside the MLP), ``overlap`` (plan words), ``recompute``, ``sp`` under tensor parallelism,
     ``params``, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
 
     attention: str = "flash"
-    flash2: bool = False
+    flash: int = 0
+    loss: str = "eager"
     dropout: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
+    parallel: bool = False
     recompute: str = "none"
     sp: bool = True
     params: str = "bf16"

@@ -9,5 +9,5 @@ from meshwright.cost.framework import Framework
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
-    flash2 = framework is not None and framework.defaults.flash2
-    return Costs(framework, (network.link, fitted.link(flash2=flash2)), profile="catalog profiles, else roofline")
+    flash = framework.defaults.flash if framework is not None else 0
+    return Costs(framework, (network.link, fitted.link(flash=flash)), profile="catalog profiles, else roofline")

@@ -146,7 +146,7 @@ def _part(work: Work, count: int) -> Work:
     if isinstance(work, Collective):
         # decomposed, the collective is a ring of sends: one part travels to the neighbour while one is multiplied
         return msgspec.structs.replace(work, op="send", num_bytes=work.num_bytes / count)
-    return msgspec.structs.replace(work, m=-(-work.m // count))
+    return msgspec.structs.replace(work, m=-(-work.m // count), slices=count)
 
 
 def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: bool) -> None:

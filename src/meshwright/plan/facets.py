@@ -13,6 +13,7 @@ DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
 RECOMPUTE_MODES = ("none", "selective", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
+LOSS_KERNELS = ("eager", "fused")
 OVERLAPS = ("dp", "tp", "pp")
 
 
@@ -85,11 +86,13 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
-    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all)."""
+    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all). ``attention``
+    and ``loss`` say which kernels run: separate ones that store what lies between them, or one that does not."""
 
     recompute: str = "none"
     layers: int = 0
     attention: str = "flash"
+    loss: str = "eager"
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):

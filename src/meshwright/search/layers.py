@@ -136,6 +136,7 @@ class Layers:
             plan.experts,
             plan.precision,
             plan.memory.attention,
+            plan.memory.loss,
             plan.overlap.tp,
             groups,
         )
@@ -150,7 +151,7 @@ class Layers:
         if len(self.cluster.islands) > 1:
             return {}
         c = stages.context()
-        same = (c.tokens, c.tp, c.sp, c.tp_group, c.plan.precision, c.plan.overlap.tp)
+        same = (c.tokens, c.tp, c.sp, c.tp_group, c.plan.precision, c.plan.memory.loss, c.plan.overlap.tp)
         return self._ends.setdefault(same, {})
 
     def stages(self, plan: Plan, mesh: Mesh) -> Stages:
