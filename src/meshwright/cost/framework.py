@@ -45,6 +45,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
     layer is bound by). ``host_us_per_collective``: CPU time to issue one collective. ``host_us_per_pass``: CPU time
     per microbatch and pass over a stage that nothing hides (schedule bookkeeping, waiting on messages).
+    ``exchange_share``: share of the bandwidth between nodes that its exchange of parameters and gradients reaches.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
@@ -59,6 +60,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_kernel: float = 10.0
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
+    exchange_share: float = 1.0
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
@@ -93,7 +95,7 @@ def load(name: str) -> Framework:
     known = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
     wanted = name.lower().strip()
     for word in sorted(known, key=len, reverse=True):
-        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(")):
+        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(", word + ".")):
             return known[word]
     raise MeshwrightError.one(
         "X020", f"no framework profile {name!r}", place=f"--framework {name}", help=nearest(wanted, list(known))

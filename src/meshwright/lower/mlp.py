@@ -127,8 +127,8 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
         pieces.append(
             Piece(
                 name=f"{name} quantise",
-                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), fused=True),
-                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), fused=True),
+                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), kernels=groups, fused=True),
+                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), kernels=groups, fused=True),
             )
         )
     pieces.append(

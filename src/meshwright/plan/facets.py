@@ -14,7 +14,7 @@ RECOMPUTE_MODES = ("none", "selective", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
 LOSS_KERNELS = ("eager", "fused")
-OVERLAPS = ("dp", "tp", "pp")
+OVERLAPS = ("dp", "tp", "pp", "ep")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,8 +109,10 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """Which communication runs beside compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
-    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages."""
+    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages, ``ep`` the exchange of experts' tokens
+    beside another microbatch's layers (DeepSeek-V3, 2412.19437, section 3.2.1; Megatron-Core's 1F1B overlap of it)."""
 
     dp: bool = True
     tp: bool = False
     pp: bool = True
+    ep: bool = False

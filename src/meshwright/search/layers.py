@@ -63,7 +63,7 @@ class Book:
     def entries(self, unit: Unit, which: str, start: int = 0):
         """The operators of a pass over a layer."""
         pieces = self.stages.pieces(unit.kind, start)
-        return program(pieces, which, recompute=unit.recompute, overlap_tp=self.stages.plan.overlap.tp)
+        return program(pieces, which, recompute=unit.recompute, overlap=self.stages.plan.overlap)
 
     def activations(self, unit: Unit) -> state.Activations:
         """Bytes one microbatch leaves in a layer."""
@@ -138,6 +138,7 @@ class Layers:
             plan.memory.attention,
             plan.memory.loss,
             plan.overlap.tp,
+            plan.overlap.ep,
             groups,
         )
         found = self._books.get(key)

@@ -57,21 +57,23 @@ def case(row: dict[str, str]) -> Case:
     framework = load_framework(" ".join([row["framework"], *_version(row)]))
     model = _model(row, framework, assumed)
     train = _train(row, framework)
+    cluster = _cluster(row, assumed)
     return Case(
         model=model,
-        cluster=_cluster(row, assumed),
+        cluster=cluster,
         train=train,
-        plan=_plan(row, framework, model, train, assumed),
+        plan=_plan(row, framework, model, cluster, train, assumed),
         framework=framework,
         assumed=tuple(assumed),
     )
 
 
 def _version(row: dict[str, str]) -> list[str]:
-    """The software that a row records besides the framework's name: its version (``era_C``), and that parameters are
-    sharded, which some frameworks leave to another library."""
+    """The software that a row records besides the framework's name: its version (``era_C``), and that state is
+    sharded, which some frameworks leave to another library's engine."""
     eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
-    return [*eras, *(["zero3"] if whole(row, "zero_stage") == 3 else [])]
+    stage = whole(row, "zero_stage")
+    return [*eras, *([f"zero{stage}"] if stage else [])]
 
 
 def _model(row: dict[str, str], framework: Framework, assumed: list[str]) -> Model:
@@ -193,7 +195,9 @@ def network_gb_s(text: str, gpus_per_node: int) -> float | None:
     return None
 
 
-def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train, assumed: list[str]) -> Plan:
+def _plan(
+    row: dict[str, str], framework: Framework, model: Model, cluster: Cluster, train: Train, assumed: list[str]
+) -> Plan:
     """The row's plan; open facets by the framework's defaults."""
     usual = framework.defaults
     tp, pp, cp, dp = (max(1, whole(row, axis, 1)) for axis in ("tp", "pp", "cp", "dp"))
@@ -216,7 +220,8 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
     if not sp:
         assumed.append("sp")
     moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
-    overlapped = {*usual.overlap, *(OVERLAPPED.get(flag, "") for flag in row["flags"].split(";"))}
+    far = whole(row, "ep", 1) > cluster.islands[0].domain_size and "ep between nodes" in usual.overlap
+    overlapped = {"ep" if far else "", *usual.overlap, *(OVERLAPPED.get(flag, "") for flag in row["flags"].split(";"))}
     reduced = next((grads for words, grads in REDUCED.items() if words in row["notes"]), usual.grads)
     return Plan(
         layout=Layout(
