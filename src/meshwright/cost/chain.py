@@ -71,7 +71,7 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
-        if isinstance(work, Gemm) and work.slices > 1:
+        if isinstance(work, Gemm) and work.slices > 1 and self.framework.defaults.streams:
             whole = self.price(msgspec.structs.replace(work, m=work.m * work.slices, slices=1), device)
             return whole._replace(seconds=whole.seconds / work.slices)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
@@ -87,10 +87,9 @@ class Costs:
 
 
 def _aligned(work: Gemm) -> bool:
-    """Whether the rows of a 16-bit product start at multiples of 16 bytes. cuBLAS before version 11 left the matrix units
-    idle otherwise (NVIDIA's matrix multiplication guide, section 3), and batched products with a stride still went to
-    its fp32 kernels in the version of 2022 (BLOOM's search for its shape, bigscience chronicles: head widths 108 and 150).
-    """
+    """Whether the rows of a 16-bit product start at multiples of 16 bytes. cuBLAS before version 11 left the matrix
+    units idle otherwise (NVIDIA's matrix multiplication guide, section 3), and batched products with a stride still
+    went to fp32 kernels in 2022: BLOOM's runs with heads 108 and 150 wide (bigscience chronicles-prequel)."""
     return DTYPE_BYTES[work.dtype] != 2 or (work.n * 2 % 16 == 0 and work.k * 2 % 16 == 0)
 
 

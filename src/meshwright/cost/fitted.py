@@ -55,8 +55,8 @@ ASYNCHRONOUS = GENERATIONS.index("Hopper")
 #: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
 #: table reaches beyond itself.
 SIGMA_PER_OCTAVE = 0.10
-#: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second reaches
-#: 50 to 73% (Dao 2307.08691, abstract and section 1; the middles of both ranges).
+#: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
+#: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5
 #: Spread of a curve carried to a device it was not fitted on, when no `transfer.json` states it.
 DEFAULT_TRANSFER = {"same": 0.15, "other": 0.30}
@@ -274,7 +274,8 @@ def link(*, serving: bool = False, flash: int = 0, folder: Path | None = None) -
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
-    runs on every device (0: the device's own). `folder`: profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's.
+    runs on every device (0: the device's own). `folder`: profiles that ``meshwright calibrate --out`` wrote, instead
+    of the catalog's.
     """
     known, transfer = profiles(folder)
     return Fitted(known, transfer, serving=serving, flash=flash)

@@ -19,9 +19,10 @@ FORMAT_VERSION = 1
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework does unless told: ``attention`` kernel (``flash``: the generation of
-    FlashAttention it is on every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks
-    (attention beside the MLP), ``overlap`` (plan words), ``recompute``, ``sp`` under tensor parallelism,
+    """What the framework does unless told: ``attention`` kernel (``flash``: the generation of FlashAttention it is on
+    every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks (attention
+    beside the MLP), ``streams`` (slices of a product run on several), ``overlap`` (plan words, and ``ep between
+    nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, ``sp`` under tensor parallelism,
     ``params``, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
 
     attention: str = "flash"
@@ -30,6 +31,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
     parallel: bool = False
+    streams: bool = True
     recompute: str = "none"
     sp: bool = True
     params: str = "bf16"
