@@ -174,7 +174,8 @@ class Regions:
         for inner in inners:
             again = inner.recompute == "full" and not inner.recompute_layers
             way = (inner.sp, inner.algorithm, inner.attention)
-            brief = (near[inner.order], way, again, inner.dtype, "tp" in inner.overlap)
+            waits = "tp" not in inner.overlap and "ep" not in inner.overlap
+            brief = (near[inner.order], way, again, inner.dtype, waits, inner.loss)
             found = known.get(brief)
             if found is None:
                 same = (sizes, *brief)
@@ -193,13 +194,13 @@ class Regions:
         )
 
     def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
-        known without pricing."""
-        if inner.dtype:
+        """Seconds [4, U] of F, BW, B, W. A precision that is not the workload's and a fused loss make kernels faster:
+        then nothing is known without pricing."""
+        if inner.dtype or inner.loss != USUAL.loss:
             return np.zeros((len(PASSES), self.num_units))
         alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
         forward, whole, back, weight = alone.kernels
-        if "tp" not in inner.overlap and self.alike:
+        if "tp" not in inner.overlap and "ep" not in inner.overlap and self.alike:
             groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
             price = self.evaluator.costs.price
             forward, back = (
