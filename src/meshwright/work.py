@@ -12,7 +12,11 @@ from meshwright.spec.workload import DTYPE_BYTES
 
 
 class Gemm(msgspec.Struct, frozen=True, kw_only=True):
-    """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C."""
+    """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C.
+
+    One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
+    PyTorch's asynchronous tensor parallelism do: blocks of the next slice fill what a slice's last wave leaves idle.
+    """
 
     m: int
     n: int
@@ -21,6 +25,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = "bf16"
     out_bytes: float = 2.0
     accumulate: bool = False
+    slices: int = 1
 
     @property
     def flops(self) -> float:

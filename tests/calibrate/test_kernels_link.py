@@ -90,7 +90,7 @@ def test_what_has_no_curve_is_passed_on():
 
 def test_flash_attention_2_is_slower_on_hopper_than_its_own_kernels():
     # FlashAttention-3 (2407.08608): 1.5 to 2 times faster than FlashAttention-2 on H100
-    long, old = attention(4, 8192, 8192), link(flash2=True)
+    long, old = attention(4, 8192, 8192), link(flash=2)
     assert 1.2 < old(long, H100).seconds / TRAIN(long, H100).seconds < 2.2
     back = msgspec.structs.replace(long, backward=True)
     assert TRAIN(back, H100) is None  # no table of Hopper's own backward kernels: the published fraction answers

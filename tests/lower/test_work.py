@@ -12,7 +12,7 @@ from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import lora_params
-from meshwright.plan import parse
+from meshwright.plan import Overlap, parse
 from meshwright.predict import model_flops, simulate
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
@@ -204,10 +204,12 @@ def test_slicing_keeps_the_bytes_and_the_operations():
     moved = lambda **o: sum(  # noqa: E731
         e.work.num_bytes for e in program(pieces, "F", **o) if isinstance(e.work, Collective)
     )
-    assert moved(overlap_tp=True) == moved() * 3 / 4
-    assert flops(pieces, "F", overlap_tp=True) == flops(pieces, "F")
-    assert flops(pieces, "BW", overlap_tp=True) == flops(pieces, "BW")
-    assert collectives(pieces, "F", overlap_tp=True) == {("send", "tp"): 4 * 3}  # four collectives, three sends each
+    assert moved(overlap=Overlap(tp=True)) == moved() * 3 / 4
+    assert flops(pieces, "F", overlap=Overlap(tp=True)) == flops(pieces, "F")
+    assert flops(pieces, "BW", overlap=Overlap(tp=True)) == flops(pieces, "BW")
+    assert collectives(pieces, "F", overlap=Overlap(tp=True)) == {
+        ("send", "tp"): 4 * 3
+    }  # four collectives, three sends each
 
 
 @pytest.mark.parametrize("words", ["dp8", "tp4 pp2 dp2", "pp4 dp4 zb-h1", "tp2 cp2 dp2 ulysses", "pp2 dp2 interleaved"])

@@ -69,7 +69,7 @@ def test_unknown_words_bad_values_and_contradictions_come_at_once_with_their_pla
         "'tp8' and 'tp4' contradict each other",
         "stages=1,x is not layers per stage such as 9,10,10,9",
         "overlap=gpu is unknown",
-        "choose among dp, tp, pp, or none",
+        "choose among dp, tp, pp, ep, or none",
         "unknown key 'colour' in a plan",
         "'fsdp' and 'zero1' contradict each other",
         "--plan 'tp8 pipeline4",

@@ -35,9 +35,9 @@ class Measured(NamedTuple):
         return self.op in ("prefill", "decode")
 
     @property
-    def flash2(self) -> bool:
-        """Whether FlashAttention-2 was measured, whatever the device's own generation has."""
-        return self.op in ("flash_fwd", "flash_bwd")
+    def flash(self) -> int:
+        """The generation of FlashAttention that was measured, 0 for what the device's own generation has."""
+        return 2 if self.op in ("flash_fwd", "flash_bwd") else 0
 
 
 def measured(table: str, row: Row) -> Measured | None:

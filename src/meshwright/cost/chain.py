@@ -11,6 +11,7 @@ from meshwright.cost import collectives, roofline
 from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
 
 
@@ -70,6 +71,11 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
+        if isinstance(work, Gemm) and work.slices > 1 and self.framework.defaults.streams:
+            whole = self.price(msgspec.structs.replace(work, m=work.m * work.slices, slices=1), device)
+            return whole._replace(seconds=whole.seconds / work.slices)
+        if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
+            work = msgspec.structs.replace(work, dtype="fp32")
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
@@ -78,6 +84,13 @@ class Costs:
             if answer is not None:
                 return answer
         return roofline_estimate(work, device)
+
+
+def _aligned(work: Gemm) -> bool:
+    """Whether the rows of a 16-bit product start at multiples of 16 bytes. cuBLAS before version 11 left the matrix
+    units idle otherwise (NVIDIA's matrix multiplication guide, section 3), and batched products with a stride still
+    went to fp32 kernels in 2022: BLOOM's runs with heads 108 and 150 wide (bigscience chronicles-prequel)."""
+    return DTYPE_BYTES[work.dtype] != 2 or (work.n * 2 % 16 == 0 and work.k * 2 % 16 == 0)
 
 
 class _Faster(Costs):

@@ -55,6 +55,9 @@ ASYNCHRONOUS = GENERATIONS.index("Hopper")
 #: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
 #: table reaches beyond itself.
 SIGMA_PER_OCTAVE = 0.10
+#: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
+#: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
+FIRST_FLASH = 32.5 / 61.5
 #: Spread of a curve carried to a device it was not fitted on, when no `transfer.json` states it.
 DEFAULT_TRANSFER = {"same": 0.15, "other": 0.30}
 
@@ -148,14 +151,14 @@ class Curve:
 
 
 class Fitted:
-    """The link. `serving`: attention also writes new keys and values to a cache. `flash2`: training attention runs
-    FlashAttention-2's kernels also on devices that have faster ones of their own generation."""
+    """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
+    FlashAttention that training runs on every device, 0 for the one written for the device's own."""
 
-    def __init__(self, profiles: dict[str, Profile], transfer: dict, *, serving: bool = False, flash2: bool = False):
+    def __init__(self, profiles: dict[str, Profile], transfer: dict, *, serving: bool = False, flash: int = 0):
         self.profiles = profiles
         self.transfer = transfer
         self._serving = serving
-        self._flash2 = flash2
+        self._flash = flash
         self._curves: dict[tuple[str, tuple[str, ...], str], Curve | None] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
@@ -169,12 +172,17 @@ class Fitted:
             curve = nearest_curve(self, device, ops, found.dtype)
             self._curves[key] = None if curve is None or curve.outdated else curve
         curve = self._curves[key]
-        return None if curve is None else curve.price(found.x)
+        if curve is None:
+            return None
+        answer = curve.price(found.x)
+        if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
+            return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
+        return answer
 
     def _core(self, work: Attention, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
         those of kernels written for the device's generation."""
-        old = self._flash2 or _generation(device) < ASYNCHRONOUS
+        old = self._flash > 0 or _generation(device) < ASYNCHRONOUS
         if work.backward:
             return ("flash_bwd",) if old else ()
         if self._serving:
@@ -262,11 +270,12 @@ def profiles(folder: Path | None = None) -> tuple[dict[str, Profile], dict[str, 
     return found, transfer
 
 
-def link(*, serving: bool = False, flash2: bool = False, folder: Path | None = None) -> Link:
+def link(*, serving: bool = False, flash: int = 0, folder: Path | None = None) -> Link:
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
-    `serving`: attention also writes a cache (inference engines). `flash2`: training attention runs FlashAttention-2
-    on every device. `folder`: profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's.
+    `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
+    runs on every device (0: the device's own). `folder`: profiles that ``meshwright calibrate --out`` wrote, instead
+    of the catalog's.
     """
     known, transfer = profiles(folder)
-    return Fitted(known, transfer, serving=serving, flash2=flash2)
+    return Fitted(known, transfer, serving=serving, flash=flash)

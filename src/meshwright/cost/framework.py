@@ -1,6 +1,6 @@
 """Framework profiles: what a training framework adds to the kernels, and what it does when nobody says otherwise.
 
-A profile is data (``catalog/frameworks/*.toml``): at most six constants, each a physical quantity with a unit and a
+A profile is data (``catalog/frameworks/*.toml``): at most six fitted constants, each a physical quantity with a unit and a
 source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. What a
 profile does not say are the round figures of ``default``, flagged in every prediction's assumptions.
 """
@@ -19,14 +19,19 @@ FORMAT_VERSION = 1
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework does unless told: ``attention`` kernel (``flash2``: it is FlashAttention-2 on devices that
-    have a faster one), ``dropout``, ``overlap`` (plan words), ``recompute``, ``sp`` under tensor parallelism,
+    """What the framework does unless told: ``attention`` kernel (``flash``: the generation of FlashAttention it is on
+    every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks (attention
+    beside the MLP), ``streams`` (slices of a product run on several), ``overlap`` (plan words, and ``ep between
+    nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, ``sp`` under tensor parallelism,
     ``params``, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
 
     attention: str = "flash"
-    flash2: bool = False
+    flash: int = 0
+    loss: str = "eager"
     dropout: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
+    parallel: bool = False
+    streams: bool = True
     recompute: str = "none"
     sp: bool = True
     params: str = "bf16"
@@ -42,6 +47,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
     layer is bound by). ``host_us_per_collective``: CPU time to issue one collective. ``host_us_per_pass``: CPU time
     per microbatch and pass over a stage that nothing hides (schedule bookkeeping, waiting on messages).
+    ``exchange_share``: share of the bandwidth between nodes that its exchange of parameters and gradients reaches.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
@@ -56,6 +62,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_kernel: float = 10.0
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
+    exchange_share: float = 1.0
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
@@ -92,7 +99,7 @@ def load(name: str) -> Framework:
     known = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
     wanted = name.lower().strip()
     for word in sorted(known, key=len, reverse=True):
-        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(")):
+        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(", word + ".")):
             return known[word]
     raise MeshwrightError.one(
         "X020", f"no framework profile {name!r}", place=f"--framework {name}", help=nearest(wanted, list(known))

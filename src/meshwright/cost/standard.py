@@ -11,8 +11,8 @@ from meshwright.spec.cluster import Cluster
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
-    flash2 = framework is not None and framework.defaults.flash2
-    links = (network.link, fitted.link(flash2=flash2))
+    flash = framework.defaults.flash if framework is not None else 0
+    links = (network.link, fitted.link(flash=flash))
     here = measured.link()
     if here is not None:
         links = (here, *links)

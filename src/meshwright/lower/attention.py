@@ -10,12 +10,16 @@ import msgspec
 
 from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, regather, residual
 from meshwright.spec.layers import Attention as Spec
+from meshwright.spec.layers import Block
 from meshwright.work import Attention, Collective, Elementwise, Gemm, attended_pairs
 
 
-def attention(c: Context, spec: Spec) -> list[Piece]:
-    """Norm, attention and residual addition of one block."""
+def attention(c: Context, block: Block) -> list[Piece]:
+    """Norm, attention and residual addition of one block. In a parallel block its output is added to the MLP's before
+    both leave the tensor-parallel region together (Wang and Komatsuzaki's GPT-J; MegaScale 2402.15627, section 3.1)."""
+    spec = block.attention
     heads = spec.heads // c.tp
+    out = [] if block.parallel else [*leave(c, "attention"), residual(c, "attention residual")]
     return [
         norm(c, "attention norm"),
         *enter(c, "attention"),
@@ -31,8 +35,7 @@ def attention(c: Context, spec: Spec) -> list[Piece]:
             saved=c.tokens * heads * spec.v_head_dim * c.element,
             held=c.tokens * heads * spec.v_head_dim * c.element,
         ),
-        *leave(c, "attention"),
-        residual(c, "attention residual"),
+        *out,
     ]
 
 

@@ -29,8 +29,9 @@ def embedding(c: Context) -> list[Piece]:
 def head(c: Context) -> list[Piece]:
     """Final norm, projection to the vocabulary (split over tp), softmax cross-entropy in fp32.
 
-    The loss keeps the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al. 2205.05198,
-    section 4.3).
+    Separate loss kernels keep the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al.
+    2205.05198, section 4.3). A fused one reads the 16-bit logits for the maximum and again for the sum, and its
+    backward writes their gradient over them.
     """
     width = -(-c.model.vocab // c.tp)
     entry = c.shard_tokens * c.model.hidden * c.element
@@ -46,13 +47,15 @@ def head(c: Context) -> list[Piece]:
     projection = [
         msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
     ]
-    loss = Piece(
-        name="cross-entropy",
-        # cast to fp32, maximum, exponentials and their sum; the backward scales and casts back
-        forward=Elementwise(num_bytes=logits * (e + 4 + 4 + 8), kernels=4),
-        backward=Elementwise(num_bytes=logits * (8 + 4 + e), kernels=2),
-        saved=logits * 4.0,
-    )
+    if c.plan.memory.loss == "fused":
+        forward = backward = Elementwise(num_bytes=logits * 2 * e, fused=True)
+        kept = logits * e
+    else:
+        # cast to fp32, maximum, difference, exponential, sum; normalise, scale, cast back
+        forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True)
+        backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True)
+        kept = logits * 4.0
+    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept)
     pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
     if c.tp > 1:
         # maximum, sum of exponentials and the target's logit, each a number per token

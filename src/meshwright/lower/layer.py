@@ -14,8 +14,11 @@ import msgspec
 
 from meshwright.graph import GraphBuilder, TaskGraph
 from meshwright.lower.pieces import Piece
+from meshwright.plan import Overlap
 from meshwright.work import Collective, Gemm, Work
 
+#: Every collective of a layer is waited for.
+NOTHING = Overlap()
 PASSES = ("F", "B", "W", "BW")
 
 
@@ -30,10 +33,12 @@ class Entry(NamedTuple):
 
 
 class _Program:
-    """Collects the entries of a pass; ``last`` are the entries the next one waits for."""
+    """Collects the entries of a pass; ``last`` are the entries the next one waits for. Nothing waits for what is on
+    the queues ``beside``: another microbatch's layers run meanwhile."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: tuple[str, ...] = ()) -> None:
         self.entries: list[Entry] = []
+        self.beside = beside
         self.last: tuple[int, ...] = ()
 
     def put(self, name: str, queue: str, work: Work, after: tuple[int, ...], again: bool = False) -> int:
@@ -41,12 +46,14 @@ class _Program:
         return len(self.entries) - 1
 
     def chain(self, name: str, queue: str, work: Work, again: bool = False) -> None:
-        self.last = (self.put(name, queue, work, self.last, again),)
+        entry = self.put(name, queue, work, self.last, again)
+        if queue not in self.beside:
+            self.last = (entry,)
 
 
-def program(pieces: list[Piece], which: str, *, recompute: str = "none", overlap_tp: bool = False) -> list[Entry]:
+def program(pieces: list[Piece], which: str, *, recompute: str = "none", overlap: Overlap = NOTHING) -> list[Entry]:
     """The entries of one pass over `pieces`: ``F``, ``B`` (input gradient), ``W`` (weight gradient) or ``BW``."""
-    p = _Program()
+    p, overlap_tp = _Program(("ep",) if overlap.ep else ()), overlap.tp
     if which == "F":
         _forward(p, pieces, overlap_tp)
     elif which == "W":
@@ -146,7 +153,7 @@ def _part(work: Work, count: int) -> Work:
     if isinstance(work, Collective):
         # decomposed, the collective is a ring of sends: one part travels to the neighbour while one is multiplied
         return msgspec.structs.replace(work, op="send", num_bytes=work.num_bytes / count)
-    return msgspec.structs.replace(work, m=-(-work.m // count))
+    return msgspec.structs.replace(work, m=-(-work.m // count), slices=count)
 
 
 def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: bool) -> None:

@@ -16,13 +16,14 @@ from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm
 def mlp(c: Context, block: Block) -> list[Piece]:
     """Norm, MLP and residual addition of one block."""
     spec = block.mlp
-    body = dense(c, "mlp", spec.ffn, spec.gated) if isinstance(spec, Dense) else experts(c, spec)
-    head = [] if block.parallel and block.norms < 2 else [norm(c, "mlp norm")]
+    shared = block.parallel and block.norms < 2  # the attention's input, normalised and gathered already
+    body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared) if isinstance(spec, Dense) else experts(c, spec)
+    head = [] if shared else [norm(c, "mlp norm")]
     return [*head, *body, residual(c, "mlp residual")]
 
 
-def dense(c: Context, name: str, ffn: int, gated: bool) -> list[Piece]:
-    """Up (and gate), activation, down: column- then row-parallel."""
+def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False) -> list[Piece]:
+    """Up (and gate), activation, down: column- then row-parallel; `inside` a tensor-parallel region already."""
     e, hidden, width = c.element, c.model.hidden, ffn // c.tp
     entry = c.shard_tokens * hidden * e
     inner = c.tokens * width * e
@@ -30,7 +31,7 @@ def dense(c: Context, name: str, ffn: int, gated: bool) -> list[Piece]:
     up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, saved=entry, held=entry)
     up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
     return [
-        *enter(c, name),
+        *([] if inside else enter(c, name)),
         *up,
         _activation(f"{name} activation", inner, gated),
         *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, saved=inner, held=inner),
@@ -126,8 +127,8 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
         pieces.append(
             Piece(
                 name=f"{name} quantise",
-                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), fused=True),
-                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), fused=True),
+                forward=Elementwise(num_bytes=rows * imbalance * k * (e + 1), kernels=groups, fused=True),
+                backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), kernels=groups, fused=True),
             )
         )
     pieces.append(

@@ -118,7 +118,7 @@ class Stages:
         if kind == "head":
             return ends.head(c)
         block = self.model.blocks[kind]
-        return [*attention.attention(c, block.attention), *mlp.mlp(c, block)]
+        return [*attention.attention(c, block), *mlp.mlp(c, block)]
 
     @property
     def ends_meet(self) -> bool:

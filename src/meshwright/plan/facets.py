@@ -13,7 +13,8 @@ DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
 RECOMPUTE_MODES = ("none", "selective", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
-OVERLAPS = ("dp", "tp", "pp")
+LOSS_KERNELS = ("eager", "fused")
+OVERLAPS = ("dp", "tp", "pp", "ep")
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,11 +97,13 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
-    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all)."""
+    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all). ``attention``
+    and ``loss`` say which kernels run: separate ones that store what lies between them, or one that does not."""
 
     recompute: str = "none"
     layers: int = 0
     attention: str = "flash"
+    loss: str = "eager"
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,8 +120,10 @@ class Precision(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     """Which communication runs beside compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
-    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages."""
+    (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages, ``ep`` the exchange of experts' tokens
+    beside another microbatch's layers (DeepSeek-V3, 2412.19437, section 3.2.1; Megatron-Core's 1F1B overlap of it)."""
 
     dp: bool = True
     tp: bool = False
     pp: bool = True
+    ep: bool = False

@@ -13,7 +13,14 @@ import msgspec
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
-from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, OVERLAPS, RECOMPUTE_MODES
+from meshwright.plan.facets import (
+    ATTENTION_KERNELS,
+    CP_ALGORITHMS,
+    DEFAULT_ORDER,
+    LOSS_KERNELS,
+    OVERLAPS,
+    RECOMPUTE_MODES,
+)
 from meshwright.spec.workload import DTYPE_BYTES
 
 _INTEGER = re.compile(r"([a-z]+)(\d+)")
@@ -76,6 +83,10 @@ def _working(text: str) -> str | None:
     return text if text in ("bf16", "fp8") else None
 
 
+def _loss(text: str) -> str | None:
+    return text if text in LOSS_KERNELS else None
+
+
 _STORED = "fp32, bf16, fp16, fp8 or none"
 VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
@@ -88,6 +99,7 @@ VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     ),
     "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
     "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
+    "loss": ("memory", "loss", _loss, str, " or ".join(LOSS_KERNELS)),
     "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),
     "params": ("precision", "params", _working, str, "bf16 or fp8"),
     "grads": ("precision", "grads", _stored, str, _STORED),

@@ -19,6 +19,8 @@ from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
 
 PASSES = ("F", "BW", "B", "W")
+#: The loss kernels that glances price.
+LOSS = "eager"
 
 
 class Glances:
@@ -87,7 +89,8 @@ class Glances:
         for inner in inners:
             again = inner.recompute == "full" and not inner.recompute_layers
             way = (inner.sp, inner.algorithm, inner.attention)
-            brief = (near[inner.order], way, again, inner.dtype, "tp" in inner.overlap)
+            waits = "tp" not in inner.overlap and "ep" not in inner.overlap
+            brief = (near[inner.order], way, again, inner.dtype, waits, inner.loss)
             found = known.get(brief)
             if found is None:
                 same = (sizes, *brief)
@@ -108,13 +111,13 @@ class Glances:
         )
 
     def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [D, 4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing
-        is known without pricing."""
-        if inner.dtype:
+        """Seconds [D, 4, U] of F, BW, B, W. A precision that is not the workload's and a loss other than the usual
+        make kernels faster: then nothing is known without pricing."""
+        if inner.dtype or inner.loss != LOSS:
             return np.full((len(self.names), len(PASSES), self.num_units), 1e-30)
         alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
         forward, whole, back, weight = alone.kernels.transpose(1, 0, 2)  # [D, U] each
-        if "tp" not in inner.overlap and self.alike:
+        if "tp" not in inner.overlap and "ep" not in inner.overlap and self.alike:
             groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
             price = self.evaluator.costs.price
             forward, back = (

@@ -69,7 +69,7 @@ class Book:
     def entries(self, unit: Unit, which: str, start: int = 0):
         """The operators of a pass over a layer."""
         pieces = self.stages.pieces(unit.kind, start)
-        return program(pieces, which, recompute=unit.recompute, overlap_tp=self.stages.plan.overlap.tp)
+        return program(pieces, which, recompute=unit.recompute, overlap=self.stages.plan.overlap)
 
     def activations(self, unit: Unit) -> state.Activations:
         """Bytes one microbatch leaves in a layer."""
@@ -143,7 +143,9 @@ class Layers:
             plan.experts,
             plan.precision,
             plan.memory.attention,
+            plan.memory.loss,
             plan.overlap.tp,
+            plan.overlap.ep,
         )
         key = (sizes, groups)
         found = self._books.get(key)
@@ -158,7 +160,7 @@ class Layers:
         if len(self.cluster.islands) > 1:
             return {}
         c = stages.context()
-        same = (c.tokens, c.tp, c.sp, c.tp_group, c.plan.precision, c.plan.overlap.tp)
+        same = (c.tokens, c.tp, c.sp, c.tp_group, c.plan.precision, c.plan.memory.loss, c.plan.overlap.tp)
         return self._ends.setdefault(same, {})
 
     def stages(self, plan: Plan, mesh: Mesh) -> Stages:

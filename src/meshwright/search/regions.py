@@ -35,7 +35,7 @@ from meshwright.simulate.schedule_times import takes_times
 from meshwright.work import Collective
 
 PLAIN = Piped("1f1b", 1, "even")
-USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0)
+USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0, "eager")
 WHOLE = State(0, 0)
 
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, OVERLAPS, RECOMPUTE_MODES
+from meshwright.plan.facets import (
+    ATTENTION_KERNELS,
+    CP_ALGORITHMS,
+    DEFAULT_ORDER,
+    LOSS_KERNELS,
+    OVERLAPS,
+    RECOMPUTE_MODES,
+)
 from meshwright.search.space import BALANCED, EVEN, FACETS, Space
 from meshwright.spec.workload import DTYPE_BYTES
 
@@ -23,6 +30,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "algorithm": CP_ALGORITHMS,
     "recompute": RECOMPUTE_MODES,
     "attention": ATTENTION_KERNELS,
+    "loss": LOSS_KERNELS,
     "dtype": tuple(DTYPE_BYTES),
     "grads": _STORED[:-1],
     "master": _STORED,

@@ -63,6 +63,7 @@ class Inner(NamedTuple):
     moments: str
     overlap: tuple[str, ...]
     imbalance: float
+    loss: str
     shares: str | tuple[int, ...] = EVEN
 
 
@@ -104,6 +105,7 @@ FACETS: dict[str, str] = {
     "moments": "stored optimizer moments",
     "overlap": "communication beside compute",
     "imbalance": "load of the busiest expert rank over the mean",
+    "loss": "loss kernels",
     "shares": "microbatches of each kind of slice on unequal islands: even, balanced by search/shares.py, or numbers",
     "schedule": "pipeline schedule",
     "vpp": "chunks per pipeline rank",
@@ -165,6 +167,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
             "moments": (usual.precision.moments,),
             "overlap": (("dp", "pp"),),
             "imbalance": (usual.experts.imbalance,),
+            "loss": (usual.memory.loss,),
             "shares": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
             "schedule": tuple(n for n in schedules.families() if n not in SEARCHED),
             "vpp": None,
@@ -221,7 +224,7 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     recompute = tuple(
         (mode, layers) for mode, layers in product(space["recompute"], space["recompute_layers"]) if _says(mode, layers)
     )
-    rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance"))
+    rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance", "loss"))
     ways = tuple(legal_inner(space, core, model, cluster, train))
     orders = _orders(space, core)
     shared = {order: _shares(space, core, order, cluster) for order in orders}
@@ -376,7 +379,9 @@ def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
         pipeline=Pipeline(schedule=piped.schedule, vpp=piped.vpp, microbatch=core.mb),
         sequence=Sequence(algorithm=inner.algorithm),
         experts=Experts(ep=core.ep, etp=core.etp, imbalance=inner.imbalance),
-        memory=Memory(recompute=inner.recompute, layers=inner.recompute_layers, attention=inner.attention),
+        memory=Memory(
+            recompute=inner.recompute, layers=inner.recompute_layers, attention=inner.attention, loss=inner.loss
+        ),
         precision=Precision(compute=inner.dtype, grads=inner.grads, master=inner.master, moments=inner.moments),
         overlap=Overlap(**{name: name in inner.overlap for name in Overlap.__struct_fields__}),
     )

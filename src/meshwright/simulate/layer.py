@@ -14,7 +14,7 @@ from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
 from meshwright.simulate.engine import times
 from meshwright.spec.hardware import Device
-from meshwright.work import Elementwise, Work
+from meshwright.work import Elementwise, GroupedGemm, Work
 
 #: Causes a duration is made of; the attribution of a step is a sum of these (and the bubble).
 CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", "tp", "cp", "ep", "pp", "dp")
@@ -45,7 +45,10 @@ def durations(entries: list[Entry], device: Device, costs: Costs) -> np.ndarray:
 
 
 def _kernels(work: Work, costs: Costs) -> float:
-    """Kernels the host issues for a work item."""
+    """Kernels the host issues for a work item: a grouped product is one of each expert (Transformer Engine's
+    GroupedLinear calls cuBLAS for every group)."""
+    if isinstance(work, GroupedGemm):
+        return work.groups
     if not isinstance(work, Elementwise):
         return 1
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)

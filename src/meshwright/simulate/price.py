@@ -18,7 +18,7 @@ from meshwright.lower.step import Exchange, Pass, Send, Update
 from meshwright.simulate.layer import CAUSE, CAUSES, HOST_SIGMA, LayerCost, cost
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import OPTIMIZER_MOMENTS
-from meshwright.work import Collective, Elementwise
+from meshwright.work import Collective, Elementwise, Group
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +33,12 @@ class Priced(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def durations(self) -> np.ndarray:
         return self.parts.sum(axis=1)
+
+
+def _narrowed(group: Group, share: float) -> Group:
+    """The same ranks with a share of the bandwidth between nodes."""
+    hops = tuple(msgspec.structs.replace(h, gb_s=h.gb_s * share) if h.scale_out else h for h in group.hops)
+    return msgspec.structs.replace(group, hops=hops)
 
 
 class Pricer:
@@ -93,13 +99,15 @@ class Pricer:
         known = self.stages.programs
         if (unit, which, start) not in known:
             pieces = self.stages.pieces(unit.kind, start)
-            overlap = self.plan.overlap.tp
-            known[unit, which, start] = program(pieces, which, recompute=unit.recompute, overlap_tp=overlap)
+            overlap = self.plan.overlap
+            known[unit, which, start] = program(pieces, which, recompute=unit.recompute, overlap=overlap)
         return known[unit, which, start]
 
     def exchange(self, key: Exchange) -> tuple[float, float]:
         """Seconds of some collectives one after the other, and those times their relative errors."""
-        return self._sum(Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
+        share = self.costs.framework.exchange_share
+        steps = key.steps if share == 1.0 else [(op, size, _narrowed(group, share)) for op, size, group in key.steps]
+        return self._sum(Collective(op=op, num_bytes=size, group=group) for op, size, group in steps)
 
     def _sum(self, works: Iterable[Collective]) -> tuple[float, float]:
         device = next(iter(self.devices.values()))

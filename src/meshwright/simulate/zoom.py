@@ -28,7 +28,7 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
         mode = "" if unit.recompute == "none" else f" with {unit.recompute} recompute"
         for which in passes:
             pieces = lowered.stages.pieces(unit.kind)
-            entries = program(pieces, which, recompute=unit.recompute, overlap_tp=lowered.stages.plan.overlap.tp)
+            entries = program(pieces, which, recompute=unit.recompute, overlap=lowered.stages.plan.overlap)
             if not entries:
                 continue
             graph = graph_of(entries)

@@ -24,6 +24,10 @@ FRAMEWORK = {
     "host_us_per_kernel": ("us", "CPU time to issue one kernel"),
     "host_us_per_collective": ("us", "CPU time to issue one collective"),
     "host_us_per_pass": ("us", "CPU time per microbatch and pass over a stage that nothing hides"),
+    "exchange_share": (
+        "fraction",
+        "of the bandwidth between nodes that its exchange of parameters and gradients reaches",
+    ),
     "activation_copies": ("times", "bytes its kernels keep for the backward over what fused ones keep"),
     "allocator_slack": ("fraction", "reserved over allocated bytes that fragmentation leaves unused"),
 }

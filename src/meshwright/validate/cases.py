@@ -30,6 +30,10 @@ ATTENTION = {
     "unfused": "unfused",
     "local": "unfused",
 }
+#: Flags that say that communication runs beside compute, and beside which.
+OVERLAPPED = {"async_tp": "tp"}
+#: What notes say about the precision of the gradients' reduction (Composer's modes of FSDP mixed precision).
+REDUCED = {"mixed precision mode DEFAULT": "fp32", "mixed precision mode PURE": "bf16"}
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,24 +55,28 @@ def case(row: dict[str, str]) -> Case:
     """
     assumed: list[str] = []
     framework = load_framework(" ".join([row["framework"], *_version(row)]))
-    model = _model(row, assumed)
+    model = _model(row, framework, assumed)
     train = _train(row, framework)
+    cluster = _cluster(row, assumed)
     return Case(
         model=model,
-        cluster=_cluster(row, assumed),
+        cluster=cluster,
         train=train,
-        plan=_plan(row, framework, model, train, assumed),
+        plan=_plan(row, framework, model, cluster, train, assumed),
         framework=framework,
         assumed=tuple(assumed),
     )
 
 
 def _version(row: dict[str, str]) -> list[str]:
-    """The software version a row's flags record, where the framework's name does not (``era_C``)."""
-    return [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
+    """The software that a row records besides the framework's name: its version (``era_C``), and that state is
+    sharded, which some frameworks leave to another library's engine."""
+    eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
+    stage = whole(row, "zero_stage")
+    return [*eras, *([f"zero{stage}"] if stage else [])]
 
 
-def _model(row: dict[str, str], assumed: list[str]) -> Model:
+def _model(row: dict[str, str], framework: Framework, assumed: list[str]) -> Model:
     """The catalog's model where its dimensions are the row's, else one made from the dimensions."""
     if re.search(r"\bhybrid\b|Mamba", row["notes"]):
         raise MeshwrightError.one("V010", "hybrid layers (Mamba or compressed attention) are not modelled")
@@ -93,6 +101,7 @@ def _model(row: dict[str, str], assumed: list[str]) -> Model:
         top_k=whole(row, "top_k"),
         moe_ffn=whole(row, "moe_ffn") or None if experts else None,
         tied_embeddings=row["tied_embeddings"] == "True" if row["tied_embeddings"] else None,
+        parallel=framework.defaults.parallel,
         max_seq_len=seq,
     )
 
@@ -186,7 +195,9 @@ def network_gb_s(text: str, gpus_per_node: int) -> float | None:
     return None
 
 
-def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train, assumed: list[str]) -> Plan:
+def _plan(
+    row: dict[str, str], framework: Framework, model: Model, cluster: Cluster, train: Train, assumed: list[str]
+) -> Plan:
     """The row's plan; open facets by the framework's defaults."""
     usual = framework.defaults
     tp, pp, cp, dp = (max(1, whole(row, axis, 1)) for axis in ("tp", "pp", "cp", "dp"))
@@ -209,6 +220,9 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
     if not sp:
         assumed.append("sp")
     moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    far = whole(row, "ep", 1) > cluster.islands[0].domain_size and "ep between nodes" in usual.overlap
+    overlapped = {"ep" if far else "", *usual.overlap, *(OVERLAPPED.get(flag, "") for flag in row["flags"].split(";"))}
+    reduced = next((grads for words, grads in REDUCED.items() if words in row["notes"]), usual.grads)
     return Plan(
         layout=Layout(
             tp=tp,
@@ -220,13 +234,15 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
         ),
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
-        memory=Memory(recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention)),
+        memory=Memory(
+            recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention), loss=usual.loss
+        ),
         precision=Precision(
             params=usual.params if DTYPE_BYTES[train.dtype] < 2 else "bf16",
-            grads=usual.grads,
+            grads=reduced,
             master=_master(row, usual.master),
         ),
-        overlap=Overlap(**{name: name in usual.overlap for name in Overlap.__struct_fields__}),
+        overlap=Overlap(**{name: name in overlapped for name in Overlap.__struct_fields__}),
     )
 
 

@@ -118,13 +118,13 @@ def _sizes(row: kernel_tables.Row) -> Iterator[tuple[str, float]]:
 
 
 @cache
-def _curves(serving: bool, flash2: bool) -> Link:
-    return fitted.link(serving=serving, flash2=flash2)
+def _curves(serving: bool, flash: int) -> Link:
+    return fitted.link(serving=serving, flash=flash)
 
 
 def _links(op: str, text: dict[str, str]) -> tuple[Link, ...]:
     """The links that answer for a kernel in the setting it was measured in."""
-    return (_curves(op in ("prefill", "decode"), op in ("flash_fwd", "flash_bwd")),)
+    return (_curves(op in ("prefill", "decode"), 2 if op in ("flash_fwd", "flash_bwd") else 0),)
 
 
 def price(work: Work, device: Device, links: tuple[Link, ...]) -> Estimate:

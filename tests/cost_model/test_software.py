@@ -1,0 +1,133 @@
+"""What software does to the same work: kernels that store less, slices on streams, exchanges beside compute."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from meshwright.cost import Costs, load_framework, standard
+from meshwright.cost.fitted import FIRST_FLASH
+from meshwright.cost.framework import Framework
+from meshwright.lower.ends import head
+from meshwright.lower.layer import program
+from meshwright.lower.place import Mesh
+from meshwright.lower.stages import Stages
+from meshwright.plan import Overlap, parse
+from meshwright.predict import simulate
+from meshwright.simulate.layer import CAUSES, cost
+from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.cluster import load_device
+from meshwright.spec.workload import Train
+from meshwright.work import Attention, Collective, Gemm
+from tests.random_plans import GPT, MIXTURE, sized
+
+S = 128
+TRAIN = Train(global_batch=64, seq_len=S)
+A100, H100 = load_device("a100_80gb_sxm"), load_device("h100_sxm")
+
+
+def stages(words, model=GPT):
+    plan = parse(words)
+    return Stages(plan, model, TRAIN, Mesh(plan, sized(plan)))
+
+
+def test_separate_loss_kernels_move_52_bytes_a_logit_and_a_fused_one_8():
+    # forward: cast 2+4, maximum 4, difference 4+4, exponential 4+4, sum 4; backward: normalise 8, scale 8, cast 4+2
+    logits = S * GPT.vocab
+    for words, moved, kept in (("dp1", 30 + 22, 4), ("dp1 loss=fused", 4 + 4, 2)):
+        (loss,) = [p for p in head(stages(words).context()) if p.name == "cross-entropy"]
+        assert loss.forward.num_bytes + loss.backward.num_bytes == moved * logits
+        assert loss.saved == kept * logits
+        assert loss.forward.fused  # no framework's passes come on top
+
+
+def test_the_loss_kernel_is_a_word_of_the_plan():
+    plan = parse("tp2 dp4 loss=fused")
+    assert plan.memory.loss == "fused"
+    assert parse(plan.text()) == plan
+
+
+def test_a_parallel_block_crosses_its_tensor_parallel_region_once():
+    serial = GPT
+    blocks = tuple(msgspec.structs.replace(b, parallel=True, norms=1) for b in GPT.blocks)
+    parallel = msgspec.structs.replace(GPT, blocks=blocks)
+
+    def crossings(model, which):
+        entries = program(stages("tp4 dp1", model).pieces(0), which)
+        return [e.work.op for e in entries if isinstance(e.work, Collective)]
+
+    assert sorted(crossings(serial, "F")) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+    assert sorted(crossings(parallel, "F")) == ["all_gather", "reduce_scatter"]
+
+
+def test_slices_on_several_streams_fill_each_others_waves():
+    whole, slice_ = Gemm(m=2048, n=4608, k=12288), Gemm(m=256, n=4608, k=12288, slices=8)
+    together, alone = standard(Framework(name="x")), standard(load_framework("nanotron-async"))
+    assert together.price(slice_, A100).seconds == pytest.approx(together.price(whole, A100).seconds / 8)
+    assert alone.price(slice_, A100).seconds > 1.05 * together.price(slice_, A100).seconds
+
+
+@pytest.mark.parametrize("width, fast", [(128, True), (104, True), (108, False), (150, False)])
+def test_batched_products_of_unaligned_rows_leave_the_matrix_units(width, fast):
+    # heads 104 and 112 wide run like 128, 108 and 150 take many times as long (bigscience chronicles-prequel)
+    work = Gemm(m=2048, n=2048, k=width, batch=32, dtype="fp16")
+    rate = work.flops / standard().price(work, A100).seconds
+    assert (rate > 40e12) == fast
+    assert rate > 40e12 or rate < A100.peak_flops["fp32"]
+
+
+def test_the_first_flash_attention_reaches_about_half_the_rate_of_the_second():
+    work = Attention(
+        batch=4, q_len=4096, kv_len=4096, heads=16, kv_heads=16, head_dim=128, v_head_dim=128, pairs=4096 * 4097 / 2
+    )
+    first, second = (standard(load_framework(name)).price(work, H100) for name in ("llm-foundry-fsdp", "torchtitan"))
+    assert second.seconds / first.seconds == pytest.approx(FIRST_FLASH)
+    assert "FlashAttention 1" in first.source
+
+
+def test_the_experts_exchange_beside_compute_takes_the_longer_of_both():
+    words = "ep4 etp1 dp4"
+    pieces = stages(words, MIXTURE).pieces(len(MIXTURE.blocks) - 1)
+    costs = Costs(Framework(name="x", host_us_per_kernel=0.0, host_us_per_collective=0.0, elementwise_passes=1.0))
+    waiting = cost(program(pieces, "F"), H100, costs)
+    beside = cost(program(pieces, "F", overlap=Overlap(ep=True)), H100, costs)
+    ep = CAUSES.index("ep")
+    assert 0 < beside.seconds < waiting.seconds
+    assert beside.seconds >= max(waiting.parts[ep], waiting.seconds - waiting.parts[ep]) * (1 - 1e-9)
+
+
+def test_every_group_of_a_grouped_product_is_a_kernel_for_the_host():
+    pieces = stages("dp1", MIXTURE).pieces(len(MIXTURE.blocks) - 1)
+    slow = Costs(Framework(name="x", host_us_per_kernel=1e4, elementwise_passes=1.0))
+    groups = {e.work.groups for e in program(pieces, "F") if hasattr(e.work, "groups")}
+    assert len(groups) == 1 and (count := groups.pop()) > 1
+    kernels = sum(getattr(e.work, "groups", getattr(e.work, "kernels", 1)) for e in program(pieces, "F"))
+    assert kernels > 2 * count
+    assert cost(program(pieces, "F"), H100, slow).seconds == pytest.approx(kernels * 1e-2, rel=1e-3)
+
+
+def test_an_exchange_that_reaches_a_tenth_of_the_network_takes_longer():
+    plan, cluster = parse("fsdp mb1").on(16), load_cluster("2x8xa100_80gb_sxm")
+    train = Train(global_batch=16, seq_len=S)
+    usual = Framework(name="x")
+    times = [
+        simulate(plan, GPT, cluster, train, standard(msgspec.structs.replace(usual, exchange_share=s))).step_time_s
+        for s in (1.0, 0.1)
+    ]
+    assert times[0] < times[1]
+
+
+@pytest.mark.parametrize(
+    "said, profile",
+    [
+        ("megatron-bridge 25.11", "megatron-bridge"),
+        ("megatron-bridge 26.04.01 zero1", "megatron-bridge-2026"),
+        ("megatron-bridge 26.06.01", "megatron-bridge-26.06"),
+        ("megatron-lm zero3", "deepspeed"),
+        ("megatron-lm zero1", "megatron-lm"),
+        ("megatron-deepspeed", "megatron-lm"),
+        ("megatron-deepspeed zero1", "deepspeed"),
+    ],
+)
+def test_a_version_or_what_it_shards_chooses_the_profile(said, profile):
+    assert load_framework(said).name == profile
