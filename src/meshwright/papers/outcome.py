@@ -7,16 +7,18 @@ from importlib.util import find_spec
 
 import msgspec
 
-#: How a figure is judged: as near as ``bound`` (relative), on the same side of 1, no more or no less than ``bound``
-#: times the paper's, or only shown.
+#: How a figure is judged: as near the paper's as ``bound`` (relative), on the same side of 1 as it, at most or at least
+#: ``bound`` times it (``bound`` itself where the paper gives none), above or below 1 where it says so without a figure,
+#: or only shown.
 WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN = "within", "side", "at most", "at least", "shown"
+ABOVE, BELOW = "above 1", "below 1"
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure: what it is, the paper's value, ours, the unit, and how it is judged."""
+    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged."""
 
     what: str
-    paper: float
+    paper: float | None
     ours: float
     unit: str = ""
     judge: str = SHOWN
@@ -30,24 +32,29 @@ class Figure(msgspec.Struct, frozen=True):
     @property
     def ok(self) -> bool:
         """Whether the judgement holds; what is only shown always does."""
+        paper = 1.0 if self.paper is None else self.paper
         if self.judge == WITHIN:
-            return abs(self.ours - self.paper) <= self.bound * abs(self.paper) + 1e-12
+            return abs(self.ours - paper) <= self.bound * abs(paper) + 1e-12
         if self.judge == SIDE:
-            return (self.ours > 1) == (self.paper > 1) and (self.ours < 1) == (self.paper < 1)
+            return (self.ours > 1) == (paper > 1) and (self.ours < 1) == (paper < 1)
         if self.judge == AT_MOST:
-            return self.ours <= self.bound * self.paper + 1e-12
+            return self.ours <= self.bound * paper + 1e-12
         if self.judge == AT_LEAST:
-            return self.ours >= self.bound * self.paper - 1e-12
+            return self.ours >= self.bound * paper - 1e-12
+        if self.judge in (ABOVE, BELOW):
+            return self.ours > 1 if self.judge == ABOVE else self.ours < 1
         return True
 
     @property
     def asked(self) -> str:
         """The judgement in words."""
         if self.judge == WITHIN:
-            return f"within {self.bound:.2g}" if self.bound < 1e-3 else f"within {self.bound:.0%}"
+            return f"within {self.bound:.1%}" if self.bound >= 1e-3 else "equal"
         if self.judge == SIDE:
             return "same side of 1"
-        return self.judge if self.judge == SHOWN or self.bound == 1 else f"{self.judge} {self.bound:g}x"
+        if self.judge not in (AT_MOST, AT_LEAST):
+            return self.judge
+        return f"{self.judge} {self.bound:g}" if self.paper is None else f"{self.judge} {self.bound:g}x"
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -71,7 +78,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def failures(self) -> tuple[str, ...]:
         """Every judged figure and every fact that does not hold, in words."""
         figures = [
-            f"{f.what}: {f.ours:.4g} for {f.paper:.4g}{' ' + f.unit if f.unit else ''} ({f.asked})"
+            f"{f.what}: {f.ours:.4g}{'' if f.paper is None else f' for {f.paper:.4g}'} {f.unit} ({f.asked})".replace("  ", " ")
             for f in self.figures
             if not f.ok
         ]

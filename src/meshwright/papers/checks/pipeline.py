@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from meshwright.papers.outcome import AT_MOST, SIDE, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import ABOVE, AT_MOST, BELOW, SIDE, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.plan import parse
 from meshwright.predict import predict
 from meshwright.prediction import Prediction
@@ -53,7 +53,7 @@ def gpipe() -> Outcome:
         figures=(
             Figure("bubble, formula against schedule, worst of 12 shapes", *worst, "", WITHIN, EXACT),
             Figure("bubble of a predicted step, K=8 M=32", 7 / 39, whole.bubble, "", WITHIN, 0.15),
-            Figure("largest bubble at M = 4 K ('negligible')", 0.2, at_four, "", AT_MOST),
+            Figure("largest bubble at M = 4 K ('negligible')", None, at_four, "", AT_MOST, 0.2),
         ),
         facts=(Fact("every rank keeps the activations of all M microbatches", held),),
         baseline="a pipeline without waiting",
@@ -180,8 +180,8 @@ def yuan2() -> Outcome:
     last = [p.memory[-1].alive["parameters"] for p in (even, uneven)]
     return Outcome(
         figures=(
-            Figure("step of even stages over uneven ones", 1.01, even.step_time_s / uneven.step_time_s, "x", SIDE),
-            Figure("parameters of the last stage, uneven over even", 0.99, last[1] / last[0], "x", SIDE),
+            Figure("step of even stages over uneven ones", None, even.step_time_s / uneven.step_time_s, "x", ABOVE),
+            Figure("parameters of the last stage, uneven over even", None, last[1] / last[0], "x", BELOW),
         ),
         facts=(Fact("the stages hold every layer once", sum(map(int, _relieved(80, 16).split(","))) == 80),),
         baseline="the same layers in equal stages",

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from meshwright.cost import load_framework, standard
 from meshwright.papers import figures
 from meshwright.papers.checks.pipeline import interleaving
-from meshwright.papers.outcome import AT_MOST, SIDE, WITHIN, Check, Figure, Outcome
+from meshwright.papers.outcome import ABOVE, AT_LEAST, AT_MOST, SIDE, WITHIN, Check, Figure, Outcome
 from meshwright.plan import parse
 from meshwright.predict import predict
 from meshwright.prediction import Prediction
@@ -55,13 +55,14 @@ def plan_of(row: dict[str, Any]) -> str:
     return " ".join(words)
 
 
-def compare(row: dict[str, Any], plan: str = "") -> Compared:
-    """One row predicted, under its own plan or another."""
+def compare(row: dict[str, Any], plan: str = "", framework: str = "default") -> Compared:
+    """One row predicted, under its own plan or another, with the host costs of a framework profile."""
     shape = {key: row[key] for key in ("layers", "hidden", "heads", "vocab")}
     gpt = model.transformer(**shape, max_seq_len=row["seq"], name=row["model"])
     train = Train(global_batch=row["batch"], seq_len=row["seq"], dtype="fp16", dropout=True)
     plan = plan or plan_of(row)
-    found = predict(gpt, cluster.load(f"{row['gpus']}xa100-80"), train, parse(plan), detail=False)
+    costs = standard(load_framework(framework))
+    found = predict(gpt, cluster.load(f"{row['gpus']}xa100-80"), train, parse(plan), costs=costs, detail=False)
     return Compared(row, plan, found)
 
 
@@ -94,11 +95,11 @@ def megatron() -> Outcome:
     mean = sum(abs(c.error) for c in table) / len(table)
     return Outcome(
         figures=(
-            Figure("mean error of Table 1, against the aim of 10%", 0.1, mean, "", AT_MOST),
+            Figure("mean error of Table 1", None, mean, "", AT_MOST, 0.1),
             *rows,
             *beside,
             Figure("interleaving, schedule alone, p=8 m=16", (23 / 16) / (39 / 32), alone, "x", WITHIN, 1e-9),
-            Figure("interleaving, 175B at batch 16", 1.10, whole, "x", WITHIN, 0.1),
+            Figure("interleaving, 175B at batch 16 ('10+%')", 1.10, whole, "x", AT_LEAST),
         ),
         baseline="Table 2: DeepSpeed ZeRO-3 without model parallelism; interleaving: plain 1F1B",
         assumptions=(
@@ -140,12 +141,12 @@ def megascale() -> Outcome:
     rows = [r for r in figures.load("published_steps")["rows"] if r["paper"] == "megascale"]
     first = next(r for r in rows if r["gpus"] == 256)
     base = plan_of({**first, "system": "megatron-lm"}).replace("unfused overlap=pp", "")
-    found = [compare(first, f"{base}{words}").found.mfu for _, words in ABLATION]
+    found = [compare(first, f"{base}{words}", "megatron-lm").found.mfu for _, words in ABLATION]
     gains = [
-        Figure(f"MFU {name}, over the line before", 1.01, after / before, "x", SIDE)
+        Figure(f"MFU {name}, over the line before", None, after / before, "x", ABOVE)
         for (name, _), before, after in zip(ABLATION[1:], found, found[1:])
     ]
-    table = {(c.row["gpus"], c.row["system"]): c for c in all_rows("megascale")}
+    table = {(row["gpus"], row["system"]): compare(row, framework=row["system"]) for row in rows}
     speedups = [
         Figure(
             f"Table 2, MegaScale over Megatron-LM, {n} GPUs",
@@ -157,7 +158,7 @@ def megascale() -> Outcome:
         for n in (256, 512, 768, 1024)
     ]
     steps = [
-        Figure(f"Table 2, {c.row['system']}, {n} GPUs", c.row["step_time_s"], c.found.step_time_s, "s", WITHIN, 0.2)
+        Figure(f"Table 2, {c.row['system']}, {n} GPUs", c.row["step_time_s"], c.found.step_time_s, "s", WITHIN, 0.15)
         for (n, _), c in table.items()
     ]
     return Outcome(
@@ -166,6 +167,7 @@ def megascale() -> Outcome:
         assumptions=(
             "set-up of its section 6, as the figures' file says; rows up to 1,024 GPUs",
             "of Table 3 only what a plan says: the order of its lines, not their size, is judged",
+            "host costs are those of the catalog's megatron-lm and megascale profiles",
         ),
         missing=("parallel transformer blocks, sliding-window attention and LAMB of its Table 3",),
     )
