@@ -30,7 +30,7 @@ ORDER = (
     ("trace",),
     ("calibrate", "validate"),
     ("search",),
-    ("export",),
+    ("export", "papers"),
     ("report",),
     ("cli",),
     ("__main__",),

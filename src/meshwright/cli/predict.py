@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import OPTIONAL, WANTED, Question, load, read_all
+from meshwright.cli.question import WANTED, read_all, said
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -35,7 +33,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
-    question = _question(given)
+    question = said(given)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     prediction = read_all([question], also_wrong=wrong)[0]()
@@ -47,20 +45,6 @@ def run(argv: list[str]) -> int:
         render(prediction, console())
     _write_files(prediction, given)
     return 0 if prediction.fits else 1
-
-
-def _question(given: Options) -> Question:
-    """What a question file says, with the options put over it."""
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
-    if not given.model.endswith(".toml"):
-        return Question(**said)
-    over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}
-    return msgspec.structs.replace(load(given.model), **over)
-
-
-def _from_here(text: str) -> str:
-    """A path given as an option is relative to the working folder, not to the question file."""
-    return str(Path(text).resolve()) if text.endswith((".json", ".toml")) else text
 
 
 def _write_files(prediction, given: Options) -> None:

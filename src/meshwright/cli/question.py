@@ -71,6 +71,20 @@ def load(path: str) -> Question:
     return Question(**table, base=Path(path).parent)
 
 
+def said(given: Any) -> Question:
+    """What the options of a command say, put over a question file when one is named."""
+    texts = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
+    if not given.model.endswith(".toml"):
+        return Question(**texts)
+    over = {field: _from_here(text) for field, text in texts.items() if field != "model" and text}
+    return msgspec.structs.replace(load(given.model), **over)
+
+
+def _from_here(text: str) -> str:
+    """A path given as an option is relative to the working folder, not to the question file."""
+    return str(Path(text).resolve()) if text.endswith((".json", ".toml")) else text
+
+
 def check_version(version: Any, path: str, convert: str = "") -> None:
     """X007 unless `version` is the one this code reads; `convert` says how else to get there."""
     if version == FORMAT_VERSION:
@@ -91,7 +105,7 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
     raised at once; nothing is predicted before all can be."""
     wrong, ready, before = list(also_wrong), [], set()
     for question in questions:
-        parts, found = _parts(question)
+        parts, found = read_parts(question)
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once
         before.update(found)
         ready.append((parts, question.framework))
@@ -110,7 +124,7 @@ def _later(parts: list[Any], framework: str) -> Callable[[], Prediction]:
     return answer
 
 
-def _parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
+def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     """Model, cluster, train and plan as far as they could be read, and what was wrong with the others."""
     from meshwright.plan import parse as read_plan
     from meshwright.spec.cluster import load as read_cluster

@@ -17,6 +17,8 @@ MODULES = (
     "sequence",
     "sharding",
     "rounds",
+    "codecs",
+    "decoding",
     "dispatch",
     "executed",
 )
