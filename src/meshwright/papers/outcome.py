@@ -78,7 +78,9 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     def failures(self) -> tuple[str, ...]:
         """Every judged figure and every fact that does not hold, in words."""
         figures = [
-            f"{f.what}: {f.ours:.4g}{'' if f.paper is None else f' for {f.paper:.4g}'} {f.unit} ({f.asked})".replace("  ", " ")
+            f"{f.what}: {f.ours:.4g}{'' if f.paper is None else f' for {f.paper:.4g}'} {f.unit} ({f.asked})".replace(
+                "  ", " "
+            )
             for f in self.figures
             if not f.ok
         ]

@@ -175,9 +175,7 @@ def linear_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     return np.einsum("hid,hide->hie", q, np.cumsum(np.einsum("hid,hie->hide", k, v), axis=1))
 
 
-def passed_states(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, cut: Sequence[np.ndarray], sent: Sent
-) -> np.ndarray:
+def passed_states(q: np.ndarray, k: np.ndarray, v: np.ndarray, cut: Sequence[np.ndarray], sent: Sent) -> np.ndarray:
     """Linear attention with chunks on ranks: only the head dim x head dim state is handed on (LASP, 2404.02882)."""
     out = np.empty_like(q)
     state = np.zeros((q.shape[0], q.shape[-1], v.shape[-1]))

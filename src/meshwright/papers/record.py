@@ -36,7 +36,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the authors say: in words, on which hardware, against what, in which version of the paper ("" = not said)."""
+    """What the authors say, on which hardware, against what, in which version of the paper ("" = not said)."""
 
     text: str = ""
     hardware: str = ""

@@ -240,9 +240,7 @@ def assemble(mesh: Mesh, place: str | Placement, held: dict[Coordinate, np.ndarr
     return parts[()]
 
 
-def prove(
-    mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int], seed: int = 0
-) -> float:
+def prove(mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int], seed: int = 0) -> float:
     """The largest difference, over ranks and elements, between what the transfers leave and what `target` asks for:
     0 up to rounding when they are right."""
     tensor = np.random.default_rng(seed).standard_normal(tuple(shape))
@@ -260,7 +258,11 @@ def prove(
 
 
 #: Legal placements of a matrix product on one axis: of [m, k], of [k, n], and of what comes out.
-SIGNATURES = ((0, REPLICATE, 0), (REPLICATE, 1, 1), (1, 0, PARTIAL), (PARTIAL, REPLICATE, PARTIAL)) + (
+SIGNATURES = (
+    (0, REPLICATE, 0),
+    (REPLICATE, 1, 1),
+    (1, 0, PARTIAL),
+    (PARTIAL, REPLICATE, PARTIAL),
     (REPLICATE, PARTIAL, PARTIAL),
     (REPLICATE, REPLICATE, REPLICATE),
 )
@@ -280,7 +282,13 @@ class Product(msgspec.Struct, frozen=True):
 
 
 def matmul(
-    mesh: Mesh, left: str | Placement, right: str | Placement, m: int, k: int, n: int, out: str | Placement | None = None
+    mesh: Mesh,
+    left: str | Placement,
+    right: str | Placement,
+    m: int,
+    k: int,
+    n: int,
+    out: str | Placement | None = None,
 ) -> Product:
     """The legal layout of ``[m, k] @ [k, n]`` that moves least from where the operands lie, and to `out` if it is
     said (its moves then include the result's); of equals, the one that computes least on each rank."""

@@ -43,7 +43,11 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
         heads = ("figure", "paper", "ours", "error", "asked", "met")
         tables = [
             {"title": "The paper's figures and ours", "heads": heads, "rows": figures},
-            {"title": "What must hold", "heads": ("", ""), "rows": [("ok" if f.holds else "no", f.text) for f in outcome.facts]},
+            {
+                "title": "What must hold",
+                "heads": ("", ""),
+                "rows": [("ok" if f.holds else "no", f.text) for f in outcome.facts],
+            },
             {"title": "Against", "heads": ("",), "rows": [(outcome.baseline,)] if outcome.baseline else []},
             {"title": "Assumed", "heads": ("",), "rows": [(a,) for a in outcome.assumptions]},
             {"title": "Missing", "heads": ("",), "rows": [(m,) for m in outcome.missing]},

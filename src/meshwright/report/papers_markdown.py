@@ -29,13 +29,14 @@ def page(rows: Rows) -> str:
     out = [
         "# Papers",
         "",
-        "Published systems and whether their figures are reproduced here. Written by `python docs/refresh.py` from what",
-        "the checks found; nothing on this page is typed. `meshwright papers` prints it, `meshwright reproduce ID` shows a",
-        "paper's figures beside ours, and `meshwright whatif` puts a paper's recipe over a plan of yours.",
+        "Published systems and whether their figures are reproduced here. Written by `python docs/refresh.py` from",
+        "what the checks found; nothing on this page is typed. `meshwright papers` prints it, `meshwright reproduce ID`",
+        "shows a paper's figures beside ours, `meshwright whatif` puts its recipe over a plan of yours.",
         "",
-        "*works*: every figure and fact that the row's check judges holds, and the paper is confirmed. *partly*: the check",
-        "runs, and what is off or missing is said. *not yet*: there is no check, or nothing of it holds. *exact*: training or",
-        "serving computes what it would without the technique. A source that is *unverified* could not be looked up.",
+        "*works*: every figure and fact that the row's check judges holds, and the paper is confirmed. *partly*: the",
+        "check runs, and what is off or missing is said. *not yet*: no check, or nothing of it holds. *exact*:",
+        "training or serving computes what it would without the technique. A source that is *unverified* could not be",
+        "looked up; others were confirmed in the papers' own pages or in reference lists of public repositories.",
         "",
         f"{counts(rows)}.",
         "",
@@ -52,8 +53,6 @@ def _table(rows: Rows) -> list[str]:
         cells = (f"**{p.id}** {p.title}", s.state, "exact" if p.exact else "approximate", p.mechanism, p.cited, s.why)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
-
-
 
 
 def listed(rows: Rows, idea: str) -> str:

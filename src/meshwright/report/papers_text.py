@@ -68,7 +68,9 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
             page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
         if outcome.facts:
             page.title("What must hold")
-            page.rows([(Text("ok" if f.holds else "no", "green" if f.holds else "red"), Text(f.text)) for f in outcome.facts])
+            page.rows(
+                [(Text("ok" if f.holds else "no", "green" if f.holds else "red"), Text(f.text)) for f in outcome.facts]
+            )
         if outcome.baseline:
             page.title("Against")
             page.print(Text(outcome.baseline), indent=2)
@@ -101,7 +103,9 @@ def tried(found: WhatIf, console: Console) -> None:
         else:
             better = found.gain > 1
             page.print(Text(f"{names}: {found.gain:.3f}x the throughput", "bold green" if better else "bold yellow"))
-        page.rows([(Text(name, "dim"), Text(before), Text("->", "dim"), Text(after)) for name, before, after in lines(found)])
+        page.rows(
+            [(Text(name, "dim"), Text(before), Text("->", "dim"), Text(after)) for name, before, after in lines(found)]
+        )
         for one in found.papers:
             kind = "exact: training computes the same" if one.exact else "approximate: training computes something else"
             page.quiet(f"{one.id}: {kind}. {one.mechanism}")

@@ -15,6 +15,7 @@ MODULES = (
     "layouts",
     "experts",
     "sequence",
+    "merging",
     "sharding",
     "rounds",
     "codecs",

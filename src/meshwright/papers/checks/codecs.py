@@ -40,12 +40,35 @@ def powersgd() -> Outcome:
         misses.append(float(np.linalg.norm(applied - total) / np.linalg.norm(total)))
     return Outcome(
         figures=(
-            Figure("numbers sent, of the whole gradient: r (n + m) / n m", rank * (n + m) / (n * m), sent / (n * m), "", WITHIN, 1e-9),
-            Figure("largest error of a mean of rank r, one power iteration", None, float(np.abs(decoded - thin).max()), "", AT_MOST, ROUNDING),
-            Figure("what is lost after 200 steps with the error fed back, of what was sent", None, misses[-1], "", AT_MOST, 0.2),
+            Figure(
+                "numbers sent, of the whole gradient: r (n + m) / n m",
+                rank * (n + m) / (n * m),
+                sent / (n * m),
+                "",
+                WITHIN,
+                1e-9,
+            ),
+            Figure(
+                "largest error of a mean of rank r, one power iteration",
+                None,
+                float(np.abs(decoded - thin).max()),
+                "",
+                AT_MOST,
+                ROUNDING,
+            ),
+            Figure(
+                "what is lost after 200 steps with the error fed back, of what was sent",
+                None,
+                misses[-1],
+                "",
+                AT_MOST,
+                0.2,
+            ),
             Figure("loss after 200 steps over after 20", None, misses[-1] / misses[19], "x", BELOW),
         ),
-        facts=(Fact("error feedback loses nothing: what was not applied is still held", _held(applied, total, errors)),),
+        facts=(
+            Fact("error feedback loses nothing: what was not applied is still held", _held(applied, total, errors)),
+        ),
         baseline="an all-reduce of the whole gradient",
         assumptions=("matrices of 64 x 48 on 4 simulated workers; the paper's accuracies are not simulated",),
     )
@@ -81,7 +104,9 @@ def one_byte() -> Outcome:
     return Outcome(
         figures=(
             Figure("bytes a projected gradient costs", 1, sent / (1500 * 4), "", WITHIN, 0.0),
-            Figure("largest difference between replicas", None, float(np.ptp(replicas, axis=0).max()), "", AT_MOST, 0.0),
+            Figure(
+                "largest difference between replicas", None, float(np.ptp(replicas, axis=0).max()), "", AT_MOST, 0.0
+            ),
             Figure("loss after over before", None, float(ended / begun), "", AT_MOST, 0.1),
         ),
         baseline="gradients of ten 32-bit numbers",

@@ -17,7 +17,9 @@ from meshwright.spec.workload import parse as parse_train
 from meshwright.work import Collective, Group, Hop
 
 
-def exchanged(sizes: Sequence[float], ready_s: Sequence[float], price: Callable[[float], float], bucket: float) -> float:
+def exchanged(
+    sizes: Sequence[float], ready_s: Sequence[float], price: Callable[[float], float], bucket: float
+) -> float:
     """Seconds from the backward's start until every gradient is summed.
 
     Gradients come in this order, of `sizes` bytes at `ready_s`; a bucket is sent when it holds `bucket` bytes or the
@@ -66,7 +68,13 @@ def ddp() -> Outcome:
             Figure("25 MB buckets over a bucket for each tensor", None, times[0.0] / times[25e6], "x", ABOVE),
             Figure("25 MB buckets over one for all gradients", None, times[1e12] / times[25e6], "x", ABOVE),
             Figure("tokens a GPU on 256 GPUs over 8 ('near-linear')", None, near, "x", AT_LEAST, 0.9),
-            Figure("predicted step without overlap over with, 256 GPUs", None, whole["none"].step_time_s / whole["dp"].step_time_s, "x", ABOVE),
+            Figure(
+                "predicted step without overlap over with, 256 GPUs",
+                None,
+                whole["none"].step_time_s / whole["dp"].step_time_s,
+                "x",
+                ABOVE,
+            ),
         ),
         facts=(Fact("every bucket is summed after its last gradient and in order", _in_order(price)),),
         baseline="one exchange after the backward",
@@ -97,7 +105,9 @@ def fsdp() -> Outcome:
 
     def run(devices: int, per_device: int, words: str = "fsdp") -> Prediction:
         train = parse_train(f"batch={devices * per_device},seq=2048")
-        return predict(gpt, load_cluster(f"{devices}xa100-80"), train, parse(f"{words} mb{per_device} full"), detail=False)
+        return predict(
+            gpt, load_cluster(f"{devices}xa100-80"), train, parse(f"{words} mb{per_device} full"), detail=False
+        )
 
     found = {(n, b): run(n, b) for n in (128, 512) for b in (1, 2)}
     tera = {key: p.mfu * 312 for key, p in found.items()}
@@ -110,7 +120,14 @@ def fsdp() -> Outcome:
             Figure("175B, batch 1 a GPU", 173, tera[128, 1], "TFLOP/s/GPU", WITHIN, 0.1),
             Figure("175B, batch 2 a GPU", 186, tera[128, 2], "TFLOP/s/GPU", WITHIN, 0.1),
             Figure("512 GPUs over 128, each GPU ('linear')", 1.0, tera[512, 1] / tera[128, 1], "x", WITHIN, 0.05),
-            Figure("a small model's speed over replicas ('comparable')", 1.0, comparable[0] / comparable[1], "x", AT_LEAST, 0.9),
+            Figure(
+                "a small model's speed over replicas ('comparable')",
+                1.0,
+                comparable[0] / comparable[1],
+                "x",
+                AT_LEAST,
+                0.9,
+            ),
             Figure("parameters held on 128 GPUs over on 512", 4.0, sharded[0] / sharded[1], "x", WITHIN, 0.1),
         ),
         facts=(
@@ -141,9 +158,23 @@ def imagenet() -> Outcome:
     return Outcome(
         figures=(
             Figure("scaling from 8 to 256 GPUs", 0.90, scaling, "", WITHIN, 0.1),
-            Figure("network that hides the exchange, 2 x 100 MB in 125 ms", 12.8, 2 * gradient * 8 / 0.125 / 1e9, "Gbit/s", WITHIN, 1e-9),
+            Figure(
+                "network that hides the exchange, 2 x 100 MB in 125 ms",
+                12.8,
+                2 * gradient * 8 / 0.125 / 1e9,
+                "Gbit/s",
+                WITHIN,
+                1e-9,
+            ),
             Figure("learning rate of minibatch 8192: 0.1 k n / 256", 3.2, 0.1 * 8192 / 256, "", WITHIN, 1e-9),
-            Figure("one step of k eta against k of eta: error for twice the rate (second order)", 4.0, errors[0] / errors[1], "x", WITHIN, 0.1),
+            Figure(
+                "one step of k eta against k of eta: error for twice the rate (second order)",
+                4.0,
+                errors[0] / errors[1],
+                "x",
+                WITHIN,
+                0.1,
+            ),
         ),
         facts=(
             Fact("the rule is exact where gradients do not change", _rule_error(0.05, curved=False) < 1e-12),

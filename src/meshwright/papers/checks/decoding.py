@@ -51,15 +51,30 @@ def jacobi() -> Outcome:
     short = np.mean(passes[:6])
     return Outcome(
         figures=(
-            Figure("most passes over positions, of as many positions and one to see it", LENGTH + 1, max(passes), "", AT_MOST),
-            Figure("passes of a chain with short memory, of one position at a time", None, float(short / LENGTH), "x", BELOW),
+            Figure(
+                "most passes over positions, of as many positions and one to see it",
+                LENGTH + 1,
+                max(passes),
+                "",
+                AT_MOST,
+            ),
+            Figure(
+                "passes of a chain with short memory, of one position at a time",
+                None,
+                float(short / LENGTH),
+                "x",
+                BELOW,
+            ),
         ),
         facts=(
-            Fact("output equals decoding one by one, for 18 chains", all((a == b).all() for a, (b, _) in zip(wanted, found))),
+            Fact(
+                "output equals decoding one by one, for 18 chains",
+                all((a == b).all() for a, (b, _) in zip(wanted, found)),
+            ),
         ),
         baseline="one position after the other",
         assumptions=(
-            "recurrent chains of 40 tokens with greedy output; the paper's 2.1x to 26x are of its own models and not judged",
+            "recurrent chains of 40 tokens, greedy output; the paper's 2.1x to 26x, of its own models, are not judged",
         ),
     )
 

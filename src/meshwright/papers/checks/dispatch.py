@@ -16,8 +16,9 @@ def finished(
 ) -> float:
     """Seconds until the last of a chain of gang-scheduled computations ends.
 
-    The controller sends `hosts` messages for each, `message_s` apart; a message takes `latency_s`, a host `enqueue_s` to
-    prepare one. With `ahead` it sends the next computation's messages at once, otherwise after the last has ended.
+    The controller sends `hosts` messages for each, `message_s` apart; a message takes `latency_s`, and a host
+    `enqueue_s` to prepare one. With `ahead` it sends the next computation's messages at once, otherwise after the last
+    has ended.
     """
     sent = ended = prepared = 0.0
     for _ in range(computations):
@@ -47,7 +48,14 @@ def pathways() -> Outcome:
         return alone / finished(200, compute_s, hosts, message, enqueue, latency, ahead)
 
     rows = [
-        Figure(f"throughput over JAX's, {name}", both[1] / both[0], ratio(cores[int(name.split()[-2])], 0.3), "", WITHIN, 0.02)
+        Figure(
+            f"throughput over JAX's, {name}",
+            both[1] / both[0],
+            ratio(cores[int(name.split()[-2])], 0.3),
+            "",
+            WITHIN,
+            0.02,
+        )
         for name, both in table.items()
     ]
     masked = {hosts: _least(hosts, message, enqueue, latency) for hosts in (16, 512)}
@@ -55,9 +63,28 @@ def pathways() -> Outcome:
         figures=(
             *rows,
             Figure("2048 cores on 256 hosts, steps of 0.3 s ('~100%')", 1.0, ratio(256, 0.3), "", AT_LEAST, 0.98),
-            Figure("waiting for each computation, of 1 ms on 64 hosts, over dispatching ahead", None, ratio(64, 1e-3, False) / ratio(64, 1e-3), "x", BELOW),
-            Figure("16 stages of 1 ms, enqueued one after another over in parallel", None, stages(16, 1e-3, 2e-3, False) / stages(16, 1e-3, 2e-3, True), "x", ABOVE),
-            Figure("smallest computation that hides dispatch: 512 hosts over 16", 32.0, masked[512] / masked[16], "x", WITHIN, 0.1),
+            Figure(
+                "waiting for each computation, of 1 ms on 64 hosts, over dispatching ahead",
+                None,
+                ratio(64, 1e-3, False) / ratio(64, 1e-3),
+                "x",
+                BELOW,
+            ),
+            Figure(
+                "16 stages of 1 ms, enqueued one after another over in parallel",
+                None,
+                stages(16, 1e-3, 2e-3, False) / stages(16, 1e-3, 2e-3, True),
+                "x",
+                ABOVE,
+            ),
+            Figure(
+                "smallest computation that hides dispatch: 512 hosts over 16",
+                32.0,
+                masked[512] / masked[16],
+                "x",
+                WITHIN,
+                0.1,
+            ),
         ),
         facts=(
             Fact("a short computation on many hosts is bound by dispatch", ratio(512, 1e-3) < 0.1),

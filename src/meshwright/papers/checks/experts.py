@@ -37,8 +37,22 @@ def ted() -> Outcome:
     gain = _with_and_without()
     return Outcome(
         figures=(
-            Figure("numbers a rank sends to experts, tokens dropped over not: 1 / tp", 0.25, dropped / whole, "x", WITHIN, 1e-9),
-            Figure("passes with collectives, kept over recomputed: 1/3 less", 2 / 3, passes["kept"] / passes["sent again"], "x", WITHIN, 1e-9),
+            Figure(
+                "numbers a rank sends to experts, tokens dropped over not: 1 / tp",
+                0.25,
+                dropped / whole,
+                "x",
+                WITHIN,
+                1e-9,
+            ),
+            Figure(
+                "passes with collectives, kept over recomputed: 1/3 less",
+                2 / 3,
+                passes["kept"] / passes["sent again"],
+                "x",
+                WITHIN,
+                1e-9,
+            ),
             Figure("40B on 128 V100, both over neither", 1.26, gain, "x", SIDE),
             Figure("largest error of dropping, sending and gathering", None, _dropping_error(), "", AT_MOST, 1e-9),
         ),
@@ -48,7 +62,7 @@ def ted() -> Outcome:
         ),
         baseline="the same groups with whole tokens sent three times",
         assumptions=(
-            "tp 4, 16 experts over 16 ranks, 2048 tokens a GPU; nodes of 8 V100 with 100 Gbit/s, where the paper's have 6",
+            "tp 4, 16 experts over 16 ranks, 2048 tokens a GPU; nodes of 8 V100 with 100 Gbit/s (the paper's have 6)",
             "26% is the abstract's: the side is judged, as its batch is not known here",
         ),
     )

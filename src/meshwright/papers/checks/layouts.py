@@ -9,7 +9,17 @@ import numpy as np
 from meshwright import catalog
 from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.papers.ranks import attention
-from meshwright.plan.algebra import PARTIAL, REPLICATE, SIGNATURES, Mesh, carry_out, distribute, matmul, prove, transfers
+from meshwright.plan.algebra import (
+    PARTIAL,
+    REPLICATE,
+    SIGNATURES,
+    Mesh,
+    carry_out,
+    distribute,
+    matmul,
+    prove,
+    transfers,
+)
 from meshwright.spec.layers import Block
 from meshwright.spec.model import load as load_model
 
@@ -85,7 +95,9 @@ def gspmd() -> Outcome:
     return Outcome(
         figures=(
             Figure("largest error of resharding uneven shapes (13 x 11 on 2 x 4)", None, uneven, "", AT_MOST, ROUNDING),
-            Figure("weights a device holds of the layer pair, of all", 1 / 8, _held(mesh, hidden, wide), "", WITHIN, 1e-9),
+            Figure(
+                "weights a device holds of the layer pair, of all", 1 / 8, _held(mesh, hidden, wide), "", WITHIN, 1e-9
+            ),
         ),
         facts=(
             Fact("weights are gathered over X before a product", ("all_gather", "X") in moves),
@@ -143,9 +155,18 @@ def redco() -> Outcome:
             whole += all(placed["q"][1] // tp % a.head_dim == 0 for tp in (2, 4, 8) if a.heads % tp == 0)
     return Outcome(
         figures=(
-            Figure("kinds of block with one reduction after attention and one after the MLP", counted, right, "", WITHIN, 0.0),
+            Figure(
+                "kinds of block with one reduction after attention and one after the MLP",
+                counted,
+                right,
+                "",
+                WITHIN,
+                0.0,
+            ),
             Figure("kinds of block whose shards hold whole heads", counted, whole, "", WITHIN, 0.0),
-            Figure("largest error of a sharded block on 4 simulated ranks", None, _block_error(4), "", AT_MOST, ROUNDING),
+            Figure(
+                "largest error of a sharded block on 4 simulated ranks", None, _block_error(4), "", AT_MOST, ROUNDING
+            ),
         ),
         facts=(Fact("the catalog's 110 models and more are covered", len(catalog.names("models")) >= 100),),
         baseline="a placement written by hand (Megatron's)",

@@ -119,9 +119,7 @@ def bitpipe() -> Outcome:
 
 def two_bp() -> Outcome:
     pairs = [((n - 1) / (4 * n - 1), bubble_rate(build("2bp:1f1b", n, n), 1, 1, 1)) for n in (2, 4, 8)]
-    pairs += [
-        (2 * (n - 1) / (2 * (n - 1) + 3 * n), bubble_rate(build("2bp:gpipe", n, n), 1, 1, 1)) for n in (2, 4, 8)
-    ]
+    pairs += [(2 * (n - 1) / (2 * (n - 1) + 3 * n), bubble_rate(build("2bp:gpipe", n, n), 1, 1, 1)) for n in (2, 4, 8)]
     kept = peak_in_flight(build("2bp:1f1b", 4, 4)) >= peak_in_flight(build("1f1b", 4, 4))
     return Outcome(
         figures=(
@@ -143,15 +141,24 @@ def zeropp() -> Outcome:
     return Outcome(
         figures=(
             Figure("largest bubble of whole units with equal times, slots", 0.0, idle, "", AT_MOST),
-            Figure("over breadth-first, p=8 m=120", 1.30, span("breadth-first", p, m, vpp) / span("zeropp", p, m, vpp), "x", SIDE),
+            Figure(
+                "over breadth-first, p=8 m=120",
+                1.30,
+                span("breadth-first", p, m, vpp) / span("zeropp", p, m, vpp),
+                "x",
+                SIDE,
+            ),
             Figure("over 1F1B, p=8 m=120", 1.68, span("1f1b", p, m) / span("zeropp", p, m, vpp), "x", SIDE),
-            Figure("parameter gathers a rank and step: 2 directions, 2 stages, 8 units", 32, gathers["zeropp"], "", AT_MOST),
+            Figure(
+                "parameter gathers a rank and step: 2 directions, 2 stages, 8 units", 32, gathers["zeropp"], "", AT_MOST
+            ),
         ),
         facts=(
             Fact("an interleaved order gathers more often", gathers["interleaved"] > gathers["zeropp"]),
             Fact(
                 "fewer activations are kept than breadth-first keeps",
-                peak_in_flight(build("zeropp", p, m, vpp)).max() < peak_in_flight(build("breadth-first", p, m, vpp)).max(),
+                peak_in_flight(build("zeropp", p, m, vpp)).max()
+                < peak_in_flight(build("breadth-first", p, m, vpp)).max(),
             ),
         ),
         baseline="breadth-first and 1F1B without communication: the paper's gains (30% and 68%) include it",

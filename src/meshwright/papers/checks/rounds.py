@@ -78,8 +78,22 @@ def diloco() -> Outcome:
         figures=(
             Figure("numbers sent, synchronous over rounds of 500", 500, together.sent / apart.sent, "x", WITHIN, 0.0),
             Figure("loss of rounds over synchronous", 1.0, together.loss(found) / together.loss(w), "x", WITHIN, 0.05),
-            Figure("loss of rounds with Nesterov over synchronous", 1.0, together.loss(nesterov) / together.loss(w), "x", WITHIN, 0.05),
-            Figure("rounds of one step against synchronous, largest difference", None, float(np.abs(plain - same).max()), "", AT_MOST, 1e-12),
+            Figure(
+                "loss of rounds with Nesterov over synchronous",
+                1.0,
+                together.loss(nesterov) / together.loss(w),
+                "x",
+                WITHIN,
+                0.05,
+            ),
+            Figure(
+                "rounds of one step against synchronous, largest difference",
+                None,
+                float(np.abs(plain - same).max()),
+                "",
+                AT_MOST,
+                1e-12,
+            ),
         ),
         baseline="gradients averaged every step by the same 8 replicas",
         assumptions=(
@@ -101,16 +115,20 @@ def intellect() -> Outcome:
     return Outcome(
         figures=(
             *shown,
-            Figure("communication of data parallelism over rounds of 100 in int8", 400, 100 * FP32 / INT8, "x", WITHIN, 0.0),
+            Figure(
+                "communication of data parallelism over rounds of 100 in int8", 400, 100 * FP32 / INT8, "x", WITHIN, 0.0
+            ),
         ),
         facts=(
             Fact("a quantised mean is within a step of the mean", _quantised_error() <= 1.0),
-            Fact("rounds of 100 in int8, with nodes leaving and joining, reach the loss of synchronous steps", _survives()),
+            Fact(
+                "rounds of 100 in int8, with nodes leaving and joining, reach the loss of synchronous steps",
+                _survives(),
+            ),
         ),
         baseline="the same nodes without exchange: 43.3% MFU",
         assumptions=(
-            "100 inner steps take 38 minutes on 8 H100 and all-reduces take the table's seconds: what its links give is "
-            "an input here",
+            "100 inner steps take 38 minutes on 8 H100, all-reduces the table's seconds: what links give is an input",
             "least squares, 8 replicas, for the loss",
         ),
     )

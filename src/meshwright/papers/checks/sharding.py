@@ -37,15 +37,27 @@ def frontier_llm() -> Outcome:
         figures=(
             Figure("weak scaling, 175B, 128 to 1024", 1.0, _each(large, 1024, 128), "", WITHIN, 0.05),
             Figure("weak scaling, 1T, 1024 to 3072", 1.0, _each(trillion, 3072, 1024), "", WITHIN, 0.05),
-            Figure("tensor parallelism inside a node over across two", None, across.step_time_s / inside.step_time_s, "x", ABOVE),
-            Figure("many microbatches over few, a GCD's tokens", None, many.tokens_per_s_per_gpu / few.tokens_per_s_per_gpu, "x", ABOVE),
+            Figure(
+                "tensor parallelism inside a node over across two",
+                None,
+                across.step_time_s / inside.step_time_s,
+                "x",
+                ABOVE,
+            ),
+            Figure(
+                "many microbatches over few, a GCD's tokens",
+                None,
+                many.tokens_per_s_per_gpu / few.tokens_per_s_per_gpu,
+                "x",
+                ABOVE,
+            ),
             *(Figure(f"share of peak, {size}", paper, ours, "", WITHIN, 0.1) for size, (paper, ours) in said.items()),
         ),
         facts=(Fact("1T fits 64 GB a GCD with tp8 pp64 and sharded optimizer states", trillion[3072].fits),),
         baseline="fewer devices, the same batch for each",
         assumptions=(
             "devices are GCDs of an MI250X, two to a module; model shapes by Megatron's tables",
-            "its plans and batches could not be confirmed: those here follow its advice (tp in the node, deep pp, zero1)",
+            "its plans and batches are not confirmed: those here follow its advice (tp in the node, deep pp, zero1)",
         ),
         missing=("the plans and batches behind its shares of peak",),
     )
@@ -75,7 +87,9 @@ def frontier_zero() -> Outcome:
             Figure("scaling from 64 to 384 GCDs", 0.94, _scaling("hsdp8"), "", AT_LEAST, 0.95),
         ),
         baseline="ZeRO++: weights gathered inside the node",
-        assumptions=("one scope shards every kind of state here, so that the pair's gradients and optimizer states too",),
+        assumptions=(
+            "one scope shards every kind of state here, so that the pair's gradients and optimizer states too",
+        ),
         missing=("a scope for each kind of state, and quantised collectives: a plan has one sharding group",),
     )
 
@@ -94,7 +108,7 @@ def efficiency(intensity: float, bandwidth: float, peak: float) -> float:
 def zero_infinity() -> Outcome:
     """Its efficiency by bandwidth, with the intensities of parameters, optimizer states and activations."""
     seq, hidden, peak = 1024, 8192, 70e12
-    half = [b for b in range(1, 400) if efficiency(seq, b * 1e9, peak) >= 0.5][0]
+    half = next(b for b in range(1, 400) if efficiency(seq, b * 1e9, peak) >= 0.5)
     falls = efficiency(seq, 30e9, peak) < efficiency(seq * 4, 30e9, peak) < efficiency(24 * hidden, 30e9, peak)
     each, network = 3.0, 70.0
     return Outcome(

@@ -81,11 +81,7 @@ def find() -> Outcome:
     data, throughput = figures.load("zero_bubble"), figures.load("zero_bubble_throughput")
     shown, exact, searched, speedups = [], 0, True, dict.fromkeys(SEARCHED, 0.0)
     published = {
-        name: max(
-            fast / slow
-            for one in throughput["models"].values()
-            for fast, slow in zip(one[name], one["1F1B"])
-        )
+        name: max(fast / slow for one in throughput["models"].values() for fast, slow in zip(one[name], one["1F1B"]))
         for name in SEARCHED
     }
     for row in data["rows"]:
@@ -102,7 +98,10 @@ def find() -> Outcome:
         figures=(
             Figure("cells of Table 5 met to four digits (of 48)", 48, exact, "", WITHIN, 0.0),
             worst,
-            *(Figure(f"{n} over 1F1B, largest of Table 4", published[n], speedups[n], "x", WITHIN, 0.1) for n in SEARCHED),
+            *(
+                Figure(f"{n} over 1F1B, largest of Table 4", published[n], speedups[n], "x", WITHIN, 0.1)
+                for n in SEARCHED
+            ),
         ),
         facts=(Fact("the searched ZB-1p and ZB-2p are no worse than the paper's in any of 24 cells", searched),),
         baseline="1F1B of the same stages",
