@@ -30,7 +30,7 @@ def page(rows: Rows) -> str:
         "# Papers",
         "",
         "Published systems and whether their figures are reproduced here. Written by `python docs/refresh.py` from",
-        "what the checks found; nothing on this page is typed. `meshwright papers` prints it, `meshwright reproduce ID`",
+        "what the checks found; nothing here is typed. `meshwright papers` prints it, `meshwright reproduce ID`",
         "shows a paper's figures beside ours, `meshwright whatif` puts its recipe over a plan of yours.",
         "",
         "*works*: every figure and fact that the row's check judges holds, and the paper is confirmed. *partly*: the",
