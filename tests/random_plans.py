@@ -40,6 +40,12 @@ CLUSTERS = {name: cluster.load(name) for name in ("64xh100", "64xa100-80", "32xa
 DEVICES = ("h100", "a100-80", "a100-80 + h100")
 STORED = ("fp32", "bf16", "fp16", "fp8", "none")
 PRECISIONS = ("", "fp32", "fp16", "bf16", "fp8")
+#: How context parallelism exchanges: each algorithm, then what swaps heads inside it.
+SEQUENCES = (
+    *(plans.Sequence(algorithm=name) for name in CP_ALGORITHMS),
+    plans.Sequence(algorithm="ring", ulysses=2),
+    plans.Sequence(algorithm="allgather", ulysses=2),
+)
 SCHEDULES = (*schedules.families(), "2bp:1f1b", "2bp:interleaved")
 
 
@@ -87,7 +93,7 @@ def plans_in_words(draw):
             stages=tuple(draw(st.lists(count, max_size=4))),
         ),
         pipeline=plans.Pipeline(schedule=family.name, vpp=vpp, microbatch=draw(count)),
-        sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS)),
+        sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS), ulysses=draw(count)),
         experts=plans.Experts(ep=draw(count), etp=draw(st.integers(0, 8)), imbalance=draw(st.floats(1.0, 1e5))),
         memory=plans.Memory(
             recompute=one_of(*RECOMPUTE_MODES), layers=draw(st.integers(0, 8)), attention=one_of(*ATTENTION_KERNELS)
@@ -108,7 +114,7 @@ def legal_plans(draw, models=MODELS, devices=DEVICES):
     one_of = lambda *values: draw(st.sampled_from(values))  # noqa: E731
     model, kinds = one_of(*models), one_of(*devices)
     family = schedules.get(one_of(*SCHEDULES))
-    tp, pp, cp, dp = one_of(1, 2, 4), one_of(1, 2, 4), one_of(1, 1, 2), one_of(1, 2, 4)
+    tp, pp, cp, dp = one_of(1, 2, 4), one_of(1, 2, 4), one_of(1, 1, 2, 4), one_of(1, 2, 4)
     assume((2 if "+" in kinds else 1) <= tp * pp * cp * dp <= 64)
     zero, microbatch = one_of(0, 1, 2, 3), one_of(1, 2)
     moe = model in (MIXTURE, LATENT)
@@ -124,7 +130,7 @@ def legal_plans(draw, models=MODELS, devices=DEVICES):
             order=one_of(DEFAULT_ORDER, ("tp", "cp", "pp", "dp")),
         ),
         pipeline=plans.Pipeline(schedule=family.name, vpp=one_of(*(family.vpps or (1, 2))), microbatch=microbatch),
-        sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS)),
+        sequence=one_of(*SEQUENCES[:3] if cp < 4 else SEQUENCES),
         experts=plans.Experts(ep=one_of(1, 2, 4), etp=one_of(0, 1)) if moe else plans.Experts(),
         memory=plans.Memory(recompute=one_of(*RECOMPUTE_MODES), attention=one_of(*ATTENTION_KERNELS)),
         precision=plans.Precision(compute=one_of(*PRECISIONS), master=one_of("fp32", "none")),

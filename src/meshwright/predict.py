@@ -265,7 +265,7 @@ def class_sigma(run: Simulated) -> dict[str, float]:
 def used_levels(run: Simulated) -> dict[str, None]:
     """Names of the levels that some collective or message of the step crosses, from the inside out."""
     context = run.lowered.stages.context()
-    groups = [context.tp_group, context.cp_group, context.ep_group, context.etp_group]
+    groups = [context.tp_group, context.cp_inner, context.cp_outer, context.ep_group, context.etp_group]
     for key in run.lowered.keys:
         if isinstance(key, Send):
             groups.append(key.group)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.cost import Costs
+from meshwright.lower.attention import copies
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
@@ -157,6 +158,43 @@ def test_ulysses_swaps_heads_and_sequence_around_the_core():
     pieces = layer("cp4 dp1 ulysses")
     assert collectives(pieces, "F") == {("all_to_all", "cp"): 2}
     assert collectives(pieces, "BW") == {("all_to_all", "cp"): 2}
+
+
+def sizes(pieces, which="F"):
+    """Bytes of every collective of a pass, by operation."""
+    found = {}
+    for entry in program(pieces, which):
+        if isinstance(entry.work, Collective):
+            found.setdefault(entry.work.op, []).append(entry.work.num_bytes)
+    return found
+
+
+def test_ulysses_inside_a_ring_swaps_neighbours_and_sends_between_their_groups():
+    # 8 ranks: 4 swap heads, 2 such groups are a ring (Fang & Zhao 2405.07719). LLAMA has 8 query and 4 key-value
+    # heads of 32, so a rank's share of S/8 tokens is [S/8, (8 + 4 + 4) * 32] before the swap; after it, S/2 tokens with
+    # 2 query heads and one key-value head.
+    pieces = layer("cp8 dp1 ulysses4", LLAMA)
+    found = sizes(pieces)
+    assert found["all_to_all"] == [S / 8 * 16 * 32 * 2, S / 8 * 8 * 32 * 2]
+    assert found["send"] == [S / 2 * 2 * 32 * 2]
+    assert {p.forward.group.size for p in pieces if p.queue == "cp"} == {4}
+    (core,) = (p for p in pieces if p.exchange)
+    assert (core.exchange.group.size, core.ring) == (2, 2)
+    assert (core.forward.heads, core.forward.kv_heads) == (2, 1)
+    assert flops(pieces, "F", of=Attention) == pytest.approx(flops(layer("dp1", LLAMA), "F", of=Attention) / 8)
+
+
+def test_ulysses_inside_a_gather_gathers_between_the_groups():
+    found = sizes(layer("cp4 dp1 allgather ulysses2", LLAMA))
+    assert found["all_gather"] == [S * 2 * 2 * 32 * 2]  # all tokens, two of four key-value heads
+    assert found["all_to_all"] == [S / 4 * 16 * 32 * 2, S / 4 * 8 * 32 * 2]
+
+
+def test_fewer_key_value_heads_than_ranks_are_sent_more_than_once():
+    # 4 key-value heads over 8 ranks: each is sent to the two ranks whose query heads read it
+    assert sizes(layer("cp8 dp1 ulysses", LLAMA))["all_to_all"] == [S / 8 * (8 + 8 + 8) * 32 * 2, S / 8 * 8 * 32 * 2]
+    assert [copies(8, 4, n) for n in (2, 4, 8)] == [1, 1, 2]
+    assert copies(12, 6, 4) == 2
 
 
 def test_slicing_keeps_the_bytes_and_the_operations():

@@ -14,6 +14,10 @@ from importlib import import_module
 COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
+    "run": "Train a plan for real with torch.distributed, with its prediction beside it",
+    "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
+    "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
+    "replay": "What a measured step would take on a faster link, under another schedule or bucket size",
     "diff": "Why two predictions, plans, clusters or models differ",
     "papers": "Published systems: what each does, and whether its figures are reproduced",
     "reproduce": "One paper's figures beside ours, with the error and what is assumed",

@@ -118,23 +118,24 @@ def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> lis
     return [
         Diagnostic(
             code="X005",
-            message=f"--{name} is given {given[f'--{name}']} times",
+            message=f"{option} is given {given[option]} times",
             place=f"meshwright {command}",
             help="keep one of them; meshwright diff compares two",
         )
-        for name, hint in _named(kind)
-        if given[f"--{name}"] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
+        for option, hint in _named(kind)
+        if given[option] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
     ]
 
 
 def _named(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    """Every option's name and its hint."""
+    """Every option as it is written (``save_every`` is ``--save-every``), and its hint."""
     hints = get_type_hints(kind, include_extras=True)
-    return [(next((n for m in h.__metadata__ if (n := getattr(m, "name", None))), f), h) for f, h in hints.items()]
+    named = ((next((n for m in h.__metadata__ if (n := getattr(m, "name", None))), f), h) for f, h in hints.items())
+    return [("--" + name.replace("_", "-"), hint) for name, hint in named]
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    known = [f"--{name}" for name, hint in _named(kind) if tyro.conf.Positional not in hint.__metadata__]
+    known = [name for name, hint in _named(kind) if tyro.conf.Positional not in hint.__metadata__]
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED, read_all, said
+from meshwright.cli.question import OPTIONAL, WANTED, asked, read_all
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -33,7 +33,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
-    question = said(given)
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
+    question = asked(said)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     prediction = read_all([question], also_wrong=wrong)[0]()

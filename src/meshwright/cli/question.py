@@ -7,12 +7,15 @@ A question file says the four in the words of the command line::
     on = "64xh100"
     train = "batch=512,seq=8192"
     plan = "tp8 pp4 vpp5 zero1"
+
+or the first three, and the plan as the tables of a plan file (:mod:`meshwright.plan.toml`).
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +64,9 @@ def load(path: str) -> Question:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
     check_version(table.pop("format_version", None), path)
+    tables = [key for key, value in table.items() if isinstance(value, dict)]
+    if tables and "plan" not in table:  # the file is a plan file too, and says what is wrong with it as one
+        table = {key: value for key, value in table.items() if key not in tables} | {"plan": Path(path).name}
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
@@ -71,18 +77,30 @@ def load(path: str) -> Question:
     return Question(**table, base=Path(path).parent)
 
 
-def said(given: Any) -> Question:
-    """What the options of a command say, put over a question file when one is named."""
-    texts = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
-    if not given.model.endswith(".toml"):
-        return Question(**texts)
-    over = {field: _from_here(text) for field, text in texts.items() if field != "model" and text}
-    return msgspec.structs.replace(load(given.model), **over)
+def asked(said: Mapping[str, str]) -> Question:
+    """The question of a command's options: where the model is a .toml file, what that says with the others put over it.
+
+    Raises:
+        MeshwrightError: as :func:`load`.
+    """
+    if not said["model"].endswith(".toml"):
+        return Question(**said)
+    over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}
+    return msgspec.structs.replace(load(said["model"]), **over)
 
 
 def _from_here(text: str) -> str:
     """A path given as an option is relative to the working folder, not to the question file."""
     return str(Path(text).resolve()) if text.endswith((".json", ".toml")) else text
+
+
+def beside(text: str, path: str) -> str:
+    """How a file at `path` says `text`, which may name a file or a folder: relative to where it lies."""
+    if "/" in text and Path(text).is_dir():
+        text += "/config.json"
+    if not text.endswith((".json", ".toml")) or Path(text).is_absolute():
+        return text
+    return os.path.relpath(text, Path(path).resolve().parent)
 
 
 def check_version(version: Any, path: str, convert: str = "") -> None:

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED
+from meshwright.cli.question import WANTED, beside
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
@@ -153,8 +153,9 @@ def _write_files(found: Found, given: Options) -> None:
     if given.save and found.best:
         from meshwright.plan.toml import save
 
-        save(found.best[0].plan, given.save)
-        note(f"wrote {given.save}: meshwright predict takes it as --plan {given.save}")
+        question = {field: beside(getattr(given, field), given.save) for field in ASKED}
+        save(found.best[0].plan, given.save, question)
+        note(f"wrote {given.save}: meshwright predict {given.save} says more, meshwright run {given.save} trains it")
     if given.report:
         from meshwright.report.search_html import write
 

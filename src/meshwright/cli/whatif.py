@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED, read_parts, said
+from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.errors import MeshwrightError
 
 DESCRIPTION = """Put the recipes of papers over a plan: what is gained, what it does to memory, whether it is exact.
@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the changed plan fits, 1 when it does not."""
     given, wrong = options.read(Options, argv, command="whatif", description=DESCRIPTION)
-    question = said(given)
+    question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL)})
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="whatif")
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
     wrong += unwritable(given.report, "--report")

@@ -130,6 +130,19 @@ def context(r: Request, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
             help=f"say {' or '.join(allowed)}",
             mend={"sequence.algorithm": allowed[0]},
         )
+    yield from one_exchange(r)
+
+
+def one_exchange(r: Request) -> Iterator[Gap]:
+    """No swap of heads inside another exchange."""
+    if r.plan.sequence.ulysses > 1:
+        yield Gap(
+            facet="sequence.ulysses",
+            value=f"heads swapped among {r.plan.sequence.ulysses} ranks inside the {r.plan.sequence.algorithm}",
+            reason="what is written names one exchange over all context-parallel ranks",
+            help="leave the number out",
+            mend={"sequence.ulysses": 1},
+        )
 
 
 def always_overlapped(r: Request) -> Iterator[Gap]:

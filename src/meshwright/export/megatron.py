@@ -93,6 +93,7 @@ def _context(r: Request) -> Iterator[Gap]:
     if layout.cp == 1:
         return
     yield from shared.pieces(r, 2 * layout.cp, "every context-parallel rank takes two")
+    yield from shared.one_exchange(r)
     if r.plan.memory.attention != "flash":
         yield Gap(
             facet="memory.attention",

@@ -105,47 +105,47 @@ def _rotary(c: Context, spec: Spec, heads: int) -> list[Piece]:
 
 
 def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
-    """The core and, under context parallelism, the exchange around or inside it."""
-    cp, e = c.plan.layout.cp, c.element
-    if cp == 1:
-        return _core(c, spec, heads, queries=c.train.seq_len, ring=1)
-    # latent attention circulates the latent, not the expanded heads
-    kv_width = (
-        spec.kv_lora_rank + spec.rope_head_dim
-        if spec.kv_lora_rank
-        else kv_heads(c, spec) * (spec.head_dim + spec.v_head_dim)
-    )
-    kv_bytes = c.tokens * kv_width * e
-    algorithm = c.plan.sequence.algorithm
-    if algorithm == "ulysses":
-        into = c.tokens * heads * spec.head_dim * e + kv_bytes
+    """The core and, under context parallelism, the exchanges around or inside it: a swap of heads for tokens, and
+    inside it a ring or a gather of keys and values between the groups that have swapped (Fang & Zhao 2405.07719)."""
+    e, swap = c.element, c.plan.head_swap
+    outer, kv = c.plan.layout.cp // swap, kv_heads(c, spec)
+    into, out = [], []
+    if swap > 1:
+        kv *= 1 if spec.kv_lora_rank else copies(heads, kv, swap)
         back = c.tokens * heads * spec.v_head_dim * e
-        whole = _core(c, spec, heads // cp, queries=c.train.seq_len, ring=1)
-        return [_swap(c, "heads to sequence", into, back=into), *whole, _swap(c, "sequence to heads", back, back=back)]
-    if algorithm == "allgather":
-        gathered = kv_bytes * cp
-        gather = Piece(
-            name="kv gather",
-            forward=Collective(op="all_gather", num_bytes=gathered, group=c.cp_group),
-            backward=Collective(op="reduce_scatter", num_bytes=gathered, group=c.cp_group),
-            queue="cp",
-        )
-        return [gather, *_core(c, spec, heads, queries=c.train.seq_len // cp, ring=1)]
-    return _core(c, spec, heads, queries=c.train.seq_len // cp, ring=cp, kv_bytes=kv_bytes)
+        forth = c.tokens * (heads * spec.head_dim + _kv_width(spec, kv)) * e
+        into, out = [_swap(c, "heads to sequence", forth)], [_swap(c, "sequence to heads", back)]
+        heads, kv = heads // swap, max(1, kv // swap)
+    # latent attention exchanges the latent, not the expanded heads
+    kv_bytes = c.tokens * swap * _kv_width(spec, kv) * e
+    queries, ring = c.train.seq_len // outer, outer
+    if c.plan.sequence.algorithm == "allgather" and outer > 1:
+        ring = 1
+        gathered = Collective(op="all_gather", num_bytes=kv_bytes * outer, group=c.cp_outer)
+        scattered = Collective(op="reduce_scatter", num_bytes=kv_bytes * outer, group=c.cp_outer)
+        into.append(Piece(name="kv gather", forward=gathered, backward=scattered, queue="cp"))
+    return [*into, *_core(c, spec, heads, kv, queries=queries, ring=ring, kv_bytes=kv_bytes), *out]
 
 
-def _swap(c: Context, name: str, size: float, *, back: float) -> Piece:
-    return Piece(
-        name=name,
-        forward=Collective(op="all_to_all", num_bytes=size, group=c.cp_group),
-        backward=Collective(op="all_to_all", num_bytes=back, group=c.cp_group),
-        queue="cp",
-    )
+def copies(heads: int, kv: int, ranks: int) -> int:
+    """How often each key-value head is sent so that every one of `ranks` gets those that its query heads read."""
+    return next(n for n in range(1, heads // kv + 1) if heads // kv % n == 0 and kv * n % ranks == 0)
 
 
-def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_bytes: float = 0.0) -> list[Piece]:
-    """`queries` of a sequence against all its keys. Balanced over context-parallel ranks: each has its share of the
-    causal triangle."""
+def _kv_width(spec: Spec, kv: int) -> int:
+    if spec.kv_lora_rank:
+        return spec.kv_lora_rank + spec.rope_head_dim
+    return kv * (spec.head_dim + spec.v_head_dim)
+
+
+def _swap(c: Context, name: str, size: float) -> Piece:
+    swapped = Collective(op="all_to_all", num_bytes=size, group=c.cp_inner)
+    return Piece(name=name, forward=swapped, backward=swapped, queue="cp")
+
+
+def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: int, kv_bytes: float) -> list[Piece]:
+    """`queries` of a sequence against all its keys, which have `kv` heads. Balanced over context-parallel ranks: each
+    has its share of the causal triangle."""
     seq = c.train.seq_len
     window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
     pairs = attended_pairs(seq, c.train.attended, causal=c.train.causal, window=window, chunked=spec.chunked)
@@ -153,6 +153,7 @@ def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_byt
     batch = c.plan.pipeline.microbatch
     if c.plan.memory.attention == "unfused":
         return _unfused(c, spec, heads, queries)
+    kv = heads if spec.kv_lora_rank else min(heads, kv)
 
     def work(backward: bool) -> Attention:
         return Attention(
@@ -160,7 +161,7 @@ def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_byt
             q_len=max(1, queries // ring),
             kv_len=seq // ring,
             heads=heads,
-            kv_heads=heads if spec.kv_lora_rank else min(heads, kv_heads(c, spec)),
+            kv_heads=kv,
             head_dim=spec.head_dim,
             v_head_dim=spec.v_head_dim,
             pairs=share / ring,
@@ -168,15 +169,14 @@ def _core(c: Context, spec: Spec, heads: int, *, queries: int, ring: int, kv_byt
             backward=backward,
         )
 
-    kv = heads if spec.kv_lora_rank else kv_heads(c, spec)
     inputs = batch * queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
     # the core needs its 16-bit output again; below 16 bits the projection behind it keeps another copy
     lower = c.low < c.element
     own_output = batch * queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
     exchange = {}
     if ring > 1:
-        send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_group)
-        exchange = {"exchange": send, "exchange_back": Collective(op="send", num_bytes=2 * kv_bytes, group=c.cp_group)}
+        send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_outer)
+        exchange = {"exchange": send, "exchange_back": Collective(op="send", num_bytes=2 * kv_bytes, group=c.cp_outer)}
     return [
         Piece(
             name="attention core",

@@ -44,7 +44,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """What every builder of pieces needs: sizes per rank and groups.
+    """What every builder of pieces needs: sizes per rank and groups; of the context-parallel ranks, ``cp_inner`` swap
+    heads and ``cp_outer`` exchange keys and values.
 
     ``tokens`` of one microbatch on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp
     under sequence parallelism); ``element`` bytes of an activation.
@@ -54,7 +55,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     train: Train
     tp_group: Group
-    cp_group: Group
+    cp_inner: Group
+    cp_outer: Group
     ep_group: Group
     etp_group: Group
 

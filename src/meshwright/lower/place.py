@@ -108,6 +108,10 @@ class Mesh:
             left = max(1, left // take)
         return self._span(tuple(inner), start), self._span(tuple(outer), start)
 
+    def spans(self, group: Group) -> tuple[tuple[int, int], ...]:
+        """Where the ranks of a group that this mesh made lie: its (stride, size) spans."""
+        return next(spans for (spans, _), known in self._groups.items() if known is group)
+
     def pair(self, a: int, b: int) -> Group:
         """Two ranks that send to each other."""
         low, high = min(a, b), max(a, b)

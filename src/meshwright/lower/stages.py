@@ -83,19 +83,20 @@ class Stages:
         mesh = self.mesh
         groups = (
             mesh.group("tp", start=start),
-            mesh.group("cp", start=start),
+            *mesh.hybrid_groups(self.plan.head_swap, "cp", start=start),
             mesh.expert_group("ep", start=start),
             mesh.expert_group("etp", start=start),
         )
         found = self._contexts.get(groups)
         if found is None:
-            tp, cp, ep, etp = groups
+            tp, inner, outer, ep, etp = groups
             found = self._contexts[groups] = Context(
                 model=self.model,
                 plan=self.plan,
                 train=self.train,
                 tp_group=tp,
-                cp_group=cp,
+                cp_inner=inner,
+                cp_outer=outer,
                 ep_group=ep,
                 etp_group=etp,
             )

@@ -38,6 +38,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """Replicas of an expert: data parallelism of the expert mesh."""
         return self.layout.tp * self.layout.cp * self.layout.dp // (self.experts.ep * self.etp)
 
+    @property
+    def head_swap(self) -> int:
+        """Context-parallel ranks that swap heads for tokens: all, some next to each other, or 1."""
+        return self.layout.cp if self.sequence.algorithm == "ulysses" else self.sequence.ulysses
+
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs per step; exact once :func:`check` has passed."""
         return global_batch // (self.layout.dp * self.pipeline.microbatch)

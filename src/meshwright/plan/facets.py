@@ -66,9 +66,11 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag),
     ``ulysses`` (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3,
-    2407.21783)."""
+    2407.21783). ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups
+    (the union of both, Fang & Zhao 2405.07719)."""
 
     algorithm: str = "ring"
+    ulysses: int = 1
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):

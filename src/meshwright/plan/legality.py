@@ -7,6 +7,7 @@ Every rule is a function that yields its violations; all of them are asked, so o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import lcm
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic
@@ -144,27 +145,44 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    cp, algorithm = plan.layout.cp, plan.sequence.algorithm
+    cp, algorithm, swap = plan.layout.cp, plan.sequence.algorithm, plan.sequence.ulysses
+    if swap > 1 and (algorithm == "ulysses" or cp % swap or swap >= cp):
+        inner = [n for n in range(2, cp) if cp % n == 0]
+        yield _bad(
+            "P015",
+            f"ulysses{swap} swaps heads among {swap} ranks inside a ring or an allgather of cp={cp} / {swap}"
+            + (", and ulysses is neither" if algorithm == "ulysses" else ""),
+            f"sequence.ulysses = {swap}",
+            f"valid inside cp{cp}: {', '.join(f'ulysses{n}' for n in inner) or 'none'}"
+            + (f"; or ulysses alone for all {cp}" if cp > 1 else ""),
+        )
+        return
     if cp == 1:
         return
-    pieces = 2 * cp if algorithm == "ring" and train.causal else cp
+    outer = cp // swap
+    pieces = lcm(2 * outer, cp) if algorithm != "ulysses" and train.causal else cp
     if train.seq_len % pieces:
-        why = "the balanced ring cuts it into two pieces a rank" if pieces > cp else "each rank takes one piece"
+        why = (
+            "balanced causal attention takes an early and a late piece a rank"
+            if pieces > cp
+            else "each rank takes one piece"
+        )
         yield _bad(
             "P015",
             f"a sequence of {train.seq_len} tokens does not divide into {pieces} pieces ({why})",
             f"layout.cp = {cp}",
             f"choose a cp such that {'2 * cp' if pieces > cp else 'cp'} divides {train.seq_len}",
         )
-    if algorithm == "ulysses":
+    if plan.head_swap > 1:
+        word = "cp" if algorithm == "ulysses" else "ulysses"
         for block in model.blocks:
-            a = block.attention
-            if a.heads // plan.layout.tp % cp:
+            heads = block.attention.heads // plan.layout.tp
+            if heads % plan.head_swap:
                 yield _bad(
                     "P015",
-                    f"ulysses splits a rank's {a.heads // plan.layout.tp} heads over cp={cp}, which does not divide",
-                    f"layout.cp = {cp}",
-                    f"valid cp: {divisors(a.heads // plan.layout.tp, cluster.num_devices)}; or ring",
+                    f"ulysses splits a rank's {heads} heads over {word}={plan.head_swap}, which does not divide",
+                    f"layout.cp = {cp}" if word == "cp" else f"sequence.ulysses = {swap}",
+                    f"valid {word}: {divisors(heads, cluster.num_devices)}; or ring",
                 )
     if plan.memory.attention == "unfused" and algorithm == "ring":
         yield _bad(

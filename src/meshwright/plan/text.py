@@ -29,6 +29,7 @@ INTEGER_WORDS: dict[str, tuple[str, str]] = {
     "zero": ("layout", "zero"),
     "shard": ("layout", "shard"),
     "mb": ("pipeline", "microbatch"),
+    "ulysses": ("sequence", "ulysses"),
 }
 #: Words that stand alone: what they set.
 PLAIN_WORDS: dict[str, tuple[tuple[str, str, object], ...]] = {

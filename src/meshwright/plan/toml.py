@@ -9,11 +9,15 @@
     [pipeline]
     schedule = "interleaved"
     vpp = 2
+
+The question that a plan answers (:data:`QUESTION`) may stand before the tables; here it is passed over, so that one
+file is a plan, and a whole question to ``meshwright predict`` and ``run``.
 """
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +31,13 @@ from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS, read
 from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
+#: What a file may say beside the plan: what it was made for.
+QUESTION = ("model", "on", "train", "framework")
 
 
-def dump(plan: Plan) -> str:
-    """The TOML text of a plan; :func:`loads` gives the same plan back."""
-    default, table = Plan(), {"format_version": FORMAT_VERSION}
+def dump(plan: Plan, question: Mapping[str, str] | None = None) -> str:
+    """The TOML text of a plan, and of the `question` it is for; :func:`loads` gives the same plan back."""
+    default, table = Plan(), {"format_version": FORMAT_VERSION, **(question or {})}
     for facet in Plan.__struct_fields__:
         value, usual = getattr(plan, facet), getattr(default, facet)
         rows = {}
@@ -44,13 +50,13 @@ def dump(plan: Plan) -> str:
     return dumps(table)
 
 
-def save(plan: Plan, path: str | Path) -> None:
+def save(plan: Plan, path: str | Path, question: Mapping[str, str] | None = None) -> None:
     """Write a plan file whole or not at all.
 
     Raises:
         MeshwrightError: X104 when it cannot be written.
     """
-    write_bytes(path, dump(plan).encode())
+    write_bytes(path, dump(plan, question).encode())
 
 
 def load(path: str | Path) -> Plan:
@@ -82,6 +88,8 @@ def loads(text: str, *, place: str = "plan.toml") -> Plan:
     found: list[Diagnostic] = []
     plan = Plan()
     for facet, rows in table.items():
+        if facet in QUESTION and isinstance(rows, str):
+            continue
         if facet not in Plan.__struct_fields__:
             found.append(_wrong(place, facet, rows, f"no such table; {nearest(facet, list(Plan.__struct_fields__))}"))
             continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 
 def render(template: str, **context: Any) -> str:
@@ -17,3 +19,8 @@ def render(template: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     return environment.get_template(template).render(**context)
+
+
+def static(name: str) -> Markup:
+    """A style or script of the package, as it is: it is ours, so it is not escaped."""
+    return Markup(files("meshwright.report").joinpath("static", name).read_text(encoding="utf-8"))

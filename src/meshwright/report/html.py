@@ -6,11 +6,8 @@ the page, each with a table that says the same.
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
-
-from markupsafe import Markup
 
 from meshwright.atomic import write_bytes
 from meshwright.prediction import FORMAT_VERSION, Prediction
@@ -40,8 +37,8 @@ def _context(prediction: Prediction) -> dict[str, Any]:
     return {
         "p": prediction,
         "format_version": FORMAT_VERSION,
-        "styles": [_static(name) for name in STYLES],
-        "scripts": [_static(name) for name in SCRIPTS],
+        "styles": [document.static(name) for name in STYLES],
+        "scripts": [document.static(name) for name in SCRIPTS],
         "light": palette.css("light"),
         "dark": palette.css("dark"),
         "theme_colours": palette.THEMES,
@@ -99,8 +96,3 @@ def _interval_positions(prediction: Prediction) -> dict[str, float]:
         "width": 100 * (high - low) / whole,
         "step": min(max(100 * (prediction.step_time_s - first) / whole, 0.0), 100.0),
     }
-
-
-def _static(name: str) -> Markup:
-    """A style or script of the package, as it is: it is ours, so it is not escaped."""
-    return Markup(files("meshwright.report").joinpath("static", name).read_text(encoding="utf-8"))

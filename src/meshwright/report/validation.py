@@ -7,7 +7,6 @@ that says the same. No request leaves the page, and its policy forbids any.
 from __future__ import annotations
 
 from importlib.metadata import version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +49,8 @@ def render(found: list[Table]) -> str:
         code=version("meshwright"),
         light=palette.css("light"),
         dark=palette.css("dark"),
-        styles=[_static("base.css"), _static("validation.css")],
-        scripts=[_static("theme.js"), Markup("Meshwright.theme.start();")],
+        styles=[document.static("base.css"), document.static("validation.css")],
+        scripts=[document.static("theme.js"), Markup("Meshwright.theme.start();")],
         size=(plots.WIDTH, plots.HEIGHT),
     )
 
@@ -144,8 +143,3 @@ def _worst(rows: list[Scored]) -> list[dict[str, str]]:
         }
         for s in (rows[i] for i in np.argsort(-factors, kind="stable")[:WORST])
     ]
-
-
-def _static(name: str) -> Markup:
-    """A style or script of the package, as it is: it is ours, so it is not escaped."""
-    return Markup(files("meshwright.report").joinpath("static", name).read_text(encoding="utf-8"))

@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from meshwright.spec.layers import Block, BlockParams, Moe
+from meshwright.spec.numerics import Numerics
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -31,6 +32,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         final_norm: a norm precedes the head.
         head_bias: the head has a bias.
         max_seq_len: longest sequence that the configuration allows, in tokens, 0 = it does not say.
+        numerics: constants that computing needs and costs do not.
         source: where the dimensions come from.
         unknown_fields: keys of the configuration that were not understood.
         notes: what the published model has and this record leaves out.
@@ -49,6 +51,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     embedding_width: int = 0
     final_norm: bool = True
     head_bias: bool = False
+    numerics: Numerics = Numerics()
     source: str = ""
     unknown_fields: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

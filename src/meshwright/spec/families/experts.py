@@ -60,7 +60,7 @@ def qwen3_moe(r: Reader) -> Model:
 
 def _qwen_moe(r: Reader, attention: Attention, **fields: object) -> Model:
     layers = r.layers()
-    moe = _mixture(r, "num_experts", ffn="moe_intermediate_size", **fields)
+    moe = _mixture(r, "num_experts", "num_local_experts", ffn="moe_intermediate_size", **fields)
     every = r.int("decoder_sparse_step", default=1)
     dense_only = set(r.ints("mlp_only_layers") or ())
     sparse = [layer not in dense_only and (layer + 1) % every == 0 for layer in range(layers)]

@@ -10,6 +10,7 @@ import msgspec
 from meshwright.spec.architecture import Model, stack
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Block
+from meshwright.spec.numerics import numerics
 
 
 def grouped_attention(
@@ -91,6 +92,7 @@ def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) ->
         blocks=kinds,
         pattern=pattern,
         tied_embeddings=tied,
+        numerics=numerics(r.config, r.family),
         source=source if isinstance(source, str) else r.place,
         unknown_fields=r.unknown_fields(),
         notes=tuple(r.notes),

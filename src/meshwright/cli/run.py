@@ -1,0 +1,268 @@
+"""``meshwright run``: train a plan for real, and say how far the prediction was off."""
+
+from __future__ import annotations
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.guard import show
+from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.environment import is_first, launched, num_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from meshwright.plan import Plan
+    from meshwright.prediction import Prediction
+    from meshwright.run.loop import Job
+    from meshwright.spec.workload import Train
+
+DESCRIPTION = """Train a plan for real with torch.distributed, and compare it with its prediction.
+
+Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --train and --plan as to predict. One
+process a rank is started on this machine (on the CPU with gloo, or a GPU each with NCCL); under torchrun or a scheduler
+its processes are joined. Ctrl-C or SIGTERM finishes the step, saves a checkpoint in --out and ends with exit code 0.
+
+Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
+DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"
+STEPS = 20
+#: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
+NUMBERS = {
+    "steps": (1, 1e12, True, "a number of steps"),
+    "save_every": (1, 1e12, True, "a number of steps"),
+    "warmup": (0, 1e12, True, "a number of steps"),
+    "decay": (1, 1e12, True, "a number of steps"),
+    "seed": (0, 2**63 - 1, True, "a whole number"),
+    "lr": (0.0, 1e6, False, "a learning rate such as 3e-4"),
+    "clip": (0.0, 1e12, False, "a norm, 0 for no clipping"),
+}
+DEVICES = ("auto", "cpu", "cuda")
+DTYPES = ("fp32", "bf16", "float64")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``meshwright run`` takes."""
+
+    plan_file: options.positional("FILE", "plan.toml or question.toml; or a MODEL as predict takes it.") = ""
+    model: options.text("MODEL", "Catalog name or Hugging Face config.json, over the file's.") = ""
+    on: options.text("CLUSTER", "What the plan is for: 64xh100, a catalog name or a .toml file.") = ""
+    train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
+    framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
+    data: options.text("PATH", "Text to train on: a file, a .jsonl, a folder, or sample.") = ""
+    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; bytes if left out.") = ""
+    steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
+    out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
+    resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False
+    save_every: options.text("COUNT", "Steps between checkpoints; only one at the end if left out.") = ""
+    weights: options.text("FOLDER", "Begin with published weights (safetensors).") = ""
+    lr: options.text("RATE", "Learning rate; 3e-4 if left out.") = ""
+    warmup: options.text("COUNT", "Steps over which the learning rate rises; none if left out.") = ""
+    decay: options.text("COUNT", "Step at which a cosine has brought it down to a tenth; constant if left out.") = ""
+    clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
+    seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
+    dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
+    device: options.text("KIND", "cpu or cuda; GPUs where there are some if left out.") = ""
+    trace: options.text("FILE", "Write the measured timeline of the last steps, step.json.gz.") = ""
+    json: options.JSON = False
+
+
+def run(argv: list[str]) -> int:
+    """0 when it was trained, 1 when a process died or the loss was not a number."""
+    if not launched():
+        return _run(argv)
+    # One of many processes that a launcher started: one speaks, and none waits for the interpreter to end in order.
+    from meshwright.run.launch import end_process
+
+    try:
+        code = _run(argv)
+    except MeshwrightError as error:
+        code = error.exit_code
+        if is_first() or getattr(error, "speaks", False):
+            show(error, as_json="--json" in argv)
+    end_process(code)
+
+
+def _run(argv: list[str]) -> int:
+    given, wrong = options.read(Options, argv, command="run", description=DESCRIPTION)
+    job, predicted = _read(given, wrong)
+    from meshwright.run import launch, loop
+
+    num_ranks = job.plan.layout.num_ranks
+    if is_first():
+        note(_begin(job, num_ranks))
+    summary = launch.start(loop.train, job, num_ranks=num_ranks, device=given.device or "auto")
+    if summary is None:  # another rank than the first of a launched job
+        return 0
+    prediction = predicted(summary.pop("lengths"))
+    if given.json:
+        from meshwright.report.beside import to_json
+
+        print_json(to_json(prediction, summary))
+    else:
+        from meshwright.report.beside import render
+
+        render(prediction, summary, console())
+    _say_written(given, summary)
+    return 0
+
+
+def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any], Prediction]]:
+    """The job, and its prediction for documents of given lengths, once nothing is wrong with either."""
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
+    said["model"] = given.plan_file or given.model
+    question = asked(said)
+    if given.plan_file.endswith(".toml") and given.model:
+        question = msgspec.structs.replace(question, model=_here(given.model))
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="run")
+    wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
+    numbers = _numbers(given, wrong)
+    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + _no_torch()
+    parts, found = read_parts(question)
+    if wrong or found:
+        raise MeshwrightError([*wrong, *found])
+    model, cluster, train, plan = parts
+    plan, train = _computed_in(given.dtype, plan.on(cluster.num_devices), train)
+    precision = "float64" if given.dtype == "float64" else ""
+    from meshwright.plan import check
+    from meshwright.plan.executable import unexecutable
+
+    wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
+    if wrong:
+        raise MeshwrightError(wrong)
+
+    def predicted(lengths: Any) -> Prediction:
+        from meshwright.cost import load_framework, standard
+        from meshwright.predict import predict
+        from meshwright.spec.workload import Lengths
+
+        packed = train
+        if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
+            packed = msgspec.structs.replace(train, lengths=msgspec.convert(lengths, Lengths))
+        costs = standard(load_framework(question.framework or "default"))
+        return predict(model, cluster, packed, plan, costs=costs, detail=False)
+
+    return _job(given, numbers, precision, predicted(None)), predicted
+
+
+def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Prediction) -> Job:
+    """What every rank is told. The text is tokenised here, unless each machine has to do it for itself."""
+    from meshwright.run import data, loop, tokenizer
+    from meshwright.run.settings import Settings
+
+    model, plan, train = prediction.model, prediction.plan, prediction.train
+    corpus = ""
+    if not launched():
+        corpus = str(data.build(given.data, tokenizer.load(given.tokenizer), data.cache_folder()))
+        data.load(Path(corpus), train, vocab=model.vocab, place=f"--data {given.data}")
+    steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
+    set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
+    return loop.Job(
+        model=model,
+        plan=plan,
+        train=train,
+        settings=Settings(precision=precision, **{f: numbers[o] for o, f in set_by.items() if o in numbers}),
+        text=given.data,
+        tokenizer=given.tokenizer or "bytes",
+        corpus=corpus,
+        steps=numbers.get("steps", steps),
+        out=given.out,
+        resume=given.resume,
+        save_every=numbers.get("save_every", 0),
+        weights=given.weights,
+        ideal_s=prediction.mfu * prediction.step_time_s,
+        trace=given.trace,
+        identity=prediction.identity,
+    )
+
+
+def _computed_in(dtype: str, plan: Plan, train: Train) -> tuple[Plan, Train]:
+    """Plan and workload with the type of --dtype instead of their own; float64 is no type of theirs."""
+    if dtype in ("", "float64"):
+        return plan, train
+    precision = msgspec.structs.replace(plan.precision, compute="")
+    return msgspec.structs.replace(plan, precision=precision), msgspec.structs.replace(train, dtype=dtype)
+
+
+def _here(text: str) -> str:
+    return str(Path(text).resolve()) if text.endswith(".json") else text
+
+
+def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, Any]:
+    """The options of :data:`NUMBERS` that are given, as numbers; L005 for those that are none."""
+    out: dict[str, Any] = {}
+    for field, (least, most, whole, wanted) in NUMBERS.items():
+        text = getattr(given, field)
+        if not text:
+            continue
+        try:
+            value = int(text) if whole else float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            wrong.append(_bad(f"--{field.replace('_', '-')} {text}", f"it is {wanted}"))
+        else:
+            out[field] = value
+    return out
+
+
+def _contradictions(given: Options) -> list[Diagnostic]:
+    """What does not go together, or is already there."""
+    out = []
+    for option, known in (("device", DEVICES), ("dtype", DTYPES)):
+        said = getattr(given, option)
+        if said and said not in known:
+            out.append(_bad(f"--{option} {said}", f"it is one of {', '.join(known)}"))
+    for option in ("resume", "save_every"):
+        if getattr(given, option) and not given.out:
+            out.append(_bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
+    if given.resume and given.weights:
+        out.append(_bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
+    if given.out and Path(given.out).is_file():
+        out.append(_bad(f"--out {given.out}", "it is a file: name a folder"))
+    elif given.out and not given.resume and any(Path(given.out).glob("step-*")):
+        out.append(
+            _bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder")
+        )
+    return out
+
+
+def _bad(place: str, help: str) -> Diagnostic:
+    return Diagnostic(code="L005", message=f"{place} cannot be", place="meshwright run", help=help)
+
+
+def _no_torch() -> list[Diagnostic]:
+    missing = [name for name in ("torch", "safetensors", "tokenizers") if find_spec(name) is None]
+    if not missing:
+        return []
+    return [
+        Diagnostic(
+            code="L003",
+            message=f"to run needs {' and '.join(missing)}, not installed here",
+            place="meshwright run",
+            help='pip install "meshwright[run]"; predicting and searching need none of it',
+        )
+    ]
+
+
+def _begin(job: Job, num_ranks: int) -> str:
+    processes = f"{num_ranks} process{'es' * (num_ranks > 1)}"
+    shared = ""
+    if num_ranks > num_cores() and not launched():
+        shared = f" that share {num_cores()} cores"
+    return f"training {job.model.name} under {job.plan.text()}, {job.train.text()}, on {processes}{shared}"
+
+
+def _say_written(given: Options, summary: dict[str, Any]) -> None:
+    if given.trace:
+        note(f"wrote {given.trace}")
+    if summary["saved"]:
+        more = ": --resume goes on from it" if summary["stopped"] else ""
+        note(f"saved {summary['saved']}{more}")

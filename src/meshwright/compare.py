@@ -1,0 +1,290 @@
+"""Where prediction and measurement of the same plan part: step time, kinds of task, queues, critical paths.
+
+Either side is a timeline of one step or of several. Times are per rank: the mean over the ranks that a class stands
+for, of the median step. What is compared span for span has the same key on both sides:
+
+* passes and sends: rank class, queue, kind, stage and microbatch, whatever number of layers a span covers;
+* exchanges: rank class, queue, stage and layer, whether a reduction is counted as one all-reduce or in two halves.
+
+What only one side has is counted and shown, and is no part of an error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.graph import KINDS, QUEUES
+from meshwright.measured import Step, class_of, joined, middle, place, steps
+from meshwright.timeline import Timeline
+
+FORMAT_VERSION = 1
+#: Words of the identity that must agree for the two to be about the same thing.
+SAME = ("model", "cluster", "workload", "plan")
+#: What tasks of a queue are called together, where kinds differ between frameworks for the same work.
+TOGETHER = {"dp": "gradient exchange", "dp_gather": "parameter gather"}
+NORM = "gradient norm"
+#: Times below this are a trace's rounding.
+RESOLUTION_S = 1e-8
+#: Steps of a spread: the middle 80%.
+_TENTHS = 10
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity on both sides in seconds or another unit; ``error`` is predicted over measured, less one (None
+    where nothing was measured)."""
+
+    name: str
+    predicted: float
+    measured: float
+    error: float | None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Tasks of one kind or queue: how many both sides have, how many only one has, and the seconds per rank of those
+    that both have (``predicted_s``, ``measured_s``) and of the rest."""
+
+    name: str
+    matched: int
+    only_predicted: int
+    only_measured: int
+    predicted_s: float
+    measured_s: float
+    error: float | None
+    unmatched_predicted_s: float
+    unmatched_measured_s: float
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of like spans on the critical path: ``seconds`` they took, ``idle_s`` before them."""
+
+    name: str
+    rank: str
+    count: int
+    seconds: float
+    idle_s: float
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One side as a whole. ``spread_s`` is the middle 80% of its steps, ``path`` the critical path of its median
+    step, ``path_s`` that path by kind (``idle``: between its tasks)."""
+
+    source: str
+    identity: dict[str, str]
+    num_steps: int
+    num_spans: int
+    step_time_s: float
+    spread_s: tuple[float, float]
+    bubble: float
+    exposed_s: dict[str, float]
+    peak_memory_bytes: float
+    path: tuple[Link, ...]
+    path_s: dict[str, float]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted against measured. ``within_spread``: the prediction lies where the repeats do, so it is right as far
+    as they can tell. ``differ`` are words of the identity that are not the same on both sides."""
+
+    format_version: int
+    predicted: Side
+    measured: Side
+    step_time_s: Pair
+    within_spread: bool
+    kinds: tuple[Row, ...]
+    queues: tuple[Row, ...]
+    bubble: Pair
+    exposed_s: tuple[Pair, ...]
+    peak_memory_bytes: Pair | None
+    differ: dict[str, tuple[str, str]]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, seconds and bytes."""
+        return msgspec.to_builtins(self)
+
+
+def compare(predicted: Timeline, measured: Timeline) -> Comparison:
+    """`predicted` against `measured`; either may hold several steps."""
+    ours, theirs = (
+        [msgspec.structs.replace(s, timeline=joined(s.timeline)) for s in steps(t)] for t in (predicted, measured)
+    )
+    classes = _classes(predicted, measured)
+    a, b = _units(ours, classes[0]), _units(theirs, classes[1])
+    left, right = _side(predicted, ours), _side(measured, theirs)
+    low, high = right.spread_s
+    names = {p: None for side in (left, right) for p in side.exposed_s}
+    memory = left.peak_memory_bytes and right.peak_memory_bytes
+    return Comparison(
+        format_version=FORMAT_VERSION,
+        predicted=left,
+        measured=right,
+        step_time_s=_pair("step time", left.step_time_s, right.step_time_s),
+        within_spread=low <= left.step_time_s <= high,
+        kinds=_rows(a, b, lambda key: key[2]),
+        queues=_rows(a, b, lambda key: key[1]),
+        bubble=_pair("bubble", left.bubble, right.bubble),
+        exposed_s=tuple(_pair(n, left.exposed_s.get(n, 0.0), right.exposed_s.get(n, 0.0)) for n in names),
+        peak_memory_bytes=_pair("peak memory", left.peak_memory_bytes, right.peak_memory_bytes) if memory else None,
+        differ=_differences(predicted.identity, measured.identity),
+    )
+
+
+def _pair(name: str, predicted: float, measured: float) -> Pair:
+    error = predicted / measured - 1 if measured else None
+    return Pair(name=name, predicted=predicted, measured=measured, error=error)
+
+
+def spread(times: list[float]) -> tuple[float, float]:
+    """The middle 80% of some times."""
+    if len(times) < 2:
+        return times[0], times[0]
+    cuts = quantiles(times, n=_TENTHS, method="inclusive")
+    return cuts[0], cuts[-1]
+
+
+def _differences(a: dict[str, str], b: dict[str, str]) -> dict[str, tuple[str, str]]:
+    return {word: (a[word], b[word]) for word in SAME if word in a and word in b and a[word] != b[word]}
+
+
+def _classes(a: Timeline, b: Timeline) -> tuple[list[str], list[str]]:
+    """The class of every rank on both sides: the coarser side's names, else the place in the pipeline."""
+    coarse, fine = (a, b) if len(a.ranks) <= len(b.ranks) else (b, a)
+    found = [class_of(name, coarse.ranks) for name in fine.ranks]
+    if min(found, default=-1) >= 0:
+        mapped = [coarse.ranks[i] for i in found]
+        return (list(coarse.ranks), mapped) if coarse is a else (mapped, list(coarse.ranks))
+    return tuple([f"rank {place(name)[0]}" for name in t.ranks] for t in (a, b))
+
+
+def _units(found: list[Step], classes: list[str]) -> dict[tuple, float]:
+    """Seconds per rank of every key, the median of the steps."""
+    seconds: dict[tuple, list[float]] = defaultdict(list)
+    for step in found:
+        for key, value in _of_step(step.timeline, classes).items():
+            seconds[key].append(value)
+    return {key: median(values) for key, values in seconds.items()}
+
+
+def _of_step(timeline: Timeline, classes: list[str]) -> dict[tuple, float]:
+    total: dict[tuple, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    for name, multiplicity in zip(classes, timeline.multiplicity):
+        count[name] += multiplicity
+    length = timeline.end_s - timeline.start_s
+    columns = (timeline.rank, timeline.queue, timeline.kind, *timeline.attributes[[0, 2, 3]], length)
+    for rank, queue, kind, stage, microbatch, layer, took in zip(*(c.tolist() for c in columns)):
+        name, where = classes[rank], QUEUES[queue]
+        share = timeline.multiplicity[rank] / count[name]
+        if where in TOGETHER:
+            what = TOGETHER[where] if stage >= 0 or where != "dp" else NORM
+            key = name, where, what, stage, layer
+        else:
+            key = name, where, KINDS[kind], stage, microbatch
+        total[key] += took * share
+    return total
+
+
+def _rows(a: dict[tuple, float], b: dict[tuple, float], group) -> tuple[Row, ...]:
+    """One row per kind or queue, the longest first. A class's seconds are a rank's, so rows are means over classes."""
+    classes = len({key[0] for key in (*a, *b)}) or 1
+    names = {group(key): None for key in (*a, *b)}
+    rows = []
+    for name in names:
+        mine, others = ({k: v for k, v in side.items() if group(k) == name} for side in (a, b))
+        both = mine.keys() & others.keys()
+        predicted, measured = (sum(side[k] for k in sorted(both)) / classes for side in (mine, others))
+        rows.append(
+            Row(
+                name=name,
+                matched=len(both),
+                only_predicted=len(mine) - len(both),
+                only_measured=len(others) - len(both),
+                predicted_s=predicted,
+                measured_s=measured,
+                error=predicted / measured - 1 if measured else None,
+                unmatched_predicted_s=sum(v for k, v in mine.items() if k not in both) / classes,
+                unmatched_measured_s=sum(v for k, v in others.items() if k not in both) / classes,
+            )
+        )
+    return tuple(sorted(rows, key=lambda r: -max(r.measured_s + r.unmatched_measured_s, r.predicted_s)))
+
+
+def _side(timeline: Timeline, found: list[Step]) -> Side:
+    times = [s.seconds for s in found]
+    chosen = middle(found)
+    links = _path(chosen.timeline)
+    by_kind: dict[str, float] = defaultdict(float)
+    for kind, seconds, idle in links[1]:
+        by_kind[kind] += seconds
+        by_kind["idle"] += idle
+    by_kind["idle"] += max(chosen.seconds - sum(by_kind.values()), 0.0)
+    return Side(
+        source=timeline.identity.get("source", "predicted"),
+        identity={k: timeline.identity[k] for k in SAME if k in timeline.identity},
+        num_steps=len(found),
+        num_spans=timeline.num_spans,
+        step_time_s=median(times),
+        spread_s=spread(times),
+        bubble=fmean(s.timeline.bubble() for s in found),
+        exposed_s=_exposed(found),
+        peak_memory_bytes=max(timeline.peak_memory(), default=0.0),
+        path=links[0],
+        path_s={k: v for k, v in by_kind.items() if v > RESOLUTION_S},
+    )
+
+
+def _exposed(found: list[Step]) -> dict[str, float]:
+    """Seconds of each queue that no pass hides, mean over ranks and steps."""
+    out: dict[str, float] = defaultdict(float)
+    for step in found:
+        timeline = step.timeline
+        count = sum(timeline.multiplicity) * len(found)
+        for rank, multiplicity in enumerate(timeline.multiplicity):
+            for queue, seconds in timeline.exposed_comm(rank).items():
+                out[queue] += max(seconds, 0.0) * multiplicity / count
+    return dict(out)
+
+
+def _path(timeline: Timeline) -> tuple[tuple[Link, ...], list[tuple[str, float, float]]]:
+    """The critical path as runs of like spans, and span by span as (kind, seconds, idle before it)."""
+    path = timeline.critical_path().tolist()
+    links: list[Link] = []
+    parts: list[tuple[str, float, float]] = []
+    before = 0.0
+    for span in path:
+        start, end = float(timeline.start_s[span]), float(timeline.end_s[span])
+        # spans of a collective's other member may overlap: only what goes beyond the one before counts
+        seconds, idle = max(end - max(start, before), 0.0), start - before
+        idle = idle if idle > RESOLUTION_S else 0.0
+        before = max(before, end)
+        queue, stage = QUEUES[timeline.queue[span]], int(timeline.attributes[0, span])
+        kind = KINDS[timeline.kind[span]]
+        what = (TOGETHER[queue] if stage >= 0 or queue != "dp" else NORM) if queue in TOGETHER else kind
+        name = f"{what} s{stage}" if stage >= 0 else what
+        rank = timeline.ranks[timeline.rank[span]]
+        parts.append((what, seconds, idle))
+        if links and (links[-1].name, links[-1].rank) == (name, rank):
+            last = links[-1]
+            links[-1] = Link(
+                name=name, rank=rank, count=last.count + 1, seconds=last.seconds + seconds, idle_s=last.idle_s + idle
+            )
+        else:
+            links.append(Link(name=name, rank=rank, count=1, seconds=seconds, idle_s=idle))
+    return tuple(links), parts
+
+
+def worst(comparison: Comparison) -> Iterable[Row]:
+    """Kinds by how much of the step's error they could explain, the largest first."""
+    return sorted(comparison.kinds, key=lambda r: -abs(r.predicted_s - r.measured_s))
+
+
+def mean_error(rows: Iterable[Row]) -> float | None:
+    """Mean size of the rows' errors, weighted by what was measured."""
+    known = [(abs(r.error), r.measured_s) for r in rows if r.error is not None]
+    total = sum(w for _, w in known)
+    return float(np.sum([e * w for e, w in known]) / total) if total else None

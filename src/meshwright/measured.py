@@ -1,0 +1,125 @@
+"""What a measured timeline has that a simulated one need not: several steps, and a rank for every process.
+
+A process is named by its place in the pipeline, as the simulation's rank classes are, and then by its place among the
+ranks that class stands for: ``rank 1 dp0 tp1`` is one of those that ``rank 1`` predicts.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.timeline import Timeline
+
+#: The entry of a timeline's identity that says when its steps began and ended: ``begin:end`` in seconds, by spaces.
+STEP_BOUNDS = "step bounds"
+_PLACE = re.compile(r"\brank (\d+)\b")
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on its own: times count from its begin, ``seconds`` is all it took, whoever was busy."""
+
+    number: int
+    seconds: float
+    timeline: Timeline
+
+
+def rank_name(pipeline_rank: int, **places: int) -> str:
+    """What a process is called: ``rank 1 dp0 tp1``."""
+    return " ".join([f"rank {pipeline_rank}", *(f"{axis}{place}" for axis, place in places.items())])
+
+
+def place(name: str) -> tuple[int, str]:
+    """(place in the pipeline, lane) of a rank: ranks of equal lane pass each other activations. A device in brackets
+    is no part of a lane."""
+    found = _PLACE.search(name)
+    plain = re.sub(r"\s*\(.*\)", "", _PLACE.sub("", name))
+    return (int(found.group(1)) if found else 0), " ".join(plain.split())
+
+
+def class_of(name: str, known: tuple[str, ...]) -> int:
+    """The rank class of `known` that a rank belongs to, -1 for none."""
+    matching = [i for i, other in enumerate(known) if name == other or name.startswith(other + " ")]
+    return max(matching, key=lambda i: len(known[i]), default=-1)
+
+
+def bounds_text(bounds: list[tuple[float, float]]) -> str:
+    """(begin, end) of every step in seconds as the text of :data:`STEP_BOUNDS`."""
+    return " ".join(f"{begin!r}:{end!r}" for begin, end in bounds)
+
+
+def _bounds(timeline: Timeline) -> list[tuple[float, float]]:
+    said = timeline.identity.get(STEP_BOUNDS, "")
+    return [(float(begin), float(end)) for begin, _, end in (word.partition(":") for word in said.split())]
+
+
+def steps(timeline: Timeline) -> list[Step]:
+    """Every step of a timeline, in order; one for a timeline that names no steps."""
+    number = timeline.attribute("step")
+    said = np.unique(number[number >= 0]).tolist()
+    if not said:
+        return [Step(number=-1, seconds=timeline.makespan_s, timeline=timeline)]
+    bounds = _bounds(timeline)
+    out = []
+    for index, step in enumerate(said):
+        chosen = np.flatnonzero(number == step)
+        if len(bounds) == len(said):
+            begin, end = bounds[index]
+        else:
+            begin, end = float(timeline.start_s[chosen].min()), float(timeline.end_s[chosen].max())
+        out.append(Step(number=step, seconds=end - begin, timeline=part(timeline, chosen, begin)))
+    return out
+
+
+def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timeline:
+    """The chosen spans alone, with times from `begin_s`."""
+    position = np.full(timeline.num_spans + 1, -1, np.int32)
+    position[chosen] = np.arange(len(chosen))
+    columns = {name: getattr(timeline, name)[chosen] for name in ("task", "rank", "queue", "kind", "cost_key")}
+    return msgspec.structs.replace(
+        timeline,
+        **columns,
+        attributes=timeline.attributes[:, chosen],
+        start_s=timeline.start_s[chosen] - begin_s,
+        end_s=timeline.end_s[chosen] - begin_s,
+        waited_for=position[timeline.waited_for[chosen]],
+    )
+
+
+def joined(timeline: Timeline) -> Timeline:
+    """Members of a collective begin when the last of them does: what the others waited is no part of it."""
+    last = np.zeros(int(timeline.task.max(initial=-1)) + 1)
+    np.maximum.at(last, timeline.task, timeline.start_s)
+    return msgspec.structs.replace(timeline, start_s=np.minimum(last[timeline.task], timeline.end_s))
+
+
+def middle(found: list[Step]) -> Step:
+    """The step of median length (the lower one of two)."""
+    return sorted(found, key=lambda s: s.seconds)[(len(found) - 1) // 2]
+
+
+def step_times(timeline: Timeline) -> NDArray[np.float64]:
+    """Seconds of every step [steps]."""
+    return np.array([s.seconds for s in steps(timeline)])
+
+
+def tasks(timeline: Timeline) -> dict[tuple, NDArray[np.int64]]:
+    """Spans [members] by the stable key of their task: (ranks, queue, kind, stage, chunk, microbatch, layer,
+    occurrence), in order of start. Equal in every timeline of the same plan; ranks by name."""
+    order = np.lexsort((np.arange(timeline.num_spans), timeline.start_s))
+    spans_of: dict[int, list[int]] = {}
+    for span, task in zip(order.tolist(), timeline.task[order].tolist()):
+        spans_of.setdefault(task, []).append(span)
+    attributes = timeline.attributes[:4].T.tolist()
+    seen: dict[tuple, int] = {}
+    out = {}
+    for spans in spans_of.values():
+        first = spans[0]
+        ranks = tuple(sorted(timeline.ranks[timeline.rank[s]] for s in spans))
+        key = (ranks, int(timeline.queue[first]), int(timeline.kind[first]), *attributes[first])
+        seen[key] = occurrence = seen.get(key, -1) + 1
+        out[*key, occurrence] = np.array(spans)
+    return out

@@ -1,0 +1,412 @@
+"""The task graph behind a timeline: streams in the order they ran in, and who waits for whom by what the spans are.
+
+Tasks say who needs whom, so a dependency need not have been binding to be known (Zhu et al., Daydream, 2006.03318;
+Hu et al., dPRO, 2205.02473):
+
+* a send needs the last span of the pass whose result it carries and holds up the first span of the pass of the next
+  stage; without a send the passes hang together directly;
+* an exchange of gradients needs the backward span of its stage, microbatch and layer, or the rank's last pass where
+  none of the rank's exchanges began before that; a gather of parameters holds up the pass that it is for, and begins at
+  most as many passes ahead as any gather did;
+* the optimizer needs every exchange on its rank; any other collective the last pass that had ended on each member;
+* what a span is known to have waited for (``waited_for``) it needs.
+
+A span of another queue that lies inside a pass (a tensor-parallel collective) is part of it. A pass during which an
+exchange begins is cut there. Time before a task that no dependency explains is kept as host time in front of it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.graph import KINDS, QUEUES
+from meshwright.measured import place
+from meshwright.plan import Plan
+from meshwright.timeline import Timeline
+
+#: Queues whose collectives a pass waits for inside itself.
+INNER = ("tp", "cp", "ep", "dp_gather")
+_PASSES = {"F": "F", "B": "B", "BW": "B W", "W": "W"}
+#: Times closer than this are the same: a trace's rounding.
+EPSILON_S = 2e-9
+
+
+class Task(msgspec.Struct):
+    """A task as it ran: ``spans`` are its members', ``inner_s`` the seconds of spans inside it by queue, ``needs`` the
+    tasks it waits for."""
+
+    number: int
+    kind: str
+    queue: str
+    stage: int
+    chunk: int
+    microbatch: int
+    layer: int
+    ranks: tuple[int, ...]
+    spans: list[int]
+    start_s: float
+    end_s: float
+    key: str
+    inner_s: dict[tuple[str, str], float] = {}
+    needs: set[int] = set()
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def is_pass(self) -> bool:
+        return self.kind in _PASSES
+
+
+class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """The tasks of one step in order of start; per task how long it takes and the host time ``wait_s`` in front of it.
+
+    ``tail_s`` is what the step goes on after its last task. ``blocking``: a rank waits until what it sends is out;
+    ``late`` are the ranks that exchange gradients only after their last pass; ``beyond``: parameters are still being
+    gathered when the step is over.
+    """
+
+    timeline: Timeline
+    tasks: tuple[Task, ...]
+    seconds: NDArray[np.float64]
+    wait_s: NDArray[np.float64]
+    tail_s: float = 0.0
+    blocking: bool = False
+    late: frozenset[int] = frozenset()
+    beyond: bool = False
+
+
+def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -> Rebuilt:
+    """The tasks of one step's timeline and what each waits for. `plan` says whether sends and exchanges overlap
+    compute; without it the spans do."""
+    tasks, position = _tasks(timeline), {}
+    tasks = _inside(tasks, timeline)
+    tasks = _cut(tasks)
+    for i, task in enumerate(tasks):
+        task.number = i
+        for span in task.spans:
+            position.setdefault(span, i)
+    lanes = [place(name) for name in timeline.ranks]
+    blocking = _sends(tasks, lanes, plan)
+    late = _exchanges(tasks, plan)
+    _recorded(tasks, timeline, position)
+    for task in tasks:
+        # an edge against the order of start would be no dependency of what ran
+        task.needs = {n for n in task.needs if n < task.number}
+    seconds = np.array([t.seconds for t in tasks])
+    return Rebuilt(
+        timeline=timeline,
+        tasks=tuple(tasks),
+        seconds=seconds,
+        wait_s=_waits(tasks),
+        tail_s=tail_s,
+        blocking=blocking,
+        late=frozenset(late),
+    )
+
+
+def _tasks(timeline: Timeline) -> list[Task]:
+    """One task per task of the timeline, in order of start; a collective starts when the last member does."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for span in np.lexsort((timeline.task, timeline.end_s, timeline.start_s)).tolist():
+        found[int(timeline.task[span])].append(span)
+    attributes = timeline.attributes.T.tolist()
+    out = []
+    for spans in found.values():
+        first = spans[0]
+        stage, chunk, microbatch, layer, _ = attributes[first]
+        out.append(
+            Task(
+                number=0,
+                kind=KINDS[timeline.kind[first]],
+                queue=QUEUES[timeline.queue[first]],
+                stage=stage,
+                chunk=chunk,
+                microbatch=microbatch,
+                layer=layer,
+                ranks=tuple(int(timeline.rank[s]) for s in spans),
+                spans=spans,
+                start_s=max(float(timeline.start_s[s]) for s in spans),
+                end_s=max(float(timeline.end_s[s]) for s in spans),
+                key=timeline.keys[timeline.cost_key[first]],
+            )
+        )
+    return _ordered(out)
+
+
+def _ordered(tasks: list[Task]) -> list[Task]:
+    return sorted(tasks, key=lambda t: (t.start_s, t.end_s, t.spans[0]))
+
+
+class _Passes:
+    """The compute spans of every rank in order, to find the one that is running, or ran last, at an instant."""
+
+    def __init__(self, tasks: list[Task], *, passes_only: bool = False):
+        self.of: dict[int, list[Task]] = defaultdict(list)
+        for task in tasks:
+            if task.queue == "compute" and (task.is_pass or not passes_only):
+                self.of[task.ranks[0]].append(task)
+        self._starts = {rank: np.array([t.start_s for t in found]) for rank, found in self.of.items()}
+        self._ends = {rank: np.array([t.end_s for t in found]) for rank, found in self.of.items()}
+
+    def running(self, rank: int, at_s: float) -> Task | None:
+        """The one that began before the instant and ends after it."""
+        if rank not in self.of:
+            return None
+        i = int(np.searchsorted(self._starts[rank], at_s - EPSILON_S)) - 1
+        return self.of[rank][i] if i >= 0 and self._ends[rank][i] > at_s + EPSILON_S else None
+
+    def ended(self, rank: int, by_s: float) -> Task | None:
+        if rank not in self.of:
+            return None
+        i = int(np.searchsorted(self._ends[rank], by_s + EPSILON_S, side="right")) - 1
+        return self.of[rank][i] if i >= 0 else None
+
+
+def _inside(tasks: list[Task], timeline: Timeline) -> list[Task]:
+    """Without the collectives that lie inside a pass on every member: those are part of it."""
+    passes, out = _Passes(tasks), []
+    for task in tasks:
+        around = [_around(passes, s, task, timeline) for s in task.spans] if task.queue in INNER else [None]
+        if any(a is None for a in around):
+            out.append(task)
+            continue
+        for outer in around:
+            inner = (task.kind, task.queue)
+            outer.inner_s = outer.inner_s | {inner: outer.inner_s.get(inner, 0.0) + task.seconds}
+    return out
+
+
+def _around(passes: _Passes, span: int, task: Task, timeline: Timeline) -> Task | None:
+    """The pass of the same rank that one member of a collective lies inside."""
+    found = passes.running(int(timeline.rank[span]), float(timeline.start_s[span]))
+    if found is None or timeline.end_s[span] > found.end_s + EPSILON_S:
+        return None
+    # a gather for a later pass only happens to run meanwhile
+    ahead = task.queue == "dp_gather" and (task.stage, task.microbatch) != (found.stage, found.microbatch)
+    ahead = ahead or (task.queue == "dp_gather" and found.layer >= 0)
+    return None if ahead else found
+
+
+def _cut(tasks: list[Task]) -> list[Task]:
+    """Passes cut where an exchange or a send of theirs begins."""
+    passes, layers = _Passes(tasks), _layer_base(tasks)
+    cuts: dict[int, set[float]] = defaultdict(set)
+    for task in tasks:
+        if task.queue != "compute":
+            for rank in task.ranks:
+                during = passes.running(rank, task.start_s)
+                if during is not None and _carries(task, during, layers):
+                    cuts[id(during)].add(task.start_s)
+    out = []
+    for task in tasks:
+        at = [task.start_s, *sorted(cuts.get(id(task), ())), task.end_s]
+        for start, end in pairwise(at):
+            share = (end - start) / task.seconds if len(at) > 2 else 1.0
+            inner = {what: seconds * share for what, seconds in task.inner_s.items()}
+            out.append(msgspec.structs.replace(task, start_s=start, end_s=end, inner_s=inner))
+    return _ordered(out)
+
+
+def _carries(task: Task, made_by: Task, layers: dict[tuple[int, str], int]) -> bool:
+    """Whether a transfer that began during a pass is of its making."""
+    same = task.stage in (-1, made_by.stage) and task.microbatch in (-1, made_by.microbatch)
+    if task.layer >= 0 and made_by.layer >= 0:
+        same = same and task.layer + layers.get((task.stage, task.queue), 0) == made_by.layer
+    return same and task.queue in ("dp", "pp_forward", "pp_backward") and made_by.is_pass
+
+
+def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -> bool:
+    """Pass to send to pass, or pass to pass where nothing was sent. Whether a rank waits until what it sends is out."""
+    first: dict[tuple, Task] = {}
+    last: dict[tuple, Task] = {}
+    sent: dict[tuple, Task] = {}
+    for task in tasks:
+        lane = lanes[task.ranks[0]][1]
+        for letter in _PASSES.get(task.kind, "").split():
+            first.setdefault((letter, lane, task.stage, task.microbatch), task)
+            last[letter, lane, task.stage, task.microbatch] = task
+        if task.kind == "send" and task.queue in ("pp_forward", "pp_backward"):
+            sent["F" if task.queue == "pp_forward" else "B", lane, task.stage, task.microbatch] = task
+    for (letter, lane, stage, microbatch), made_by in last.items():
+        if letter == "W":
+            continue
+        send = sent.get((letter, lane, stage, microbatch))
+        following = first.get((letter, lane, stage + (1 if letter == "F" else -1), microbatch))
+        if send is not None:
+            send.needs = send.needs | {_at_start(tasks, made_by, send)}
+        if following is not None:
+            following.needs = following.needs | {(send or made_by).number}
+    blocking = _blocking(tasks, sent, plan)
+    if blocking:
+        after = _following(tasks)
+        for (letter, lane, stage, microbatch), send in sent.items():
+            blocked = after.get(last[letter, lane, stage, microbatch].number)
+            if blocked is not None:
+                blocked.needs = blocked.needs | {send.number}
+    return blocking
+
+
+def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:
+    """The last piece of a pass that had ended when its transfer began: a pass that was cut has several."""
+    number = made_by.number
+    while number > 0 and tasks[number].end_s > transfer.start_s + EPSILON_S:
+        earlier = [n for n in range(number - 1, -1, -1) if tasks[n].spans == made_by.spans][:1]
+        if not earlier:
+            return made_by.number
+        number = earlier[0]
+    return number
+
+
+def _following(tasks: list[Task]) -> dict[int, Task]:
+    """The next compute task of the same rank, by number."""
+    found = _Passes(tasks).of.values()
+    return {a.number: b for one in found for a, b in pairwise(one)}
+
+
+def _blocking(tasks: list[Task], sent: dict[tuple, Task], plan: Plan | None) -> bool:
+    """Whether a rank waits until what it sends is out."""
+    if plan is not None or not sent:
+        return plan is not None and not plan.overlap.pp
+    passes = _Passes(tasks)
+    return all(passes.running(s.ranks[0], (s.start_s + s.end_s) / 2) is None for s in sent.values())
+
+
+def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
+    """Gradients after their backward, gathers before their pass, the optimizer after all, the rest after what ran.
+    The ranks that exchange gradients only after their last pass."""
+    passes = _Passes(tasks)
+    passes_only = _Passes(tasks, passes_only=True)
+    makers = _segments(tasks)
+    late = _late_ranks(tasks, passes_only, plan)
+    layers = _layer_base(tasks)
+    arrived: dict[int, list[Task]] = defaultdict(list)
+    gathers: dict[int, list[tuple[Task, Task]]] = defaultdict(list)
+    for task in tasks:
+        if task.kind == "optimizer":
+            task.needs = task.needs | {t.number for t in arrived[task.ranks[0]]}
+        if task.queue == "compute" or task.kind == "send":
+            continue
+        for rank in task.ranks:
+            if task.queue == "dp":
+                arrived[rank].append(task)
+            if task.queue == "dp_gather" and task.microbatch >= 0:
+                used = _used_by(makers, task, rank, layers)
+                if used is not None:
+                    used.needs = used.needs | {task.number}
+                    gathers[rank].append((task, used))
+                continue
+            made_by = None
+            if task.queue == "dp" and task.stage >= 0 and task.microbatch >= 0 and rank not in late:
+                made_by = _made_by(makers, task, rank, layers)
+            made_by = made_by or passes.ended(rank, task.start_s)
+            if made_by is not None:
+                task.needs = task.needs | {made_by.number}
+    for rank, found in gathers.items():
+        _prefetch(passes.of[rank], found)
+    following = _following(tasks)
+    for rank, found in arrived.items():
+        # where nothing is computed during any exchange of gradients, the next pass waits for it
+        mine = [t for t in found if t.microbatch >= 0]
+        if all(passes.running(rank, (t.start_s + t.end_s) / 2) is None for t in mine):
+            for task in mine:
+                before = passes.ended(rank, task.start_s)
+                blocked = following.get(before.number) if before is not None else None
+                if blocked is not None:
+                    blocked.needs = blocked.needs | {task.number}
+    return late
+
+
+def _segments(tasks: list[Task]) -> dict[tuple, list[Task]]:
+    """Compute tasks by (rank, stage, microbatch), in order."""
+    out: dict[tuple, list[Task]] = defaultdict(list)
+    for task in tasks:
+        if task.is_pass:
+            out[task.ranks[0], task.stage, task.microbatch].append(task)
+    return out
+
+
+def _layer_base(tasks: list[Task]) -> dict[tuple[int, str], int]:
+    """What to add to an exchange's layer to have a pass's, by (stage, queue): exchanges may count layers from their
+    stage's first."""
+    first: dict[int, int] = {}
+    lowest: dict[tuple[int, str], int] = {}
+    for task in tasks:
+        if task.layer >= 0 and task.is_pass:
+            first[task.stage] = min(first.get(task.stage, task.layer), task.layer)
+        elif task.layer >= 0:
+            where = task.stage, task.queue
+            lowest[where] = min(lowest.get(where, task.layer), task.layer)
+    return {where: first.get(where[0], 0) if low < first.get(where[0], 0) else 0 for where, low in lowest.items()}
+
+
+def _made_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict) -> Task | None:
+    """The backward span whose gradients are exchanged: of the layer, or the last that had ended."""
+    found = [t for t in makers[rank, task.stage, task.microbatch] if t.kind in ("BW", "W")]
+    layer = task.layer + layers.get((task.stage, task.queue), 0)
+    same = [t for t in found if t.layer == layer and task.layer >= 0]
+    ended = [t for t in same or found if t.end_s <= task.start_s + EPSILON_S]
+    return ended[-1] if ended else None
+
+
+def _used_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict) -> Task | None:
+    """The first pass over the gathered layer that begins after the gather."""
+    layer = task.layer + layers.get((task.stage, task.queue), 0)
+    found = [t for t in makers[rank, task.stage, task.microbatch] if t.start_s >= task.end_s - EPSILON_S]
+    same = [t for t in found if task.layer < 0 or t.layer in (-1, layer)]
+    return same[0] if same else None
+
+
+def _late_ranks(tasks: list[Task], passes: _Passes, plan: Plan | None) -> set[int]:
+    """Ranks that exchange gradients only after their last pass."""
+    said = None if plan is None else not plan.overlap.dp
+    out = set()
+    for rank, found in passes.of.items():
+        mine = [t for t in tasks if t.queue == "dp" and t.stage >= 0 and rank in t.ranks]
+        if mine and all(t.start_s >= found[-1].end_s - EPSILON_S for t in mine) and said is not False:
+            out.add(rank)
+    return out
+
+
+def _prefetch(order: list[Task], gathers: list[tuple[Task, Task]]) -> None:
+    """Each gather begins when the pass ends that is as far ahead of its own as any gather was of its."""
+    at = {t.number: i for i, t in enumerate(order)}
+    ends = np.array([t.end_s for t in order])
+    before = [int(np.searchsorted(ends, g.start_s + EPSILON_S, side="right")) - 1 for g, _ in gathers]
+    depth = max(at[used.number] - done for (_, used), done in zip(gathers, before))
+    for gather, used in gathers:
+        need = at[used.number] - depth
+        if need >= 0:
+            gather.needs = gather.needs | {order[need].number}
+
+
+def _recorded(tasks: list[Task], timeline: Timeline, position: dict[int, int]) -> None:
+    """What the timeline itself says that a task waited for."""
+    last = {span: i for i, task in enumerate(tasks) for span in task.spans}
+    first_piece: set[int] = set()
+    for task in tasks:
+        if task.spans[0] in first_piece:
+            continue
+        first_piece.add(task.spans[0])
+        for span in task.spans:
+            cause = last.get(int(timeline.waited_for[span]))
+            if cause is not None and tasks[cause].end_s <= task.start_s + EPSILON_S:
+                task.needs = task.needs | {cause}
+
+
+def _waits(tasks: list[Task]) -> NDArray[np.float64]:
+    """Seconds between when each task could have started and when it did."""
+    free: dict[tuple[int, str], float] = {}
+    out = np.zeros(len(tasks))
+    for task in tasks:
+        before = [tasks[n].end_s for n in task.needs] + [free.get((r, task.queue), 0.0) for r in task.ranks]
+        out[task.number] = max(task.start_s - max(before), 0.0)
+        for rank in task.ranks:
+            free[rank, task.queue] = task.end_s
+    return out

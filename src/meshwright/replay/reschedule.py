@@ -1,0 +1,415 @@
+"""The same measured passes in the order of another pipeline schedule.
+
+Every pass keeps the time it took on its lane and stage (the mean over microbatches; the first forward and the last
+backward of a stage, beside which parameters and gradients are exchanged, their own), messages theirs between the same
+ranks. Exchanges begin at the same point of the last backward, and what follows the passes follows them. Stages cut
+anew take the time of the layers they hold (:mod:`meshwright.replay.shares`). The optimizer stays where it was.
+
+What was not measured is not made up: a schedule that splits the backward needs a trace with split backwards, or the
+share of the weight gradients said; one that holds every stage twice has an exchange of weights that others lack.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from statistics import fmean
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright import schedules
+from meshwright.errors import MeshwrightError
+from meshwright.measured import place
+from meshwright.replay.rebuild import Rebuilt, Task
+from meshwright.replay.shares import profiles, shares
+from meshwright.schedules.actions import BW, Actions, B, F, W
+
+NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
+
+
+class Lanes(msgspec.Struct, frozen=True):
+    """``rank[lane][p]`` is the rank at place p of a lane's pipeline."""
+
+    rank: dict[str, list[int]]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(next(iter(self.rank.values())))
+
+
+class Piece(msgspec.Struct):
+    """An exchange of a stage: how much of its pass has run when it begins (or, a gather, is needed), and its task."""
+
+    at: float
+    task: Task
+
+
+class Passes(msgspec.Struct):
+    """What was measured of a lane's passes by (kind, stage): ``usual`` seconds, ``edge`` those of the pass with
+    exchanges (first F, last backward), ``wait`` the host time in front of one."""
+
+    usual: dict[tuple[str, int], float]
+    edge: dict[tuple[str, int], float]
+    wait: dict[str, float]
+
+
+def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_share: float | None = None) -> Rebuilt:
+    """The tasks in the order of the schedule `name` with `vpp` stages a rank (default: as many as there were, or what
+    the schedule has). `weight_share` is the part of a backward that its weight gradients take, for traces that do not
+    split it.
+
+    Raises:
+        MeshwrightError: S codes when the schedule is not legal for these ranks and microbatches; X107 when the trace
+            does not say what the schedule needs.
+    """
+    lanes = _lanes(rebuilt)
+    old = _placement(rebuilt, lanes)
+    count = max((t.microbatch for t in rebuilt.tasks if t.is_pass), default=-1) + 1
+    actions = _actions(name, lanes.num_ranks, count, len(old) // max(lanes.num_ranks, 1), vpp)
+    _possible(rebuilt, actions, old)
+    layers = profiles(rebuilt, len(old), fractions(rebuilt))
+    share = shares(layers, actions.num_stages)
+    measured = {lane: _passes(rebuilt, ranks) for lane, ranks in lanes.rank.items()}
+    times = {lane: _resampled(p, share, weight_share, actions) for lane, p in measured.items()}
+    return _Builder(rebuilt, lanes, actions, times, old).all()
+
+
+def _lanes(rebuilt: Rebuilt) -> Lanes:
+    found: dict[str, dict[int, int]] = defaultdict(dict)
+    for rank, name in enumerate(rebuilt.timeline.ranks):
+        p, lane = place(name)
+        found[lane][p] = rank
+    size = max(map(len, found.values()))
+    if size < 2:
+        _cannot("it has no pipeline", "a schedule orders the passes of pipeline stages: trace a plan with pp above 1")
+    if any(sorted(ranks) != list(range(size)) for ranks in found.values()):
+        _cannot("ranks are missing in it", "trace all ranks")
+    return Lanes({lane: [ranks[p] for p in range(size)] for lane, ranks in found.items()})
+
+
+def _placement(rebuilt: Rebuilt, lanes: Lanes) -> list[tuple[int, ...]]:
+    """The places that hold each stage."""
+    at = {rank: p for ranks in lanes.rank.values() for p, rank in enumerate(ranks)}
+    found: dict[int, set[int]] = defaultdict(set)
+    for task in rebuilt.tasks:
+        if task.is_pass:
+            found[task.stage].add(at[task.ranks[0]])
+    if sorted(found) != list(range(len(found))):
+        _cannot("stages are missing in it", "trace all ranks")
+    return [tuple(sorted(found[s])) for s in range(len(found))]
+
+
+def _actions(name: str, pp: int, count: int, had: int, vpp: int | None) -> Actions:
+    family = schedules.get(name)
+    if vpp is None and not family.legality(pp, count, had):
+        vpp = had
+    return schedules.build(name, pp, count, vpp)
+
+
+def _possible(rebuilt: Rebuilt, actions: Actions, old: list[tuple[int, ...]]) -> None:
+    if (max(map(len, old)) > 1) != (max(map(len, actions.stage_ranks)) > 1):
+        _cannot(
+            "the number of ranks that hold a stage changes, and with it an exchange of weights nobody measured",
+            "trace a schedule that runs the pipeline in both directions too, or in one",
+        )
+    gathers = {(t.stage, t.microbatch) for t in rebuilt.tasks if t.queue == "dp_gather" and t.microbatch >= 0}
+    if len({s for s, _ in gathers}) < len(gathers):
+        _cannot("parameters are gathered for every microbatch in it", "trace a plan that gathers once a step")
+
+
+def _cannot(why: str, help: str) -> None:
+    raise MeshwrightError.one(
+        "X107", f"the trace cannot say what another schedule takes: {why}", place="--schedule", help=help
+    )
+
+
+def _passes(rebuilt: Rebuilt, ranks: list[int]) -> Passes:
+    mine = set(ranks)
+    whole: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    waits: dict[str, list[float]] = defaultdict(list)
+    begun: set[tuple] = set()
+    for task, seconds, wait in zip(rebuilt.tasks, rebuilt.seconds.tolist(), rebuilt.wait_s.tolist()):
+        if task.is_pass and task.ranks[0] in mine:
+            whole[task.kind, task.stage][task.microbatch] += seconds
+            key = (task.kind, task.stage, task.microbatch)
+            if key not in begun:
+                waits[task.kind].append(wait)
+            begun.add(key)
+    edge_of = _edges(rebuilt, mine)
+    usual, edge = {}, {}
+    for (kind, stage), by_microbatch in whole.items():
+        special = edge_of.get((kind, stage))
+        rest = [v for m, v in by_microbatch.items() if m != special]
+        usual[kind, stage] = fmean(rest or by_microbatch.values())
+        edge[kind, stage] = by_microbatch.get(special, usual[kind, stage])
+    return Passes(usual=usual, edge=edge, wait={kind: fmean(found) for kind, found in waits.items()})
+
+
+def _edges(rebuilt: Rebuilt, mine: set[int]) -> dict[tuple[str, int], int]:
+    """The microbatch of the pass beside which each stage's exchanges run, by (kind, stage)."""
+    out: dict[tuple[str, int], int] = {}
+    for task in rebuilt.tasks:
+        for n in task.needs:
+            before = rebuilt.tasks[n]
+            if task.queue == "dp" and before.is_pass and before.ranks[0] in mine and before.stage == task.stage:
+                out[before.kind, before.stage] = before.microbatch
+            if before.queue == "dp_gather" and task.is_pass and task.ranks[0] in mine:
+                out.setdefault((task.kind, task.stage), task.microbatch)
+    return out
+
+
+def _resampled(p: Passes, share: NDArray[np.float64], weight_share: float | None, actions: Actions) -> Passes:
+    """Seconds of the passes that the new schedule has, for its stages; `share` [new, old]."""
+    wanted = {NAMES[k] for k in np.unique(actions.kind).tolist()}
+    usual, edge = {}, {}
+    for kind in wanted:
+        for source, target in ((p.usual, usual), (p.edge, edge)):
+            column = np.array([_one(source, kind, s, weight_share) for s in range(share.shape[1])])
+            for stage, seconds in enumerate((share @ column).tolist()):
+                target[kind, stage] = seconds
+    wait = {k: p.wait.get(k, p.wait.get("BW", p.wait.get("B", 0.0))) for k in wanted}
+    return Passes(usual=usual, edge=edge, wait=wait)
+
+
+def _one(found: dict[tuple[str, int], float], kind: str, stage: int, weight_share: float | None) -> float:
+    """Seconds of a pass of a stage, put together or taken apart where it was not measured as such."""
+    if (kind, stage) in found:
+        return found[kind, stage]
+    if kind == "BW":
+        return found["B", stage] + found["W", stage]
+    if weight_share is None:
+        _cannot(
+            "it has whole backwards, and the schedule splits them",
+            "trace a schedule that splits them (zb-h1), or say --weight-share 0.5",
+        )
+    return found["BW", stage] * (weight_share if kind == "W" else 1 - weight_share)
+
+
+def fractions(rebuilt: Rebuilt) -> dict[int, tuple[float, float]]:
+    """How much of its pass had run when each piece began and ended, by its number."""
+    pieces: dict[tuple, list[int]] = defaultdict(list)
+    for task in rebuilt.tasks:
+        if task.is_pass:
+            pieces[task.ranks[0], task.kind, task.stage, task.microbatch].append(task.number)
+    out = {}
+    for numbers in pieces.values():
+        ends = np.cumsum(rebuilt.seconds[numbers])
+        whole = float(ends[-1]) or 1.0
+        for number, end, seconds in zip(numbers, ends.tolist(), rebuilt.seconds[numbers].tolist()):
+            out[number] = max((end - seconds) / whole, 0.0), end / whole
+    return out
+
+
+class _Builder:
+    """The tasks of the new order."""
+
+    def __init__(
+        self, rebuilt: Rebuilt, lanes: Lanes, actions: Actions, times: dict[str, Passes], old: list[tuple[int, ...]]
+    ):
+        self.r, self.lanes, self.actions, self.times, self.old = rebuilt, lanes, actions, times, old
+        self.tasks: list[Task] = []
+        self.seconds: list[float] = []
+        self.wait: list[float] = []
+        self.first: dict[tuple, int] = {}  # (letter, lane, stage, microbatch) -> number
+        self.last: dict[tuple, int] = {}
+        self.following: dict[int, int] = {}
+        self.done: dict[int, int] = {}
+        self.new_number: dict[int, int] = {}
+        self.stage_scale = actions.num_stages / len(old)
+        self.lane_of = {rank: lane for lane, ranks in lanes.rank.items() for rank in ranks}
+        self.gathers, self.reduces = self._exchanges()
+
+    def all(self) -> Rebuilt:
+        waiting: list[tuple[int, Piece]] = []
+        for lane, ranks in self.lanes.rank.items():
+            for p, rank in enumerate(ranks):
+                waiting += self._program(lane, p, rank)
+        self._sends()
+        self._exchange(waiting)
+        self._rest()
+        return msgspec.structs.replace(
+            self.r, tasks=tuple(self.tasks), seconds=np.array(self.seconds), wait_s=np.array(self.wait)
+        )
+
+    def _add(self, task: Task, seconds: float, wait: float = 0.0) -> int:
+        task.number = len(self.tasks)
+        self.tasks.append(task)
+        self.seconds.append(seconds)
+        self.wait.append(wait)
+        return task.number
+
+    def _exchanges(self) -> tuple[dict[tuple[str, int], list[Piece]], dict[tuple[str, int], list[Piece]]]:
+        """Gathers and reductions of every (lane, new stage), with where in the pass they belong."""
+        fraction = fractions(self.r)
+        gathers: dict[tuple[str, int], list[Piece]] = defaultdict(list)
+        reduces: dict[tuple[str, int], list[Piece]] = defaultdict(list)
+        needed = {n: t for t in self.r.tasks if t.is_pass for n in t.needs}
+        for task in self.r.tasks:
+            if task.stage < 0 or task.queue not in ("dp", "dp_gather"):
+                continue
+            for rank in task.ranks:
+                lane = self.lane_of[rank]
+                if task.queue == "dp_gather" and task.number in needed:
+                    begin = fraction[needed[task.number].number][0]
+                    stage, at = self._moved(task.stage + begin)
+                    gathers[lane, stage].append(Piece(at, task))
+                elif task.queue == "dp" and rank not in self.r.late:
+                    makers = [n for n in task.needs if self._makes(n, task, rank)]
+                    if makers:
+                        end = fraction[max(makers)][1]
+                        stage, at = self._moved(task.stage + 1 - end, from_end=True)
+                        reduces[lane, stage].append(Piece(1 - at, task))
+        return gathers, reduces
+
+    def _makes(self, number: int, task: Task, rank: int) -> bool:
+        maker = self.r.tasks[number]
+        return maker.kind in ("BW", "W") and maker.stage == task.stage and rank in maker.ranks
+
+    def _moved(self, layer: float, *, from_end: bool = False) -> tuple[int, float]:
+        """The new stage that holds a point of the model, in units of old stages, and the place in it."""
+        at = layer * self.stage_scale
+        stage = (
+            int(np.floor(at + 1e-9)) if not from_end else int(np.floor(min(at + 1e-9, self.actions.num_stages - 1e-6)))
+        )
+        return stage, min(max(at - stage, 0.0), 1.0)
+
+    def _program(self, lane: str, p: int, rank: int) -> list[tuple[int, Piece]]:
+        """One rank's passes in order, cut where exchanges hang on them; (piece's number, exchange) of each."""
+        a = self.actions
+        mine = range(int(a.rank_ptr[p]), int(a.rank_ptr[p + 1]))
+        grads = {int(a.stage[j]): j for j in mine if a.kind[j] in (W, BW)}
+        first: dict[int, int] = {}
+        for j in mine:
+            if a.kind[j] == F:
+                first.setdefault(int(a.stage[j]), j)
+        waiting, before, times = [], -1, self.times[lane]
+        for j in mine:
+            kind, stage, microbatch = NAMES[int(a.kind[j])], int(a.stage[j]), int(a.microbatch[j])
+            hung: list[Piece] = []
+            if first.get(stage) == j and a.kind[j] == F:
+                hung = self.gathers[lane, stage]
+            elif grads.get(stage) == j:
+                hung = self.reduces[lane, stage]
+            whole = (times.edge if hung else times.usual)[kind, stage]
+            cuts = sorted({0.0, 1.0, *(round(h.at, 12) for h in hung)})
+            for begin, end in pairwise(cuts):
+                task = Task(
+                    number=0,
+                    kind=kind,
+                    queue="compute",
+                    stage=stage,
+                    chunk=stage // self.lanes.num_ranks,
+                    microbatch=microbatch,
+                    layer=-1,
+                    ranks=(rank,),
+                    spans=[],
+                    start_s=0.0,
+                    end_s=0.0,
+                    key=kind,
+                )
+                number = self._add(task, whole * (end - begin), times.wait[kind] if begin == 0 else 0.0)
+                if before >= 0:
+                    self.following[before] = number
+                before = number
+                for letter in {"F": "F", "B": "B", "BW": "B", "W": "W"}[kind]:
+                    self.first.setdefault((letter, lane, stage, microbatch), number)
+                    self.last[letter, lane, stage, microbatch] = number
+                if kind == "F":
+                    waiting += [(number, h) for h in hung if round(h.at, 12) == begin]
+                else:
+                    waiting += [(number, h) for h in hung if round(h.at, 12) == end]
+        self.done[rank] = before
+        return waiting
+
+    def _sends(self) -> None:
+        """Messages in the order in which their passes run."""
+        ways = self._ways()
+        for (letter, lane, stage, microbatch), made_by in sorted(self.last.items(), key=lambda item: item[1]):
+            target = stage + {"F": 1, "B": -1, "W": 0}[letter]
+            following = self.first.get((letter, lane, target, microbatch))
+            if letter == "W" or following is None:
+                continue
+            source, into = (self.tasks[n].ranks[0] for n in (made_by, following))
+            need = made_by
+            if source != into:
+                queue = "pp_forward" if letter == "F" else "pp_backward"
+                send = Task(
+                    number=0,
+                    kind="send",
+                    queue=queue,
+                    stage=stage,
+                    chunk=-1,
+                    microbatch=microbatch,
+                    layer=-1,
+                    ranks=(source,),
+                    spans=[],
+                    start_s=0.0,
+                    end_s=0.0,
+                    key="send",
+                    needs={made_by},
+                )
+                need = self._add(send, _way(ways, queue, source, into))
+                if self.r.blocking and made_by in self.following:
+                    self._need(self.following[made_by], need)
+            self._need(following, need)
+
+    def _need(self, number: int, on: int) -> None:
+        self.tasks[number].needs = self.tasks[number].needs | {on}
+
+    def _ways(self) -> dict[tuple, list[float]]:
+        """Seconds of the messages measured, by queue and ranks, and by queue alone."""
+        runs: dict[tuple, int] = {}
+        for task in self.r.tasks:
+            for letter in {"F": "F", "B": "B", "BW": "B"}.get(task.kind, ""):
+                runs[letter, self.lane_of[task.ranks[0]], task.stage, task.microbatch] = task.ranks[0]
+        out: dict[tuple, list[float]] = defaultdict(list)
+        for task, seconds in zip(self.r.tasks, self.r.seconds.tolist()):
+            if task.kind == "send" and task.queue in ("pp_forward", "pp_backward"):
+                letter, ahead = ("F", 1) if task.queue == "pp_forward" else ("B", -1)
+                into = runs.get((letter, self.lane_of[task.ranks[0]], task.stage + ahead, task.microbatch), -1)
+                for key in ((task.ranks[0], into), (task.queue,), ()):
+                    out[key].append(seconds)
+        if not out:
+            _cannot("it has no messages between stages", "trace a plan with pp above 1")
+        return out
+
+    def _exchange(self, waiting: list[tuple[int, Piece]]) -> None:
+        """Exchanges in program order: each once, after (or, a gather, before) the pieces of all its members."""
+        for number, piece in waiting:
+            old = piece.task
+            if old.number not in self.new_number:
+                fresh = msgspec.structs.replace(old, needs=set(), spans=[])
+                self.new_number[old.number] = self._add(fresh, float(self.r.seconds[old.number]))
+            new = self.new_number[old.number]
+            if old.queue == "dp":
+                self._need(new, number)
+            else:
+                self._need(number, new)
+
+    def _rest(self) -> None:
+        """What comes after the passes: as it was, after the last pass of each rank."""
+        for task in self.r.tasks:
+            if task.is_pass or task.kind == "send" or task.number in self.new_number:
+                continue
+            needs = set()
+            for n in task.needs:
+                before = self.r.tasks[n]
+                if before.is_pass or before.kind == "send":
+                    needs |= {self.done[r] for r in before.ranks}
+                elif n in self.new_number:
+                    needs.add(self.new_number[n])
+            if task.queue == "dp" and task.stage < 0:
+                needs |= {self.done[r] for r in task.ranks}
+            fresh = msgspec.structs.replace(task, needs=needs, spans=[])
+            i = task.number
+            self.new_number[i] = self._add(fresh, float(self.r.seconds[i]), float(self.r.wait_s[i]))
+
+
+def _way(ways: dict[tuple, list[float]], queue: str, source: int, into: int) -> float:
+    """Seconds of a message between two ranks: the mean of those measured, else of those on its queue, else of all."""
+    for key in ((source, into), (queue,)):
+        if key in ways:
+            return fmean(ways[key])
+    return fmean(ways[()])

@@ -1,0 +1,142 @@
+"""Predicted against measured, for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.compare import Comparison, Link, Pair, Row
+from meshwright.quantity import gibibytes, seconds
+from meshwright.report.bars import bar
+from meshwright.report.page import Page
+
+#: Links of a critical path that are printed; --json has all.
+MOST_LINKS = 12
+#: Errors below this are shown as good, above the second as bad.
+GOOD, BAD = 0.05, 0.15
+
+
+def render(comparison: Comparison, console: Console) -> None:
+    """Print the comparison to `console`."""
+    with Page(console) as page:
+        page.print(Text(verdict(comparison), "bold green" if comparison.within_spread else "bold"))
+        for line in remarks(comparison):
+            page.quiet(line)
+        _rows("By kind of task (seconds per rank)", comparison.kinds, page)
+        _rows("By queue (seconds per rank)", comparison.queues, page)
+        _shares(comparison, page)
+        _paths(comparison, page)
+        page.quiet(unmatched(comparison))
+
+
+def verdict(c: Comparison) -> str:
+    """``predicted 101 ms, measured 100 ms: +1.0%, within the spread of the 5 repeats``."""
+    step, (low, high) = c.step_time_s, c.measured.spread_s
+    said = f"predicted {seconds(step.predicted)}/step, measured {seconds(step.measured)}: {percent(step.error)}"
+    if c.measured.num_steps < 2:
+        return said
+    where = "within" if c.within_spread else "outside"
+    right = ", so it is right" if c.within_spread else ""
+    return f"{said}, {where} the spread of {c.measured.num_steps} steps ({seconds(low)} to {seconds(high)}){right}"
+
+
+def remarks(c: Comparison) -> list[str]:
+    """What to know before reading on."""
+    out = [f"{name} differs: {a} predicted, {b} measured" for name, (a, b) in c.differ.items()]
+    if c.measured.num_steps == 1:
+        out.append("one step was measured: its spread is not known")
+    return out
+
+
+def unmatched(c: Comparison) -> str:
+    """How much could not be laid side by side."""
+    matched, ours, theirs = (
+        sum(getattr(r, n) for r in c.kinds) for n in ("matched", "only_predicted", "only_measured")
+    )
+    return f"{matched:,} tasks on both sides, {ours:,} only predicted, {theirs:,} only measured"
+
+
+def percent(error: float | None) -> str:
+    return "-" if error is None else f"{error:+.1%}"
+
+
+def _style(error: float | None) -> str:
+    if error is None:
+        return "dim"
+    return "green" if abs(error) <= GOOD else "red" if abs(error) > BAD else "yellow"
+
+
+def _rows(title: str, rows: tuple[Row, ...], page: Page) -> None:
+    page.title(title)
+    head = ("", "tasks", "predicted", "measured", "error", "not on the other side")
+    lines = [tuple(Text(h, "dim", justify="left" if i in (0, 5) else "right") for i, h in enumerate(head))]
+    for r in rows:
+        lines.append(
+            (
+                Text(r.name),
+                Text(f"{r.matched:,}", justify="right"),
+                Text(seconds(r.predicted_s) if r.matched else "", justify="right"),
+                Text(seconds(r.measured_s) if r.matched else "", justify="right"),
+                Text(percent(r.error) if r.matched else "", _style(r.error), justify="right"),
+                Text(alone(r), "dim"),
+            )
+        )
+    page.rows(lines)
+
+
+def alone(r: Row) -> str:
+    """What only one side has of a kind."""
+    parts = []
+    if r.only_predicted:
+        parts.append(f"{r.only_predicted:,} predicted ({seconds(r.unmatched_predicted_s)})")
+    if r.only_measured:
+        parts.append(f"{r.only_measured:,} measured ({seconds(r.unmatched_measured_s)})")
+    return ", ".join(parts)
+
+
+def _shares(c: Comparison, page: Page) -> None:
+    page.title("What is not hidden")
+    rows = [("", "predicted", "measured", "")]
+    rows.append(("bubble", f"{c.bubble.predicted:.1%}", f"{c.bubble.measured:.1%}", ""))
+    rows += [(f"exposed {p.name}", seconds(p.predicted), seconds(p.measured), percent(p.error)) for p in c.exposed_s]
+    if c.peak_memory_bytes is not None:
+        rows.append(memory_row(c.peak_memory_bytes))
+    page.rows(
+        [
+            tuple(Text(cell, "dim" if i == 0 else "", justify="right" if j else "left") for j, cell in enumerate(row))
+            for i, row in enumerate(rows)
+        ]
+    )
+
+
+def memory_row(p: Pair) -> tuple[str, str, str, str]:
+    return p.name, gibibytes(p.predicted), gibibytes(p.measured), percent(p.error)
+
+
+def _paths(c: Comparison, page: Page) -> None:
+    page.title("Critical paths")
+    whole = max(c.predicted.step_time_s, c.measured.step_time_s) or 1.0
+    names = list(dict.fromkeys((*c.predicted.path_s, *c.measured.path_s)))
+    width = max((page.width - max(map(len, [*names, "idle"])) - 34) // 2, 6)
+    rows = [(Text(""), Text("predicted", "dim"), Text(""), Text("measured", "dim"), Text(""))]
+    for name in names:
+        cells = [Text(name)]
+        for side in (c.predicted, c.measured):
+            value = side.path_s.get(name, 0.0)
+            cells += [
+                Text(seconds(value) if value else "-", justify="right"),
+                Text(bar(0.0, value / whole, width, unicode=page.unicode), "red" if name == "idle" else "blue"),
+            ]
+        rows.append(tuple(cells))
+    page.rows(rows)
+    for word, side in (("predicted", c.predicted), ("measured", c.measured)):
+        page.print(Text(f"{word}: {path_text(side.path)}"), indent=2)
+
+
+def path_text(path: tuple[Link, ...]) -> str:
+    """``F s0 x4 > send s0 > F s1 ...``: the beginning and the end of a long one."""
+    words = [f"{link.name}{f' x{link.count}' if link.count > 1 else ''}" for link in path]
+    if len(words) > MOST_LINKS:
+        half = MOST_LINKS // 2
+        words = [*words[:half], f"... {len(words) - 2 * half} more ...", *words[-half:]]
+    return " > ".join(words)

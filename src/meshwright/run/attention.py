@@ -1,0 +1,185 @@
+"""Attention over a sequence that is cut across ranks: each algorithm of ``plan.Sequence``, exact in all of them.
+
+``ring`` passes keys and values round (Liu et al. 2310.01889), ``allgather`` collects them first (Llama 3, 2407.21783);
+for both, causal sequences are dealt out in a zigzag so that every rank has the same work (ibid., section 3.3.2).
+``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al. 2309.14509). An inner swap of
+heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from meshwright.run.collect import all_gather, reduce_scatter
+from meshwright.run.exchange import swap
+from meshwright.run.mesh import Group
+from meshwright.run.ring import Hops, blockwise
+from meshwright.run.visible import Block, Rule, Run, blocks, document_blocks, runs_of
+
+_ALONE = Group(name="alone", ranks=(0,), index=0)
+
+
+def local_positions(
+    seq_len: int, cp_size: int, cp_index: int, algorithm: str, causal: bool, *, ulysses: int = 1
+) -> torch.Tensor:
+    """Positions in the sequence of a rank's tokens, in their local order: int64 [seq_len / cp_size].
+
+    `ulysses` ranks in a row share what one rank of the outer exchange holds.
+
+    Raises:
+        ValueError: the sequence does not divide.
+    """
+    outer = cp_size // ulysses
+    held = runs_of(seq_len, outer, cp_index // ulysses, balanced=_balanced(algorithm, causal))
+    positions = torch.cat([torch.arange(*run) for run in held])
+    if len(positions) % ulysses:
+        raise ValueError(f"a sequence of {seq_len} tokens does not divide into {cp_size} pieces")
+    return positions.chunk(ulysses)[cp_index % ulysses].clone()
+
+
+def _balanced(algorithm: str, causal: bool) -> bool:
+    return algorithm != "ulysses" and causal
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cp: Group,
+    algorithm: str,
+    causal: bool = True,
+    window: int = 0,
+    scale: float | None = None,
+    documents: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    inner: Group | None = None,
+) -> torch.Tensor:
+    """softmax(scale q k^T) v of this rank's tokens over the whole sequence, with its gradients.
+
+    Args:
+        q: [b, n, heads, d]: the tokens that :func:`local_positions` gives this rank.
+        k: [b, n, kv_heads, d]; v: [b, n, kv_heads, dv]; kv_heads divides heads.
+        cp: the ranks that share the sequence by `algorithm` (``ring``, ``ulysses``, ``allgather``); with `inner`, the
+            outer ones: the ranks at this one's place of every inner group.
+        causal: a query sees no later key.
+        window: > 0: nor one at that distance or beyond.
+        scale: 1 / sqrt(d) when None.
+        documents: [b, S], the number of the document of each position of the whole sequence, or None; attention does
+            not leave a document.
+        sinks: [heads], learned logits that join each head's softmax and have no value, or None.
+        inner: the ranks that swap heads inside `cp`, or None.
+
+    Returns:
+        [b, n, heads, dv]
+
+    Raises:
+        ValueError: heads that do not divide over the ranks that swap them, or an unknown algorithm.
+    """
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    rule = Rule(causal, window)
+    if algorithm == "ulysses":
+        cp, inner, algorithm = _ALONE, cp, "ring"
+    if inner is not None and not inner.alone:
+        q, k, v = _to_sequence(q, k, v, inner)
+        if sinks is not None:
+            sinks = sinks.chunk(inner.size)[inner.index]
+        out = attend(
+            q,
+            k,
+            v,
+            cp=cp,
+            algorithm=algorithm,
+            causal=causal,
+            window=window,
+            scale=scale,
+            documents=documents,
+            sinks=sinks,
+        )
+        return _to_heads(out, inner)
+    seq_len = q.shape[1] * cp.size
+    held = [runs_of(seq_len, cp.size, i, balanced=_balanced(algorithm, causal)) for i in range(cp.size)]
+    if algorithm == "ring":
+        hops = Hops(_around(held, cp.index, rule, documents), rule)
+        return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)
+    if algorithm != "allgather":
+        raise ValueError(f"no context-parallel algorithm {algorithm!r}")
+    k, v = _gathered(k, v, held, cp)
+    everything = (Run(0, seq_len),)
+    hops = Hops((_visible(held[cp.index], everything, rule, documents),), rule)
+    return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
+
+
+def _visible(
+    queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, documents: torch.Tensor | None
+) -> tuple[Block, ...]:
+    return blocks(queries, keys, rule) if documents is None else document_blocks(queries, keys, rule, documents)
+
+
+def _around(
+    held: list[tuple[Run, ...]], index: int, rule: Rule, documents: torch.Tensor | None
+) -> tuple[tuple[Block, ...], ...]:
+    """The blocks of each hop of the ring, up to the last hop in which any rank has work."""
+    size = len(held)
+    last = 0
+    for hop in range(size - 1, 0, -1):
+        if any(_visible(held[i], held[(i - hop) % size], rule, documents) for i in range(size)):
+            last = hop
+            break
+    return tuple(_visible(held[index], held[(index - hop) % size], rule, documents) for hop in range(last + 1))
+
+
+def _to_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group) -> tuple[torch.Tensor, ...]:
+    """A share of the tokens with all heads for all tokens of the group with a share of the heads, in one message."""
+    size, heads, kv_heads = group.size, q.shape[2], k.shape[2]
+    if heads % size:
+        raise ValueError(f"ulysses splits {heads} heads over {size} ranks, which does not divide")
+    # fewer key-value heads than ranks: every rank gets those that its query heads read
+    copies = next(n for n in range(1, heads // kv_heads + 1) if kv_heads * n % size == 0 and heads // kv_heads % n == 0)
+    if copies > 1:
+        k, v = k.repeat_interleave(copies, 2), v.repeat_interleave(copies, 2)
+    sent = [x.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4) for x in (q, k, v)]
+    received = swap(torch.cat([x.reshape(size, -1) for x in sent], 1), group, queue="cp")
+    parts = received.split([x[0].numel() for x in sent], 1)
+    return tuple(part.view(x.shape).transpose(0, 1).flatten(1, 2) for part, x in zip(parts, sent, strict=True))
+
+
+def _to_heads(out: torch.Tensor, group: Group) -> torch.Tensor:
+    """All tokens with a share of the heads back for this rank's tokens with all heads."""
+    sent = out.unflatten(1, (group.size, -1)).transpose(0, 1)
+    received = swap(sent.reshape(group.size, -1), group, queue="cp").view(sent.shape)
+    return received.permute(1, 2, 0, 3, 4).flatten(2, 3)
+
+
+class _Gather(torch.autograd.Function):
+    """[m] of every rank as [size, m]; the gradient is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return all_gather(x.unsqueeze(0), group, queue="cp")
+
+    @staticmethod
+    def backward(ctx, grad):
+        return reduce_scatter(grad.contiguous(), ctx.group, queue="cp").squeeze(0), None
+
+
+def _gathered(
+    k: torch.Tensor, v: torch.Tensor, held: list[tuple[Run, ...]], group: Group
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the whole sequence, in its order; they travel in one message."""
+    if group.alone:
+        return k, v
+    whole = _Gather.apply(torch.cat([k.reshape(-1), v.reshape(-1)]), group)
+    keys, values = whole.split([k.numel(), v.numel()], 1)
+    return _in_order(keys.reshape(-1, *k.shape), held), _in_order(values.reshape(-1, *v.shape), held)
+
+
+def _in_order(ranks: torch.Tensor, held: list[tuple[Run, ...]]) -> torch.Tensor:
+    """[ranks, b, n, heads, d] of tokens in these runs as [b, S, heads, d]."""
+    pieces = {
+        run: piece
+        for runs, tokens in zip(held, ranks, strict=True)
+        for run, piece in zip(runs, tokens.split([r.stop - r.start for r in runs], 1), strict=True)
+    }
+    return torch.cat([pieces[run] for run in sorted(pieces)], 1)

@@ -1,0 +1,287 @@
+"""The corpus: tokens of documents on disk, and which of them a step trains on.
+
+Documents stand one behind the other, each closed by the tokenizer's end, and are cut into sequences of ``seq_len``
+tokens; one token more is the target of the last. A sequence's positions carry the number of their document, so that
+attention never crosses a boundary ("Packing", as in Krell et al. 2107.02027 without their reordering).
+
+What a step trains on is a pure function of (seed, step): every epoch visits each sequence once, in an order that a
+keyed permutation gives without being stored, and the step's global batch is the same whatever the plan is; a
+data-parallel rank takes its share of the rows. To resume is to know the step.
+
+``Train.lengths`` does not shape the data: it is what a prediction supposes about the documents, while the corpus has
+the lengths that it has. :meth:`Corpus.lengths` says those in the same record, for a prediction of this corpus.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run import documents
+from meshwright.run.tokenizer import Tokenizer
+from meshwright.spec.workload import Lengths, Train
+
+#: Of the files of a tokenised corpus; part of its key, so that another version builds another.
+FORMAT_VERSION = 1
+TOKENS, STARTS, META = "tokens.bin", "starts.bin", "meta.json"
+ROUNDS = 6
+_MASK = (1 << 64) - 1
+
+
+class Batch(NamedTuple):
+    """Sequences of one data-parallel rank in one step: ``tokens`` int64 [n, seq_len + 1], ``documents`` int32
+    [n, seq_len], the number within its sequence of the document that a position belongs to; None when the corpus is
+    one document, or boundaries are off."""
+
+    tokens: torch.Tensor
+    documents: torch.Tensor | None
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tokenised corpus says about itself."""
+
+    num_tokens: int
+    num_documents: int
+    largest: int
+    width: int
+
+
+class Corpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A tokenised corpus in sequences. ``tokens`` [N] and ``starts`` [documents], ascending, lie on disk."""
+
+    tokens: NDArray[Any]
+    starts: NDArray[np.int64]
+    largest: int
+    seq_len: int
+    global_batch: int
+    seed: int = 0
+    boundaries: bool = True
+
+    @property
+    def num_sequences(self) -> int:
+        """Whole sequences with a target for each of their tokens; what is left over at the end is not trained on."""
+        return (len(self.tokens) - 1) // self.seq_len
+
+    @property
+    def steps_per_epoch(self) -> float:
+        return self.num_sequences / self.global_batch
+
+    @property
+    def bounded(self) -> bool:
+        """Whether batches say documents: there are several, and boundaries are on."""
+        return self.boundaries and len(self.starts) > 1
+
+    def batch(self, step: int, dp_index: int = 0, dp_size: int = 1) -> Batch:
+        """The share of data-parallel rank `dp_index` of step `step`, counted from 0: rows [dp_index, dp_index + 1) *
+        global_batch / dp_size of the global batch.
+
+        Raises:
+            ValueError: `dp_size` does not divide the global batch.
+        """
+        if self.global_batch % dp_size:
+            raise ValueError(f"a global batch of {self.global_batch} does not divide by {dp_size}")
+        rows = self.global_batch // dp_size
+        first = step * self.global_batch + dp_index * rows
+        chosen = sequences(np.arange(first, first + rows), self.num_sequences, self.seed)
+        at = chosen[:, None] * self.seq_len + np.arange(self.seq_len + 1)
+        numbers = torch.from_numpy(self._documents(chosen)) if self.bounded else None
+        return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), numbers)
+
+    def _documents(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
+        """[n, seq_len]: boundaries passed since the sequence began."""
+        out = np.zeros((len(chosen), self.seq_len), np.int32)
+        for row, first in zip(out, chosen * self.seq_len):
+            inner = self.starts[slice(*np.searchsorted(self.starts, (first + 1, first + self.seq_len)))]
+            row[inner - first] = 1
+            np.cumsum(row, out=row)
+        return out
+
+    def lengths(self) -> Lengths | None:
+        """Lengths of the documents as the sequences cut them, with their shares; None where batches say none."""
+        if not self.bounded:
+            return None
+        used = self.num_sequences * self.seq_len
+        cuts = np.concatenate([self.starts[self.starts < used], np.arange(0, used + 1, self.seq_len)])
+        tokens, count = np.unique(np.diff(np.unique(cuts)), return_counts=True)
+        return Lengths(tuple(map(int, tokens)), tuple(float(c) for c in count / count.sum()))
+
+
+def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
+    """Which of `count` sequences is trained at each place of the endless order of epochs."""
+    epochs, within = np.divmod(np.asarray(place, np.int64), count)
+    out = np.empty_like(within)
+    for epoch in np.unique(epochs):
+        mine = epochs == epoch
+        out[mine] = permute(within[mine], count, (seed, int(epoch)))
+    return out
+
+
+def permute(place: NDArray[np.int64], count: int, key: tuple[int, int]) -> NDArray[np.int64]:
+    """A permutation of range(count) chosen by `key`, at the given places, without the others being worked out.
+
+    A Feistel network over the next power of four; what falls outside walks on until it is inside (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002).
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask, keys = np.uint64((1 << half) - 1), _round_keys(key)
+    out = place.astype(np.uint64)
+    outside = np.ones(len(out), bool)
+    while outside.any():
+        left, right = out[outside] >> np.uint64(half), out[outside] & mask
+        for one in keys:
+            left, right = right, left ^ (_mixed(right + one) & mask)
+        out[outside] = (left << np.uint64(half)) | right
+        outside = out >= count
+    return out.astype(np.int64)
+
+
+def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): every bit depends on every bit."""
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+def _round_keys(key: tuple[int, int]) -> list[np.uint64]:
+    state = np.zeros(1, np.uint64)
+    for word in key:
+        state = _mixed(state + np.uint64((word + 0x9E3779B97F4A7C15) & _MASK))
+    return [_mixed(state + np.uint64((i + 1) * 0x9E3779B97F4A7C15 & _MASK))[0] for i in range(ROUNDS)]
+
+
+def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
+    """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
+
+    The key is the contents of the files and the tokenizer. A folder appears whole or not at all, so that processes
+    may build at the same time.
+
+    Raises:
+        MeshwrightError: D001, D002, D003 for what cannot be read; X104 when the cache cannot be written.
+    """
+    found = documents.files(name)
+    key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
+    folder = cache / _short(key)
+    if whole(folder):
+        return folder
+    temporary = None
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".building-"))
+        _write(temporary, found, tokenizer)
+        if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except OSError as error:
+        if not whole(folder):  # else another process was first
+            raise MeshwrightError.one(
+                "X104",
+                f"cannot write the tokenised corpus: {error.strerror or error}",
+                place=str(cache),
+                help="set XDG_CACHE_HOME to a folder that may be written to and has room",
+            ) from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _short(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _write(folder: Path, found: list[Path], tokenizer: Tokenizer) -> None:
+    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
+    kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
+    count, largest, starts = 0, 0, []
+    with (folder / TOKENS).open("wb") as file:
+        for document in documents.documents(found):
+            before = count
+            for ids in tokenizer.encode(document):
+                if len(ids):
+                    file.write(ids.astype(kind).tobytes())
+                    count, largest = count + len(ids), max(largest, int(ids.max()))
+            if count > before:  # an empty document is none
+                starts.append(before)
+                file.write(end.astype(kind).tobytes())
+                count, largest = count + 1, max(largest, tokenizer.end)
+        _flush(file)
+    meta = Meta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
+    for name, data in ((STARTS, np.array(starts, "<i8").tobytes()), (META, msgspec.json.encode(meta))):
+        with (folder / name).open("wb") as file:
+            file.write(data)
+            _flush(file)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder holds a tokenised corpus of the sizes that it says."""
+    try:
+        meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
+        sizes = {TOKENS: meta.num_tokens * meta.width, STARTS: meta.num_documents * 8}
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, msgspec.MsgspecError):
+        return False
+
+
+def load(
+    folder: Path, train: Train, *, vocab: int, seed: int = 0, boundaries: bool = True, place: str = "--data"
+) -> Corpus:
+    """The corpus in a folder that :func:`build` made, for the sequences of `train` and a model of `vocab` tokens.
+
+    Raises:
+        MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have.
+    """
+    meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
+    wrong = []
+    held = max(0, meta.num_tokens - 1) // train.seq_len
+    if held < train.global_batch:
+        wrong.append(
+            Diagnostic(
+                code="D005",
+                message=f"the text is too short: its {meta.num_tokens:,} tokens fill {held:,} sequences of "
+                f"{train.seq_len:,}, and a step trains {train.global_batch:,}",
+                place=place,
+                help=f"more text, or a smaller batch or seq: {(train.tokens_per_step + 1):,} tokens are the least",
+            )
+        )
+    if meta.largest >= vocab:
+        wrong.append(
+            Diagnostic(
+                code="D006",
+                message=f"the text has token {meta.largest:,}, and the model's vocabulary ends at {vocab - 1:,}",
+                place=place,
+                help="use the model's own tokenizer: --tokenizer FOLDER/tokenizer.json"
+                if meta.largest > 256
+                else "text as bytes needs a vocabulary of 257 or more",
+            )
+        )
+    if wrong:
+        raise MeshwrightError(wrong)
+    return Corpus(
+        tokens=np.memmap(folder / TOKENS, np.dtype(f"<u{meta.width}"), "r"),
+        starts=np.fromfile(folder / STARTS, "<i8").astype(np.int64),
+        largest=meta.largest,
+        seq_len=train.seq_len,
+        global_batch=train.global_batch,
+        seed=seed,
+        boundaries=boundaries,
+    )
+
+
+def cache_folder() -> Path:
+    """Where tokenised corpora are kept: the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright" / "corpus"

@@ -1,0 +1,147 @@
+"""Emulated hosts on this machine: unprivileged network namespaces, joined by links of a given rate.
+
+:class:`Hosts` starts them, runs scripts on them and removes them: they end with the process that holds them. Traffic
+stays between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+import meshwright
+from meshwright.errors import MeshwrightError
+from meshwright.run.emulate.script import Script
+
+TOOLS = ("unshare", "mount", "ip", "tc")
+#: Does everything that is needed once, in namespaces that are gone when it ends.
+PROBE = (
+    "mount -t tmpfs tmpfs /run && ip netns add a && ip link add eth0 netns a type veth peer name port0 && "
+    "ip -netns a link add br0 type bridge && tc -netns a qdisc add dev eth0 root tbf rate 1mbit burst 8kb limit 1mb"
+)
+#: Where iproute2 keeps its tools when they are not on an ordinary user's path.
+PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin"])
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """``times`` [steps, ops, 2] seconds from each step's start; ``late`` [steps, ops] seconds that sleeps overran."""
+
+    times: np.ndarray
+    late: np.ndarray
+
+
+def missing() -> str:
+    """Why this machine cannot emulate hosts; "" when it can."""
+    if not sys.platform.startswith("linux"):
+        return "network namespaces are a Linux feature"
+    if find_spec("torch") is None:
+        return "PyTorch is not installed"
+    for tool in TOOLS:
+        if shutil.which(tool, path=PATH) is None:
+            return f"there is no {tool} (util-linux and iproute2)"
+    try:
+        done = subprocess.run(
+            ["unshare", "-Urnm", "sh", "-c", PROBE],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            env=os.environ | {"PATH": PATH},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"unshare does not work: {error}"
+    if done.returncode:
+        said = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        return f"unprivileged namespaces with shaped links are off: {said}"
+    return ""
+
+
+class Hosts:
+    """`num_hosts` hosts of `ranks_per_host` ranks with links of `rate_bits_s` each way; a context manager.
+
+    Raises:
+        MeshwrightError: U001 when this machine has no such namespaces.
+    """
+
+    def __init__(self, num_hosts: int, rate_bits_s: float, ranks_per_host: int = 1):
+        self.num_hosts, self.rate_bits_s, self.ranks_per_host = num_hosts, rate_bits_s, ranks_per_host
+
+    def __enter__(self) -> Hosts:
+        reason = missing()
+        if reason:
+            raise unavailable(reason)
+        self._folder = tempfile.TemporaryDirectory()
+        source = str(Path(meshwright.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH", "")]))
+        inner = [sys.executable, "-m", "meshwright.run.emulate.inside"]
+        inner += [str(self.num_hosts), str(self.ranks_per_host), str(self.rate_bits_s)]
+        self._process = subprocess.Popen(
+            ["unshare", "-Urnm", "sh", "-c", 'mount -t tmpfs tmpfs /run && exec "$@"', "sh", *inner],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path, "PATH": PATH, "OMP_NUM_THREADS": "1"},
+        )
+        _prefer(self._process.pid)
+        try:
+            self._answer()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._process.kill()  # the ranks die with it, and the namespaces with them
+        self._process.wait()
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._folder.cleanup()
+
+    def run(self, script: Script, steps: int, *, timeout_s: float) -> Measured:
+        """Run a script for some steps.
+
+        Raises:
+            MeshwrightError: U002 when a rank fails or nothing ends in time.
+        """
+        place = Path(self._folder.name)
+        (place / "script.json").write_bytes(msgspec.json.encode(script))
+        job = {"script": str(place / "script.json"), "steps": steps, "out": str(place / "times.npz")}
+        self._process.stdin.write(msgspec.json.encode(job | {"timeout_s": timeout_s}).decode() + "\n")
+        self._process.stdin.flush()
+        self._answer()
+        with np.load(place / "times.npz", allow_pickle=False) as saved:
+            return Measured(times=saved["times"], late=saved["late"])
+
+    def _answer(self) -> None:
+        line = self._process.stdout.readline()
+        error = msgspec.json.decode(line).get("error", "") if line else "its process ended"
+        if error:
+            raise MeshwrightError.one("U002", f"the emulated cluster failed: {error}", place="meshwright emulate")
+
+
+def _prefer(pid: int) -> None:
+    """Let the hosts run before other work of this machine, as far as it is allowed: they mostly sleep, and a rank that
+    wakes late is a device that another program slows down."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, -15)
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
+
+
+def unavailable(reason: str) -> MeshwrightError:
+    """U001: this machine cannot emulate."""
+    return MeshwrightError.one(
+        "U001",
+        f"this machine cannot emulate a cluster: {reason}",
+        place="meshwright emulate",
+        help="it needs Linux with unprivileged user and network namespaces, util-linux, iproute2 with tbf, and PyTorch",
+    )

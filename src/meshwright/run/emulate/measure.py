@@ -1,0 +1,230 @@
+"""Predict a plan on emulated hosts, run it on them, and lay the two side by side."""
+
+from __future__ import annotations
+
+from statistics import median, quantiles
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.errors import MeshwrightError
+from meshwright.graph import KIND
+from meshwright.lower import Lowered
+from meshwright.plan import Plan, check
+from meshwright.predict import predict, simulate
+from meshwright.prediction import Prediction
+from meshwright.run.assemble import process_name
+from meshwright.run.emulate.hosts import Hosts, Measured
+from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
+from meshwright.run.emulate.script import Script, script_of
+from meshwright.simulate import ports
+from meshwright.simulate.layer import CAUSES
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.timeline import Timeline
+
+#: What the busiest rank's kernels take in a step when nobody says a scale.
+COMPUTE_S = 0.6
+MAX_RANKS = 32
+#: Causes of time that are slept.
+KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
+
+
+class Emulated(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan's prediction beside its measured steps.
+
+    ``shared_s`` is the predicted step when exchanges that meet on a rank's port share it (``simulate/ports.py``), which
+    they do here; the prediction itself lets them pass each other. ``steps_s`` are the measured step times after the
+    warm-up, ``timeline`` the step nearest to their median, every rank apart. ``late_s`` is the 95th percentile of how
+    much later than meant a sleep ended: far below a task's length, or the machine was too busy to believe the steps.
+    """
+
+    prediction: Prediction
+    shared_s: float
+    links: Links
+    cluster: Cluster
+    scale: float
+    steps_s: tuple[float, ...]
+    late_s: float
+    timeline: Timeline
+
+    @property
+    def step_time_s(self) -> float:
+        return median(self.steps_s)
+
+    @property
+    def spread_s(self) -> tuple[float, float]:
+        """Fastest and slowest step."""
+        return min(self.steps_s), max(self.steps_s)
+
+    @property
+    def error(self) -> float:
+        """(predicted - measured) / measured."""
+        return self.prediction.step_time_s / self.step_time_s - 1
+
+    @property
+    def shared_error(self) -> float:
+        """The same of the step whose exchanges share ports."""
+        return self.shared_s / self.step_time_s - 1
+
+
+def emulate(
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    rate_bits_s: float,
+    repeats: int = 5,
+    scale: float | None = None,
+    ranks_per_host: int = 1,
+) -> Emulated:
+    """Run `plan` on emulated hosts with links of `rate_bits_s`, whose kernels take `scale` times what they take on
+    `cluster`'s devices.
+
+    Raises:
+        MeshwrightError: every violation of the plan; U001 when this machine cannot emulate, U002 when it failed, U003
+            for sizes that are not emulated.
+    """
+    plan = plan.on(cluster.num_devices)
+    found = check(plan, model, cluster, train)
+    if found:
+        raise MeshwrightError(found)
+    ranks = plan.layout.num_ranks
+    if ranks > MAX_RANKS or ranks % ranks_per_host or len(cluster.islands) != 1:
+        islands = f" on {len(cluster.islands)} islands" if len(cluster.islands) > 1 else ""
+        raise MeshwrightError.one(
+            "U003",
+            f"{ranks} ranks{islands}, {ranks_per_host} a host, are not emulated",
+            place="meshwright emulate",
+            help=f"at most {MAX_RANKS} ranks, a whole number of hosts, one island",
+        )
+    with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
+        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
+
+
+def on_hosts(
+    hosts: Hosts,
+    links: Links,
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    repeats: int = 5,
+    scale: float | None = None,
+    compute_s: float = COMPUTE_S,
+) -> Emulated:
+    """Predict and run a legal plan on hosts that are there and measured; without a `scale` the busiest rank's kernels
+    take `compute_s`."""
+    target = emulated(cluster, links, hosts)
+    if scale is None:
+        scale = compute_s * _slowing(model, cluster, target, train, plan, links)
+    costs = emulated_costs(cluster, links, scale)
+    prediction = predict(model, target, train, plan, costs=costs, detail=False)
+    lowered = simulate(plan, model, target, train, costs).lowered
+    script = script_of(lowered, costs)
+    timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
+    measured = hosts.run(script, repeats + 1, timeout_s=timeout)
+    steps = measured.times[1:, :, 1].max(axis=1)
+    middle = 1 + int(np.argsort(steps)[len(steps) // 2])
+    sleeps = measured.late[1:][measured.late[1:] != 0]
+    return Emulated(
+        prediction=prediction,
+        shared_s=float(ports.times(lowered, costs)[1].max()),
+        links=links,
+        cluster=target,
+        scale=scale,
+        steps_s=tuple(steps.tolist()),
+        late_s=quantiles(sleeps.tolist(), n=20)[-1] if len(sleeps) > 1 else 0.0,
+        timeline=timeline_of(lowered, script, measured, middle, prediction.timeline.identity),
+    )
+
+
+def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
+    """What makes the busiest rank's kernels take a second."""
+    costs: Costs = emulated_costs(cluster, links, 1.0)
+    run = simulate(plan, model, target, train, costs)
+    graph, parts = run.lowered.graph, run.priced.parts
+    kernels = parts[:, [CAUSES.index(cause) for cause in KERNELS]].sum(axis=1)[graph.cost_key]
+    rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
+    return 1 / float(np.bincount(rank, weights=kernels).max())
+
+
+def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: dict[str, str]) -> Timeline:
+    """The spans of one measured step, with the keys of the simulated one, for every real rank. A message ends when it
+    has arrived, which its receiver knows."""
+    graph, times = lowered.graph, measured.times[step]
+    own = [r // lowered.mesh.layout.stride("pp") % lowered.mesh.layout.pp for r in range(len(script.ranks))]
+    rows: list[tuple[int, int, int, float, float]] = []  # task, rank, stream, start, end
+    sent: dict[tuple[int, int], int] = {}  # (task, sending rank) -> row
+    for rank, ops in enumerate(script.ranks):
+        at, began, ended = script.first_op[rank], {}, {}
+        for i, op in enumerate(ops):
+            start, end = times[at + i]
+            began[op.task] = min(began.get(op.task, start), start)
+            ended[op.task] = max(ended.get(op.task, end), end)
+        for task in sorted(began):
+            for stream in graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]]:
+                if graph.streams.rank[stream] == own[rank]:
+                    sent[task, rank] = len(rows)
+                    rows.append((task, rank, int(stream), began[task], ended[task]))
+    arrived: dict[tuple[int, int], float] = {}
+    for rank, ops in enumerate(script.ranks):
+        for i, op in enumerate(ops):
+            source = op.peer if op.what == "recv" else -1
+            if (
+                graph.kind[op.task] == KIND["send"]
+                and graph.streams.rank[graph.member[graph.member_ptr[op.task]]] != own[rank]
+            ):
+                source = source if source >= 0 else arrived_from(ops, op)
+                key = (op.task, source)
+                arrived[key] = max(arrived.get(key, 0.0), float(times[script.first_op[rank] + i, 1]))
+    task, rank, stream, start, end = (np.array(column) for column in zip(*rows))
+    for key, at in arrived.items():
+        end[sent[key]] = at
+    return Timeline(
+        ranks=tuple(process_name(lowered.stages.plan, r) for r in range(len(script.ranks))),
+        multiplicity=(1,) * len(script.ranks),
+        task=task.astype(np.int32),
+        rank=rank.astype(np.int32),
+        queue=graph.streams.queue[stream],
+        kind=graph.kind[task],
+        attributes=graph.attributes[:, task],
+        start_s=start.astype(np.float64),
+        end_s=end.astype(np.float64),
+        waited_for=_waited(lowered, task, rank, stream, start, end),
+        cost_key=graph.cost_key[task],
+        keys=graph.keys,
+        identity=identity,
+    )
+
+
+def arrived_from(ops, op) -> int:
+    """Who sent what `op` gathers."""
+    return next(o.peer for o in ops if o.what == "recv" and o.task == op.task)
+
+
+def _waited(lowered: Lowered, task, rank, stream, start, end) -> np.ndarray:
+    """For every span the one whose end let it start: of those before it on its stream and of what its task depends on,
+    here or from another rank, the last to end."""
+    graph = lowered.graph
+    spans: dict[int, list[int]] = {}
+    last: dict[tuple[int, int], int] = {}
+    before = np.full(len(task), -1)
+    for i in np.argsort(start, kind="stable").tolist():
+        before[i] = last.get((int(rank[i]), int(stream[i])), -1)
+        last[int(rank[i]), int(stream[i])] = i
+        spans.setdefault(int(task[i]), []).append(i)
+    out = np.full(len(task), -1, np.int32)
+    for i, t in enumerate(task.tolist()):
+        among = [int(before[i])] if before[i] >= 0 else []
+        for d in graph.dep[graph.dep_ptr[t] : graph.dep_ptr[t + 1]].tolist():
+            here = [s for s in spans.get(d, ()) if rank[s] == rank[i]]
+            among += here or spans.get(d, [])
+        among = [s for s in among if end[s] <= start[i] + 1e-3 and s != i]
+        if among:
+            out[i] = max(among, key=lambda s: end[s])
+    return out

@@ -1,0 +1,179 @@
+"""What an emulated cluster is to a prediction: its links as measured once, its devices as slow as they sleep.
+
+Two hosts send each other messages of several sizes; a straight line through the times is the link's latency and
+bandwidth. Nothing else is tuned: rings and exchanges are priced from that line by the cost model that prices real
+clusters.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs, Estimate, Framework, standard
+from meshwright.cost.fabric import Constants, Fabrics, Profile
+from meshwright.cost.network import Network
+from meshwright.cost.roofline import OWN_ENGINES
+from meshwright.run.emulate.hosts import Hosts, Measured
+from meshwright.run.emulate.script import Author, Script
+from meshwright.spec.cluster import Cluster, Device, Island, Level, Node
+from meshwright.work import Collective, Work
+
+LINK, INSIDE = "emulated link", "emulated host"
+#: Seconds on the wire of the messages a link is measured with, and how often each is sent.
+MESSAGE_S, REPEATS = (0.0, 0.002, 0.01, 0.04), 7
+#: Between messages, so that each finds the link idle.
+PAUSE_S = 0.005
+SMALLEST_BYTES = 1024
+#: Assumed of memory between ranks of one host until it is measured.
+LOOPBACK_BITS_S = 8e9
+TIMEOUT_S = 60.0
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of b bytes takes ``latency_s + b / bytes_s``; ``sigma`` is how far single messages lie off."""
+
+    latency_s: float
+    bytes_s: float
+    sigma: float
+
+
+class Links(msgspec.Struct, frozen=True, kw_only=True):
+    """The links of emulated hosts: between them, and between ranks of one (None where each has one)."""
+
+    link: Link
+    inside: Link | None
+
+
+def calibrate(hosts: Hosts) -> Links:
+    """Measure the links with messages between two ranks."""
+    per_host = hosts.ranks_per_host
+    between = _measure(hosts, per_host, hosts.rate_bits_s) if hosts.num_hosts > 1 else None
+    inside = _measure(hosts, 1, LOOPBACK_BITS_S) if per_host > 1 else None
+    return Links(link=between or inside, inside=inside)
+
+
+def _measure(hosts: Hosts, peer: int, rate_bits_s: float) -> Link:
+    sizes = [max(SMALLEST_BYTES, round(s * rate_bits_s / 8)) for s in MESSAGE_S]
+    order = sizes * REPEATS
+    script = messages(peer, order, rate_bits_s / 8)
+    measured = hosts.run(script, 2, timeout_s=TIMEOUT_S)
+    return fit(order * 2, arrivals(script, measured, peer))
+
+
+def messages(peer: int, sizes: list[int], bytes_s: float) -> Script:
+    """Ranks 0 and `peer` send each other messages of these sizes at the same time, as the ranks of a ring do, with
+    pauses; ranks between them do nothing."""
+    author = Author(peer + 1)
+    for here, there, queue in ((0, peer, "pp_forward"), (peer, 0, "pp_backward")):
+        channel = author.channel(queue, (0, peer))
+        for tag, (before, size) in enumerate(zip([0, *sizes], sizes)):
+            slept = author.put(here, "compute", "sleep", seconds=PAUSE_S + 2 * before / bytes_s)
+            common = {"num_bytes": size, "channel": channel, "tag": tag}
+            author.put(here, queue, "send", peer=there, after=[slept], **common)
+            author.put(there, f"from {here}", "recv", peer=here, **common)
+    return author.script()
+
+
+def arrivals(script: Script, measured: Measured, peer: int) -> np.ndarray:
+    """Seconds from each message's send to its arrival in the last step, those of rank 0 first."""
+    last, first = measured.times[-1], script.first_op
+    out = []
+    for here, there in ((0, peer), (peer, 0)):
+        sends = [first[here] + i for i, op in enumerate(script.ranks[here]) if op.what == "send"]
+        got = [first[there] + i for i, op in enumerate(script.ranks[there]) if op.what == "recv"]
+        out.append(last[got, 1] - last[sends, 0])
+    return np.concatenate(out)
+
+
+def fit(sizes: list[int], seconds: np.ndarray) -> Link:
+    """The latency of the smallest message, and the rate at which the median time grows from there (least squares)."""
+    distinct = sorted(set(sizes))
+    of = {size: seconds[[i for i, s in enumerate(sizes) if s == size]] for size in distinct}
+    latency = float(np.median(of[distinct[0]]))
+    more = np.array([size - distinct[0] for size in distinct[1:]], float)
+    longer = np.array([float(np.median(of[size])) - latency for size in distinct[1:]])
+    rate = float(more @ longer / (more @ more))
+    spread = np.concatenate([of[size] / (latency + rate * (size - distinct[0])) - 1 for size in distinct[1:]])
+    return Link(latency_s=latency, bytes_s=1 / rate, sigma=float(np.std(spread)))
+
+
+def emulated(cluster: Cluster, network: Links, hosts: Hosts) -> Cluster:
+    """The cluster that runs: as many hosts of `cluster`'s device as there are, on one switch."""
+    original = cluster.islands[0].device
+    levels = []
+    for name, arity, link in (
+        (INSIDE, hosts.ranks_per_host, network.inside),
+        (LINK, hosts.num_hosts, network.link),
+    ):
+        if arity > 1:
+            levels.append(
+                Level(
+                    name=name,
+                    arity=arity,
+                    gb_s=link.bytes_s / 1e9,
+                    latency_us=link.latency_s * 1e6,
+                    topology="switch",
+                    scale_out=name == LINK,
+                    sources={"*": "measured on the emulated hosts"},
+                )
+            )
+    node = Node(
+        devices=hosts.ranks_per_host, nics=0, nic_gbit_s=0.0, host_memory_bytes=original.node.host_memory_bytes,
+        pcie_gb_s=original.node.pcie_gb_s,
+    )  # fmt: skip
+    name = f"{hosts.num_hosts * hosts.ranks_per_host}x{original.name} at {hosts.rate_bits_s / 1e6:g} Mbit/s"
+    if not levels:
+        levels = [Level(name=INSIDE, arity=1, gb_s=1.0, latency_us=1.0, topology="switch")]
+    island = Island(name="emulated", device=sleeping(original), levels=tuple(levels), node=node)
+    return Cluster(name=name, islands=(island,))
+
+
+def sleeping(device: Device) -> Device:
+    """A device whose kernels sleep: an exchange beside them takes nothing from them, as if its fabric had engines of
+    its own."""
+    return msgspec.structs.replace(device, name=f"emulated-{device.name}", scale_up=OWN_ENGINES[0])
+
+
+def emulated_costs(cluster: Cluster, network: Links, scale: float) -> Costs:
+    """Prices on the emulated cluster: kernels `scale` times what they take on the cluster's own device, collectives
+    from the measured links, no host time (there is no host beside the device)."""
+    base, device = standard(), cluster.islands[0].device
+    framework = Framework(
+        name="emulated",
+        host_us_per_kernel=0.0,
+        host_us_per_collective=0.0,
+        host_us_per_pass=0.0,
+        step_sigma=0.0,
+        source="sleeps: no host",
+        flagged=False,
+        elementwise_passes=base.framework.elementwise_passes,
+    )
+
+    def slowed(work: Work, _: Device) -> Estimate | None:
+        if isinstance(work, Collective):
+            return None
+        found = base.price(work, device)
+        return Estimate(found.seconds * scale, found.cause, "a sleep of the price", 0.0)
+
+    profiles = [_profile("network", LINK, network.link), _profile("nvlink", INSIDE, network.inside or network.link)]
+    return Costs(framework, (Network(Fabrics(tuple(profiles))), slowed), profile="emulated")
+
+
+def _profile(kind: str, level: str, link: Link) -> Profile:
+    """A fabric on which every message costs the line that was measured, and every exchange is rings of messages."""
+    latencies = dict.fromkeys(("start_ll_us", "start_ll128_us", "start_simple_us", "peer_us"), 0.0)
+    latencies |= dict.fromkeys(("message_start_us", "message_simple_us", "in_network_start_us"), 0.0)
+    steps = dict.fromkeys(("step_ll", "step_ll128", "step_simple"), 1.0)
+    whole = ("ll", "ll128", "all_gather", "reduce_scatter", "all_reduce", "tree", "in_network", "send", "all_to_all")
+    rates = dict.fromkeys((*whole, "send_connection", "exchange_connection"), 1.0)
+    return Profile(
+        format_version=1,
+        name=kind,
+        kind=kind,
+        answers=(level,),
+        source="measured on the emulated hosts",
+        # a rank's copy of its own block is no message; trees are not what gloo runs
+        constants=Constants(**latencies, **steps, **rates, own_copy=1e9, contention=0.0, tree_nodes=1.0),
+        sigma={"*": link.sigma},
+    )

@@ -1,0 +1,175 @@
+"""One rank of an emulated cluster: a thread per stream that walks its ops, kernels as sleeps, communication for real.
+
+A device's stream runs on without its host, so a sleep that follows another starts where that one was meant to end: the
+host's late waking does not add up. A message or collective starts when its thread really issues it.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from meshwright.run.emulate.script import Op, Script
+
+#: How often a rank looks whether the step may start.
+POLL_S = 0.0005
+
+
+class Board:
+    """Shared memory of all ranks of a run: who is ready for which step, when it starts, and when every op ran.
+
+    ``times`` [steps, ops, 2] are starts and ends on the host's monotonic clock, ``late`` [steps, ops] how much later
+    than meant a sleep's thread woke.
+    """
+
+    def __init__(self, memory, num_ranks: int, num_steps: int, num_ops: int):
+        sizes = (num_ranks, num_steps, num_steps * num_ops * 2, num_steps * num_ops)
+        cuts = np.cumsum([0, *sizes])
+        whole = np.frombuffer(memory, np.float64, int(cuts[-1]))
+        self.ready, self.go = whole[: cuts[1]], whole[cuts[1] : cuts[2]]
+        self.times = whole[cuts[2] : cuts[3]].reshape(num_steps, num_ops, 2)
+        self.late = whole[cuts[3] :].reshape(num_steps, num_ops)
+
+    @staticmethod
+    def num_bytes(num_ranks: int, num_steps: int, num_ops: int) -> int:
+        return 8 * (num_ranks + num_steps + 3 * num_steps * num_ops)
+
+
+class Rank:
+    """Runs one rank's part of a script, step after step."""
+
+    def __init__(self, script: Script, rank: int, board: Board, store: dist.Store):
+        self.script, self.rank, self.board, self.ops = script, rank, board, script.ranks[rank]
+        self.offset = script.first_op[rank]
+        torch.set_num_threads(1)
+        world = len(script.ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+        # every process makes every group, in one order, whether or not it is in it
+        made = [dist.new_group(list(c.ranks)) for c in script.channels]
+        self.groups = [g if rank in c.ranks else None for g, c in zip(made, script.channels)]
+        most = max((op.num_bytes for op in self.ops), default=0) + 4 * world
+        self.out, self.into = torch.zeros(most, dtype=torch.uint8), torch.zeros(most, dtype=torch.uint8)
+        self.streams = [[i for i, op in enumerate(self.ops) if op.stream == s] for s in range(len(script.streams))]
+        needed = {a for op in self.ops for a in op.after if self.ops[a].stream != op.stream}
+        self.needed = np.isin(np.arange(len(self.ops)), list(needed)).tolist()
+        self.failed: BaseException | None = None
+
+    def connect(self) -> None:
+        """A first message on every channel, so that no connection is made during a step."""
+        for group, channel in zip(self.groups, self.script.channels):
+            if group is not None:
+                ring(group, channel.ranks, self.rank, "all_gather", self.out, self.into, len(channel.ranks), tag=1)
+                dist.all_reduce(self.out[:4].view(torch.float32), group=group)
+
+    def step(self, number: int) -> None:
+        """One step: messages expected are posted first, then all ranks start at once."""
+        self.gates = [threading.Lock() if needed else None for needed in self.needed]
+        for gate in filter(None, self.gates):
+            gate.acquire()
+        self.posted = {i: self._post(op) for i, op in enumerate(self.ops) if op.what == "recv"}
+        self.times, self.late = self.board.times[number], self.board.late[number]
+        gc.collect()
+        gc.disable()
+        self.board.ready[self.rank] = number + 1
+        while not self.board.go[number]:
+            time.sleep(POLL_S)
+        begin = float(self.board.go[number])
+        threads = [threading.Thread(target=self._walk, args=(s, begin)) for s in self.streams if s]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        gc.enable()
+        if self.failed is not None:
+            raise self.failed
+
+    def _post(self, op: Op) -> dist.Work:
+        group = self.groups[op.channel]
+        return dist.irecv(self.into[: op.num_bytes], src=op.peer, group=group, tag=op.tag)
+
+    def _walk(self, mine: list[int], begin: float) -> None:
+        try:
+            clock, ops, ends = begin, self.ops, self.times[self.offset :, 1]
+            time.sleep(max(0.0, begin - time.monotonic()))
+            for i in mine:
+                op, ready = ops[i], clock
+                for dep in op.after:
+                    gate = self.gates[dep]
+                    if gate is not None and ops[dep].stream != op.stream:
+                        gate.acquire()
+                        gate.release()
+                        ready = max(ready, float(ends[dep]))
+                if op.what == "sleep":
+                    start, clock = ready, ready + op.seconds
+                    time.sleep(max(0.0, clock - time.monotonic()))
+                    self.late[self.offset + i] = time.monotonic() - clock
+                else:
+                    start = time.monotonic()
+                    self._communicate(i, op)
+                    clock = time.monotonic()
+                self.times[self.offset + i] = start, clock
+                if self.gates[i] is not None:
+                    self.gates[i].release()
+        except BaseException as error:
+            self.failed = error
+            for gate in filter(None, self.gates):
+                if gate.locked():
+                    gate.release()
+
+    def _communicate(self, i: int, op: Op) -> None:
+        group = self.groups[op.channel]
+        if op.what == "recv":
+            self.posted[i].wait()
+        elif op.what == "send":
+            dist.isend(self.out[: op.num_bytes], dst=op.peer, group=group, tag=op.tag).wait()
+        elif op.what == "all_reduce":
+            part = self.out[: max(4, op.num_bytes // 4 * 4)].view(torch.float32)
+            dist.all_reduce(part, group=group, async_op=True).wait()
+        else:
+            ranks = self.script.channels[op.channel].ranks
+            move = exchange if op.what == "all_to_all" else ring
+            move(group, ranks, self.rank, op.what, self.out, self.into, op.num_bytes, tag=2 * i)
+
+
+def ring(group, ranks, rank: int, what: str, out, into, num_bytes: int, *, tag: int) -> None:
+    """``all_gather`` or ``reduce_scatter`` of `num_bytes` in all, block by block around the ring of `ranks`, or one
+    ``shift`` of `num_bytes` to the next. gloo's own reduce-scatter moves the bytes of an all-reduce; a ring does not.
+    """
+    n, here = len(ranks), ranks.index(rank)
+    following, before = ranks[(here + 1) % n], ranks[here - 1]
+    if what == "shift":
+        steps, block = 1, num_bytes
+    else:
+        steps, block = n - 1, -(-num_bytes // (4 * n)) * 4
+    got = [dist.irecv(into[:block], src=before, group=group, tag=tag) for _ in range(steps)]
+    for arrived in got:
+        sent = dist.isend(out[:block], dst=following, group=group, tag=tag)
+        arrived.wait()
+        if what == "reduce_scatter":
+            into[:block].view(torch.float32).add_(out[:block].view(torch.float32))
+        sent.wait()
+
+
+def exchange(group, ranks, rank: int, what: str, out, into, num_bytes: int, *, tag: int) -> None:
+    """All-to-all of `num_bytes` a rank: its block to every other rank at once."""
+    block = -(-num_bytes // len(ranks))
+    others = [r for r in ranks if r != rank]
+    works = [dist.irecv(into[:block], src=r, group=group, tag=tag) for r in others]
+    works += [dist.isend(out[:block], dst=r, group=group, tag=tag) for r in others]
+    for work in works:
+        work.wait()
+
+
+def run(script: Script, rank: int, board: Board, store: str, num_steps: int) -> None:
+    """The whole life of a rank's process after its network is there."""
+    sys.setswitchinterval(0.0005)
+    mine = Rank(script, rank, board, dist.FileStore(store, len(script.ranks)))
+    mine.connect()
+    for number in range(num_steps):
+        mine.step(number)

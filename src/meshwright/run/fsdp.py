@@ -1,0 +1,116 @@
+"""Fully sharded parameters (ZeRO-3, FSDP; Zhao et al. 2304.11277) and hybrid sharding, by torch's ``fully_shard``.
+
+Each layer is gathered before its forward and again before its backward, and its gradients are reduced after every
+microbatch; embedding, final norm and head are one unit of their own. What torch leaves to its user is done here: sums
+instead of means, gradients that tensor-parallel ranks have parts of, and pieces for optimizer and checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from meshwright.run.mesh import Mesh
+from meshwright.run.model import Stage
+from meshwright.run.sync import Held
+
+
+class Sharded:
+    """A stage with its parameters sharded; the same duties as the buckets of ``sync``."""
+
+    def __init__(self, stage: Stage, mesh: Mesh, *, params: torch.dtype, grads: torch.dtype):
+        self.stage, self.mesh = stage, mesh
+        self.about = {name: _About(p) for name, p in stage.named_parameters()}
+        policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
+        device_mesh = _device_mesh(mesh)
+        for unit in (*stage.layers, stage):
+            fully_shard(unit, mesh=device_mesh, mp_policy=policy)
+        for module in stage.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+        self._held: list[Held] | None = None
+
+    def held(self) -> Iterable[Held]:
+        """What this rank updates: its shard of every parameter. ``gradient`` is allocated once and refilled by
+        :meth:`finish`."""
+        if self._held is None:
+            self._held = [h for name, p in self.stage.named_parameters() if (h := self._one(name, p)) is not None]
+        return self._held
+
+    def _one(self, name: str, parameter: nn.Parameter) -> Held | None:
+        about, local = self.about[name], parameter.to_local().detach()
+        if not local.numel():
+            return None
+        shape = parameter.shape
+        row = parameter.numel() // shape[0]
+        # torch cuts rows into chunks of equal size, the last ones short or empty
+        start = -(-shape[0] // self.mesh["shard"].size) * self.mesh["shard"].index * row
+        return Held(
+            parameter=about.info,
+            start=start,
+            stop=start + local.numel(),
+            master=local.view(-1),
+            gradient=torch.zeros_like(local).view(-1),
+            copies=self.mesh["replica"].size * about.copies,
+            decays=len(shape) > 1,
+            owner=self.mesh["replica"].index == 0 and self.mesh["tp"].index % about.copies == 0,
+        )
+
+    def reset(self) -> None:
+        """A step begins."""
+        for parameter in self.stage.parameters():
+            parameter.grad = None
+
+    def finish(self) -> None:
+        """The gradients are whole, and in what :meth:`held` gave out."""
+        tp, held = self.mesh["tp"], iter(self.held())
+        parts: dict[int, list[torch.Tensor]] = {}
+        for name, parameter in self.stage.named_parameters():
+            if not parameter.to_local().numel():
+                continue
+            h = next(held)
+            gradient = parameter.grad
+            if gradient is None:
+                h.gradient.zero_()
+            else:
+                h.gradient.copy_((gradient.to_local() if isinstance(gradient, DTensor) else gradient).reshape(-1))
+            parameter.grad = None
+            if self.about[name].sums > 1:
+                parts.setdefault(self.about[name].sums, []).append(h.gradient)
+        for sums, views in parts.items() if not tp.alone else ():
+            flat = torch.cat(views)
+            every = [torch.empty_like(flat) for _ in range(tp.size)]
+            dist.all_gather(every, flat, group=tp.handle)
+            first = tp.index // sums * sums
+            total = torch.stack(every[first : first + sums]).sum(0)
+            for view, part in zip(views, total.split([v.numel() for v in views])):
+                view.copy_(part)
+
+    def publish(self) -> None:
+        """Nothing to do: the optimizer wrote into the shards themselves."""
+
+    def ready(self) -> None:
+        """Nothing to wait for: layers gather themselves."""
+
+
+class _About:
+    """What a parameter knew of itself before torch replaced it."""
+
+    def __init__(self, parameter: nn.Parameter):
+        self.info, self.copies, self.sums = parameter.info, parameter.copies, parameter.sums
+
+
+def _device_mesh(mesh: Mesh) -> DeviceMesh:
+    kind, shard, replica = mesh.device.type, mesh["shard"], mesh["replica"]
+    if replica.alone:
+        return DeviceMesh.from_group(shard.handle, kind, mesh_dim_names=("shard",))
+    scope = mesh["data"].ranks
+    table = torch.tensor(scope).view(-1, shard.size)
+    return DeviceMesh.from_group([replica.handle, shard.handle], kind, mesh=table, mesh_dim_names=("replica", "shard"))

@@ -1,0 +1,352 @@
+"""The processes of a job: started here, or joined when ``torchrun`` (or a scheduler) has started them.
+
+Without a launcher this process becomes the parent of one process a rank on this machine and watches them: when one
+dies, by an exception, a signal or the system's memory limit, the others are ended within seconds, and one error says
+which rank on which host, and why. It is forked on the CPU, where that is safe and twenty times quicker, and spawned
+when GPUs are used.
+
+Under a launcher every rank is a process like this one and there is no parent; :mod:`meshwright.run.watchdog` does the
+watching.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.environment import launched, num_threads
+
+#: How long the others may take to say why they ended once a rank has died; then they are killed.
+GRACE_S = 1.5
+#: After so long without an answer a collective gives up.
+TIMEOUT_S = 600.0
+#: What a rank says whose peer has gone: a consequence, never the cause.
+PEER = re.compile(r"closed by peer|reset by peer|broken pipe|timed out|connection refused|NCCL|socket|gloo", re.I)
+
+
+class World(NamedTuple):
+    """This process's place: ``local_rank`` among the ``local_size`` processes of its machine ``host``."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+class RankDied(MeshwrightError):
+    """A run that ended because of one of its processes: exit code 1."""
+
+    exit_code = 1
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a process leaves behind: its result, or why there is none. ``consequence``: another rank was the cause."""
+
+    result: Any = None
+    diagnostics: list[Diagnostic] = []
+    exit_code: int = 0
+    cause: str = ""
+    consequence: bool = False
+
+
+class Stop:
+    """Whether this process was asked to end: SIGTERM, and SIGINT under a launcher."""
+
+    requested = False
+
+    def __call__(self, number: int = 0, frame: FrameType | None = None) -> None:
+        self.requested = True
+
+
+#: The request of this process; a run looks at it once a step.
+stop = Stop()
+
+
+def start(
+    function: Callable[..., Any], *args: Any, num_ranks: int, device: str = "auto", timeout_s: float = TIMEOUT_S
+) -> Any:
+    """``function(world, *args)`` on every rank; what it returned on rank 0, as plain values (None on other ranks of a
+    launched job). `device` is ``cpu``, ``cuda`` or ``auto``. Must be called before this process has opened a process
+    group or used autograd; when GPUs are used `function` must be importable and `args` picklable.
+
+    Raises:
+        MeshwrightError: L002 when processes or GPUs do not suffice; what `function` raised, once.
+        RankDied: L001 naming the rank, its host and the cause.
+    """
+    if launched():
+        return _join(function, args, num_ranks, device, timeout_s)
+    kind = _device_type(device, num_ranks)
+    context = multiprocessing.get_context(start_method(kind))
+    reading, writing = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
+        children = []
+        for rank in range(num_ranks):
+            world = World(rank, num_ranks, rank, num_ranks, socket.gethostname(), torch.device(kind, rank))
+            inherited = writing if context.get_start_method() == "fork" else None
+            words = (function, args, world, folder, reading, inherited, timeout_s)
+            children.append(context.Process(target=_child, args=words, name=f"rank {rank}"))
+        try:
+            with _forwarding(children), warnings.catch_warnings():
+                # Python warns of forks beside threads; ours begin anew with torch and make no use of the old ones
+                warnings.simplefilter("ignore", DeprecationWarning)
+                for child in children:
+                    child.start()
+                _watch(children, Path(folder))
+            return _read(Path(folder), 0).result
+        finally:
+            _end(children)
+            reading.close()
+            writing.close()
+
+
+def start_method(kind: str) -> str:
+    """How processes that use a ``cpu`` or ``cuda`` device are begun: CUDA does not survive a fork, nor do the system
+    libraries of macOS."""
+    return "fork" if kind == "cpu" and sys.platform == "linux" else "spawn"
+
+
+def leave() -> None:
+    """Leave the job in order. gloo's threads can deadlock or abort when a group is torn down while they still hold
+    Python objects (pytorch#56297): after a barrier and a breath they hold none."""
+    if dist.is_initialized():
+        dist.barrier()
+        time.sleep(0.05)
+        dist.destroy_process_group()
+
+
+def end_process(code: int) -> None:
+    """End this process without the interpreter's own shutdown, which a process group's threads make unsafe."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _device_type(device: str, local_size: int) -> str:
+    """``cpu`` or ``cuda`` for so many processes on this machine.
+
+    Raises:
+        MeshwrightError: L002 when there are GPUs, but too few.
+    """
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return "cpu"
+    held = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if held < local_size:
+        raise MeshwrightError.one(
+            "L002",
+            f"{local_size} ranks and {held} GPU{'s' * (held != 1)} on this machine",
+            place=f"--device {device}",
+            help="start it on more machines with torchrun, plan for fewer ranks, or use --device cpu",
+        )
+    return "cuda"
+
+
+def _open(world: World, timeout_s: float, **where: Any) -> None:
+    """Threads, device and the default process group of a rank."""
+    torch.set_num_threads(num_threads(world.local_size))
+    more: dict[str, Any] = {}
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+        more["device_id"] = world.device
+    if world.size > 1:
+        backend = "nccl" if world.device.type == "cuda" else "gloo"
+        limit = timedelta(seconds=timeout_s)
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where, **more)
+
+
+def _child(
+    function: Callable[..., Any], args: tuple, world: World, folder: str, parent: Any, inherited: Any, timeout_s: float
+) -> None:
+    """A rank's whole life; never returns."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and passes it on once
+    signal.signal(signal.SIGTERM, stop)
+    if inherited is not None:
+        inherited.close()  # else the parent's end of the pipe stays open in its children
+    threading.Thread(target=_die_with_parent, args=(parent,), daemon=True).start()
+    try:
+        _open(world, timeout_s, init_method=f"file://{folder}/store")
+        report = Report(result=function(world, *args))
+        _write(Path(folder), world.rank, report)
+        leave()
+    except BaseException as error:
+        report = report_of(error)
+        _write(Path(folder), world.rank, report)
+    end_process(report.exit_code)
+
+
+def _die_with_parent(parent: Any) -> None:
+    try:
+        parent.recv_bytes()  # nothing is ever sent: it returns when the other end is closed
+    except (EOFError, OSError):
+        os._exit(1)
+
+
+def report_of(error: BaseException) -> Report:
+    """Why a rank ended, for others to read."""
+    if isinstance(error, MeshwrightError):
+        return Report(diagnostics=list(error.diagnostics), exit_code=error.exit_code)
+    if os.environ.get("MESHWRIGHT_DEBUG") == "1":
+        traceback.print_exception(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    said = str(error).strip().partition("\n")[0]
+    text = f"{type(error).__name__}{': ' if said else ''}{said}{where}"
+    lost = isinstance(error, RuntimeError) and PEER.search(str(error)) is not None
+    return Report(exit_code=1, cause=text, consequence=lost or isinstance(error, ConnectionError))
+
+
+def _write(folder: Path, rank: int, report: Report) -> None:
+    part = folder / f"{rank}.part"
+    part.write_bytes(msgspec.json.encode(report))
+    part.rename(folder / f"{rank}.json")
+
+
+def _read(folder: Path, rank: int) -> Report | None:
+    try:
+        return msgspec.json.decode((folder / f"{rank}.json").read_bytes(), type=Report)
+    except FileNotFoundError:
+        return None
+
+
+def _watch(children: list[Any], folder: Path) -> None:
+    """Return when all have ended well; else end the others, and raise what the cause was."""
+    running, failed_at = dict(enumerate(children)), 0.0
+    while running and not (failed_at and time.monotonic() - failed_at > GRACE_S):
+        wait([c.sentinel for c in running.values()], timeout=0.2 if failed_at else None)
+        for rank, child in list(running.items()):
+            if child.exitcode is not None:
+                del running[rank]
+                failed_at = failed_at or (time.monotonic() if child.exitcode else 0.0)
+    _end(list(running.values()))
+    if failed_at:
+        ended = {rank: child.exitcode for rank, child in enumerate(children) if rank not in running}
+        raise verdict(ended, {rank: _read(folder, rank) for rank in ended})
+
+
+def _end(children: list[Any]) -> None:
+    for child in children:
+        if child.pid is not None and child.exitcode is None:
+            child.kill()
+            child.join()
+
+
+def verdict(ended: dict[int, int], reports: dict[int, Report | None]) -> MeshwrightError:
+    """The one error of a job, out of how its ranks ended by themselves (exit code or -signal) and what they left.
+
+    What the user did comes first, then a rank that was killed, then one that failed by itself; a rank that lost its
+    peer is blamed last.
+    """
+    wrong = {rank: r for rank, r in reports.items() if r is not None and r.diagnostics}
+    if wrong:
+        found = dict.fromkeys(d for rank in sorted(wrong) for d in wrong[rank].diagnostics)
+        code = max(r.exit_code for r in wrong.values())
+        return MeshwrightError(found) if code == MeshwrightError.exit_code else RankDied(found)
+    killed = [rank for rank, code in ended.items() if code < 0]
+    silent = [rank for rank, code in ended.items() if code > 0 and reports[rank] is None]
+    raised = [rank for rank, r in reports.items() if r is not None and r.cause and not r.consequence]
+    rank = min(killed or raised or silent or [rank for rank, code in ended.items() if code])
+    report = reports[rank]
+    if ended[rank] < 0:
+        name = signal.Signals(-ended[rank]).name
+        help = "nobody killed it? the system ran out of memory: dmesg | tail" if name == "SIGKILL" else ""
+        return died(rank, socket.gethostname(), f"killed by {name}", help)
+    return died(rank, socket.gethostname(), report.cause if report else f"it ended with code {ended[rank]}", "")
+
+
+def died(rank: int, host: str, cause: str, help: str = "") -> RankDied:
+    """L001."""
+    return RankDied(
+        Diagnostic(
+            code="L001",
+            message=f"rank {rank} on {host} died: {cause}",
+            help=help or "MESHWRIGHT_DEBUG=1 shows where; --resume goes on from the last checkpoint",
+        )
+    )
+
+
+@contextmanager
+def _forwarding(children: list[Any]):
+    """SIGINT and SIGTERM ask the children to end in order; the second time they are killed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        if len(seen) > 1:
+            _end(children)
+            raise KeyboardInterrupt
+        for child in children:
+            if child.pid is not None and child.exitcode is None:
+                os.kill(child.pid, signal.SIGTERM)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float) -> Any:
+    """One rank of a launched job: `function`'s result on rank 0, None elsewhere."""
+    from meshwright.run import watchdog
+
+    size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if size != num_ranks:
+        if rank:
+            end_process(MeshwrightError.exit_code)  # rank 0 says it
+        raise MeshwrightError.one(
+            "L002",
+            f"the launcher has started {size} processes, and the plan has {num_ranks} ranks",
+            place=f"WORLD_SIZE={size}",
+            help=f"start {num_ranks} processes, as with torchrun --nproc-per-node, or plan for {size}",
+        )
+    kind = _device_type(device, local_size)
+    world = World(rank, size, local_rank, local_size, socket.gethostname(), torch.device(kind, local_rank))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    store = watchdog.connect(timeout_s)
+    watching = watchdog.Watchdog(world)
+    try:
+        _open(world, timeout_s, store=dist.PrefixStore("job", store))
+        result = function(world, *args)
+        watching.close()
+        leave()
+    except BaseException as error:
+        report = report_of(error)
+        if not watching.blame(report):
+            end_process(report.exit_code)  # another rank says why
+        told = error if report.diagnostics else died(rank, world.host, report.cause)
+        told.speaks = True  # for all ranks
+        raise told from None
+    return result if world.first else None

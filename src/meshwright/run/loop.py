@@ -1,0 +1,355 @@
+"""A long run: step after step, with progress, metrics, checkpoints, and an end in order whenever it is asked for.
+
+Every rank runs :func:`train`. All that decides when to stop or save is the same number on every rank, so that none
+waits for one that has left: that somebody was asked to stop (SIGTERM) is exchanged beside every step, by a collective
+on a group of its own that is waited for when the step is over.
+
+A step is counted from 1: after step k, k updates are done, the checkpoint is ``step-k``, and the last line of the
+metrics says ``"step": k``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.plan import Plan
+from meshwright.run import clocks, data, launch, mesh, tokenizer
+from meshwright.run.agree import agree, share
+from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
+from meshwright.run.gather import gather
+from meshwright.run.launch import World
+from meshwright.run.mesh import Group, Mesh
+from meshwright.run.metrics import METRICS, Metrics, Progress
+from meshwright.run.record import Off, Recorder, ResidentBytes, install
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.run.weights import load_weights
+from meshwright.spec.architecture import Model
+from meshwright.spec.workload import Lengths, Train
+from meshwright.trace.chrome import write as write_trace
+
+#: Checkpoints kept in a run's folder.
+KEEP = 2
+#: Steps that a trace shows.
+TRACED = 5
+
+
+class Diverged(MeshwrightError):
+    """The loss is not a number: the answer of the run is no."""
+
+    exit_code = 1
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as every rank is told it.
+
+    ``corpus`` is the folder of a tokenised corpus; when it is "" every machine builds its own of ``text``. ``steps``
+    are done in all, those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the
+    end alone. ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none.
+    """
+
+    model: Model
+    plan: Plan
+    train: Train
+    settings: Settings = Settings()
+    text: str = data.documents.SAMPLE
+    tokenizer: str = "bytes"
+    corpus: str = ""
+    steps: int = 20
+    out: str = ""
+    resume: bool = False
+    save_every: int = 0
+    weights: str = ""
+    ideal_s: float = 0.0
+    trace: str = ""
+    identity: dict[str, str] = {}
+
+
+class Summary(msgspec.Struct, kw_only=True):
+    """What came of a run: seconds and loss of every step that this start of it did, and the most memory that each rank
+    held. ``stopped``: it was asked to end before its last step. ``lengths``: documents as they were packed."""
+
+    first_step: int
+    last_step: int
+    step_s: list[float]
+    losses: list[float]
+    peak_bytes: list[int]
+    device: str
+    stopped: bool = False
+    saved: str = ""
+    lengths: Lengths | None = None
+
+
+def train(world: World, job: Job) -> dict[str, Any]:
+    """The rank `world` of a run, from the first step to the last; a :class:`Summary` as plain values.
+
+    Raises:
+        MeshwrightError: the same on every rank: D codes for the text, H codes for checkpoints and weights, X104 for
+            the metrics.
+        Diverged: L004, with the step's update left out and the state before it saved.
+    """
+    place = mesh.build(job.plan, device=world.device)
+    corpus = open_corpus(world, job, place)
+    trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings)
+    begin(job, trainer)
+    run = _Run(job, trainer, corpus)
+    with closing(run), _traced(job, place, job.steps - trainer.step_count):
+        run.steps()
+        return msgspec.to_builtins(run.summary(place))
+
+
+@contextmanager
+def _traced(job: Job, place: Mesh, steps: int) -> Iterator[None]:
+    """Records the last of so many steps, and writes their timeline, where it is asked for."""
+    if not job.trace:
+        yield
+        return
+    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(TRACED, steps // 2), keep=TRACED)
+    install(recorder)
+    before = clocks.probe()
+    try:
+        yield
+        timeline = gather(recorder, job.plan, before=before, identity=job.identity)
+    finally:
+        install(Off())
+    wrong: tuple[Diagnostic, ...] = ()
+    try:
+        if timeline is not None:
+            write_trace(timeline, job.trace)
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(place["world"], wrong, place.device)
+
+
+def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
+    """The corpus on every rank; where it has to be built, one rank of each machine does so."""
+    folder, wrong = job.corpus, ()
+    if not folder and world.local_rank == 0:
+        try:
+            folder = str(data.build(job.text, tokenizer.load(job.tokenizer), data.cache_folder()))
+        except MeshwrightError as error:
+            wrong = error.diagnostics
+    agree(place["world"], wrong, place.device)
+    if not job.corpus:
+        # by its content a corpus has the same name everywhere; where it lies is each machine's own
+        name = Path(folder).name.encode() if world.local_rank == 0 else b""
+        names = {b for b in share(place["world"], name, place.device) if b}
+        if len(names) > 1:
+            raise MeshwrightError.one(
+                "D001",
+                "the machines of the run have different texts of this name",
+                place=f"--data {job.text}",
+                help="copy the same files to each, or name a folder that all see",
+            )
+        folder = str(data.cache_folder() / names.pop().decode())
+    return data.load(Path(folder), job.train, vocab=job.model.vocab, seed=job.settings.seed, place=f"--data {job.text}")
+
+
+def begin(job: Job, trainer: Trainer) -> None:
+    """Fill the trainer from a checkpoint to go on from, or from published weights; else it stays as it is."""
+    place, resumed = trainer.mesh, job.resume and bool(checkpoints(job.out))
+    if resumed:
+        meta = load(job.out, trainer.pieces(), place["world"], model_hash=identity(job.model), device=place.device)
+        if meta.seed != job.settings.seed:
+            raise MeshwrightError.one(
+                "L005",
+                f"the checkpoint was trained with seed {meta.seed}, and this run has {job.settings.seed}",
+                place=f"--resume {job.out}",
+                help=f"--seed {meta.seed}",
+            )
+        trainer.set_step(meta.step)
+        before = meta.extra.get("workload", job.train.text())
+        if place.first and before != job.train.text():
+            print(f"the checkpoint was trained on {before}: the data goes on at step {meta.step}", file=sys.stderr)
+    elif job.weights:
+        load_weights(job.weights, trainer.pieces(), job.model, place["world"], device=place.device)
+        trainer.set_step(0)
+
+
+def checkpoints(out: str) -> list[Path]:
+    """The checkpoints in a run's folder."""
+    return sorted(f for f in Path(out).glob("step-*") if f.is_dir()) if out else []
+
+
+class _Run:
+    """One rank's run from where its trainer stands."""
+
+    def __init__(self, job: Job, trainer: Trainer, corpus: data.Corpus):
+        self.job, self.trainer, self.corpus = job, trainer, corpus
+        self.mesh = trainer.mesh
+        self.dp = trainer.mesh["dp"]
+        self.first = trainer.step_count + 1
+        self.step_s: list[float] = []
+        self.losses: list[float] = []
+        self.saved, self.saved_step = "", trainer.step_count if self.first > 1 else -1
+        self.stopped = False
+        self.votes = _Votes(self.mesh["world"])
+        self.metrics = self._metrics()
+        self.saver = self._saver()
+        self.progress = Progress(job.steps, job.train.tokens_per_step, job.ideal_s) if self.mesh.first else None
+
+    def _metrics(self) -> Metrics | None:
+        """Rank 0's; made by all, because its folder is."""
+        made, wrong = None, ()
+        if self.job.out and self.mesh.first:
+            try:
+                made = Metrics(Path(self.job.out) / METRICS, done=self.trainer.step_count)
+            except MeshwrightError as error:
+                wrong = error.diagnostics
+        agree(self.mesh["world"], wrong, self.mesh.device)
+        return made
+
+    def _saver(self) -> AsyncSaver | None:
+        if not self.job.out:
+            return None
+        saver = AsyncSaver(self.job.out, self.mesh["world"], device=self.mesh.device, keep=KEEP)
+        self.trainer.before_update.append(saver.before_update)
+        return saver
+
+    def steps(self) -> None:
+        """All that are left, or as many as are done when the run is asked to end."""
+        begun = time.perf_counter()
+        while self.trainer.step_count < self.job.steps and not self.stopped:
+            self.votes.cast(launch.stop.requested)
+            batch = self.corpus.batch(self.trainer.step_count, self.dp.index, self.dp.size)
+            result = self.trainer.step(batch)
+            if not result.updated:
+                self._save()
+                raise Diverged(self._divergence(result.loss, result.grad_norm))
+            if self.saver is not None:
+                self._poll()
+            now = time.perf_counter()
+            self._note(result.loss, result.grad_norm, now - begun)
+            begun = now
+            self.stopped = self.votes.counted()
+            if self.saver is not None and self.job.save_every and self.trainer.step_count % self.job.save_every == 0:
+                self._save(wait=False)
+        self._save()
+
+    def _note(self, loss: float, norm: float, seconds: float) -> None:
+        step = self.trainer.step_count
+        self.step_s.append(seconds)
+        self.losses.append(loss)
+        if self.progress is not None:
+            self.progress(step, loss, seconds)
+        if self.metrics is not None:
+            rate = self.job.train.tokens_per_step / seconds
+            self.metrics.add(
+                {
+                    "step": step,
+                    "loss": loss,
+                    "grad_norm": norm,
+                    "lr": self.job.settings.lr_at(step - 1),
+                    "tokens": step * self.job.train.tokens_per_step,
+                    "step_s": seconds,
+                    "tokens_per_s": rate,
+                    "mfu": self.job.ideal_s / seconds if self.job.ideal_s else None,
+                }
+            )
+
+    def _save(self, *, wait: bool = True) -> None:
+        """Save where training stands, unless that has been done."""
+        if self.saver is None:
+            return
+        if self.saved_step != self.trainer.step_count:
+            self._poll(wait=True)
+            step = self.trainer.step_count
+            self.saver.begin(
+                self.trainer.pieces(),
+                Meta(
+                    step=step,
+                    seed=self.job.settings.seed,
+                    model=self.job.model.name,
+                    model_hash=identity(self.job.model),
+                    plan=self.job.plan.text(),
+                    world=self.mesh.world,
+                    extra={"workload": self.job.train.text()},
+                ),
+            )
+            self.saved_step = step
+        if wait:
+            self._poll(wait=True)
+
+    def _poll(self, *, wait: bool = False) -> None:
+        done = self.saver.wait() if wait else self.saver.poll()
+        self.saved = str(done) if done is not None else self.saved
+
+    def _divergence(self, loss: float, norm: float) -> Diagnostic:
+        step = self.trainer.step_count + 1
+        kept = f"; the state before it is {self.saved}" if self.saved else ""
+        return Diagnostic(
+            code="L004",
+            message=f"step {step} is not a number: loss {loss:.6g}, gradient norm {norm:.6g}; it was not applied{kept}",
+            help="a lower --lr, a longer --warmup, or --dtype fp32",
+        )
+
+    def summary(self, place: Mesh) -> Summary:
+        """The run so far; collective."""
+        peaks = share(place["world"], str(_peak_bytes(place.device)).encode(), place.device)
+        return Summary(
+            first_step=self.first,
+            last_step=self.trainer.step_count,
+            step_s=self.step_s,
+            losses=self.losses,
+            peak_bytes=[int(p) for p in peaks],
+            device=_device_name(place.device),
+            stopped=self.stopped and self.trainer.step_count < self.job.steps,
+            saved=self.saved,
+            lengths=self.corpus.lengths() if place.first else None,
+        )
+
+    def close(self) -> None:
+        """End threads and files."""
+        if self.saver is not None:
+            self.saver.close()
+        if self.metrics is not None:
+            self.metrics.close()
+        if self.progress is not None:
+            self.progress.close()
+
+
+class _Votes:
+    """Whether any rank was asked to stop, learnt by all after the same step and without a step waiting for it."""
+
+    def __init__(self, group: Group):
+        self.alone = group.alone
+        # on the CPU also where training is not: a flag is no reason to wait for a GPU
+        self.group = None if group.alone else dist.new_group(list(group.ranks), backend="gloo")
+        self.flag, self.work = torch.zeros(1, dtype=torch.int32), None
+
+    def cast(self, wish: bool) -> None:
+        self.flag.fill_(int(wish))
+        if not self.alone:
+            self.work = dist.all_reduce(self.flag, op=dist.ReduceOp.MAX, group=self.group, async_op=True)
+
+    def counted(self) -> bool:
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return bool(self.flag.item())
+
+
+def _peak_bytes(device: torch.device) -> int:
+    """The most memory this process held: of the GPU what torch allocated there, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    status = Path("/proc/self/status")
+    if status.exists():
+        peak = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM")), "")
+        if peak:
+            return int(peak.split()[1]) * 1024
+    return ResidentBytes()()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,40 @@
+"""Cross-entropy over a vocabulary that is split across tensor-parallel ranks (Shoeybi et al. 1909.08053, section 3)."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from meshwright.run.collect import all_reduce
+from meshwright.run.mesh import Group
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, first, tp):
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        top = all_reduce(wide.amax(-1), tp, op=dist.ReduceOp.MAX)
+        shares = torch.exp(wide - top.unsqueeze(-1))
+        local = targets - first
+        here = (local >= 0) & (local < logits.shape[-1])
+        local = local.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
+        chosen = wide.gather(-1, local).squeeze(-1) - top
+        both = torch.stack((shares.sum(-1), torch.where(here, chosen, torch.zeros_like(chosen))))
+        total, chosen = all_reduce(both, tp)
+        shares /= total.unsqueeze(-1)
+        ctx.save_for_backward(shares, local, here)
+        ctx.dtype = logits.dtype
+        return torch.log(total) - chosen
+
+    @staticmethod
+    def backward(ctx, grad):
+        shares, local, here = ctx.saved_tensors
+        out = shares * grad.unsqueeze(-1)
+        out.scatter_add_(-1, local, -(grad * here.to(grad.dtype)).unsqueeze(-1))
+        return out.to(ctx.dtype), None, None, None
+
+
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: Group) -> torch.Tensor:
+    """Loss per token [...] of logits [..., n], this rank's columns from `first` on, for targets [...]; at least fp32.
+    Equal on all ranks of `tp`."""
+    return _CrossEntropy.apply(logits, targets, first, tp)

@@ -1,0 +1,160 @@
+"""The device mesh of a plan for one process: which ranks share each axis, and the process groups between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.plan import Plan
+
+AXES = ("tp", "cp", "dp", "pp")
+#: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
+EXPERT_AXES = ("etp", "ep", "edp")
+#: What flows between stages: forward or backward, to a higher or a lower rank.
+CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """The ranks that share one axis with this process, in axis order; ``index`` is this process among them.
+    ``handle`` is the process group, None when it is alone."""
+
+    name: str
+    ranks: tuple[int, ...]
+    index: int
+    handle: dist.ProcessGroup | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def alone(self) -> bool:
+        return len(self.ranks) == 1
+
+
+class Mesh(msgspec.Struct, frozen=True, kw_only=True):
+    """Where this process is on every axis, and its groups.
+
+    ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at one
+    place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense parameter);
+    ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
+    ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles
+    of their own, so that what flows in different directions never queues behind each other; ``ends``, the first and
+    last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``self``; and ``world``.
+    """
+
+    plan: Plan
+    rank: int
+    world: int
+    device: torch.device
+    coordinates: dict[str, int]
+    groups: dict[str, Group]
+
+    def __getitem__(self, name: str) -> Group:
+        return self.groups[name]
+
+    @property
+    def first(self) -> bool:
+        """Whether this process speaks for all."""
+        return self.rank == 0
+
+
+def coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """Place of a global rank on each axis, by the plan's order."""
+    out = {}
+    for axis in plan.layout.order:
+        rank, out[axis] = divmod(rank, getattr(plan.layout, axis))
+    return out
+
+
+def expert_coordinates(plan: Plan, rank: int) -> dict[str, int]:
+    """Place of a global rank on the expert mesh: tp*cp*dp in the plan's order, refactored from the inside out."""
+    place, inner, stride = coordinates(plan, rank), 0, 1
+    for axis in plan.layout.order:
+        if axis != "pp":
+            inner += place[axis] * stride
+            stride *= getattr(plan.layout, axis)
+    out = {}
+    for axis, size in zip(EXPERT_AXES, (plan.etp, plan.experts.ep, plan.edp)):
+        inner, out[axis] = divmod(inner, size)
+    return out | {"pp": place["pp"]}
+
+
+def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
+    """For every kind of group, all groups of the job, each in axis order."""
+    ranks = range(plan.layout.num_ranks)
+    places = [coordinates(plan, r) for r in ranks]
+    experts = [expert_coordinates(plan, r) for r in ranks]
+    data = ("dp", "cp")
+    out = {axis: _together(places, (axis,)) for axis in AXES}
+    out["cp_inner"], out["cp_outer"] = _split(out["cp"], plan.sequence.ulysses)
+    out["data"] = _together(places, data)
+    out |= {axis: _together(experts, (axis,)) for axis in EXPERT_AXES}
+    scope = plan.layout.shard_group
+    out["shard"], out["replica"] = _split(out["data"], scope)
+    edp = plan.edp
+    edp_scope = min(edp, scope)
+    out["expert_shard"], out["expert_replica"] = _split(out["edp"], edp_scope if edp % edp_scope == 0 else edp)
+    out |= dict.fromkeys(CHANNELS, out["pp"])
+    out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
+    out["mirror"] = [
+        pair for group in out["pp"] for pair in zip(group, reversed(group)) if group.index(pair[0]) < len(group) // 2
+    ]
+    out["self"] = [(r,) for r in ranks]
+    out["world"] = [tuple(ranks)]
+    return out
+
+
+def _together(places: list[dict[str, int]], axes: tuple[str, ...]) -> list[tuple[int, ...]]:
+    """Ranks that differ on `axes` only; within a group in the order of the axes, the last one fastest."""
+    found: dict[tuple, list[tuple[tuple[int, ...], int]]] = {}
+    for rank, place in enumerate(places):
+        rest = tuple(v for axis, v in place.items() if axis not in axes)
+        found.setdefault(rest, []).append((tuple(place[a] for a in axes), rank))
+    return [tuple(rank for _, rank in sorted(group)) for group in found.values()]
+
+
+def _split(groups: Iterable[tuple[int, ...]], scope: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Every group cut into runs of `scope` neighbours, and the ranks at equal places of those runs."""
+    runs, across = [], []
+    for group in groups:
+        parts = [group[i : i + scope] for i in range(0, len(group), scope)]
+        runs += parts
+        across += list(zip(*parts))
+    return runs, across
+
+
+def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
+    """The mesh of this process, with a process group for every set of more than one rank.
+
+    Every process of the job must call this with the same plan, after ``init_process_group`` (or without it, alone).
+
+    Raises:
+        ValueError: the job has another number of processes than the plan has ranks.
+    """
+    rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    if world != plan.layout.num_ranks:
+        raise ValueError(f"{world} processes for a plan of {plan.layout.num_ranks} ranks")
+    handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+    groups = {}
+    for name, sets in members(plan).items():
+        own_channel = name if name in CHANNELS else ""
+        for ranks in sets:
+            # every process creates every group, in one order, whether or not it is in it
+            if len(ranks) > 1 and (own_channel, ranks) not in handles:
+                handles[own_channel, ranks] = dist.new_group(list(ranks))
+            if rank in ranks:
+                groups[name] = Group(
+                    name=name, ranks=ranks, index=ranks.index(rank), handle=handles.get((own_channel, ranks))
+                )
+    return Mesh(
+        plan=plan,
+        rank=rank,
+        world=world,
+        device=device or torch.device("cpu"),
+        coordinates=coordinates(plan, rank) | expert_coordinates(plan, rank),
+        groups=groups,
+    )

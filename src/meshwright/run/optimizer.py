@@ -1,0 +1,94 @@
+"""The optimizer over what a rank holds: torch's own, on flat pieces that share storage with the parameters."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from meshwright.run.mesh import Group
+from meshwright.run.pieces import Piece
+from meshwright.run.record import recorder
+from meshwright.run.settings import Settings
+from meshwright.run.sync import Held
+
+#: Optimizers by the workload's word, with the names of their moments.
+MOMENTS = {
+    "adamw": ("exp_avg", "exp_avg_sq"),
+    "adam": ("exp_avg", "exp_avg_sq"),
+    "sgd": (),
+    "momentum": ("momentum_buffer",),
+}
+
+
+class Optimizer:
+    """Clipping and update of the held pieces. Matrices decay, vectors do not (GPT-3, 2005.14165, practice)."""
+
+    def __init__(self, held: list[Held], kind: str, settings: Settings, world: Group, device: torch.device):
+        self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
+        self.masters = [nn.Parameter(h.master, requires_grad=True) for h in held]
+        groups = [
+            {"params": [m for m, h in zip(self.masters, held) if h.decays == decays], "weight_decay": weight_decay}
+            for decays, weight_decay in ((True, settings.weight_decay), (False, 0.0))
+        ]
+        self.torch = _make(
+            kind, [g for g in groups if g["params"]] or [{"params": [nn.Parameter(torch.zeros(0))]}], settings
+        )
+        for master in self.masters:
+            state = self.torch.state[master]
+            for name in MOMENTS[kind]:
+                state[name] = torch.zeros_like(master)
+            if kind in ("adamw", "adam"):
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+
+    def norm(self) -> float:
+        """Euclidean norm of the whole job's gradient, every element counted once."""
+        total = torch.zeros(1, dtype=torch.float64, device=self.device)
+        for h in self.held:
+            total += torch.linalg.vector_norm(h.gradient, dtype=torch.float64).square() / h.copies
+        if not self.world.alone:
+            with recorder().span("all_reduce", "dp"):
+                dist.all_reduce(total, group=self.world.handle)
+        return float(total.sqrt())
+
+    def update(self, step: int, norm: float) -> None:
+        """One update, with the gradient scaled down to the clipping norm if it is longer."""
+        clip = self.settings.clip
+        scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
+        for group in self.torch.param_groups:
+            group["lr"] = self.settings.lr_at(step)
+        with torch.no_grad():
+            for master, h in zip(self.masters, self.held):
+                gradient = h.gradient.to(master.dtype)
+                master.grad = gradient * scale if scale != 1.0 else gradient
+        self.torch.step()
+        for master in self.masters:
+            master.grad = None
+
+    def set_step(self, step: int) -> None:
+        """Bias corrections go on from so many updates."""
+        for state in self.torch.state.values():
+            if "step" in state:
+                state["step"].fill_(float(step))
+
+    def pieces(self) -> list[Piece]:
+        """Masters and moments, live."""
+        out = []
+        for master, h in zip(self.masters, self.held):
+            where = (h.parameter, h.start, h.stop)
+            out.append(Piece("param", *where, master.detach(), h.owner))
+            out += [Piece(name, *where, self.torch.state[master][name], h.owner) for name in MOMENTS[self.kind]]
+        return out
+
+
+def _make(kind: str, groups: list[dict], settings: Settings) -> torch.optim.Optimizer:
+    lr, fused = settings.lr, all(p.is_floating_point() for g in groups for p in g["params"])
+    match kind:
+        case "adamw":
+            return torch.optim.AdamW(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=fused)
+        case "adam":
+            return torch.optim.Adam(groups, lr=lr, betas=settings.betas, eps=settings.eps, fused=fused)
+        case "momentum":
+            return torch.optim.SGD(groups, lr=lr, momentum=0.9)
+        case _:
+            return torch.optim.SGD(groups, lr=lr)

@@ -1,0 +1,63 @@
+"""Parameters of a rank: tensors that know which blocks of the published model they are, and who else holds them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import nn
+
+from meshwright.run.pieces import Parameter, Part
+
+#: Standard deviation of initial weights (GPT-2, Radford et al. 2019; Megatron-LM's init_method_std).
+INIT_STD = 0.02
+
+
+class Maker:
+    """Makes a rank's parameters, all of one type on one device."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+
+    def __call__(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        parts: list[Part],
+        *,
+        init: str = "normal",
+        std: float = INIT_STD,
+        copies: int = 1,
+        sums: int = 1,
+        expert: bool = False,
+    ) -> nn.Parameter:
+        """A parameter standing for `parts`.
+
+        `init` is normal, ones or zeros. `copies` neighbouring tensor-parallel ranks hold it alike. `sums`
+        neighbouring tensor-parallel ranks each have a part of its gradient. `expert`: it is reduced over the
+        expert mesh's replicas.
+        """
+        made = nn.Parameter(torch.zeros(shape, device=self.device, dtype=self.dtype))
+        made.info = Parameter(name, shape, tuple(parts))
+        made.init, made.std = init, std
+        made.copies, made.sums, made.expert = copies, sums, expert
+        return made
+
+
+def initialise(parameter: nn.Parameter, seed: int) -> None:
+    """Fill a parameter with its initial values. Every published tensor is drawn whole from a generator of its own
+    name, then cut, so that the values do not depend on the plan."""
+    with torch.no_grad():
+        for part in parameter.info.parts:
+            block = part.view(parameter)
+            if parameter.init == "normal":
+                whole = _normal(part, seed, parameter.std)
+                block.copy_(whole[part.region(tuple(block.shape))])
+            else:
+                block.fill_(1.0 if parameter.init == "ones" else 0.0)
+
+
+def _normal(part: Part, seed: int, std: float) -> torch.Tensor:
+    digest = hashlib.sha256(f"{seed}:{part.name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    return torch.randn(part.shape, generator=generator) * std

@@ -1,0 +1,53 @@
+"""What a process holds of the training state, said in terms of the whole model, so that any other plan can read it.
+
+A local parameter is a tensor of its own; it stands for blocks of one or more tensors of the published model (a fused
+query-key-value matrix for three of them, a stack of experts for many). :class:`Part` names each. A :class:`Piece` is a
+run of a local tensor's elements together with what they are: a parameter or a moment of its optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class Part(NamedTuple):
+    """``local[select]`` (transposed first when ``transposed``) is the block of the tensor ``name`` that begins at
+    ``offset``; the whole tensor has ``shape``. Names and shapes are those of the Hugging Face checkpoint."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    select: tuple[slice | int, ...]
+    transposed: bool = False
+
+    def view(self, local: torch.Tensor) -> torch.Tensor:
+        """The block inside the local tensor, in the orientation of the published one; shares its storage."""
+        block = local[self.select]
+        return block.T if self.transposed else block
+
+    def region(self, block: tuple[int, ...]) -> tuple[slice, ...]:
+        """Where a block of this shape lies in the published tensor."""
+        return tuple(slice(o, o + n) for o, n in zip(self.offset, block, strict=True))
+
+
+class Parameter(NamedTuple):
+    """A local parameter: its tensor's shape, the published blocks in it, and the name it has in the module."""
+
+    name: str
+    shape: tuple[int, ...]
+    parts: tuple[Part, ...]
+
+
+class Piece(NamedTuple):
+    """Elements [``start``, ``stop``) of the flattened local tensor of ``parameter``, of the state ``key``
+    (``param``, ``exp_avg``, ``exp_avg_sq``): ``values`` is the live 1-D tensor of stop - start elements.
+    ``owner``: this process writes it (its copies elsewhere are equal)."""
+
+    key: str
+    parameter: Parameter
+    start: int
+    stop: int
+    values: torch.Tensor
+    owner: bool

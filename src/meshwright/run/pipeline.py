@@ -1,0 +1,197 @@
+"""Walks a rank's list of actions: the schedule that was simulated, for real.
+
+The order is :class:`~meshwright.schedules.actions.Actions`, as ``lower`` reads it: nothing about a schedule is written
+here. Messages between ranks go in the order their sender makes them, one channel per direction and way of the pipeline,
+so both ends know it and no tags are needed; a receive is posted ahead of its need. A stage of a bidirectional schedule
+lives on two ranks, and each microbatch knows its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from meshwright.run.linear import deferring, run_deferred
+from meshwright.run.mesh import Mesh
+from meshwright.run.model import Pass, Stage
+from meshwright.run.record import recorder
+from meshwright.schedules.actions import BW, Actions, B, F, W
+
+KINDS = ("F", "B", "W", "BW")
+#: Receives posted ahead of the one that is needed, per channel.
+AHEAD = 2
+
+Key = tuple[int, int]
+"""(stage, microbatch)."""
+
+
+class _Channel:
+    """Messages of one kind from one rank, in the order it sends them."""
+
+    def __init__(self, order: Sequence[Key], source: int, group: dist.ProcessGroup, make: Callable[[], torch.Tensor]):
+        self.order, self.source, self.group, self.make = order, source, group, make
+        self.place = {key: i for i, key in enumerate(order)}
+        self.posted: dict[Key, tuple[torch.Tensor, dist.Work, int]] = {}
+        self.next = 0
+
+    def begin(self) -> None:
+        self.next = 0
+        self._post(AHEAD)
+
+    def _post(self, until: int) -> None:
+        while self.next < min(until, len(self.order)):
+            key = self.order[self.next]
+            buffer = self.make()
+            work = dist.irecv(buffer, src=self.source, group=self.group)
+            self.posted[key] = (buffer, work, self.next)
+            self.next += 1
+
+    def receive(self, key: Key) -> torch.Tensor:
+        self._post(self.place[key] + 1 + AHEAD)
+        buffer, work, _ = self.posted.pop(key)
+        work.wait()
+        return buffer
+
+
+class Pipeline:
+    """One rank's part of a step."""
+
+    def __init__(
+        self,
+        actions: Actions,
+        mesh: Mesh,
+        stages: dict[int, Stage],
+        *,
+        message: Callable[[], torch.Tensor],
+        blocking_sends: bool,
+        final: Callable[[int], None],
+    ):
+        """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows between
+        stages; `final` is told the stage whose last weight gradients of the step come next."""
+        self.actions, self.mesh, self.stages = actions, mesh, stages
+        self.message, self.blocking_sends, self.final = message, blocking_sends, final
+        self.group = mesh["pp"]
+        me = self.group.index
+        self.last = actions.num_stages - 1
+        part = slice(actions.rank_ptr[me], actions.rank_ptr[me + 1])
+        self.program = list(zip(*(c[part].tolist() for c in (actions.kind, actions.stage, actions.microbatch))))
+        self.final_at = {}
+        for at, (kind, stage, _) in enumerate(self.program):
+            if kind in (W, BW):
+                self.final_at[stage] = at
+        self.home = self._homes()
+        self.incoming = self._channels(me)
+        self.works: deque[tuple[dist.Work, torch.Tensor]] = deque()
+
+    def _homes(self) -> np.ndarray:
+        """The rank that does each (stage, microbatch)."""
+        actions = self.actions
+        home = np.zeros((actions.num_stages, actions.num_microbatches), int)
+        forward = actions.kind == F
+        home[actions.stage[forward], actions.microbatch[forward]] = actions.rank_of()[forward]
+        return home
+
+    def _channels(self, me: int) -> dict[tuple[bool, int], _Channel]:
+        actions, rank = self.actions, self.actions.rank_of()
+        out = {}
+        for forward, kinds, ahead in ((True, (F,), 1), (False, (B, BW), -1)):
+            chosen = np.flatnonzero(np.isin(actions.kind, kinds))
+            orders: dict[int, list[Key]] = {}
+            for stage, microbatch, source in zip(
+                actions.stage[chosen].tolist(), actions.microbatch[chosen].tolist(), rank[chosen].tolist()
+            ):
+                target = stage + ahead
+                if 0 <= target <= self.last and source != me and self.home[target, microbatch] == me:
+                    orders.setdefault(source, []).append((target, microbatch))
+            for source, order in orders.items():
+                handle = self._handle(forward, source, me)
+                out[forward, source] = _Channel(order, self.group.ranks[source], handle, self.message)
+        return out
+
+    def _handle(self, forward: bool, source: int, target: int) -> dist.ProcessGroup:
+        way = "up" if source < target else "down"
+        return self.mesh[f"pp_{'forward' if forward else 'backward'}_{way}"].handle
+
+    def run(self, passes: Sequence[Pass]) -> torch.Tensor:
+        """Every action in order: gradients are with their sinks, and the loss of this rank's last stage (0 without
+        one) comes back, float64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        self.saved: dict[Key, tuple[torch.Tensor | None, torch.Tensor]] = {}
+        self.queues: dict[Key, deque] = {}
+        self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
+        for channel in self.incoming.values():
+            channel.begin()
+        record = recorder()
+        for at, (kind, stage, microbatch) in enumerate(self.program):
+            if self.final_at.get(stage) == at:
+                self.final(stage)
+            arrived = self._arrived(kind, stage, microbatch)
+            token = record.start(KINDS[kind], stage=stage, chunk=stage // self.group.size, microbatch=microbatch)
+            made = self._act(kind, stage, microbatch, arrived, passes[microbatch])
+            record.stop(token)
+            if kind == F and stage == self.last:
+                total += made.detach().to(torch.float64)
+            elif made is not None:
+                self._pass_on(kind == F, stage, microbatch, made)
+        for work, _ in self.works:
+            work.wait()
+        self.works.clear()
+        return total
+
+    def _arrived(self, kind: int, stage: int, microbatch: int) -> torch.Tensor | None:
+        """What an action needs from another stage, waited for."""
+        if kind == W or (kind == F and stage == 0) or (kind in (B, BW) and stage == self.last):
+            return None
+        forward = kind == F
+        source = int(self.home[stage - 1 if forward else stage + 1, microbatch])
+        if source == self.group.index:
+            return self.local.pop((forward, stage, microbatch))
+        ends = self.group.ranks[source], self.group.ranks[self.group.index]
+        queue, sender = ("pp_forward", stage - 1) if forward else ("pp_backward", stage + 1)
+        with recorder().span("send", queue, stage=sender, microbatch=microbatch, group=ends):
+            return self.incoming[forward, source].receive((stage, microbatch))
+
+    def _act(self, kind: int, stage: int, microbatch: int, arrived: torch.Tensor | None, p: Pass):
+        key = (stage, microbatch)
+        if kind == F:
+            if arrived is not None:
+                arrived = arrived.detach().requires_grad_()
+            out = self.stages[stage](arrived, p)
+            self.saved[key] = (arrived, out)
+            return out
+        if kind == W:
+            run_deferred(self.queues.pop(key))
+            return None
+        entered, out = self.saved.pop(key)
+        if kind == B:
+            self.queues[key] = deque()
+            with deferring(self.queues[key]):
+                torch.autograd.backward(out, arrived)
+        else:
+            torch.autograd.backward(out, arrived)
+        return None if entered is None else entered.grad
+
+    def _pass_on(self, forward: bool, stage: int, microbatch: int, made: torch.Tensor) -> None:
+        target = stage + (1 if forward else -1)
+        if not 0 <= target <= self.last:
+            return
+        rank = int(self.home[target, microbatch])
+        made = made.detach()
+        if rank == self.group.index:
+            self.local[forward, target, microbatch] = made
+            return
+        token = recorder().start("send", "pp_forward" if forward else "pp_backward", stage=stage, microbatch=microbatch)
+        made = made.contiguous()
+        handle = self._handle(forward, self.group.index, rank)
+        work = dist.isend(made, dst=self.group.ranks[rank], group=handle)
+        recorder().watch(work, token)
+        if self.blocking_sends:
+            work.wait()
+            return
+        self.works.append((work, made))  # gloo cancels a message whose work or buffer is dropped
+        while self.works and self.works[0][0].is_completed():
+            self.works.popleft()[0].wait()

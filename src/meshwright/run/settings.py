@@ -1,0 +1,39 @@
+"""What a run needs beside model, plan and workload."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import torch
+
+#: Types a run may compute in, by the workload's word; float64 is for checking.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """``seed`` decides initial weights, data order and dropout. ``lr`` is reached after ``warmup`` steps and, when
+    ``decay_steps`` is given, falls along a cosine to ``min_lr`` of itself by then (SGDR's single cycle, Loshchilov
+    and Hutter 1608.03983). ``clip`` limits the gradient's norm, 0 = never. ``precision`` overrides the plan's
+    (``float64``). ``dropout`` is the rate where the workload has dropout."""
+
+    seed: int = 0
+    lr: float = 3e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    warmup: int = 0
+    decay_steps: int = 0
+    min_lr: float = 0.1
+    precision: str = ""
+    dropout: float = 0.1
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of a step, counted from 0."""
+        if step < self.warmup:
+            return self.lr * (step + 1) / self.warmup
+        if not self.decay_steps:
+            return self.lr
+        share = min(1.0, (step - self.warmup) / max(1, self.decay_steps - self.warmup))
+        return self.lr * (self.min_lr + (1 - self.min_lr) * 0.5 * (1 + math.cos(math.pi * share)))

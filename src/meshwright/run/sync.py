@@ -1,0 +1,243 @@
+"""Gradients and parameters between the replicas of a rank: buckets of flat memory, one per layer segment.
+
+One mechanism for ZeRO-0, 1 and 2 (Rajbhandari et al. 1910.02054): gradients are summed into the shards of a sharding
+group (of one rank without ZeRO), shards are summed over its replicas, the optimizer updates its shard, and shards are
+gathered into whole parameters again. A bucket's exchange starts as soon as its last gradient of the step is there,
+beside the rest of the backward (Li et al. 2006.15704), and its parameters are gathered beside the start of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.mesh import Group
+from meshwright.run.pieces import Parameter
+from meshwright.run.record import recorder
+
+
+class Held(NamedTuple):
+    """Elements [start, stop) of a parameter that this rank's optimizer updates: ``master`` 1-D, its ``gradient``
+    after the exchange, and on how many ranks of the job they are (``copies``)."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    master: torch.Tensor
+    gradient: torch.Tensor
+    copies: int
+    decays: bool
+    owner: bool
+
+
+class Where(NamedTuple):
+    """Groups a bucket is exchanged over: ``shard`` holds one copy together, ``replica`` are its copies; ``tp``
+    completes gradients that tensor-parallel ranks have parts of; ``twin`` the other rank of the pipeline with the
+    same weights, if there is one."""
+
+    shard: Group
+    replica: Group
+    tp: Group
+    twin: Group | None = None
+
+
+class _Sink:
+    """Where one parameter's gradient contributions go: a view of its bucket's gradient."""
+
+    def __init__(self, bucket: Bucket, at: int, parameter: nn.Parameter):
+        self.bucket, self.at, self.shape, self.size = bucket, at, parameter.shape, parameter.numel()
+
+    def add(self, gradient: torch.Tensor) -> None:
+        whole = self.bucket.gradient_buffer()
+        whole[self.at : self.at + self.size].view(self.shape).add_(gradient)
+        self.bucket.arrived()
+
+
+class Bucket:
+    """Parameters that are exchanged together. Their storage becomes views of one flat tensor."""
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        where: Where,
+        *,
+        label: dict[str, int],
+        grads: torch.dtype,
+        masters: torch.dtype,
+        every_microbatch: bool,
+        late: bool,
+    ):
+        self.parameters, self.where, self.label = list(parameters), where, label
+        self.every_microbatch, self.late = every_microbatch, late or where.twin is not None
+        first = self.parameters[0]
+        sizes = [p.numel() for p in self.parameters]
+        ways = where.shard.size
+        self.length = -(-sum(sizes) // ways) * ways
+        self.values = torch.zeros(self.length, dtype=first.dtype, device=first.device)
+        self.grads = grads
+        self._gradient: torch.Tensor | None = None
+        self.count = 0
+        self.exchanged = False
+        self.starts = []
+        at = 0
+        for p, size in zip(self.parameters, sizes):
+            view = self.values[at : at + size].view(p.shape)
+            view.copy_(p.detach())
+            p.data = view
+            p.sink = _Sink(self, at, p)
+            p.register_post_accumulate_grad_hook(_hand_over)
+            self.starts.append(at)
+            at += size
+        width = self.length // ways
+        self.lo, self.hi = where.shard.index * width, (where.shard.index + 1) * width
+        mine = self.values[self.lo : self.hi]
+        self.master = mine if masters == first.dtype else mine.to(masters)
+        self.shard_gradient = None
+        if ways > 1:
+            self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
+        self._pending: tuple[dist.Work, torch.Tensor | None] | None = None
+        self._gather: dist.Work | None = None
+        self.final = False
+
+    # -- during the backward
+
+    def gradient_buffer(self) -> torch.Tensor:
+        """The flat gradient [length], zero when a step or, exchanged every microbatch, a microbatch begins."""
+        if self.every_microbatch and self._pending is not None:
+            self._settle()
+        if self._gradient is None:
+            self._gradient = torch.zeros(self.length, dtype=self.grads, device=self.values.device)
+        return self._gradient
+
+    def arrived(self) -> None:
+        """One contribution was added. The last one of a step, or of a microbatch, starts the exchange."""
+        self.count += 1
+        if self.count == len(self.parameters):
+            self.count = 0
+            if not self.late and (self.final or self.every_microbatch):
+                self.exchange()
+
+    def exchange(self) -> None:
+        """Start summing the gradient over the replicas."""
+        self.exchanged = True
+        whole = self.gradient_buffer()
+        self._complete(whole)
+        shard = self.where.shard
+        if shard.alone:
+            if not self.where.replica.alone:
+                token = recorder().start("all_reduce", "dp", **self.label, **_said(whole, self.where.replica))
+                work = dist.all_reduce(whole, group=self.where.replica.handle, async_op=True)
+                recorder().watch(work, token)
+                self._pending = (work, None)
+            return
+        out = torch.empty_like(self.shard_gradient)
+        token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
+        work = reduce_scatter_async(out, whole, shard)
+        recorder().watch(work, token)
+        self._pending = (work, out)
+
+    def _complete(self, whole: torch.Tensor) -> None:
+        """Sum gradients that several tensor-parallel ranks have parts of, and those of the twin."""
+        tp = self.where.tp
+        for sums in {p.sums for p in self.parameters if p.sums > 1} if not tp.alone else ():
+            views = [whole[at : at + p.numel()] for p, at in zip(self.parameters, self.starts) if p.sums == sums]
+            parts = torch.cat(views)
+            if sums == tp.size:
+                dist.all_reduce(parts, group=tp.handle)
+            else:
+                every = [torch.empty_like(parts) for _ in range(tp.size)]
+                dist.all_gather(every, parts, group=tp.handle)
+                first = tp.index // sums * sums
+                parts = torch.stack(every[first : first + sums]).sum(0)
+            for view, part in zip(views, parts.split([v.numel() for v in views])):
+                view.copy_(part)
+        if self.where.twin is not None:
+            with recorder().span("all_reduce", "dp", **self.label, **_said(whole, self.where.twin)):
+                dist.all_reduce(whole, group=self.where.twin.handle)
+
+    def _settle(self) -> None:
+        """Wait for the exchange; a shard's sum is added to what earlier microbatches left."""
+        work, out = self._pending
+        work.wait()
+        self._pending = None
+        if out is not None:
+            self.shard_gradient.add_(out)
+            if self.every_microbatch:
+                self._gradient = None
+
+    # -- around the update
+
+    def finish(self) -> None:
+        """The gradient is whole on return."""
+        if self.late or not self.exchanged:
+            self.exchange()
+        if self._pending is not None:
+            self._settle()
+        if self.shard_gradient is not None and not self.where.replica.alone:
+            said = _said(self.shard_gradient, self.where.replica)
+            with recorder().span("all_reduce", "dp", **self.label, **said):
+                dist.all_reduce(self.shard_gradient, group=self.where.replica.handle)
+
+    def reset(self) -> None:
+        """Forget the gradient: a step begins."""
+        self.count, self.final, self.exchanged = 0, False, False
+        if self._gradient is not None:
+            self._gradient.zero_()
+        if self.shard_gradient is not None:
+            self.shard_gradient.zero_()
+
+    def publish(self) -> None:
+        """The master copy has changed: cast it, and start gathering the shards of the others."""
+        mine = self.values[self.lo : self.hi]
+        if self.master.data_ptr() != mine.data_ptr():
+            mine.copy_(self.master)
+        if not self.where.shard.alone:
+            said = _said(self.values, self.where.shard)
+            token = recorder().start("all_gather", "dp_gather", **self.label, **said)
+            self._gather = gather_async(self.values, mine.clone(), self.where.shard)
+            recorder().watch(self._gather, token)
+
+    def ready(self) -> None:
+        """Wait until the parameters are whole."""
+        if self._gather is not None:
+            self._gather.wait()
+            self._gather = None
+
+    def held(self) -> Iterable[Held]:
+        """What this rank updates."""
+        where = self.where
+        whole = self.shard_gradient if self.shard_gradient is not None else self.gradient_buffer()
+        twins = 1 if where.twin is None else where.twin.size
+        for p, at in zip(self.parameters, self.starts):
+            lo, hi = max(self.lo, at), min(self.hi, at + p.numel())
+            if lo >= hi:
+                continue
+            inside = slice(lo - self.lo, hi - self.lo)
+            first = where.twin is None or where.twin.index == 0
+            yield Held(
+                parameter=p.info,
+                start=lo - at,
+                stop=hi - at,
+                master=self.master[inside],
+                gradient=whole[inside],
+                copies=where.replica.size * p.copies * twins,
+                decays=len(p.shape) > 1,
+                owner=where.replica.index == 0 and where.tp.index % p.copies == 0 and first,
+            )
+
+
+def _hand_over(parameter: nn.Parameter) -> None:
+    """What autograd left for a parameter goes to its bucket."""
+    gradient, parameter.grad = parameter.grad, None
+    if gradient is not None:  # a product gave its weight's gradient to the sink itself
+        parameter.sink.add(gradient)
+
+
+def _said(tensor: torch.Tensor, group: Group) -> dict[str, object]:
+    """What a recorder is told of an exchange."""
+    return {"group": group.ranks, "num_bytes": tensor.numel() * tensor.element_size()}

@@ -1,0 +1,276 @@
+"""Weights as the Hugging Face hub has them, in and out: one safetensors file, or several with an index.
+
+Reading maps the files and copies only what this process holds. Writing goes through a checkpoint, which needs no
+process to hold a whole tensor: what all have written is then put together tensor by tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import SafetensorError, safe_open
+
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run import safetensors_file
+from meshwright.run.agree import CPU, agree, share
+from meshwright.run.blocks import whole
+from meshwright.run.checkpoint_format import Meta, find, identity
+from meshwright.run.checkpoint_load import Reader, Source, fill, some
+from meshwright.run.checkpoint_save import save
+from meshwright.run.mesh import Group
+from meshwright.run.pieces import Parameter, Part, Piece
+from meshwright.spec.architecture import Model
+
+SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
+#: Bytes of one file of several, as the hub's own writers have it.
+SHARD_BYTES = 5_000_000_000
+#: What published files also hold and no model here does: tables that are computed, masks.
+_COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)")
+
+
+def load_weights(path: str | Path, pieces: Sequence[Piece], model: Model, group: Group, *, device=CPU) -> None:
+    """Fill the parameters among `pieces` from published weights; collective.
+
+    Values are converted to the pieces' types. A head that is tied to the embedding may be in the files or not.
+
+    Raises:
+        MeshwrightError: on every rank alike, before any piece has changed: H006 no or unreadable weights; H007 with
+            all tensors that are missing, misshapen or of no use.
+    """
+    pieces = [p for p in pieces if p.key == "param"]
+    mine = {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
+    wanted: dict[str, tuple[int, ...]] = {}
+    for data in share(group, msgspec.json.encode(mine), device):
+        wanted |= msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
+    wrong: Sequence[Diagnostic] = ()
+    sources = {}
+    try:
+        there = _open(Path(path))
+        sources, wrong = _match(there, wanted, model, str(path))
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(group, wrong, device)
+    try:
+        fill(pieces, {("param", name): [source] for name, source in sources.items()})
+    except (OSError, SafetensorError) as error:
+        wrong = (Diagnostic(code="H006", message=f"cannot read weights: {error}", place=str(path)),)
+    agree(group, wrong, device)
+
+
+def _open(path: Path) -> dict[str, Source]:
+    """Every tensor of a file or folder of weights: its name, shape, and how to get its values.
+
+    Raises:
+        MeshwrightError: H006 when there are none, or they cannot be read.
+    """
+    try:
+        if path.is_file():
+            files = [path]
+        elif (path / INDEX).is_file():
+            listed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+            files = [path / _inside(name) for name in sorted(set(listed.values()))]
+        else:
+            files = [path / SINGLE]
+        found = {}
+        for file in files:
+            opened = safe_open(file, framework="pt")
+            for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                block = whole(name, opened.get_slice(name).get_shape())
+                found[name] = Source(block, partial(_flat, opened, name))
+        return found
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MeshwrightError.one(
+            "H006",
+            f"cannot read weights: {type(error).__name__}: {error}",
+            place=str(path),
+            help=f"name a .safetensors file, or a folder with {SINGLE} or {INDEX}",
+        ) from None
+
+
+def _inside(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is not a file of the folder")
+    return name
+
+
+def _flat(opened: Any, name: str) -> torch.Tensor:
+    return opened.get_tensor(name).reshape(-1)
+
+
+def _match(
+    there: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]], model: Model, place: str
+) -> tuple[dict[str, Source], list[Diagnostic]]:
+    """The source of every tensor that is wanted, and H007 when they do not fit."""
+    names = {name: _name_there(name, there) for name in wanted}
+    lost = sorted(name for name, found in names.items() if found is None)
+    bent = [
+        f"{name} is {list(there[found].block.shape)} there and {list(wanted[name])} here"
+        for name, found in sorted(names.items())
+        if found is not None and there[found].block.shape != wanted[name]
+    ]
+    used = set(names.values())
+    idle = sorted(
+        name
+        for name in there
+        if name not in used and not _COMPUTED.fullmatch(name) and not (model.tied_embeddings and _is_head(name))
+    )
+    wrong = [
+        Diagnostic(code="H007", message=f"{what}: {', '.join(some(found))}", place=place)
+        for what, found in (
+            (f"{len(lost)} tensors are missing from the weights", lost),
+            (f"{len(bent)} tensors have another shape", bent),
+            (f"{len(idle)} tensors are of no use to {model.name}", idle),
+        )
+        if found
+    ]
+    if wrong:
+        return {}, wrong
+    return {name: there[found]._replace(block=whole(name, wanted[name])) for name, found in names.items()}, []
+
+
+def _is_head(name: str) -> bool:
+    return name.endswith(("lm_head.weight", "embed_out.weight"))
+
+
+def _name_there(name: str, there: Mapping[str, Source]) -> str | None:
+    """What a tensor is called in the files: weights of a model without its head leave out the first word."""
+    return next((said for said in (name, name.split(".", 1)[-1]) if said in there), None)
+
+
+def export_weights(
+    checkpoint: str | Path,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time.
+
+    `dtype`: the type to convert to, None = as they are. `config`: the model's ``config.json``, written beside them.
+
+    Returns:
+        The folder, which is new and appears when it is complete.
+
+    Raises:
+        MeshwrightError: H001, H002, X007 for the checkpoint; H008 when the folder has something in it or cannot be
+            written.
+    """
+    reader = Reader(find(checkpoint))
+    wrong = reader.wrong()
+    if wrong:
+        raise MeshwrightError(wrong)
+    folder = Path(folder)
+    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
+    try:
+        temporary.mkdir(parents=True)
+        _write(reader, temporary, dtype, shard_bytes)
+        if config is not None:
+            said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
+            text = json.dumps(said | {"dtype": _type_name(reader, dtype)}, indent=2)
+            safetensors_file.write_file(temporary / CONFIG, text.encode())
+        safetensors_file.sync_folder(temporary)
+        temporary.rename(folder)  # onto nothing or an empty folder
+    except OSError as error:
+        raise MeshwrightError.one(
+            "H008", f"cannot write weights: {error.strerror or error}", place=str(folder), help="name a new folder"
+        ) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def save_weights(
+    folder: str | Path,
+    pieces: Sequence[Piece],
+    model: Model,
+    group: Group,
+    *,
+    device: torch.device = CPU,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Path:
+    """Write the live parameters as published weights: a checkpoint beside `folder`, turned into weights by the first
+    rank and removed; collective. Returns and raises as :func:`export_weights`, on every rank alike."""
+    folder = Path(folder)
+    beside = folder.parent / f".{folder.name}.checkpoint"
+    meta = Meta(step=0, seed=0, model=model.name, model_hash=identity(model), plan="", world=group.size)
+    wrong: Sequence[Diagnostic] = ()
+    try:
+        made = save(beside, [p for p in pieces if p.key == "param"], meta, group, device=device)
+        if group.index == 0:
+            try:
+                export_weights(made, folder, dtype=dtype, config=config, shard_bytes=shard_bytes)
+            except MeshwrightError as error:
+                wrong = error.diagnostics
+        agree(group, wrong, device)
+    finally:
+        if group.index == 0:
+            shutil.rmtree(beside, ignore_errors=True)
+    return folder
+
+
+def _types(reader: Reader, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """The type that every tensor is going to have."""
+    found = {}
+    for entry in reader.index.entries:
+        if entry.state == "param":
+            for part in reader.index.layouts[entry.layout].parts:
+                found[part.name] = dtype or safetensors_file.DTYPES[entry.dtype]
+    return found
+
+
+def _type_name(reader: Reader, dtype: torch.dtype | None) -> str:
+    """The type of most tensors, as configurations name it."""
+    types = list(_types(reader, dtype).values())
+    return str(max(types, key=types.count)).removeprefix("torch.")
+
+
+def _write(reader: Reader, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
+    types = _types(reader, dtype)
+    heads = [safetensors_file.Head(n, types[n], s) for n, s in sorted(reader.index.tensors.items())]
+    shards = list(_shards(heads, shard_bytes))
+    names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
+    for name, shard in zip(names, shards):
+        shard = sorted(shard, key=lambda head: -head.dtype.itemsize)
+        safetensors_file.write(folder / name, shard, (_assemble(reader, head) for head in shard), format="pt")
+    if len(shards) > 1:
+        index = {
+            "metadata": {"total_size": sum(head.num_bytes for head in heads)},
+            "weight_map": {head.name: name for name, shard in zip(names, shards) for head in shard},
+        }
+        safetensors_file.write_file(folder / INDEX, json.dumps(index, indent=2).encode())
+
+
+def _shard_name(number: int, total: int) -> str:
+    return f"model-{number + 1:05d}-of-{total:05d}.safetensors"
+
+
+def _shards(heads: Sequence[safetensors_file.Head], limit: int) -> Iterator[list[safetensors_file.Head]]:
+    """Tensors cut into runs of at most `limit` bytes; one that is larger is alone."""
+    run: list[safetensors_file.Head] = []
+    for head in heads:
+        if run and sum(h.num_bytes for h in run) + head.num_bytes > limit:
+            yield run
+            run = []
+        run.append(head)
+    yield run
+
+
+def _assemble(reader: Reader, head: safetensors_file.Head) -> torch.Tensor:
+    """One published tensor, put together."""
+    made = torch.empty(head.shape, dtype=head.dtype)
+    part = Part(head.name, head.shape, (0,) * len(head.shape), (slice(None),) * len(head.shape))
+    parameter = Parameter(head.name, head.shape, (part,))
+    fill([Piece("param", parameter, 0, made.numel(), made.view(-1), True)], reader.sources)
+    return made

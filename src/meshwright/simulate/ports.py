@@ -1,0 +1,204 @@
+"""A step whose exchanges share ports: the same graph on the event engine, passes cut at the exchanges inside them.
+
+The in-order engine lets every queue of a rank move its bytes at the port's full rate, which is right as long as two
+of them are never busy at once. Here a collective is a flow over the ports of its ranks at its outermost level, out and
+in, and flows that meet on a port share it max-min fairly. Sharded parameters gathered while gradients are reduced,
+activations sent against gradients, or a ring inside a layer beside the reduction of another are what differs.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.cost import Costs
+from meshwright.graph import KIND, KINDS, QUEUES, GraphBuilder
+from meshwright.lower import Lowered
+from meshwright.lower.step import Exchange, Pass, Send
+from meshwright.simulate import events
+from meshwright.simulate.engine import Times
+from meshwright.simulate.price import Pricer
+from meshwright.spec.hardware import Device
+from meshwright.work import Collective
+
+#: A message so short that its price is its latency.
+NO_BYTES = 1e-3
+
+
+class Node(msgspec.Struct):
+    """A part of a pass: a stretch of kernels (``work`` None) or one collective, after other parts."""
+
+    queue: str
+    seconds: float
+    work: Collective | None
+    after: list[int]
+
+
+def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
+    """A pass as stretches of kernels and the collectives between and beside them, layer by layer. One without
+    collectives is one stretch."""
+    nodes: list[Node] = []
+    ends: list[int] = []
+    for unit in key.units:
+        entries = pricer.entries(unit, key.which, key.start)
+        feeds_comm = {a for e in entries if e.queue != "compute" for a in e.after}
+        at: list[int] = []
+        stretch = -1  # the node that a kernel may join
+        for number, entry in enumerate(entries):
+            after = [at[a] for a in entry.after] or list(ends)
+            if entry.queue != "compute":
+                nodes.append(Node(entry.queue, 0.0, entry.work, after))
+                at.append(len(nodes) - 1)
+                continue
+            seconds = float(pricer.costs.price(entry.work, device).seconds)
+            waits = [a for a in after if nodes[a].work is not None]
+            if stretch >= 0 and all(a < stretch for a in waits) and set(waits) <= set(nodes[stretch].after):
+                nodes[stretch].seconds += seconds
+            else:
+                nodes.append(Node("compute", seconds, None, after))
+                stretch = len(nodes) - 1
+            at.append(stretch)
+            if number in feeds_comm:
+                stretch = -1
+        if at:
+            used = {a for n in set(at) for a in nodes[n].after}
+            ends = sorted(set(at) - used)
+    if any(node.work is not None for node in nodes):
+        return nodes
+    return [Node("compute", sum(node.seconds for node in nodes), None, [])]
+
+
+def times(lowered: Lowered, costs: Costs) -> Times:
+    """Start and end in seconds [N] of every task of the lowered graph when its exchanges share the ports they use."""
+    return _Shared(lowered, costs).times()
+
+
+class _Shared:
+    """Builds the graph of parts and its flows."""
+
+    def __init__(self, lowered: Lowered, costs: Costs):
+        self.lowered, self.costs, self.graph = lowered, costs, lowered.graph
+        self.pricer = Pricer(lowered, costs)
+        self.durations = self.pricer.all().durations
+        self.builder = GraphBuilder(self.graph.streams.ranks)
+        self.seconds: list[float] = []
+        self.flows: dict[int, tuple[float, list[int]]] = {}
+        self.ports: dict[tuple[int, str, str], int] = {}
+        self.parts: dict[int, list[Node]] = {}
+
+    def times(self) -> Times:
+        g, done, before = self.graph, {}, {}
+        first = {}
+        targets = self._targets()
+        for i in range(g.num_tasks):
+            streams = g.member[g.member_ptr[i] : g.member_ptr[i + 1]]
+            places = [(int(g.streams.rank[s]), QUEUES[g.streams.queue[s]]) for s in streams]
+            after = [t for d in g.dep[g.dep_ptr[i] : g.dep_ptr[i + 1]].tolist() for t in done[d]]
+            after += [t for place in places if place[1] == "compute" for t in before.get(place[0], ())]
+            key = self.lowered.keys[g.cost_key[i]]
+            kind = KINDS[g.kind[i]]
+            if isinstance(key, Pass):
+                first[i], done[i] = self._pass(kind, places[0][0], key, int(g.cost_key[i]), after)
+            else:
+                name, ends = self._level(key), [rank for rank, _ in places]
+                task = self._add(kind, places, after, float(self.durations[g.cost_key[i]]))
+                if name:
+                    crossed = [(r, "out") for r in ends] + [(r, "in") for r in targets.get(i, ends)]
+                    self._flow(task, self._latency(key), crossed, name)
+                first[i], done[i] = [task], [task]
+            if places[0][1] == "compute":
+                before[places[0][0]] = done[i]
+        graph = self.builder.build()
+        position = np.empty(graph.num_tasks, np.int64)
+        position[graph.cost_key] = np.arange(graph.num_tasks)  # every part has a key of its own
+        transfers = events.Transfers.of(
+            graph.num_tasks,
+            [1.0] * len(self.ports),
+            {int(position[task]): flow for task, flow in self.flows.items()},
+        )
+        start, end = events.times(graph, np.array(self.seconds), transfers=transfers)
+        starts = np.array([min(start[position[t]] for t in first[i]) for i in range(g.num_tasks)])
+        return starts, np.array([max(end[position[t]] for t in done[i]) for i in range(g.num_tasks)])
+
+    def _targets(self) -> dict[int, list[int]]:
+        """Who receives each send: its rank class."""
+        g = self.graph
+        stage, microbatch = g.attribute("stage").tolist(), g.attribute("microbatch").tolist()
+        own = [int(g.streams.rank[g.member[p]]) for p in g.member_ptr[:-1]]
+        pp = self.lowered.mesh.layout.pp
+        home = {(own[i] // pp, stage[i], microbatch[i]): own[i] for i in np.flatnonzero(g.kind == KIND["F"]).tolist()}
+        out = {}
+        for i in np.flatnonzero(g.kind == KIND["send"]).tolist():
+            forward = QUEUES[g.streams.queue[g.member[g.member_ptr[i]]]] == "pp_forward"
+            out[i] = [home[own[i] // pp, stage[i] + (1 if forward else -1), microbatch[i]]]
+        return out
+
+    def _add(self, kind: str, places: list[tuple[int, str]], after: list[int], seconds: float) -> int:
+        streams = [self.builder.stream(rank, queue) for rank, queue in places]
+        self.seconds.append(seconds)
+        return self.builder.add(kind, str(len(self.seconds)), streams, after)
+
+    def _flow(self, task: int, latency: float, crossed: list[tuple[int, str]], level: str) -> None:
+        """Turn a task into a latency and a flow of the rest over ports."""
+        latency = min(latency, self.seconds[task])
+        links = [self.ports.setdefault((rank, way, level), len(self.ports)) for rank, way in crossed]
+        self.flows[task] = (self.seconds[task] - latency, links)
+        self.seconds[task] = latency
+
+    def _parts(self, key: Pass, number: int) -> list[Node]:
+        """A pass cut at its exchanges. What it takes beyond them (a host that issues too slowly, kernels that lose SMs)
+        comes at its end."""
+        known = self.parts.get(number)
+        if known is None:
+            device = self.pricer.devices[key.device]
+            known = self.parts[number] = cut(self.pricer, key, device)
+            rest = float(self.durations[number]) - self._alone(known, device)
+            if len(known) > 1 and rest > 0:
+                known.append(Node("compute", rest, None, list(range(len(known)))))
+        return known
+
+    def _alone(self, nodes: list[Node], device: Device) -> float:
+        """Seconds of a pass's parts when nothing else uses the ports."""
+        free: dict[str, float] = {}
+        ends: list[float] = []
+        for node in nodes:
+            seconds = node.seconds if node.work is None else self.costs.price(node.work, device).seconds
+            ends.append(max([free.get(node.queue, 0.0), *(ends[a] for a in node.after)]) + seconds)
+            free[node.queue] = ends[-1]
+        return max(ends)
+
+    def _pass(self, kind: str, rank: int, key: Pass, number: int, after: list[int]) -> tuple[list[int], list[int]]:
+        device = self.pricer.devices[key.device]
+        nodes, at = self._parts(key, number), []
+        if len(nodes) == 1:
+            task = self._add(kind, [(rank, "compute")], after, float(self.durations[number]))
+            return [task], [task]
+        for node in nodes:
+            waits = [at[a] for a in node.after] if node.after else after
+            if node.work is None:
+                at.append(self._add(kind, [(rank, "compute")], waits, node.seconds))
+                continue
+            at.append(self._add("op", [(rank, node.queue)], waits, self.costs.price(node.work, device).seconds))
+            if node.work.group.size > 1:
+                level = node.work.group.hops[-1].name
+                self._flow(at[-1], self._empty(node.work), [(rank, "out"), (rank, "in")], level)
+        used = {a for node in nodes for a in node.after}
+        return at, [task for place, task in enumerate(at) if place not in used]
+
+    def _level(self, key) -> str:
+        """The outermost level an exchange crosses, "" for none."""
+        groups = [key.group] if isinstance(key, Send) else [g for *_, g in getattr(key, "steps", ())]
+        hops = [group.hops[-1].name for group in groups if group.size > 1]
+        return hops[0] if hops else ""
+
+    def _latency(self, key) -> float:
+        match key:
+            case Send():
+                return self._empty(Collective(op="send", num_bytes=1.0, group=key.group))
+            case Exchange():
+                return sum(self._empty(Collective(op=op, num_bytes=b, group=g)) for op, b, g in key.steps)
+
+    def _empty(self, work: Collective) -> float:
+        """Seconds of a collective that moves nothing."""
+        device = next(iter(self.pricer.devices.values()))
+        return self.costs.price(msgspec.structs.replace(work, num_bytes=NO_BYTES), device).seconds

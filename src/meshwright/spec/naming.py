@@ -1,0 +1,79 @@
+"""How families name their tensors on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.spec.architecture import Model
+
+#: Families whose tensors are named, and so can be trained, by the school their names follow.
+SCHOOLS = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "mixtral": "mixtral",
+    "qwen2_moe": "llama",
+    "qwen3_moe": "llama",
+    "gpt2": "gpt2",
+}
+
+
+class Names(msgspec.Struct, frozen=True, kw_only=True):
+    """Names of a school's tensors; ``layer`` takes the layer's number. ``conv`` matrices are stored transposed and
+    query, key and value as one (GPT-2's Conv1D)."""
+
+    layer: str
+    embedding: str
+    final_norm: str
+    attention: str
+    out: str
+    norms: tuple[str, str]
+    mlp: str
+    up: str
+    down: str
+    head: str = "lm_head"
+    gate: str = ""
+    positions: str = ""
+    conv: bool = False
+
+
+LLAMA = Names(
+    layer="model.layers.{}.",
+    embedding="model.embed_tokens.weight",
+    final_norm="model.norm",
+    attention="self_attn.",
+    out="o_proj",
+    norms=("input_layernorm", "post_attention_layernorm"),
+    mlp="mlp.",
+    gate="gate_proj",
+    up="up_proj",
+    down="down_proj",
+)
+MIXTRAL = msgspec.structs.replace(LLAMA, mlp="block_sparse_moe.")
+GPT2 = Names(
+    layer="transformer.h.{}.",
+    embedding="transformer.wte.weight",
+    final_norm="transformer.ln_f",
+    attention="attn.",
+    out="c_proj",
+    norms=("ln_1", "ln_2"),
+    mlp="mlp.",
+    up="c_fc",
+    down="c_proj",
+    positions="transformer.wpe.weight",
+    conv=True,
+)
+_NAMES = {"llama": LLAMA, "mixtral": MIXTRAL, "gpt2": GPT2}
+
+
+def school(model: Model) -> str:
+    """Which school's names a model's tensors have; a model given by its dimensions follows its shape."""
+    if model.family == "transformer":
+        return "llama" if model.blocks[0].norm == "rmsnorm" else "gpt2"
+    return SCHOOLS.get(model.family, "")
+
+
+def names(model: Model) -> Names:
+    """The names of a model that can be trained (``plan/executable.py`` refuses the others)."""
+    return _NAMES[school(model)]

@@ -1,0 +1,114 @@
+"""Plans run on emulated hosts: predicted and measured steps agree, and what goes wrong is said."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from meshwright.cli import main
+from meshwright.errors import MeshwrightError
+from meshwright.graph import KIND
+from meshwright.plan import parse
+from meshwright.run.emulate import hosts as emulated_hosts
+from meshwright.run.emulate.hosts import Hosts, missing
+from meshwright.run.emulate.measure import on_hosts
+from meshwright.run.emulate.network import calibrate
+from meshwright.run.emulate.script import Author
+from meshwright.spec import cluster, model
+from meshwright.spec.workload import parse as workload
+
+from .test_emulate_script import LLAMA
+
+REASON = missing()
+needs_hosts = pytest.mark.skipif(bool(REASON), reason=REASON or "there are hosts")
+#: How far a predicted step may lie from the measured one here. A quiet machine shows a tenth of it (bench/emulated.py);
+#: this one may be shared.
+TOLERANCE = 0.10
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    file = tmp_path_factory.mktemp("models") / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    return model.load(str(file))
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_predicted_steps_are_measured_on_four_hosts(llama):
+    devices, train = cluster.load("4xh100"), workload("batch=8,seq=512")
+    with Hosts(4, 2e8) as hosts:
+        links = calibrate(hosts)
+        assert links.link.bytes_s * 8 == pytest.approx(2e8, rel=0.10)  # the rate less headers
+        for text in ("dp4", "pp4 1f1b", "pp4 vpp2 zb-v", "pp2 dp2 zero1"):
+            done = on_hosts(hosts, links, llama, devices, train, parse(text).on(4), repeats=3)
+            assert abs(done.error) <= TOLERANCE, f"{text}: {done.error:+.1%} of {done.step_time_s:.3f} s"
+            _has_the_keys_of_the_simulated(done)
+
+
+def _has_the_keys_of_the_simulated(done) -> None:
+    """Every task of the prediction ran on as many ranks as it has, after what it waited for."""
+    simulated, measured = done.prediction.timeline, done.timeline
+    times = np.array(simulated.multiplicity)[simulated.rank]
+    for task in np.unique(simulated.task):
+        here = measured.task == task
+        assert here.sum() == times[simulated.task == task].sum()
+        assert set(measured.kind[here]) == set(simulated.kind[simulated.task == task])
+    assert (measured.end_s >= measured.start_s).all()
+    for rank in range(len(measured.ranks)):
+        passes = measured.of_rank(rank)
+        assert (measured.start_s[passes][1:] >= measured.end_s[passes][:-1] - 1e-9).all()
+    sends = np.flatnonzero(measured.kind == KIND["send"])
+    path = measured.critical_path()
+    assert measured.end_s[path[-1]] == pytest.approx(measured.makespan_s)
+    assert all(measured.end_s[i] > measured.start_s[i] for i in sends)
+
+
+@needs_hosts
+def test_a_rank_that_waits_for_nobody_is_an_error_and_not_a_hang():
+    author = Author(2)
+    author.put(0, "x", "recv", num_bytes=4, channel=author.channel("x", (0, 1)), peer=1, tag=0)
+    with Hosts(2, 1e8) as hosts, pytest.raises(MeshwrightError, match="no end after 3 s"):
+        hosts.run(author.script(), 1, timeout_s=3.0)
+
+
+@needs_hosts
+def test_an_error_of_a_rank_is_shown():
+    author = Author(2)
+    author.put(0, "x", "send", num_bytes=4, channel=author.channel("x", (0, 1)), peer=7, tag=0)
+    with Hosts(2, 1e8) as hosts, pytest.raises(MeshwrightError) as caught:
+        hosts.run(author.script(), 1, timeout_s=20.0)
+    assert caught.value.diagnostics[0].code == "U002"
+    assert "error0" in str(caught.value)
+
+
+def test_without_the_tools_the_reason_is_said(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(emulated_hosts, "PATH", str(tmp_path))
+    assert "there is no unshare" in missing()
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA))
+    asked = ["emulate", str(file), "--on", "2xh100", "--train", "batch=4,seq=64", "--plan", "pp2"]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "error[U001]" in said
+    assert "there is no unshare" in said
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--link", "fast"), ("--link", "1bit"), ("--repeats", "0"), ("--per-host", "1.5"), ("--scale", "-1")],
+)
+def test_numbers_that_cannot_be_are_refused(option, value, capsys):
+    asked = ["emulate", "llama3-8b", "--on", "2xh100", "--train", "batch=4,seq=64", "--plan", "pp2", option, value]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert "error[U004]" in said
+    assert f"{option} {value}" in said
+
+
+def test_more_ranks_than_a_machine_holds_are_refused(capsys):
+    asked = ["emulate", "llama3-8b", "--on", "64xh100", "--train", "batch=64,seq=64", "--plan", "dp64"]
+    assert main(asked) == 2
+    assert "error[U003]" in capsys.readouterr().err

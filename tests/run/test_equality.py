@@ -1,0 +1,167 @@
+"""Whatever the plan, the same training: loss, every gradient and every parameter of one process, in float64."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from meshwright import schedules
+from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
+from meshwright.spec.cluster import load
+from meshwright.spec.workload import Train
+from tests.run.processes import launch
+from tests.run.small import assemble, differences, gpt, llama, train_steps
+
+#: Relative to each tensor's largest element. Summation order differs; 20 steps of AdamW amplify what is left.
+TOLERANCE = 1e-9
+TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+MODELS = {
+    "llama": llama,
+    "gpt": gpt,
+    "tied": lambda: llama(tied_embeddings=True),
+    "one key-value head": lambda: llama(kv_heads=1),
+    "normed heads": lambda: llama(qk_norm=True),
+    "window": lambda: llama(window=6),
+    "experts": lambda: llama(experts=4, top_k=2, moe_ffn=24, shared_ffn=16),
+}
+
+
+@cache
+def reference(model: str, steps: int, documents: bool, train: Train = TRAIN):
+    """One process, the whole batch as one microbatch."""
+    return launch(1, train_steps, MODELS[model](), f"tp1 mb{train.global_batch}", train, steps, documents)
+
+
+def compare(model: str, plan: str, steps: int = 1, documents: bool = False, train: Train = TRAIN) -> None:
+    expected = reference(model, steps, documents, train)
+    ranks = parse(plan).layout
+    got = launch(
+        ranks.tp * ranks.pp * ranks.cp * max(1, ranks.dp), train_steps, MODELS[model](), plan, train, steps, documents
+    )
+    for ours, theirs in zip(got[0][0], expected[0][0], strict=True):
+        assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    for which in (1, 2):  # gradients of the first step, parameters after the last
+        apart = differences(assemble(got, which), assemble(expected, which))
+        worst = max(apart, key=apart.get)
+        assert apart[worst] <= TOLERANCE, (plan, worst, apart[worst])
+
+
+LAYOUTS = [
+    "tp1 mb2",
+    "dp2",
+    "dp2 zero1",
+    "dp2 zero2",
+    "dp2 zero3",
+    "dp4 zero1 shard2",
+    "dp4 zero3 shard2",
+    "tp2",
+    "tp2 nosp",
+    "tp4",
+    "cp2",
+    "cp2 ulysses",
+    "cp2 allgather",
+    "cp4",
+    "cp4 ulysses2",
+    "cp4 allgather ulysses2",
+    "pp2",
+    "tp2 dp2 zero3",
+    "cp2 zero3",
+    "cp2 tp2",
+    "pp2 dp2 zero2",
+    "pp2 dp2 zero3",
+    "pp4 full",
+    "selective",
+    "dp2 zero3 full",
+]
+
+
+@pytest.mark.parametrize("plan", LAYOUTS)
+def test_layouts(plan):
+    compare("llama", plan, documents=True)
+
+
+@pytest.mark.parametrize("name", sorted(schedules.families()))
+def test_schedules(name):
+    family = schedules.get(name)
+    vpp = 2 if name in ("interleaved", "breadth-first", "zeropp") else family.default_vpp
+    compare("llama", f"pp2 vpp{vpp} {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["zb-v", "chimera", "bitpipe", "dualpipe", "2bp:1f1b"])
+def test_schedules_with_replicas(name):
+    vpp = schedules.get(name).default_vpp
+    compare("tied", f"pp2 vpp{vpp} dp2 zero1 {name} full", steps=2)
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+@pytest.mark.parametrize("plan", ["tp2 dp2 zero1", "tp4", "pp2 zb-h1", "cp2"])
+def test_models(model, plan):
+    compare(model, plan, documents=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["tp2 pp2 dp2 zero1", "cp2 tp2 pp2", "cp2 tp2 dp2 zero3", "pp2 chimera dp2 tp2"])
+def test_products_on_eight_processes(plan):
+    compare("llama", plan, documents=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "plan", ["ep2 dp2", "ep2 dp2 pp2 zero1", "ep2 tp2 etp1", "ep2 tp2 dp2", "ep2 dp4 zero2", "ep4 tp2 dp2 etp1"]
+)
+def test_experts(plan):
+    compare("experts", plan, steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["tp2 pp2 dp2 zero1", "dp2 zero3", "cp2 zero2", "pp2 zb-h1 dp2"])
+def test_twenty_steps(plan):
+    compare("llama", plan, steps=20)
+
+
+@pytest.mark.parametrize("plan", ["tp2", "cp2", "pp2 interleaved vpp2", "dp2 zero1"])
+def test_dropout_does_not_depend_on_the_plan(plan):
+    train = Train(global_batch=8, seq_len=16, dtype="fp32", dropout=True)
+    compare("llama", plan, train=train)
+    assert reference("llama", 1, False, train)[0][0] != reference("llama", 1, False)[0][0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "momentum"])
+def test_optimizers(optimizer):
+    compare(
+        "llama", "tp2 dp2 zero1", steps=3, train=Train(global_batch=8, seq_len=16, dtype="fp32", optimizer=optimizer)
+    )
+
+
+@st.composite
+def plans(draw) -> str:
+    """A legal, executable plan of 2 to 8 ranks."""
+    axes = {axis: draw(st.sampled_from((1, 2))) for axis in ("tp", "cp", "pp", "dp")}
+    words = [f"{axis}{n}" for axis, n in axes.items()]
+    words.append(draw(st.sampled_from(("", "zero1", "zero2", "zero3"))))
+    words.append(draw(st.sampled_from(("", "full", "selective"))))
+    words.append(draw(st.sampled_from(("mb1", "mb2"))))
+    if axes["cp"] > 1:
+        words.append(draw(st.sampled_from(("ring", "ulysses", "allgather"))))
+    if axes["pp"] > 1:
+        name = draw(st.sampled_from(sorted(schedules.families())))
+        words += [name, f"vpp{schedules.get(name).default_vpp}"]
+    if axes["tp"] > 1:
+        words.append(draw(st.sampled_from(("", "nosp"))))
+    return " ".join(filter(None, words))
+
+
+@pytest.mark.slow
+@given(plan=plans(), model=st.sampled_from(("llama", "gpt", "tied")))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+def test_random_legal_plans(plan, model):
+    read = parse(plan)
+    found = check(read, MODELS[model](), load(f"{max(1, read.layout.num_ranks)}xh100"), TRAIN)
+    found += unexecutable(read, MODELS[model](), TRAIN)
+    if not found:
+        compare(model, plan)

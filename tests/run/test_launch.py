@@ -1,0 +1,295 @@
+"""Processes of a job: started, ended together, and one message that names the rank, the host and the cause."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import meshwright
+from meshwright.errors import Diagnostic, Infeasible, MeshwrightError
+from meshwright.run import launch
+from meshwright.run.environment import num_cores
+from meshwright.run.launch import RankDied, Report, verdict
+
+HOST = socket.gethostname()
+HARD_S = 30.0
+
+
+def summed(world, start):
+    total = torch.tensor([start + world.rank])
+    dist.all_reduce(total)
+    return {"total": int(total), "threads": torch.get_num_threads(), "size": world.size, "device": world.device.type}
+
+
+def test_every_rank_runs_and_rank_0_answers():
+    answer = launch.start(summed, 10, num_ranks=3, device="cpu")
+    assert answer == {"total": 33, "threads": max(1, num_cores() // 3), "size": 3, "device": "cpu"}
+
+
+def test_one_rank_needs_no_group():
+    assert launch.start(lambda world: dist.is_initialized(), num_ranks=1, device="cpu") is False
+
+
+@pytest.mark.slow
+def test_where_forks_are_unsafe_processes_are_spawned(monkeypatch):
+    monkeypatch.setattr(launch, "start_method", lambda kind: "spawn")
+    assert launch.start(summed, 10, num_ranks=2, device="cpu")["total"] == 21
+
+
+def waits(world, act):
+    """Rank 1 acts; all others wait for it."""
+    if world.rank == 1:
+        time.sleep(0.2)
+        act()
+    dist.barrier()
+
+
+def dies(act, num_ranks=3):
+    begun = time.monotonic()
+    with pytest.raises(MeshwrightError) as error:
+        launch.start(waits, act, num_ranks=num_ranks, device="cpu")
+    assert time.monotonic() - begun < 10
+    return error.value
+
+
+def test_a_killed_rank_ends_the_others_with_its_name_host_and_cause():
+    error = dies(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    (found,) = error.diagnostics
+    assert (error.exit_code, found.code) == (1, "L001")
+    assert found.message == f"rank 1 on {HOST} died: killed by SIGKILL"
+    assert "out of memory" in found.help
+
+
+def divide():
+    return 1 / 0
+
+
+def test_an_exception_names_its_rank_and_not_those_who_lost_their_peer():
+    error = dies(divide)
+    assert isinstance(error, RankDied)
+    assert error.diagnostics[0].message.startswith(
+        f"rank 1 on {HOST} died: ZeroDivisionError: division by zero (test_l"
+    )
+
+
+def test_a_rank_that_leaves_without_a_word_is_named():
+    assert "rank 1 on" in (found := str(dies(lambda: os._exit(7)))) and "ended with code 7" in found
+
+
+def refuse(kind):
+    def act():
+        raise kind(Diagnostic(code="D001", message="no such text", help="x"))
+
+    return act
+
+
+@pytest.mark.parametrize(("kind", "code"), [(MeshwrightError, 2), (Infeasible, 1)])
+def test_what_the_user_did_is_told_as_it_is(kind, code):
+    error = dies(refuse(kind))
+    assert error.exit_code == code
+    assert [(d.code, d.message) for d in error.diagnostics] == [("D001", "no such text")]
+
+
+def test_what_all_ranks_find_is_told_once():
+    def main(world):
+        refuse(MeshwrightError)()
+
+    with pytest.raises(MeshwrightError) as error:
+        launch.start(main, num_ranks=3, device="cpu")
+    assert len(error.value.diagnostics) == 1
+
+
+def test_a_hanging_rank_does_not_outlive_another_s_death():
+    def main(world):
+        if world.rank == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                time.sleep(1)
+        raise ValueError("gone")
+
+    begun = time.monotonic()
+    with pytest.raises(RankDied, match=r"rank 1 on .* died: ValueError: gone"):
+        launch.start(main, num_ranks=2, device="cpu")
+    assert launch.GRACE_S <= time.monotonic() - begun < launch.GRACE_S + 5
+
+
+def test_the_cause_is_blamed_before_its_consequences():
+    lost = Report(exit_code=1, cause="RuntimeError: Connection closed by peer", consequence=True)
+    raised = Report(exit_code=1, cause="ValueError: x")
+    said = verdict({0: 1, 1: 1, 2: 1}, {0: lost, 1: None, 2: raised})
+    assert "rank 2 on" in str(said)
+    assert "rank 1 on" in str(verdict({0: 1, 1: -9, 2: 1}, {0: lost, 1: None, 2: raised}))
+    assert "rank 1 on" in str(verdict({0: 1, 1: 1}, {0: lost, 1: None}))
+    assert "rank 0 on" in str(verdict({0: 1}, {0: lost}))
+
+
+def test_a_lost_peer_is_known_for_a_consequence():
+    assert launch.report_of(RuntimeError("[gloo] Connection closed by peer [127.0.0.1]")).consequence
+    assert not launch.report_of(RuntimeError("shape mismatch")).consequence
+    assert not launch.report_of(ValueError("timed out")).consequence
+
+
+def obeys(world):
+    begun = time.monotonic()
+    while not launch.stop.requested:
+        assert time.monotonic() - begun < HARD_S
+        time.sleep(0.01)
+    return "in order"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_reach_every_rank_once_and_the_run_ends_in_order(number):
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+    before = signal.getsignal(number)
+    assert launch.start(obeys, num_ranks=2, device="cpu") == "in order"
+    assert signal.getsignal(number) is before
+
+
+def deaf(world):
+    time.sleep(HARD_S)
+
+
+def test_the_second_signal_ends_at_once():
+    for delay in (0.5, 0.8):
+        threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch.start(deaf, num_ranks=2, device="cpu")
+    assert time.monotonic() - begun < 10
+
+
+PARENT = """
+import os, time
+from meshwright.run import launch
+
+def main(world, folder):
+    open(f"{folder}/{os.getpid()}", "w").close()
+    time.sleep(60)
+
+launch.start(main, __import__("sys").argv[1], num_ranks=2, device="cpu")
+"""
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition):
+    begun = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begun < HARD_S
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
+def test_children_do_not_outlive_a_killed_parent(tmp_path):
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], env=environment())
+    until(lambda: len(list(tmp_path.iterdir())) == 2)
+    parent.kill()
+    parent.wait()
+    until(lambda: not any(alive(child.name) for child in tmp_path.iterdir()))
+
+
+def environment(**more):
+    here = str(Path(meshwright.__file__).parents[1])
+    return {**os.environ, "PYTHONPATH": here, **{k: str(v) for k, v in more.items()}}
+
+
+def ranks(tmp_path, code, world=2, planned=None):
+    """A job of processes as a launcher starts them: what each wrote, and its exit code."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, signal, sys, time
+        import torch.distributed as dist
+        from meshwright.errors import MeshwrightError
+        from meshwright.run import launch, watchdog
+        watchdog.SILENCE_S, watchdog.PATIENCE_S = 2.0, 3.5
+
+        def main(world):
+            rank = world.rank
+        {code}
+
+        try:
+            print(launch.start(main, num_ranks={planned}, device="cpu"))
+            code = 0
+        except MeshwrightError as error:
+            print(error, file=sys.stderr)
+            code = error.exit_code
+        launch.end_process(code)
+        """).format(code=textwrap.indent(textwrap.dedent(code), "    "), planned=planned or world)
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    said = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=environment(RANK=r, LOCAL_RANK=r, **said),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(world)
+    ]
+    ended = [job.communicate(timeout=4 * HARD_S) for job in jobs]
+    return [(job.returncode, out, err) for job, (out, err) in zip(jobs, ended)]
+
+
+@pytest.mark.slow
+def test_a_launched_job_is_joined_and_rank_0_answers(tmp_path):
+    ended = ranks(tmp_path, "dist.barrier()\nreturn world.size")
+    assert [(code, out) for code, out, _ in ended] == [(0, "2\n"), (0, "None\n")]
+
+
+@pytest.mark.slow
+def test_a_launched_job_of_another_size_is_one_error(tmp_path):
+    ended = ranks(tmp_path, "return 1", planned=8)
+    assert [code for code, _, _ in ended] == [2, 2]
+    assert "error[L002]: the launcher has started 2 processes, and the plan has 8 ranks" in ended[0][2]
+    assert ended[1][2] == ""
+
+
+@pytest.mark.slow
+def test_a_launched_rank_that_fails_is_named_once(tmp_path):
+    ended = ranks(tmp_path, "if rank == 1:\n    raise ValueError('gone')\ndist.barrier()")
+    assert [code for code, _, _ in ended] == [1, 1]
+    said = [err for _, _, err in ended if "L001" in err]
+    assert len(said) == 1
+    assert f"rank 1 on {HOST} died: ValueError: gone" in said[0]
+
+
+@pytest.mark.slow
+def test_what_launched_ranks_all_find_is_told_once(tmp_path):
+    ended = ranks(tmp_path, "raise MeshwrightError.one('D001', 'no such text')", world=3)
+    assert [code for code, _, _ in ended] == [2, 2, 2]
+    assert sorted(err for _, _, err in ended) == ["", "", "error[D001]: no such text\n"]
+
+
+@pytest.mark.slow
+def test_a_launched_rank_0_that_is_killed_with_the_store_is_named(tmp_path):
+    ended = ranks(tmp_path, "time.sleep(1)\nif rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    assert [code for code, _, _ in ended] == [-9, 1]
+    assert "rank 0 on its host died: its key-value store is gone" in ended[1][2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", ["dist.barrier()", "time.sleep(60)"])
+def test_a_launched_rank_that_is_killed_is_mourned_by_its_neighbour(wait, tmp_path):
+    ended = ranks(tmp_path, f"if rank == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
+    assert [code for code, _, _ in ended] == [1, -9]
+    assert f"rank 1 on {HOST} died: nothing heard of it for 2 s" in ended[0][2]

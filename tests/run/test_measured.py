@@ -1,0 +1,121 @@
+"""A real job of a few processes, recorded: the same tasks as predicted, at little cost."""
+
+import time
+
+import numpy as np
+import pytest
+
+from meshwright.graph import KINDS, QUEUES
+from meshwright.measured import steps
+from meshwright.plan import parse
+from meshwright.replay.timed import timed, typical
+from meshwright.run import clocks
+from meshwright.run.gather import gather
+from meshwright.run.mesh import build
+from meshwright.run.record import Off, Recorder, install
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.spec.workload import Train
+from tests.run import small
+from tests.run.processes import launch
+
+TRAIN = Train(global_batch=8, seq_len=64)
+
+
+def trainer_of(text, size, **dims):
+    plan = parse(text).on(size)
+    model, mesh = small.llama(**dims), build(plan)
+    trainer = Trainer(model, plan, TRAIN, mesh, settings=Settings())
+
+    def step(number):
+        trainer.step(small.batch(TRAIN, model.vocab, number, plan.layout.dp, mesh["dp"].index))
+
+    return trainer, step
+
+
+def job(rank, text, size):
+    trainer, step = trainer_of(text, size)
+    recorder = Recorder(rank=rank, warmup=1, keep=3)
+    install(recorder)
+    before = clocks.probe()
+    for number in range(5):
+        step(number)
+    trainer.settle()
+    return gather(recorder, trainer.plan, before=before, identity={"model": "small"})
+
+
+@pytest.mark.parametrize(
+    "text, size, tasks",
+    [
+        # two stages, eight microbatches: a forward and a backward of each on either, a message each way
+        ("pp2 mb1 1f1b", 2, {"F": 16, "BW": 16, "pp_forward": 8, "pp_backward": 8, "optimizer": 2}),
+        ("pp2 mb1 zb-h1", 2, {"F": 16, "B": 16, "W": 16, "BW": 0, "pp_forward": 8}),
+        # four replicas' microbatches each; four layers' gradients and the norm, on both
+        ("dp2 mb1", 2, {"F": 8, "BW": 8, "dp": 10, "optimizer": 2}),
+        ("pp2 dp2 mb2 zero1", 4, {"F": 8, "BW": 8, "pp_forward": 4, "optimizer": 4}),
+    ],
+)
+def test_every_task_of_every_step_is_measured(text, size, tasks):
+    found, *others = launch(size, job, text, size)
+    assert others == [None] * (size - 1)
+    assert [s.number for s in steps(found)] == [2, 3, 4]
+    assert found.identity["model"] == "small" and found.identity["source"] == "measured"
+    for step in steps(found):
+        one = step.timeline
+        kinds = np.array(KINDS)[one.kind]
+        queues = np.array(QUEUES)[one.queue]
+        for name, count in tasks.items():
+            assert ((kinds == name) | (queues == name)).sum() == count, name
+        for key, before in (("F", "BW"), ("F", "B"), ("B", "W")):
+            order(one, kinds, key, before)
+        path = one.critical_path()
+        assert (np.diff(one.start_s[path]) >= 0).all() and len(path) > 4
+        assert step.seconds > 0
+
+
+def order(one, kinds, first, second):
+    """On one rank the first pass of a microbatch and stage ends before the second begins."""
+    where = np.vstack([one.rank, one.attributes[[0, 2]]]).T.tolist()
+    end = {tuple(w): one.end_s[i] for i, w in enumerate(where) if kinds[i] == first}
+    for i, w in enumerate(where):
+        if kinds[i] == second:
+            assert end[tuple(w)] <= one.start_s[i]
+
+
+def test_a_measured_step_replays_as_long_as_it_took():
+    found = launch(2, job, "pp2 mb1 1f1b", 2)[0]
+    for step in steps(found):
+        rebuilt = typical(step.timeline)
+        # host time is kept before tasks, so all that can differ is what overlaps against the rules
+        assert timed(rebuilt).makespan_s == pytest.approx(step.timeline.makespan_s, rel=0.05)
+
+
+def alternating(rank, size, count):
+    """Seconds of steps without and with a recorder, in turn, and what was recorded of a step."""
+    trainer, step = trainer_of("dp2 mb1 zero1", size, hidden=128, ffn=256)
+    recorder, off = Recorder(rank=rank, keep=2), Off()
+    for number in range(4):
+        step(number)
+    seconds = np.zeros((count, 2))
+    for number in range(count):
+        for which, chosen in enumerate((off, recorder)):
+            install(chosen)
+            begin = time.perf_counter()
+            step(number)
+            seconds[number, which] = time.perf_counter() - begin
+    trainer.settle()
+    return seconds, len(recorder.recording().label) / 2
+
+
+@pytest.mark.slow
+def test_recording_costs_at_most_three_percent():
+    """Interleaved steps with and without, two processes on two cores; the 95% interval of the ratio of medians must
+    not lie above 1.03, and spans times their cost (below 2 us each) must be far below it."""
+    seconds, spans = launch(2, alternating, 2, 40)[0]
+    rng = np.random.default_rng(0)
+    draws = rng.integers(0, len(seconds), (2000, len(seconds)))
+    ratios = np.median(seconds[draws, 1], axis=1) / np.median(seconds[draws, 0], axis=1)
+    low, high = np.quantile(ratios, [0.025, 0.975])
+    print(f"on/off {np.median(seconds[:, 1]) / np.median(seconds[:, 0]):.4f} [{low:.4f}, {high:.4f}], {spans} spans")
+    assert low <= 1.03
+    assert spans * 2e-6 < 0.03 * np.median(seconds[:, 0])
