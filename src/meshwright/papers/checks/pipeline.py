@@ -194,7 +194,7 @@ def yuan2() -> Outcome:
         baseline="the same layers in equal stages",
         assumptions=(
             "the abstract gives no figures: the claim is that fewer layers on the ends even out time and memory",
-            "llama3-8b stands for its models: like them it has a vocabulary of over 100,000, which the last stage pays for",
+            "llama3-8b stands for its models: it too has a vocabulary of over 100,000, which burdens the last stage",
         ),
     )
 
