@@ -33,7 +33,6 @@ def ted() -> Outcome:
         sum(t.sent for t in transfers(mesh, before, after, TOKENS))
         for before, after in (("S1 R", "S0 R"), ("S1 S2", "S0 S2"))
     )
-    passes = {"kept": 2, "sent again": 3}
     gain = _with_and_without()
     return Outcome(
         figures=(
@@ -41,14 +40,6 @@ def ted() -> Outcome:
                 "numbers a rank sends to experts, tokens dropped over not: 1 / tp",
                 0.25,
                 dropped / whole,
-                "x",
-                WITHIN,
-                1e-9,
-            ),
-            Figure(
-                "passes with collectives, kept over recomputed: 1/3 less",
-                2 / 3,
-                passes["kept"] / passes["sent again"],
                 "x",
                 WITHIN,
                 1e-9,

@@ -99,35 +99,7 @@ def _scaling(words: str) -> float:
     return many / few
 
 
-def efficiency(intensity: float, bandwidth: float, peak: float) -> float:
-    """Share of peak when every byte that moves serves `intensity` operations: ait bw / (ait bw + peak) (Rajbhandari et
-    al., 2021, 2104.07857, section 4)."""
-    return intensity * bandwidth / (intensity * bandwidth + peak)
-
-
-def zero_infinity() -> Outcome:
-    """Its efficiency by bandwidth, with the intensities of parameters, optimizer states and activations."""
-    seq, hidden, peak = 1024, 8192, 70e12
-    half = next(b for b in range(1, 400) if efficiency(seq, b * 1e9, peak) >= 0.5)
-    falls = efficiency(seq, 30e9, peak) < efficiency(seq * 4, 30e9, peak) < efficiency(24 * hidden, 30e9, peak)
-    each, network = 3.0, 70.0
-    return Outcome(
-        figures=(
-            Figure("bandwidth for half of peak, batch 1: peak / ait", peak / seq / 1e9, half, "GB/s", WITHIN, 0.02),
-            Figure("aggregate of 64 links of 3 GB/s over one", 64.0, 64 * each / each, "x", WITHIN, 1e-9),
-        ),
-        facts=(
-            Fact("larger batches and activations ask for less bandwidth", falls),
-            Fact("16 devices' own links reach what the network would give one", 16 * each < network < 64 * each),
-        ),
-        baseline="the same step with all states in device memory",
-        assumptions=("intensities: seq batch for parameters and gradients, 24 hidden for activations",),
-        missing=("tiers of memory in a plan: states on the host or on drives, prefetched",),
-    )
-
-
 CHECKS = {
     "frontier-llm": Check(frontier_llm),
     "frontier-zero": Check(frontier_zero),
-    "zero-infinity": Check(zero_infinity),
 }
