@@ -3,11 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo demo-run test lint bench docs clean
 
 .venv/core: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/run: .venv/core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[run]"
 	touch $@
 
 .venv/dev: .venv/core
@@ -22,6 +26,17 @@ demo: .venv/core
 	mkdir -p out
 	$(BIN)/meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 \
 	  --plan "tp8 pp4 vpp5 dp2 zero1 mb1" --report out/report.html --trace out/step.json.gz
+	@echo; echo "Now a plan for this machine, trained for real (installs torch)"
+	@$(MAKE) --no-print-directory demo-run || echo "training needs torch, which did not install or run here: \
+	the prediction above needs none of it"
+
+# Measures this machine, searches a plan for two processes, trains it for 20 steps: predicted against measured.
+demo-run: export MESHWRIGHT_HOME = $(CURDIR)/out/here
+demo-run: .venv/run
+	test -f out/here/here.json || $(BIN)/meshwright calibrate --here --ranks 2
+	$(BIN)/meshwright search examples/tiny-llama.json --on 2xhere --train batch=16,seq=128,dtype=fp32 --top 3 \
+	  --store none --save out/plan.toml
+	$(BIN)/meshwright run out/plan.toml --data sample --steps 20 --trace out/measured.json.gz
 
 test: .venv/dev
 	$(BIN)/python -m pytest -n $(WORKERS)
@@ -32,6 +47,7 @@ lint: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.emulated
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict

@@ -29,7 +29,7 @@ from meshwright.search.space import default
 ORDER = ["order=tp-cp-dp-pp", "cp=1"]
 MEGATRON = [*ORDER, "sp=no", "recompute=full", "attention=unfused", "schedule=1f1b,interleaved", "zero=0"]
 MEGASCALE = [*ORDER, "shard=0", "sp=yes", "recompute=selective", "schedule=1f1b,interleaved", "zero=1"]
-LLAMA3 = [*ORDER, "shard=0", "sp=yes", "recompute=none,selective", "schedule=1f1b,interleaved,breadth-first", "zero=1"]
+LLAMA3 = [*ORDER, "shard=0", "sp=yes", "recompute=none,selective", "schedule=1f1b,interleaved,breadth-first", "zero=2"]
 #: Model, devices, batch, sequence, what the system had, the paper's own choice, framework profile.
 ROWS = [
     *(

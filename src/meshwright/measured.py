@@ -12,10 +12,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.graph import KIND
 from meshwright.timeline import Timeline
 
 #: The entry of a timeline's identity that says when its steps began and ended: ``begin:end`` in seconds, by spaces.
 STEP_BOUNDS = "step bounds"
+#: Kinds of task whose members on several ranks are one.
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring")
 _PLACE = re.compile(r"\brank (\d+)\b")
 
 
@@ -89,11 +92,21 @@ def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timel
     )
 
 
+def task_numbers(timeline: Timeline) -> NDArray[np.int64]:
+    """The task of every span, where only members of a collective share one: processes of a rank class may have been
+    given the number that they have in its graph."""
+    shared = np.isin(timeline.kind, [KIND[name] for name in COLLECTIVES])
+    return np.where(
+        shared, timeline.task, timeline.num_spans + timeline.task.max(initial=0) + np.arange(timeline.num_spans)
+    )
+
+
 def joined(timeline: Timeline) -> Timeline:
     """Members of a collective begin when the last of them does: what the others waited is no part of it."""
-    last = np.zeros(int(timeline.task.max(initial=-1)) + 1)
-    np.maximum.at(last, timeline.task, timeline.start_s)
-    return msgspec.structs.replace(timeline, start_s=np.minimum(last[timeline.task], timeline.end_s))
+    _, task = np.unique(task_numbers(timeline), return_inverse=True)
+    last = np.zeros(int(task.max(initial=-1)) + 1)
+    np.maximum.at(last, task, timeline.start_s)
+    return msgspec.structs.replace(timeline, start_s=np.minimum(last[task], timeline.end_s))
 
 
 def middle(found: list[Step]) -> Step:
@@ -111,7 +124,7 @@ def tasks(timeline: Timeline) -> dict[tuple, NDArray[np.int64]]:
     occurrence), in order of start. Equal in every timeline of the same plan; ranks by name."""
     order = np.lexsort((np.arange(timeline.num_spans), timeline.start_s))
     spans_of: dict[int, list[int]] = {}
-    for span, task in zip(order.tolist(), timeline.task[order].tolist()):
+    for span, task in zip(order.tolist(), task_numbers(timeline)[order].tolist()):
         spans_of.setdefault(task, []).append(span)
     attributes = timeline.attributes[:4].T.tolist()
     seen: dict[tuple, int] = {}

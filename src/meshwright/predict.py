@@ -7,7 +7,7 @@ from statistics import NormalDist
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs, standard
+from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered, lower
@@ -18,7 +18,8 @@ from meshwright.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.provenance import assumptions, identity, warnings
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
-from meshwright.simulate.engine import makespans, times
+from meshwright.simulate.cores import times
+from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Priced, Pricer
 from meshwright.simulate.schedule_times import measured_times, takes_times
@@ -70,7 +71,7 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
         # a schedule made for given times: first priced under equal ones, then ordered for its own
         lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
         priced = Pricer(lowered, costs).all()
-    start, end = times(lowered.graph, priced.durations)
+    start, end = times(lowered, priced.durations)
     sigma = costs.framework.step_sigma
     return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
 
@@ -80,7 +81,7 @@ def predict(
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 
-    `costs` prices work items (default: :func:`meshwright.cost.standard`). Without `detail`
+    `costs` prices work items (default: :func:`meshwright.cost.standard_on`). Without `detail`
     the sensitivities and the layer zooms are left out, which a search does not need.
 
     Raises:
@@ -90,7 +91,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    costs = costs or standard()
+    costs = costs or standard_on(cluster)
     run = simulate(plan, model, cluster, train, costs)
     step = run.step_time_s
     who = identity(model, cluster, train, plan, costs, run.lowered.graph)
@@ -164,7 +165,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     for rank, name in enumerate(graph.streams.ranks):
         held = dict(run.lowered.static_bytes[rank])
         if graph.memory is not None:
-            held |= {c: float(alive[rank, i]) * copies[c] for i, c in enumerate(graph.memory.categories)}
+            held |= {c: float(alive[rank, i]) * copies.get(c, 1.0) for i, c in enumerate(graph.memory.categories)}
         extra = (
             framework.allocator_slack * sum(held.values()),
             groups * framework.communicator_bytes,
@@ -297,7 +298,7 @@ def sensitivities(
     out = []
     for name, what in named:
         priced = Pricer(run.lowered, costs.faster(name, 1.1)).all()
-        _, end = times(run.lowered.graph, priced.durations)
+        _, end = times(run.lowered, priced.durations)
         change = float(end.max()) / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))

@@ -196,6 +196,14 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
                 "TorchTitan's default (2410.06511): every microbatch needs them",
             )
         )
+    if plan.layout.zero == 2 and plan.num_stages > plan.layout.pp > 1:
+        out.append(
+            Assumption(
+                "sharded gradients under a pipeline",
+                "scattered after every round of a stage",
+                "a round is the microbatches a rank takes through a stage without another between; zero1 scatters once",
+            )
+        )
     if any(isinstance(b.mlp, Moe) for b in model.blocks):
         out.append(
             Assumption(

@@ -189,13 +189,13 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(capfd):
 
 
 def test_without_torch_the_way_to_get_it_is_said(capfd, monkeypatch):
-    from meshwright.cli import run
+    from meshwright.cli import needs
 
-    monkeypatch.setattr(run, "find_spec", lambda name: None)
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
     code, _, err = said(capfd, "plan.toml", "--data", "sample")
     assert (code, errors(err)) == (
         2,
-        [("L003", "to run needs torch and safetensors and tokenizers, not installed here")],
+        [("L003", "run needs torch and safetensors and tokenizers, not installed here")],
     )
     assert 'pip install "meshwright[run]"' in err
 
@@ -205,6 +205,18 @@ def test_a_trace_is_written_and_told(here, capfd):
     assert code == 0
     assert "wrote step.json\n" in err
     assert json.loads((here / "step.json").read_text())["traceEvents"]
+
+
+def test_published_weights_bring_their_tokenizer(here, capfd):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"?": 0, "far": 300, "</s>": 1}, unk_token="?")).save(
+        str(here / "tiny" / "tokenizer.json")
+    )
+    (here / "far.jsonl").write_text('{"text": "far"}\n' * 200)
+    code, _, err = said(capfd, "plan.toml", "--data", "far.jsonl", "--weights", "tiny")
+    assert (code, errors(err)) == (2, [("D006", "the text has token 300, and the model's vocabulary ends at 259")])
+    assert "--tokenizer FOLDER/tokenizer.json" in err
 
 
 def test_more_processes_than_cores_are_noted(capfd, monkeypatch):

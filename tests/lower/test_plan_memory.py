@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from meshwright.cost import Costs
 from meshwright.lower import lower
@@ -37,6 +37,7 @@ def walked(lowered, rank):
 @settings(max_examples=60)
 @given(legal_plans())
 def test_the_peak_of_a_timed_plan_is_that_of_its_actions_one_after_the_other(question):
+    assume(not (question.plan.layout.shards_gradients and question.plan.layout.pp > 1))  # gradients come and go too
     run = simulate(*question, Costs())
     graph, pp = run.lowered.graph, question.plan.layout.pp
     _, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))

@@ -569,3 +569,12 @@ def test_a_save_begun_before_the_last_is_written_waits_for_it(tmp_path):
         4,
     ]
     saver.close()
+
+
+def test_a_saver_saves_the_same_pieces_every_time(tmp_path):
+    (held,) = shards.sharding(2, 1)
+    saver = AsyncSaver(tmp_path, ALONE)
+    saver.begin(shards.pieces(held, shards.values(1)), meta(1))
+    with pytest.raises(ValueError, match="the same pieces every time"):
+        saver.begin(shards.pieces(held, shards.values(1))[1:], meta(2))
+    assert latest(tmp_path).name == "step-00000001"

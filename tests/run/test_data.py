@@ -210,6 +210,15 @@ def test_a_tokenizer_json_is_used_with_the_end_it_names(tmp_path):
     assert made.tokens.tolist() == [1, 2, 3, 5, 4, 1, 5]
 
 
+@pytest.mark.parametrize("together", [1, 9, 1 << 22])
+def test_documents_encoded_together_stay_apart(together, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "TOGETHER", together)
+    folder = words(tmp_path / "t", ["?", "to", "be", "or", "not", "</s>"])
+    made = corpus(tmp_path, ["to be", "", "or", "not to be"], seq=2, batch=1, vocab=6, words=folder)
+    assert made.tokens.tolist() == [1, 2, 5, 3, 5, 4, 1, 2, 5]
+    assert made.starts.tolist() == [0, 3, 5]
+
+
 def test_the_configuration_beside_a_tokenizer_says_its_end(tmp_path):
     vocabulary = ["?", "to", "</s>", "stop"]
     assert tokenizer.load(words(tmp_path / "a", vocabulary)).end == 2

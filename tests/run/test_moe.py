@@ -231,6 +231,9 @@ class _Queue:
         self.total += gradient
         self.times += 1
 
+    def add_product(self, left, right):
+        self.add((left.T @ right).view(self.total.shape))
+
 
 def test_weight_gradients_wait_for_their_turn():
     """Every matrix has one contribution a backward, when the queue runs and not before, and it is the whole one."""

@@ -4,7 +4,18 @@ from hypothesis import strategies as st
 
 from meshwright import schedules
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.space import Space, cores, default, inners, pipelines, plan_of, states, together
+from meshwright.search.space import (
+    EVEN,
+    Space,
+    cores,
+    default,
+    exchanges_once,
+    inners,
+    pipelines,
+    plan_of,
+    states,
+    together,
+)
 from meshwright.search.walk import Walk
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
@@ -49,7 +60,9 @@ def everything(space, model, where, train):
         for inner in inners(space, core, model, where, train):
             for piped in pipelines(space, core, model, train):
                 for state in states(space, core, where, train):
-                    if together(core, piped, state):
+                    among = states(space, core, where, train)
+                    apart = inner.shares == EVEN or exchanges_once(core, state)
+                    if apart and together(core, piped, state, among):
                         yield core, inner, piped, state
 
 

@@ -8,8 +8,8 @@ from meshwright.plan import check
 from meshwright.predict import predict
 from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_bytes, step_seconds
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.partition import with_stages
 from meshwright.search.regions import Regions
+from meshwright.search.settle import settled
 from meshwright.search.space import cores, gathers_once, inners, pipelines, plan_of, states
 from meshwright.search.strategies import exhaustive
 from tests.random_plans import legal_plans
@@ -34,7 +34,7 @@ def test_plans_that_share_a_graph_take_what_predict_says_to_the_last_bit(questio
     model, where, train, space = question
     evaluator = Evaluator(model, where, train)
     for point in list(everything(space, model, where, train))[::37][:12]:
-        plan = with_stages(plan_of(*point), point[2], evaluator)
+        plan = settled(*point, evaluator)
         said = predict(model, where, train, plan, costs=evaluator.costs, detail=False)
         assert evaluator(plan) == (said.step_time_s, said.tightest.headroom_bytes)
 
@@ -56,8 +56,8 @@ def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
         )
         if not (scope.inners and scope.pipelines and scope.states):
             continue
-        ideal = regions.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
-        rough, _ = compute_seconds(regions, scope, regions.glance(core, scope.inners))
+        ideal = regions.glances.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
+        rough, _ = compute_seconds(regions, scope, regions.glances.costs(core, scope.inners))
         costs = regions.costs(core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
         exchanged = regions.exchanged(core, scope.inners, scope.states)
@@ -65,14 +65,14 @@ def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
         need = memory_bytes(regions, scope, costs)
         for flat in rng.integers(bound_s.size, size=4):
             a, b, c = np.unravel_index(flat, bound_s.shape)
-            if not scope.legal()[b, c]:
+            if not scope.legal()[a, b, c]:
                 continue
             piped = scope.pipelines[b]
-            plan = with_stages(plan_of(core, scope.inners[a], piped, scope.states[c]), piped, evaluator)
+            plan = settled(core, scope.inners[a], piped, scope.states[c], evaluator)
             assert not check(plan, model, where, train)
             took = evaluator(plan)
             slack = took.step_time_s * (1 + ROUNDING)
-            own = max(0.0, regions.makespan(core, piped, costs, a) - paths_s[a, b])
+            own = max(0.0, regions.makespan(core, scope.inners[a], piped, costs, a) - paths_s[a, b])
             assert max(ideal, rough[a, b], bound_s[a, b, c] + own) <= slack, plan.text()
             assert need[a, b, c] <= (capacity - took.headroom_bytes) * (1 + ROUNDING) + 1, plan.text()
 
@@ -84,9 +84,7 @@ def test_branch_and_bound_finds_the_optimum_of_brute_force(question):
     walk = walk_of(question)
     assert exhaustive.run(walk)
     evaluator = Evaluator(model, where, train)
-    answers = (
-        evaluator(with_stages(plan_of(*point), point[2], evaluator)) for point in everything(space, model, where, train)
-    )
+    answers = (evaluator(settled(*point, evaluator)) for point in everything(space, model, where, train))
     fitting = [a.step_time_s for a in answers if a.fits]
     best = walk.fitting()
     assert bool(fitting) == bool(best)

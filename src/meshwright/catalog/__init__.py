@@ -1,14 +1,17 @@
 """Data, not code: devices, clusters, models, terms and error codes, each number with its source.
 
-Everything here reads files shipped with the package; nothing executes them.
+Files are shipped with the package, but for what ``meshwright calibrate --here`` measured on this machine, which lies in
+the user's data folder. Nothing executes them.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
@@ -17,6 +20,14 @@ from meshwright.errors import MeshwrightError, nearest
 def folder(kind: str) -> Traversable:
     """The catalog folder of one kind: ``devices``, ``clusters``, ``models``, ``codes`` or ``terms``."""
     return files("meshwright.catalog").joinpath(kind)
+
+
+def measured_here() -> Path:
+    """The folder of what was measured on this machine: ``$MESHWRIGHT_HOME``, else the user's data folder."""
+    given = os.environ.get("MESHWRIGHT_HOME")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "meshwright"
 
 
 @cache

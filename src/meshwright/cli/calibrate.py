@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.needs import lacking
 from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
@@ -26,6 +27,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     data: options.text("DIR", "Folder with the tables.") = ""
     device: options.text("NAME", "Fit the curves of one device only.") = ""
+    here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
+    ranks: options.text("COUNT", "With --here: collectives between up to so many processes; 8 if left out.") = ""
     only: options.text(
         "CLASS[,CLASS]", "Some of gemm, attention, moe, network, framework; all of them if left out."
     ) = ""
@@ -37,6 +40,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the tables were fitted; tables that cannot be measurements are misuse."""
     given, wrong = options.read(Options, argv, command="calibrate", description=DESCRIPTION)
+    if given.here:
+        return _here(given, wrong)
     wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
     only = [name for name in given.only.split(",") if name] or list(CLASSES)
     wrong += [_unknown(name) for name in only if name not in CLASSES]
@@ -53,6 +58,39 @@ def run(argv: list[str]) -> int:
         _network(given, share)
     if "framework" in only:
         _frameworks(given)
+    return 0
+
+
+def _here(given: Options, wrong: list[Diagnostic]) -> int:
+    """Measure this machine and write its profile to ``--out``, by default where predictions look for it."""
+    if given.data:
+        wrong.append(
+            Diagnostic(code="K001", message="--here measures and --data reads measurements", place="--here --data",
+                       help="say one of them")
+        )  # fmt: skip
+    wrong += lacking("calibrate", "torch")
+    if given.ranks and not (given.ranks.isdecimal() and 2 <= int(given.ranks) <= 64):
+        help = "a whole number from 2 to 64"
+        wrong.append(Diagnostic(code="K012", message=f"{given.ranks!r} is no number of processes", place="--ranks",
+                                help=help))  # fmt: skip
+    if wrong:
+        raise MeshwrightError(wrong)
+    from meshwright import catalog
+    from meshwright.calibrate import here
+    from meshwright.run import bench
+
+    machine = bench.measure(say=note, most_ranks=int(given.ranks or 8))
+    folder = Path(given.out) if given.out else catalog.measured_here()
+    found = here.write(machine, folder)
+    if given.json:
+        print_json({"framework": found.framework, "rows": found.rows, "seconds": machine.seconds})
+    else:
+        print(f"{machine.name}: {machine.cores} cores, measured in {machine.seconds:.0f} s")
+        for what, measured, predicted in found.rows:
+            ms = f"{measured * 1e3:8.2f} ms measured {predicted * 1e3:8.2f} ms predicted"
+            print(f"  {what:32s} {ms} {predicted / measured - 1:+7.1%}")
+        print(f"  {found.framework.source}")
+    note(f"wrote {folder}: predict with --on 2xhere")
     return 0
 
 

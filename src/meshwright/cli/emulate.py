@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import WANTED, asked, read_parts
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -48,6 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "FACTOR", "How many times slower than its device a rank computes; so that a step computes 0.6 s if left out."
     ) = ""
     trace: options.text("FILE", "Write the measured timeline of every rank, step.json.gz.") = ""
+    predicted: options.text("FILE", "Write the predicted timeline too, for meshwright compare.") = ""
     json: options.JSON = False
 
 
@@ -60,7 +61,9 @@ def run(argv: list[str]) -> int:
     repeats = _number(given.repeats or str(DEFAULT_REPEATS), "--repeats", 1, 1000, wrong, whole=True)
     per_host = _number(given.per_host or "1", "--per-host", 1, 32, wrong, whole=True)
     scale = _number(given.scale, "--scale", 1e-9, 1e12, wrong) if given.scale else None
-    wrong += unwritable(given.trace, "--trace") + _no_torch()
+    wrong += (
+        unwritable(given.trace, "--trace") + unwritable(given.predicted, "--predicted") + lacking("emulate", "torch")
+    )
     parts, found = read_parts(question)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
@@ -77,11 +80,12 @@ def run(argv: list[str]) -> int:
         print_json(_as_json(done))
     else:
         _render(done, console())
-    if given.trace:
-        from meshwright.trace.chrome import write
+    for file, timeline in ((given.trace, done.timeline), (given.predicted, done.prediction.timeline)):
+        if file:
+            from meshwright.trace.chrome import write
 
-        write(done.timeline, given.trace)
-        note(f"wrote {given.trace}")
+            write(timeline, file)
+            note(f"wrote {file}")
     return 0
 
 
@@ -108,14 +112,6 @@ def _bad(place: str, help: str) -> Diagnostic:
     return Diagnostic(code="U004", message=f"{place} cannot be", place="meshwright emulate", help=help)
 
 
-def _no_torch() -> list[Diagnostic]:
-    if find_spec("torch") is not None:
-        return []
-    help = 'pip install "meshwright[run]"; predicting and searching need none of it'
-    message = "to emulate needs torch, not installed here"
-    return [Diagnostic(code="L003", message=message, place="meshwright emulate", help=help)]
-
-
 def _as_json(done: Emulated) -> dict[str, object]:
     return {
         "format_version": FORMAT_VERSION,
@@ -131,6 +127,7 @@ def _as_json(done: Emulated) -> dict[str, object]:
         "error": done.error,
         "error_sharing_ports": done.shared_error,
         "sleep_late_s": done.late_s,
+        "disturbed_steps": done.disturbed,
         "identity": done.prediction.identity,
     }
 
@@ -153,4 +150,4 @@ def _render(done: Emulated, out: Console) -> None:
         f"  measured   {done.step_time_s * 1e3:,.1f} ms, median of {len(done.steps_s)} "
         f"({low * 1e3:,.1f} to {high * 1e3:,.1f})"
     )
-    out.print(f"  sleeps     end at most {done.late_s * 1e3:.2f} ms late (19 of 20)")
+    out.print(f"  sleeps     end at most {done.late_s * 1e3:.2f} ms late (19 of 20), {done.disturbed} disturbed steps")

@@ -134,10 +134,10 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
 
 def _later(parts: list[Any], framework: str) -> Callable[[], Prediction]:
     def answer() -> Prediction:
-        from meshwright.cost import load_framework, standard
+        from meshwright.cost import standard_on
         from meshwright.predict import predict
 
-        return predict(*parts, costs=standard(load_framework(framework or "default")))
+        return predict(*parts, costs=standard_on(parts[1], framework))
 
     return answer
 

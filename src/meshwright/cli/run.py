@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.guard import show
+from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -33,6 +33,7 @@ its processes are joined. Ctrl-C or SIGTERM finishes the step, saves a checkpoin
 Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
 DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"
 STEPS = 20
+NEEDED = ("torch", "safetensors", "tokenizers")
 #: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
 NUMBERS = {
     "steps": (1, 1e12, True, "a number of steps"),
@@ -57,7 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text("PATH", "Text to train on: a file, a .jsonl, a folder, or sample.") = ""
-    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; bytes if left out.") = ""
+    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
     resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False
@@ -124,7 +125,7 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="run")
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = _numbers(given, wrong)
-    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + _no_torch()
+    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
@@ -139,14 +140,14 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         raise MeshwrightError(wrong)
 
     def predicted(lengths: Any) -> Prediction:
-        from meshwright.cost import load_framework, standard
+        from meshwright.cost import standard_on
         from meshwright.predict import predict
         from meshwright.spec.workload import Lengths
 
         packed = train
         if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
             packed = msgspec.structs.replace(train, lengths=msgspec.convert(lengths, Lengths))
-        costs = standard(load_framework(question.framework or "default"))
+        costs = standard_on(cluster, question.framework)
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
     return _job(given, numbers, precision, predicted(None)), predicted
@@ -158,9 +159,11 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
     from meshwright.run.settings import Settings
 
     model, plan, train = prediction.model, prediction.plan, prediction.train
-    corpus = ""
+    words, corpus = given.tokenizer or "bytes", ""
+    if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
+        words = given.weights  # what the weights were trained on
     if not launched():
-        corpus = str(data.build(given.data, tokenizer.load(given.tokenizer), data.cache_folder()))
+        corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder()))
         data.load(Path(corpus), train, vocab=model.vocab, place=f"--data {given.data}")
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
     set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
@@ -170,7 +173,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         train=train,
         settings=Settings(precision=precision, **{f: numbers[o] for o, f in set_by.items() if o in numbers}),
         text=given.data,
-        tokenizer=given.tokenizer or "bytes",
+        tokenizer=words,
         corpus=corpus,
         steps=numbers.get("steps", steps),
         out=given.out,
@@ -236,20 +239,6 @@ def _contradictions(given: Options) -> list[Diagnostic]:
 
 def _bad(place: str, help: str) -> Diagnostic:
     return Diagnostic(code="L005", message=f"{place} cannot be", place="meshwright run", help=help)
-
-
-def _no_torch() -> list[Diagnostic]:
-    missing = [name for name in ("torch", "safetensors", "tokenizers") if find_spec(name) is None]
-    if not missing:
-        return []
-    return [
-        Diagnostic(
-            code="L003",
-            message=f"to run needs {' and '.join(missing)}, not installed here",
-            place="meshwright run",
-            help='pip install "meshwright[run]"; predicting and searching need none of it',
-        )
-    ]
 
 
 def _begin(job: Job, num_ranks: int) -> str:

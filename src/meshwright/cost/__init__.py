@@ -7,6 +7,6 @@ is priced here is one rank's share: a kernel on one device, a collective over on
 from meshwright.cost.chain import Costs, Estimate
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.framework import load as load_framework
-from meshwright.cost.standard import standard
+from meshwright.cost.standard import standard, standard_on
 
-__all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework", "standard"]
+__all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework", "standard", "standard_on"]

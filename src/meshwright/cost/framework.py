@@ -70,7 +70,9 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def frameworks() -> dict[str, Framework]:
     """Every profile of the catalog by name."""
     out = {}
-    for file in sorted(catalog.folder("frameworks").iterdir(), key=lambda f: f.name):
+    shipped = sorted(catalog.folder("frameworks").iterdir(), key=lambda f: f.name)
+    measured = catalog.measured_here() / "framework.toml"
+    for file in [*shipped, *([measured] if measured.is_file() else ())]:
         if file.name.endswith(".toml"):
             table = tomllib.loads(file.read_text(encoding="utf-8"))
             if table.pop("format_version") != FORMAT_VERSION:

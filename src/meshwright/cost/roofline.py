@@ -47,6 +47,8 @@ def efficiency(device: Device, name: str) -> tuple[float, bool]:
 
 def contention(device: Device) -> float:
     """Relative slowdown of kernels while a collective runs beside them."""
+    if device.comm_slowdown is not None:
+        return device.comm_slowdown
     if device.scale_up in OWN_ENGINES:
         return 0.0
     return COLLECTIVE_SMS / max(COLLECTIVE_OF, device.num_sms)

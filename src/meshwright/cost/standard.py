@@ -1,13 +1,30 @@
-"""The chain as shipped: what the catalog has fitted for a device or a fabric, else the roofline."""
+"""The chain as shipped: what was measured on this very machine, what the catalog has fitted for a device or a fabric,
+else the roofline."""
 
 from __future__ import annotations
 
-from meshwright.cost import fitted, network
+from meshwright.cost import fitted, measured, network
 from meshwright.cost.chain import Costs
-from meshwright.cost.framework import Framework
+from meshwright.cost.framework import Framework, load
+from meshwright.spec.cluster import Cluster
 
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
     flash2 = framework is not None and framework.defaults.flash2
-    return Costs(framework, (network.link, fitted.link(flash2=flash2)), profile="catalog profiles, else roofline")
+    links = (network.link, fitted.link(flash2=flash2))
+    here = measured.link()
+    if here is not None:
+        links = (here, *links)
+    return Costs(framework, links, profile="catalog profiles, else roofline")
+
+
+def standard_on(cluster: Cluster, framework: str = "") -> Costs:
+    """:func:`standard` with the framework profile of a name; where none is said, with the one that the cluster's device
+    names, if it names one.
+
+    Raises:
+        MeshwrightError: the profile is not there, as :func:`meshwright.cost.framework.load` says.
+    """
+    named = framework or cluster.islands[0].device.framework
+    return standard(load(named) if named else None)

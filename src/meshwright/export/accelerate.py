@@ -23,6 +23,7 @@ MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 def limits(r: Request) -> Iterator[Gap]:
     """What Accelerate cannot express."""
     yield from shared.nodes(r)
+    yield from shared.equal_shares(r)
     yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")
     yield from shared.order(r)
     yield from _tensor(r)

@@ -31,6 +31,18 @@ def nodes(r: Request) -> Iterator[Gap]:
         )
 
 
+def equal_shares(r: Request) -> Iterator[Gap]:
+    """Every replica runs as many microbatches."""
+    if len(set(r.layout.shares)) > 1:
+        yield Gap(
+            facet="layout.shares",
+            value=f"shares={','.join(map(str, r.layout.shares))}",
+            reason="every data-parallel replica runs as many microbatches",
+            help="drop shares",
+            mend={"layout.shares": ()},
+        )
+
+
 def order(r: Request, allowed: tuple[tuple[str, ...], ...] = (DEFAULT_ORDER,)) -> Iterator[Gap]:
     """The order of the axes on the devices; axes of one rank have no place."""
     placed = _placed(r, r.layout.order)
@@ -105,7 +117,13 @@ def shard_contains_context(r: Request) -> Iterator[Gap]:
 def optimizer_shards_alone(r: Request, reason: str) -> Iterator[Gap]:
     """ZeRO-1 where optimizer state is only ever sharded together with gradients."""
     if r.layout.zero == 1 and r.layout.dp * r.layout.cp > 1:
-        yield Gap(facet="layout.zero", value="zero1", reason=reason, help="say zero2", mend={"layout.zero": 2})
+        word, zero = ("fsdp", 3) if in_rounds(r) else ("zero2", 2)
+        yield Gap(facet="layout.zero", value="zero1", reason=reason, help=f"say {word}", mend={"layout.zero": zero})
+
+
+def in_rounds(r: Request) -> bool:
+    """Whether ZeRO-2 would scatter gradients more than once a step: several stages a rank."""
+    return r.layout.pp > 1 and r.plan.pipeline.vpp > 1
 
 
 def pieces(r: Request, count: int, why: str) -> Iterator[Gap]:

@@ -38,11 +38,13 @@ MIXED = {"precision.grads": "fp32", "precision.master": "fp32", "precision.momen
 def limits(r: Request, target: Target, quantized: tuple[str, ...]) -> Iterator[Gap]:
     """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for."""
     yield from shared.nodes(r)
+    yield from shared.equal_shares(r)
     yield from _model(r, target)
     yield from _workload(r)
     yield from shared.order(r)
     yield from shared.optimizer_shards_alone(r, "FSDP2 shards optimizer state, gradients and parameters together")
     yield from shared.shard_contains_context(r)
+    yield from _rounds(r)
     yield from _pipeline(r)
     yield from _experts(r)
     yield from shared.no_partial_recompute(r, "its own selective policy picks single operators")
@@ -102,6 +104,17 @@ def _pipeline(r: Request) -> Iterator[Gap]:
         help=f"say {name}",
         mend={"pipeline.schedule": name, "pipeline.vpp": vpp or pipeline.vpp},
     )
+
+
+def _rounds(r: Request) -> Iterator[Gap]:
+    if r.layout.zero == 2 and shared.in_rounds(r) and r.layout.shard_group > 1:
+        yield Gap(
+            facet="layout.zero",
+            value=f"zero2 beside {r.plan.pipeline.schedule} of {r.plan.pipeline.vpp} chunks",
+            reason="under a pipeline its gradients accumulate whole until the last microbatch",
+            help="say fsdp, which keeps them so",
+            mend={"layout.zero": 3},
+        )
 
 
 def _experts(r: Request) -> Iterator[Gap]:

@@ -23,7 +23,8 @@ from meshwright.spec.workload import Train
 
 
 class Lowered(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's step graph with what its cost keys mean: ``keys[i]`` is the item behind ``graph.keys[i]``."""
+    """A plan's step graph with what its cost keys mean: ``keys[i]`` is the item behind ``graph.keys[i]``. ``actions``
+    are those of the first kind of slices; others differ in the number of microbatches at most."""
 
     graph: TaskGraph
     keys: tuple[Key, ...]
@@ -44,16 +45,18 @@ def lower(
     """
     mesh = Mesh(plan, cluster)  # 1. axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # 2-4. layers to stages, stages to pieces
-    actions = order(plan, train, schedule_params or {})  # 5. the schedule's actions
+    params = schedule_params or {}
+    counts = plan.layout.shares or [plan.num_microbatches(train.global_batch)] * len(mesh.slices)
+    orders = [order(plan, count, params) for count in counts]  # 5. the schedule's actions
     builder = GraphBuilder(*_rank_classes(mesh, plan))
     tables = Tables(builder)
     computes = []
-    for index in range(len(mesh.slices)):
+    for index, actions in enumerate(orders):
         compute = add_compute(builder, tables, actions, stages, mesh, index)  # 6. passes over stages
         add_sends(builder, tables, actions, stages, mesh, index, compute)  # 7. between stages
         computes.append(compute)
-    Exchanger(builder, tables, actions, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
-    static = add_memory(builder, actions, stages, computes)  # 9. what each task allocates and frees
+    reduced = Exchanger(builder, tables, orders, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
+    static = add_memory(builder, orders, stages, computes, reduced)  # 9. what each task allocates and frees
     graph = builder.build()  # 10. topological order
     broken = verify(graph)
     if broken:
@@ -63,14 +66,13 @@ def lower(
         keys=tuple(tables.keys),
         mesh=mesh,
         stages=stages,
-        actions=actions,
+        actions=orders[0],
         static_bytes=static,
     )
 
 
-def order(plan: Plan, train: Train, params: dict[str, object]) -> Actions:
-    """The actions of the plan's schedule for this batch."""
-    count = plan.num_microbatches(train.global_batch)
+def order(plan: Plan, count: int, params: dict[str, object]) -> Actions:
+    """The actions of the plan's schedule for so many microbatches."""
     return schedules.build(plan.pipeline.schedule, plan.layout.pp, count, plan.pipeline.vpp, **params)
 
 

@@ -7,14 +7,15 @@ slowest slice holds the others up, as it does in reality.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from meshwright.graph import KIND, GraphBuilder
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES
-from meshwright.lower.step import Compute, Exchange, Tables, Update, exchange_mode, first_of, last_of
-from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.lower.step import Compute, Exchange, Tables, Update, first_of, gathers_again, reduced_after, rounds
+from meshwright.schedules.actions import BW, Actions, B, F
 from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Group
 
@@ -66,29 +67,41 @@ def _exchange_of(stages: Stages, mesh: Mesh, units: tuple[Unit, ...], what: str,
     return Exchange(tuple(s for s in steps if s[1] > 0))
 
 
+class Reduced(msgspec.Struct, frozen=True, kw_only=True):
+    """The reductions of a step: their tasks, the pipeline rank of each, and what layers it scatters."""
+
+    task: np.ndarray = np.empty(0, np.int64)
+    rank: np.ndarray = np.empty(0, np.int64)
+    units: tuple[tuple[Unit, ...], ...] = ()
+
+
 class Exchanger:
     """Adds the data-parallel tasks of one plan to a builder."""
 
-    def __init__(self, builder: GraphBuilder, tables: Tables, actions: Actions, stages: Stages, mesh: Mesh):
-        self.builder, self.tables, self.actions, self.stages, self.mesh = builder, tables, actions, stages, mesh
+    def __init__(self, builder: GraphBuilder, tables: Tables, orders: list[Actions], stages: Stages, mesh: Mesh):
+        self.builder, self.tables, self.orders, self.stages, self.mesh = builder, tables, orders, stages, mesh
+        self.actions = orders[0]
         self.plan, self.layout = stages.plan, stages.plan.layout
-        self.gathers, self.reduces = exchange_mode(stages)
+        self.gathers = gathers_again(self.layout)
 
-    def add(self, computes: list[Compute]) -> None:
-        """All exchanges of the step, then gradient norm and optimizer, then the gather that is left."""
+    def add(self, computes: list[Compute]) -> Reduced:
+        """All exchanges of the step, then gradient norm and optimizer, then the gather that is left; what was
+        reduced."""
+        reduced = Reduced()
         if self.layout.dp * self.layout.cp > 1:
             self._gather_ahead(computes)
-            self._reduce(computes)
+            reduced = self._reduce(computes)
         self._pair_up(computes)
         norm = self._norm(computes)
         self._update(computes, norm)
+        return reduced
 
-    def _pass_tasks(self, compute: Compute, kinds: tuple[int, ...], *, first: bool, last: bool) -> np.ndarray:
-        """Positions in ``compute.task`` of the tasks that exchange: all of these kinds, or those of the first or last
-        action of every (rank, stage)."""
-        among = np.isin(self.actions.kind, kinds)
-        chosen = first_of(self.actions, among) if first else last_of(self.actions, among) if last else among
-        return np.flatnonzero(chosen[compute.action])
+    def _units(self, compute: Compute, at: np.ndarray) -> list[tuple[Unit, ...]]:
+        """What the tasks at these positions compute with."""
+        whole = np.bincount(compute.action)[compute.action[at]] == 1
+        places = zip(self.actions.stage[compute.action[at]].tolist(), np.where(whole, -1, compute.segment[at]).tolist())
+        found = self.stages.compositions
+        return [found[stage].units if seg < 0 else found[stage].segments[seg] for stage, seg in places]
 
     def _keys(self, compute: Compute, at: np.ndarray, what: str) -> np.ndarray:
         """Cost keys for exchanging what the tasks at these positions compute with."""
@@ -111,10 +124,14 @@ class Exchanger:
         if self.layout.zero == 0 or (self.layout.zero < 3 and not self.plan.overlap.dp):
             return
         kinds = (F, B, BW) if self.gathers else (F,)
-        at = self._pass_tasks(computes[0], kinds, first=not self.gathers, last=False)
+        chosen = [np.isin(actions.kind, kinds) for actions in self.orders]
+        if not self.gathers:
+            chosen = [first_of(actions, among) for actions, among in zip(self.orders, chosen)]
+        places = self._places(computes, chosen)
+        at = places[0]
         gathers = self._collective("all_gather", computes, at, "gather", "dp_gather")
-        for compute in computes:
-            self.builder.depend(compute.task[at], gathers)
+        for compute, mine in zip(computes, places):
+            self.builder.depend(compute.task[mine], gathers)
         ahead = PREFETCH if self.plan.overlap.dp else 1
         if self.gathers and len(at) > ahead:
             rank = self.actions.rank_of()[computes[0].action[at]]
@@ -122,24 +139,49 @@ class Exchanger:
             for compute in computes:
                 self.builder.depend(gathers[ahead:][same], compute.task[at][:-ahead][same])
 
-    def _reduce(self, computes: list[Compute]) -> None:
-        """Gradients reduced as they become final."""
-        kinds = (W, BW)
-        if self.plan.overlap.dp or self.reduces:
-            at = self._pass_tasks(computes[0], kinds, first=False, last=not self.reduces)
-            after = [compute.task[at] for compute in computes]
-        else:
-            among = self._pass_tasks(computes[0], kinds, first=False, last=True)
-            rank = self.actions.rank_of()[computes[0].action[among]]
-            at, after = among, [compute.done[rank] for compute in computes]
+    def _reduce(self, computes: list[Compute]) -> Reduced:
+        """Gradients reduced as they become final, or after every round where they are sharded."""
+        scattered = self.layout.shards_gradients
+        places = self._places(computes, [reduced_after(actions, self.layout) for actions in self.orders])
+        at, rank = places[0], self.actions.rank_of()[computes[0].action]
+        open_ = not self.plan.overlap.dp
+        after = [
+            compute.done[rank[at]] if open_ and not scattered else compute.task[mine]
+            for compute, mine in zip(computes, places)
+        ]
         reduces = self._collective("reduce_scatter", computes, at, "reduce", "dp")
         for tasks in after:
             self.builder.depend(reduces, tasks)
-        if self.reduces and not self.plan.overlap.dp:
+        if scattered and open_:
+            goes_on = np.flatnonzero(rank[at] == np.append(rank[1:], -1)[at])
             for compute in computes:
-                following = compute.task[at] + 1
-                inside = np.isin(following, compute.task)
-                self.builder.depend(following[inside], reduces[inside])
+                self.builder.depend(compute.task[at[goes_on] + 1], reduces[goes_on])
+        elif scattered and self.layout.pp > 1:
+            self._wait_for_room(computes, at, reduces)
+        return Reduced(task=reduces, rank=rank[at], units=tuple(self._units(computes[0], at)))
+
+    def _wait_for_room(self, computes: list[Compute], at: np.ndarray, reduces: np.ndarray) -> None:
+        """A round starts when the one before the last is scattered: a rank has two stages' gradients whole at most."""
+        begins = np.flatnonzero(rounds(self.actions)[0])
+        rank = self.actions.rank_of()[begins]
+        last = reduces[np.append(np.flatnonzero(np.diff(computes[0].action[at])), len(at) - 1)]  # of every round
+        later = np.flatnonzero(rank[2:] == rank[:-2])
+        for compute in computes:
+            first = compute.task[np.searchsorted(compute.action, begins)]
+            self.builder.depend(first[2:][later], last[:-2][later])
+
+    def _places(self, computes: list[Compute], chosen: list[np.ndarray]) -> list[np.ndarray]:
+        """Positions in every ``compute.task`` of the tasks of the chosen actions, those that exchange with each other
+        at one place. Slices with other numbers of microbatches have the same exchanges, of every (rank, stage)."""
+        places = [np.flatnonzero(mask[compute.action]) for mask, compute in zip(chosen, computes)]
+        if not self.layout.shares:
+            return places
+        out = []
+        for actions, compute, at in zip(self.orders, computes, places):
+            what = compute.action[at]
+            out.append(at[np.lexsort((compute.segment[at], actions.stage[what], actions.rank_of()[what]))])
+        back = np.argsort(out[0])  # in the first slices' own order
+        return [at[back] for at in out]
 
     def _collective(self, kind: str, computes: list[Compute], at: np.ndarray, what: str, queue: str) -> np.ndarray:
         first = computes[0]

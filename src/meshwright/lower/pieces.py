@@ -61,6 +61,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     etp_group: Group
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        return self.tp_group, self.cp_group, self.ep_group, self.etp_group
+
+    @property
     def tokens(self) -> int:
         return self.plan.pipeline.microbatch * self.train.seq_len // self.plan.layout.cp
 

@@ -2,7 +2,7 @@
 
 Ranks that do the same work on the same device with the same neighbours are one class with a multiplicity; a
 cluster of equal devices has one class per pipeline rank, whatever its size. On unequal islands the
-data-parallel slices are folded by the devices they run on.
+data-parallel slices are folded by the devices they run on (``plan/slices.py``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import cached_property
 import msgspec
 
 from meshwright.plan import Plan
+from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
 from meshwright.work import Group, Hop
@@ -38,30 +39,15 @@ class Mesh:
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
-        layout = self.layout
-        if len(self.cluster.islands) == 1:
-            return (self._slice(0, layout.dp),)
-        folded: dict[tuple[str, ...], list[int]] = {}
-        for d in range(layout.dp):
-            names = tuple(device.name for device in self._slice(d, 1).devices)
-            folded.setdefault(names, []).append(d)
-        return tuple(self._slice(members[0], len(members)) for members in folded.values())
-
-    def _slice(self, d: int, multiplicity: int) -> Slice:
-        layout = self.layout
-        base = d * layout.stride("dp")
-        starts = tuple(base + r * layout.stride("pp") for r in range(layout.pp))
-        if len(self.cluster.islands) == 1:
-            devices = (self.cluster.islands[0].device,) * layout.pp
-        else:
-            devices = tuple(self._slowest(start) for start in starts)
-        return Slice(multiplicity=multiplicity, starts=starts, devices=devices)
-
-    def _slowest(self, start: int) -> Device:
-        layout = self.layout
-        last = start + (layout.tp - 1) * layout.stride("tp") + (layout.cp - 1) * layout.stride("cp")
-        ends = (self.cluster.device_of(start), self.cluster.device_of(last))
-        return min(ends, key=lambda device: max(device.peak_flops.values()))
+        along, across, ranks = self.layout.stride("pp"), self.layout.stride("dp"), range(self.layout.pp)
+        return tuple(
+            Slice(
+                multiplicity=len(kind.members),
+                starts=tuple(kind.members[0] * across + r * along for r in ranks),
+                devices=kind.devices,
+            )
+            for kind in kinds(self.layout, self.cluster)
+        )
 
     def group(self, *axes: str, start: int = 0) -> Group:
         """The ranks that vary along `axes` (``tp``, ``cp``, ``dp``, ``pp``) from `start`."""

@@ -5,27 +5,32 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.graph import GraphBuilder
+from meshwright.lower.exchange import Reduced
 from meshwright.lower.stages import Stages
-from meshwright.lower.state import gathered_bytes, gradient_bytes, static_bytes
-from meshwright.lower.step import Compute
+from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
+from meshwright.lower.step import Compute, rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W
+
+#: Gradients of a stage that accumulate whole until its round ends.
+IN_FLIGHT = "gradients in flight"
 
 
 def add_memory(
-    builder: GraphBuilder, actions: Actions, stages: Stages, computes: list[Compute]
+    builder: GraphBuilder, orders: list[Actions], stages: Stages, computes: list[Compute], reduced: Reduced
 ) -> tuple[dict[str, float], ...]:
     """Adds activation and workspace events to every pass; returns the constant bytes of each rank class by category.
 
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
-    weight gradient needs, which W frees.
+    weight gradient needs, which W frees. Where gradients are scattered after rounds, a round's first weight gradient
+    allocates its stage's whole, and every reduction frees what it has scattered.
     """
     distinct = {id(c): c for c in stages.compositions}
     known = {key: stages.activations(c) for key, c in distinct.items()}
     kept = [known[id(c)] for c in stages.compositions]
     saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
-    split = bool(np.any(actions.kind == W))
-    rank = actions.rank_of()
-    for index, compute in enumerate(computes):
+    split = bool(np.any(orders[0].kind == W))
+    for index, (actions, compute) in enumerate(zip(orders, computes)):
+        rank = actions.rank_of()
         starts = np.searchsorted(compute.action, np.arange(len(actions)))
         ends = np.append(starts[1:], len(compute.action)) - 1
         first, last = compute.task[starts], compute.task[ends]
@@ -44,18 +49,36 @@ def add_memory(
                 builder.memory(last[at], where[at], True, after - saved[stage], "activations")
             builder.memory(first[at], where[at], False, working[stage], "workspace")
             builder.memory(last[at], where[at], True, -working[stage], "workspace")
-    return constant_bytes(stages, actions) * len(computes)
+        if stages.plan.layout.pp > 1 and stages.plan.layout.shards_gradients:
+            begins = np.flatnonzero(rounds(actions)[0])
+            whole = np.array(
+                [unscattered_bytes(stages.plan, stages.total_params(c.units)) for c in stages.compositions]
+            )
+            builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
+            freed = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in reduced.units])
+            builder.memory(reduced.task, index * stages.plan.layout.pp + reduced.rank, True, -freed, IN_FLIGHT)
+    return constant_bytes(stages, orders[0]) * len(computes)
 
 
 def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:
     """Constant bytes of every pipeline rank by category: the state of the stages it holds, and ZeRO-3's gathered
     copies."""
-    return tuple(_static(stages, actions, r) for r in range(stages.plan.layout.pp))
+    held: list[list[int]] = [[] for _ in range(stages.plan.layout.pp)]
+    for stage, ranks in enumerate(actions.stage_ranks):
+        for rank in ranks:
+            held[rank].append(stage)
+    known: dict[tuple[int, ...], dict[str, float]] = {}  # equal stages are one object
+    out = []
+    for mine in held:
+        same = tuple(id(stages.compositions[s]) for s in mine)
+        if same not in known:
+            known[same] = _static(stages, mine)
+        out.append(known[same])
+    return tuple(out)
 
 
-def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
+def _static(stages: Stages, held: list[int]) -> dict[str, float]:
     plan = stages.plan
-    held = [s for s, ranks in enumerate(actions.stage_ranks) if rank in ranks]
     out: dict[str, float] = {}
     gathered = []
     for stage in held:
@@ -67,8 +90,8 @@ def _static(stages: Stages, actions: Actions, rank: int) -> dict[str, float]:
         gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
     if any(gathered):
         out["gathered parameters"] = sum(gathered)
-    if plan.layout.zero >= 2 and plan.layout.pp == 1 and plan.layout.shard_group > 1:
+    if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]
-        out["gradients"] += max(gradient_bytes(plan, stages.total_params(s)) for s in segments)
+        out["gradients"] += max(unscattered_bytes(plan, stages.total_params(s)) for s in segments)
     return out

@@ -123,8 +123,7 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
         else:
             out["parameters"] += held * weight
             out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
-        # under a pipeline gradients accumulate whole until the last microbatch, whatever the stage
-        out["gradients"] += trained * grads / (n if layout.zero >= 2 and layout.pp == 1 else 1)
+        out["gradients"] += trained * grads / (n if layout.shards_gradients else 1)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
         # the quantised weight and its transpose; a frozen base is kept quantised only, its transpose made when needed
         copies = DTYPE_BYTES[compute] * (1 if train.lora else 2)
@@ -139,9 +138,13 @@ def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:
     return (params.dense + params.expert) * weight if plan.layout.zero == 3 else 0.0
 
 
-def gradient_bytes(plan: Plan, params: Params) -> float:
-    """Unsharded gradient of some layers as the backward leaves it."""
-    return (params.trained_dense + params.trained_expert) * STORED_BYTES[plan.precision.grads]
+def unscattered_bytes(plan: Plan, params: Params) -> float:
+    """Gradients of some layers as the backward leaves them, until they are scattered; 0 where they stay whole."""
+    layout, kept = plan.layout, STORED_BYTES[plan.precision.grads]
+    if not layout.shards_gradients:
+        return 0.0
+    experts = params.trained_expert if min(layout.shard or plan.edp, plan.edp) > 1 else 0.0
+    return (params.trained_dense + experts) * kept
 
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):

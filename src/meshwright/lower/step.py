@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.graph import KIND, GraphBuilder, TaskGraph
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
+from meshwright.plan import Layout
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.work import Group
 
@@ -80,15 +81,37 @@ class Compute(msgspec.Struct):
     done: np.ndarray
 
 
-def exchange_mode(stages: Stages) -> tuple[bool, bool]:
-    """(parameters gathered for every microbatch, gradients reduced after every microbatch).
+def gathers_again(layout: Layout) -> bool:
+    """Whether parameters are gathered for every microbatch: fully sharded ones without a pipeline. Under one they are
+    gathered once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511)."""
+    return layout.zero == 3 and layout.pp == 1 and layout.shard_group > 1
 
-    Fully sharded parameters are gathered per microbatch when there is no pipeline; under one they are gathered
-    once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511).
+
+def reduced_after(actions: Actions, layout: Layout) -> np.ndarray:
+    """The passes after which gradients are reduced, bool [actions]: the last of every (rank, stage); where gradients
+    are sharded every pass without a pipeline, and under one the last of every round.
+
+    A round is as many weight gradients of one stage as a rank computes without another stage between them: the stage's
+    gradients accumulate whole for so long, then they are scattered and their memory is free for the next stage. Llama
+    3 shards gradients under its pipeline (2407.21783, section 3.3.2); scattering them after rounds, of as many
+    microbatches as an interleaved schedule gives a chunk at a time, is the least communication that does so. One stage
+    a rank is one round a step, ZeRO-1 in other words.
     """
-    layout = stages.plan.layout
-    alone = layout.pp == 1 and layout.shard_group > 1
-    return layout.zero == 3 and alone, layout.zero >= 2 and alone
+    grads = np.isin(actions.kind, (W, BW))
+    if not layout.shards_gradients:
+        return last_of(actions, grads)
+    return grads if layout.pp == 1 else rounds(actions)[1]
+
+
+def rounds(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last pass of every round (see :func:`reduced_after`), bool [actions] each."""
+    chosen = np.flatnonzero(np.isin(actions.kind, (W, BW)))
+    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
+    new = np.append(True, place[1:] != place[:-1])
+    first, last = np.zeros(len(actions), bool), np.zeros(len(actions), bool)
+    first[chosen[new]] = True
+    last[chosen[np.append(new[1:], True)]] = True
+    return first, last
 
 
 def expansion(actions: Actions, stages: Stages) -> np.ndarray:
@@ -96,15 +119,14 @@ def expansion(actions: Actions, stages: Stages) -> np.ndarray:
     plan = stages.plan
     segments = np.array([len(c.segments) for c in stages.compositions])[actions.stage]
     one = np.ones(len(actions), np.int64)
-    if plan.layout.dp * plan.layout.cp == 1 or not plan.overlap.dp:
-        gathers, reduces = exchange_mode(stages)
-        return segments if gathers or reduces else one
-    gathers, reduces = exchange_mode(stages)
+    if plan.layout.dp * plan.layout.cp == 1:
+        return one
+    gathers = gathers_again(plan.layout)
+    if not plan.overlap.dp:
+        return segments if plan.layout.pp == 1 and plan.layout.shards_gradients else one
     forward = actions.kind == F
-    cut = np.zeros(len(actions), bool)
-    cut |= forward if gathers else forward & first_of(actions, forward) & (plan.layout.zero >= 1)
-    grads = np.isin(actions.kind, (W, BW))
-    cut |= grads if reduces else grads & last_of(actions, grads)
+    cut = forward if gathers else forward & first_of(actions, forward) & (plan.layout.zero >= 1)
+    cut |= reduced_after(actions, plan.layout)
     if gathers:
         cut |= np.isin(actions.kind, (B, BW))
     return np.where(cut, segments, one)
@@ -185,10 +207,9 @@ def _pass_keys(tables, stages: Stages, mesh: Mesh, index: int, kind, stage, rank
 
 def _beside(stages: Stages, kind: int) -> tuple[str, ...]:
     """What an expanded pass shares its device with."""
-    gathers, _ = exchange_mode(stages)
     if kind == F:
         return ("gather",)
-    return ("gather", "reduce") if gathers else ("reduce",)
+    return ("gather", "reduce") if gathers_again(stages.plan.layout) else ("reduce",)
 
 
 def describe(key: Key) -> str:

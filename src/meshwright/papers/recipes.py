@@ -12,8 +12,7 @@ import msgspec
 from meshwright.plan import Plan, check
 from meshwright.plan.text import over
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.partition import with_stages
-from meshwright.search.space import BALANCED, Piped
+from meshwright.search.settle import stages_of
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -36,8 +35,8 @@ def interleave(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan
 
 def relieve_the_last_stage(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
     """Layers per stage by the partition that makes the slowest stage fastest."""
-    piped = Piped(plan.pipeline.schedule, plan.pipeline.vpp, BALANCED)
-    return with_stages(plan, piped, Evaluator(model, cluster, train))
+    stages = stages_of(plan, Evaluator(model, cluster, train))
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, stages=stages))
 
 
 def overlap_gradients(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:

@@ -44,8 +44,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.layout.cp if self.sequence.algorithm == "ulysses" else self.sequence.ulysses
 
     def num_microbatches(self, global_batch: int) -> int:
-        """Microbatches a pipeline runs per step; exact once :func:`check` has passed."""
-        return global_batch // (self.layout.dp * self.pipeline.microbatch)
+        """Microbatches a pipeline runs per step, the most of any where they differ; exact once :func:`check` has
+        passed."""
+        return max(self.layout.shares, default=global_batch // (self.layout.dp * self.pipeline.microbatch))
 
     def text(self) -> str:
         from meshwright.plan.text import write

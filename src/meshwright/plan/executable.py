@@ -42,6 +42,8 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         yield _bad("P030", f"the {model.family} family is predicted, not trained", f"model {model.name}", help)
         return
     found = {why for block in model.blocks for why in _block(block)}
+    if naming.school(model) == "gpt2" and any(isinstance(b.mlp, Moe) for b in model.blocks):
+        found.add("no published GPT-2 has experts, so that theirs have no names")
     if len({b.norm for b in model.blocks}) > 1:
         found.add("it mixes kinds of norms")
     if model.embedding_norm or model.embedding_width or model.head_bias:

@@ -24,6 +24,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``sp`` shards the parts
     between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
     axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
+    ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
     """
 
     tp: int = 1
@@ -35,6 +36,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     shard: int = 0
     order: tuple[str, ...] = DEFAULT_ORDER
     stages: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -44,6 +46,13 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     def shard_group(self) -> int:
         """Ranks over which ZeRO shards: dp*cp, or less with a hybrid scope."""
         return self.shard or self.dp * self.cp
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are kept sharded while they accumulate: with ZeRO-2, and with ZeRO-3 where there is no
+        pipeline. Under one FSDP gathers parameters once a step and keeps gradients whole until the last microbatch, as
+        TorchTitan does (2410.06511); Megatron-Core's distributed optimizer is ZeRO-1."""
+        return (self.zero == 2 or (self.zero == 3 and self.pp == 1)) and self.shard_group > 1
 
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours on an axis."""

@@ -12,6 +12,7 @@ from math import lcm
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
+from meshwright.plan.slices import kinds, meet_inside
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -24,7 +25,7 @@ MAX_PASSES = 2_000_000
 def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
     """All violations, in the order of the rules; empty for a legal plan. An open ``dp`` is filled in first."""
     plan = plan.on(cluster.num_devices)
-    rules = (_ranks, _tensor, _stages, _batch, _context, _experts, _zero, _recompute, _precision, _order)
+    rules = (_ranks, _tensor, _stages, _batch, _shares, _context, _experts, _zero, _recompute, _precision, _order)
     return [d for rule in rules for d in rule(plan, model, cluster, train)]
 
 
@@ -121,6 +122,8 @@ def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
 
 def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     per_wave = plan.layout.dp * plan.pipeline.microbatch
+    if plan.layout.shares:
+        return
     if train.global_batch % per_wave:
         lower = train.global_batch // per_wave * per_wave
         near = " or ".join(str(b) for b in (lower, lower + per_wave) if b)
@@ -132,7 +135,11 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             f"the batch is never changed for you: take batch={near}, or a dp and mb whose product divides it",
         )
         return
-    microbatches = plan.num_microbatches(train.global_batch)
+    yield from _microbatches(plan, model, train.global_batch // per_wave)
+
+
+def _microbatches(plan: Plan, model: Model, microbatches: int) -> Iterator[Diagnostic]:
+    """What a pipeline must say to this many microbatches."""
     if microbatches * model.num_layers > MAX_PASSES:
         yield _bad(
             "P024",
@@ -142,6 +149,49 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
         )
     family = schedules.get(plan.pipeline.schedule)
     yield from family.legality(plan.layout.pp, microbatches, plan.pipeline.vpp)
+
+
+def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, mb = plan.layout, plan.pipeline.microbatch
+    if not layout.shares or layout.num_ranks != cluster.num_devices:
+        return
+    place = f"layout.shares = {layout.shares}"
+    found = kinds(layout, cluster)
+    if len(layout.shares) != len(found):
+        are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
+        yield _bad(
+            "P025",
+            f"shares= names {len(layout.shares)} kinds of data-parallel slices and this layout has {len(found)}: {are}",
+            place,
+            f"give {len(found)} numbers" if len(found) > 1 else "drop shares: all slices are alike",
+        )
+        return
+    total = mb * sum(len(kind.members) * share for kind, share in zip(found, layout.shares))
+    if total != train.global_batch or min(layout.shares) < 1:
+        sums = " + ".join(f"{len(kind.members)} x {share}" for kind, share in zip(found, layout.shares))
+        yield _bad(
+            "P025",
+            f"({sums}) microbatches of mb{mb} are {total} sequences and the global batch is {train.global_batch}",
+            place,
+            "every slice takes at least one microbatch, and together they take the batch",
+        )
+        return
+    if layout.shards_gradients:
+        yield _bad(
+            "P026",
+            "sharded gradients are exchanged as often as there are microbatches, which is not as often on all slices",
+            f"layout.zero = {layout.zero} with shares",
+            "say zero1, or drop shares",
+        )
+    if not meet_inside(layout, plan.experts.ep * plan.etp, found):
+        yield _bad(
+            "P026",
+            f"ep{plan.experts.ep} exchanges tokens between slices in every microbatch, and they do not run as many",
+            f"experts.ep = {plan.experts.ep} with shares",
+            "take an ep that stays inside slices of one kind, or drop shares",
+        )
+    for share in layout.shares:
+        yield from _microbatches(plan, model, share)
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -241,11 +291,12 @@ def _zero(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[
             f"layout.shard = {layout.shard}",
             f"valid: {divisors(layout.dp * layout.cp, 4096)}",
         )
-    if layout.zero == 3 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
+    if layout.zero >= 2 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
+        sharded = "parameters" if layout.zero == 3 else "gradients"
         yield _bad(
             "P020",
-            f"{plan.pipeline.schedule} holds every stage on two ranks, which sharded parameters do not express",
-            f"layout.zero = 3 with {plan.pipeline.schedule}",
+            f"{plan.pipeline.schedule} holds every stage on two ranks, which sharded {sharded} do not express",
+            f"layout.zero = {layout.zero} with {plan.pipeline.schedule}",
             "say zero1, or another schedule",
         )
 

@@ -79,6 +79,13 @@ def _working(text: str) -> str | None:
 _STORED = "fp32, bf16, fp16, fp8 or none"
 VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
+    "shares": (
+        "layout",
+        "shares",
+        _numbers,
+        lambda v: ",".join(map(str, v)),
+        "microbatches per kind of slice such as 5,11",
+    ),
     "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
     "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
     "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),

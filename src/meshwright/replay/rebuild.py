@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import place
+from meshwright.measured import place, task_numbers
 from meshwright.plan import Plan
 from meshwright.timeline import Timeline
 
@@ -114,8 +114,9 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
 def _tasks(timeline: Timeline) -> list[Task]:
     """One task per task of the timeline, in order of start; a collective starts when the last member does."""
     found: dict[int, list[int]] = defaultdict(list)
+    number = task_numbers(timeline)
     for span in np.lexsort((timeline.task, timeline.end_s, timeline.start_s)).tolist():
-        found[int(timeline.task[span])].append(span)
+        found[int(number[span])].append(span)
     attributes = timeline.attributes.T.tolist()
     out = []
     for spans in found.values():
@@ -257,10 +258,10 @@ def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:
     """The last piece of a pass that had ended when its transfer began: a pass that was cut has several."""
     number = made_by.number
     while number > 0 and tasks[number].end_s > transfer.start_s + EPSILON_S:
-        earlier = [n for n in range(number - 1, -1, -1) if tasks[n].spans == made_by.spans][:1]
-        if not earlier:
+        earlier = next((n for n in range(number - 1, -1, -1) if tasks[n].spans == made_by.spans), None)
+        if earlier is None:
             return made_by.number
-        number = earlier[0]
+        number = earlier
     return number
 
 

@@ -40,10 +40,13 @@ class Lanes(msgspec.Struct, frozen=True):
 
 
 class Piece(msgspec.Struct):
-    """An exchange of a stage: how much of its pass has run when it begins (or, a gather, is needed), and its task."""
+    """An exchange of a stage: how much of its pass has run when it begins (or, a gather, is needed), its task, and the
+    ranks that hold the stage now."""
 
     at: float
     task: Task
+    stage: int
+    ranks: tuple[int, ...]
 
 
 class Passes(msgspec.Struct):
@@ -73,7 +76,7 @@ def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_sh
     share = shares(layers, actions.num_stages)
     measured = {lane: _passes(rebuilt, ranks) for lane, ranks in lanes.rank.items()}
     times = {lane: _resampled(p, share, weight_share, actions) for lane, p in measured.items()}
-    return _Builder(rebuilt, lanes, actions, times, old).all()
+    return _Builder(rebuilt, lanes, actions, times, layers).all()
 
 
 def _lanes(rebuilt: Rebuilt) -> Lanes:
@@ -206,9 +209,14 @@ class _Builder:
     """The tasks of the new order."""
 
     def __init__(
-        self, rebuilt: Rebuilt, lanes: Lanes, actions: Actions, times: dict[str, Passes], old: list[tuple[int, ...]]
+        self,
+        rebuilt: Rebuilt,
+        lanes: Lanes,
+        actions: Actions,
+        times: dict[str, Passes],
+        layers: list[NDArray[np.float64]],
     ):
-        self.r, self.lanes, self.actions, self.times, self.old = rebuilt, lanes, actions, times, old
+        self.r, self.lanes, self.actions, self.times, self.layers = rebuilt, lanes, actions, times, layers
         self.tasks: list[Task] = []
         self.seconds: list[float] = []
         self.wait: list[float] = []
@@ -217,7 +225,7 @@ class _Builder:
         self.following: dict[int, int] = {}
         self.done: dict[int, int] = {}
         self.new_number: dict[int, int] = {}
-        self.stage_scale = actions.num_stages / len(old)
+        self.stage_scale = actions.num_stages / len(layers)
         self.lane_of = {rank: lane for lane, ranks in lanes.rank.items() for rank in ranks}
         self.gathers, self.reduces = self._exchanges()
 
@@ -253,27 +261,37 @@ class _Builder:
                 lane = self.lane_of[rank]
                 if task.queue == "dp_gather" and task.number in needed:
                     begin = fraction[needed[task.number].number][0]
-                    stage, at = self._moved(task.stage + begin)
-                    gathers[lane, stage].append(Piece(at, task))
+                    stage, at = self._moved(task.stage, begin)
+                    gathers[lane, stage].append(Piece(at, task, stage, self._holders(stage, task)))
                 elif task.queue == "dp" and rank not in self.r.late:
                     makers = [n for n in task.needs if self._makes(n, task, rank)]
                     if makers:
                         end = fraction[max(makers)][1]
-                        stage, at = self._moved(task.stage + 1 - end, from_end=True)
-                        reduces[lane, stage].append(Piece(1 - at, task))
+                        stage, at = self._moved(task.stage, 1 - end)
+                        reduces[lane, stage].append(Piece(1 - at, task, stage, self._holders(stage, task)))
         return gathers, reduces
+
+    def _holders(self, stage: int, task: Task) -> tuple[int, ...]:
+        """The ranks that exchange a stage: on every lane the one that holds it, or, of two, the one that did."""
+        places = self.actions.stage_ranks[stage]
+        if len(places) > 1:
+            return task.ranks
+        return tuple(self.lanes.rank[self.lane_of[rank]][places[0]] for rank in task.ranks)
 
     def _makes(self, number: int, task: Task, rank: int) -> bool:
         maker = self.r.tasks[number]
         return maker.kind in ("BW", "W") and maker.stage == task.stage and rank in maker.ranks
 
-    def _moved(self, layer: float, *, from_end: bool = False) -> tuple[int, float]:
-        """The new stage that holds a point of the model, in units of old stages, and the place in it."""
-        at = layer * self.stage_scale
-        stage = (
-            int(np.floor(at + 1e-9)) if not from_end else int(np.floor(min(at + 1e-9, self.actions.num_stages - 1e-6)))
-        )
-        return stage, min(max(at - stage, 0.0), 1.0)
+    def _moved(self, stage: int, begin: float) -> tuple[int, float]:
+        """The new stage that holds the layers from where this share of an old stage's time has passed, in forward
+        order, and the share of the new one."""
+        if self.stage_scale == 1:
+            return stage, begin
+        layers = self.layers[stage]
+        passed = np.concatenate([[0.0], np.cumsum(layers)])
+        at = (stage + float(np.interp(begin, passed, np.linspace(0, 1, len(passed))))) * self.stage_scale
+        new = min(int(np.floor(at + 1e-6)), self.actions.num_stages - 1)
+        return new, min(max(at - new, 0.0), 1.0)
 
     def _program(self, lane: str, p: int, rank: int) -> list[tuple[int, Piece]]:
         """One rank's passes in order, cut where exchanges hang on them; (piece's number, exchange) of each."""
@@ -292,6 +310,7 @@ class _Builder:
                 hung = self.gathers[lane, stage]
             elif grads.get(stage) == j:
                 hung = self.reduces[lane, stage]
+            hung = [h for h in hung if rank in h.ranks]
             whole = (times.edge if hung else times.usual)[kind, stage]
             cuts = sorted({0.0, 1.0, *(round(h.at, 12) for h in hung)})
             for begin, end in pairwise(cuts):
@@ -380,7 +399,7 @@ class _Builder:
         for number, piece in waiting:
             old = piece.task
             if old.number not in self.new_number:
-                fresh = msgspec.structs.replace(old, needs=set(), spans=[])
+                fresh = msgspec.structs.replace(old, needs=set(), spans=[], stage=piece.stage, ranks=piece.ranks)
                 self.new_number[old.number] = self._add(fresh, float(self.r.seconds[old.number]))
             new = self.new_number[old.number]
             if old.queue == "dp":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.lower.residency import IN_FLIGHT
 from meshwright.prediction import ATTRIBUTION, Prediction, RankMemory
 from meshwright.quantity import big, gibibytes, seconds
 
@@ -120,12 +121,17 @@ def _sharded_bytes(prediction: Prediction, tight: RankMemory) -> float:
         return 0.0
     kept_whole = _kept_whole(prediction)
     prefixes = tuple(prefix for prefix, level, _ in SHARDED_BY if layout.zero >= level and prefix not in kept_whole)
-    return sum(held for name, held in tight.alive.items() if name.startswith(prefixes)) if prefixes else 0.0
+    sharded = {name: held for name, held in tight.alive.items() if prefixes and name.startswith(prefixes)}
+    return sum(held for name, held in sharded.items() if name != IN_FLIGHT)
 
 
 def _kept_whole(prediction: Prediction) -> tuple[str, ...]:
-    """Under a pipeline gradients accumulate whole to the last microbatch and gathered parameters are kept."""
-    return ("grad", "param") if prediction.plan.layout.pp > 1 else ()
+    """Under a pipeline gathered parameters are kept, and all but ZeRO-2 accumulate gradients whole to the last
+    microbatch."""
+    layout = prediction.plan.layout
+    if layout.pp == 1:
+        return ()
+    return ("param",) if layout.zero == 2 else ("grad", "param")
 
 
 def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:

@@ -49,6 +49,7 @@ class AsyncSaver:
         self._buffers: dict[tuple, torch.Tensor] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._count = 0
+        self._everyone: list[list[Holding]] = []  # what every process holds, learnt at the first save
         self._temporary: Path | None = None  # of the save under way
         self._meta: Meta | None = None
         self._writing: Future | None = None
@@ -73,8 +74,8 @@ class AsyncSaver:
         return self._temporary is not None
 
     def begin(self, pieces: Sequence[Piece], meta: Meta) -> None:
-        """Start saving the pieces, as they are now; returns at once. What several processes hold is written by all of
-        them, each a share.
+        """Start saving the pieces, as they are now, the same ones every time; returns at once. What several processes
+        hold is written by all of them, each a share.
 
         Nothing may write to them before :meth:`before_update`. A save still under way is waited for first.
 
@@ -82,13 +83,17 @@ class AsyncSaver:
             MeshwrightError: what went wrong with the save before.
         """
         self.wait()
+        mine = holdings(pieces)
+        if not self._everyone:
+            everyone = share(self.group, msgspec.json.encode(mine), self.device)
+            self._everyone = [msgspec.json.decode(data, type=list[Holding]) for data in everyone]
+        elif mine != self._everyone[self.group.index]:
+            raise ValueError("a saver saves the same pieces every time")
         self._temporary = self.root / f"{HIDDEN}{meta.step:08d}.{self._token}-{self._count}.part"
         self._count += 1
         self._meta = meta
-        everyone = share(self.group, msgspec.json.encode(holdings(pieces)), self.device)
-        held = [msgspec.json.decode(data, type=list[Holding]) for data in everyone]
         self._staged = threading.Event()
-        copies = [(p, self._buffer(p)) for p in divide(pieces, held, self.group.index)]
+        copies = [(p, self._buffer(p)) for p in divide(pieces, self._everyone, self.group.index)]
         self._event = self._copy_on_device([(p, b) for p, b in copies if p.values.is_cuda])
         self._writing = self._thread.submit(
             self._work, copies, shapes(pieces), self._temporary, self._staged, self._event

@@ -204,9 +204,9 @@ def _write(folder: Path, found: list[Path], tokenizer: Tokenizer) -> None:
     kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
     count, largest, starts = 0, 0, []
     with (folder / TOKENS).open("wb") as file:
-        for document in documents.documents(found):
+        for document in tokenizer.encode(documents.documents(found)):
             before = count
-            for ids in tokenizer.encode(document):
+            for ids in document:
                 if len(ids):
                     file.write(ids.astype(kind).tobytes())
                     count, largest = count + len(ids), max(largest, int(ids.max()))

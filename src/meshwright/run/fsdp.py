@@ -35,17 +35,20 @@ class Sharded:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        self._held: list[Held] | None = None
+        #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
+        self._mine = [
+            (parameter, held, self.about[name].sums)
+            for name, parameter in stage.named_parameters()
+            if (held := self._one(name, parameter)) is not None
+        ]
 
     def held(self) -> Iterable[Held]:
         """What this rank updates: its shard of every parameter. ``gradient`` is allocated once and refilled by
         :meth:`finish`."""
-        if self._held is None:
-            self._held = [h for name, p in self.stage.named_parameters() if (h := self._one(name, p)) is not None]
-        return self._held
+        return [h for _, h, _ in self._mine]
 
     def _one(self, name: str, parameter: nn.Parameter) -> Held | None:
-        about, local = self.about[name], parameter.to_local().detach()
+        about, local = self.about[name], _local(parameter)
         if not local.numel():
             return None
         shape = parameter.shape
@@ -70,20 +73,16 @@ class Sharded:
 
     def finish(self) -> None:
         """The gradients are whole, and in what :meth:`held` gave out."""
-        tp, held = self.mesh["tp"], iter(self.held())
+        tp = self.mesh["tp"]
         parts: dict[int, list[torch.Tensor]] = {}
-        for name, parameter in self.stage.named_parameters():
-            if not parameter.to_local().numel():
-                continue
-            h = next(held)
-            gradient = parameter.grad
+        for parameter, h, sums in self._mine:
+            gradient, parameter.grad = parameter.grad, None
             if gradient is None:
                 h.gradient.zero_()
             else:
-                h.gradient.copy_((gradient.to_local() if isinstance(gradient, DTensor) else gradient).reshape(-1))
-            parameter.grad = None
-            if self.about[name].sums > 1:
-                parts.setdefault(self.about[name].sums, []).append(h.gradient)
+                h.gradient.copy_(_local(gradient).view(-1))
+            if sums > 1:
+                parts.setdefault(sums, []).append(h.gradient)
         for sums, views in parts.items() if not tp.alone else ():
             flat = torch.cat(views)
             every = [torch.empty_like(flat) for _ in range(tp.size)]
@@ -105,6 +104,12 @@ class _About:
 
     def __init__(self, parameter: nn.Parameter):
         self.info, self.copies, self.sums = parameter.info, parameter.copies, parameter.sums
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, without a gradient."""
+    with torch.no_grad():
+        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _device_mesh(mesh: Mesh) -> DeviceMesh:

@@ -41,6 +41,8 @@ from meshwright.run.environment import launched, num_threads
 GRACE_S = 1.5
 #: After so long without an answer a collective gives up.
 TIMEOUT_S = 600.0
+#: Signals that ask a run to end in order.
+ASKING = (signal.SIGINT, signal.SIGTERM)
 #: What a rank says whose peer has gone: a consequence, never the cause.
 PEER = re.compile(r"closed by peer|reset by peer|broken pipe|timed out|connection refused|NCCL|socket|gloo", re.I)
 
@@ -113,17 +115,27 @@ def start(
             words = (function, args, world, folder, reading, inherited, timeout_s)
             children.append(context.Process(target=_child, args=words, name=f"rank {rank}"))
         try:
-            with _forwarding(children), warnings.catch_warnings():
-                # Python warns of forks beside threads; ours begin anew with torch and make no use of the old ones
-                warnings.simplefilter("ignore", DeprecationWarning)
-                for child in children:
-                    child.start()
+            with _forwarding(children):
+                _begin(children)
                 _watch(children, Path(folder))
             return _read(Path(folder), 0).result
         finally:
             _end(children)
             reading.close()
             writing.close()
+
+
+def _begin(children: list[Any]) -> None:
+    """Start the children. Signals wait meanwhile, so that none meets a child before its own handlers are there."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        with warnings.catch_warnings():
+            # Python warns of forks beside threads; ours begin anew with torch and make no use of the old ones
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for child in children:
+                child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_method(kind: str) -> str:
@@ -186,6 +198,7 @@ def _child(
     """A rank's whole life; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and passes it on once
     signal.signal(signal.SIGTERM, stop)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
     if inherited is not None:
         inherited.close()  # else the parent's end of the pipe stays open in its children
     threading.Thread(target=_die_with_parent, args=(parent,), daemon=True).start()
@@ -307,7 +320,7 @@ def _forwarding(children: list[Any]):
             if child.pid is not None and child.exitcode is None:
                 os.kill(child.pid, signal.SIGTERM)
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, forward) for number in ASKING}
     try:
         yield
     finally:
@@ -333,7 +346,7 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
         )
     kind = _device_type(device, local_size)
     world = World(rank, size, local_rank, local_size, socket.gethostname(), torch.device(kind, local_rank))
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ASKING:
         signal.signal(number, stop)
     store = watchdog.connect(timeout_s)
     watching = watchdog.Watchdog(world)

@@ -27,6 +27,9 @@ class Sink(Protocol):
     def add(self, gradient: torch.Tensor) -> None:
         """Accumulate one contribution of the weight's shape."""
 
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        """Accumulate ``left.T @ right`` of left [rows, n] and right [rows, k]."""
+
 
 #: Weight gradients that wait for their W action; None while they are computed at once.
 _waiting: deque[Callable[[], None]] | None = None
@@ -45,15 +48,13 @@ def deferring(queue: deque[Callable[[], None]]) -> Iterator[None]:
 
 def run_deferred(queue: deque[Callable[[], None]]) -> None:
     """Compute every queued weight gradient, in the order the backward left them."""
-    while queue:
-        queue.popleft()()
+    with torch.no_grad():
+        while queue:
+            queue.popleft()()
 
 
-def _to_sink(sink: Sink, compute: Callable[[], torch.Tensor]) -> None:
-    def add() -> None:
-        with torch.no_grad():
-            sink.add(compute())
-
+def _now_or_later(add: Callable[[], None]) -> None:
+    """What puts a weight's gradient into its sink, when the schedule has it."""
     if _waiting is None:
         add()
     else:
@@ -71,6 +72,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, group, enter):
         ctx.group, ctx.enter, ctx.sink = group, enter, getattr(weight, "sink", None)
+        x = x.contiguous()  # both products read it as rows
         ctx.save_for_backward(x, weight)
         whole = all_gather(x, group) if enter else x
         return whole @ weight.T
@@ -78,11 +80,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        group, enter = ctx.group, ctx.enter
+        group, enter, sink = ctx.group, ctx.enter, ctx.sink
 
-        def weight_gradient() -> torch.Tensor:
-            whole = all_gather(x, group) if enter else x
-            return _rows(grad).T @ _rows(whole)
+        def factors() -> tuple[torch.Tensor, torch.Tensor]:
+            """The weight's gradient is the first transposed times the second."""
+            return _rows(grad), _rows(all_gather(x, group) if enter else x)
 
         back = None
         if ctx.needs_input_grad[0]:
@@ -93,9 +95,10 @@ class _Product(torch.autograd.Function):
                 back = all_reduce(back, group)
         if not ctx.needs_input_grad[1]:
             return back, None, None, None
-        if ctx.sink is None:
-            return back, weight_gradient(), None, None
-        _to_sink(ctx.sink, weight_gradient)
+        if sink is None:
+            left, right = factors()
+            return back, left.T @ right, None, None
+        _now_or_later(lambda: sink.add_product(*factors()))
         return back, None, None, None
 
 
@@ -129,7 +132,7 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        counts = ctx.counts
+        counts, sink = ctx.counts, ctx.sink
 
         def weight_gradient() -> torch.Tensor:
             out = torch.zeros_like(weight)
@@ -140,9 +143,9 @@ class _Grouped(torch.autograd.Function):
         back = torch.empty_like(x)
         for i, rows in _groups(counts):
             torch.mm(grad[rows], weight[i], out=back[rows])
-        if ctx.sink is None:
+        if sink is None:
             return back, weight_gradient(), None
-        _to_sink(ctx.sink, weight_gradient)
+        _now_or_later(lambda: sink.add(weight_gradient()))
         return back, None, None
 
 

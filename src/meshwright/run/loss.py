@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
 from meshwright.run.collect import all_reduce
 from meshwright.run.mesh import Group
@@ -37,4 +38,8 @@ class _CrossEntropy(torch.autograd.Function):
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: Group) -> torch.Tensor:
     """Loss per token [...] of logits [..., n], this rank's columns from `first` on, for targets [...]; at least fp32.
     Equal on all ranks of `tp`."""
+    if tp.alone:
+        wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        losses = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
+        return losses.view(targets.shape)
     return _CrossEntropy.apply(logits, targets, first, tp)

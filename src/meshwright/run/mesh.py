@@ -8,13 +8,16 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.plan import Plan
+from meshwright.plan import Layout, Plan
 
 AXES = ("tp", "cp", "dp", "pp")
 #: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
 EXPERT_AXES = ("etp", "ep", "edp")
 #: What flows between stages: forward or backward, to a higher or a lower rank.
 CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
+#: Groups with communicators of their own, though others may have the same ranks: a layer waits for what flows there,
+#: and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
+APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,6 +130,14 @@ def _split(groups: Iterable[tuple[int, ...]], scope: int) -> tuple[list[tuple[in
     return runs, across
 
 
+def alone(*, device: torch.device | None = None) -> Mesh:
+    """The mesh of a plan of one rank, whatever job this process is in: nothing is exchanged."""
+    plan = Plan(layout=Layout(dp=1))
+    groups = {name: Group(name=name, ranks=(0,), index=0) for name, sets in members(plan).items() if sets}
+    place = coordinates(plan, 0) | expert_coordinates(plan, 0)
+    return Mesh(plan=plan, rank=0, world=1, device=device or torch.device("cpu"), coordinates=place, groups=groups)
+
+
 def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
     """The mesh of this process, with a process group for every set of more than one rank.
 
@@ -141,15 +152,14 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
     handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
     groups = {}
     for name, sets in members(plan).items():
-        own_channel = name if name in CHANNELS else ""
+        own = name if name in APART else ""
         for ranks in sets:
             # every process creates every group, in one order, whether or not it is in it
-            if len(ranks) > 1 and (own_channel, ranks) not in handles:
-                handles[own_channel, ranks] = dist.new_group(list(ranks))
+            if len(ranks) > 1 and (own, ranks) not in handles:
+                handles[own, ranks] = dist.new_group(list(ranks))
             if rank in ranks:
-                groups[name] = Group(
-                    name=name, ranks=ranks, index=ranks.index(rank), handle=handles.get((own_channel, ranks))
-                )
+                handle = handles.get((own, ranks))
+                groups[name] = Group(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
     return Mesh(
         plan=plan,
         rank=rank,

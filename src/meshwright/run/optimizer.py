@@ -26,6 +26,9 @@ class Optimizer:
 
     def __init__(self, held: list[Held], kind: str, settings: Settings, world: Group, device: torch.device):
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
+        self.copies = torch.tensor([h.copies for h in held], dtype=torch.float64, device=device)
+        double = any(h.gradient.dtype == torch.float64 for h in held)
+        self.wide = torch.float64 if double else torch.float32
         self.masters = [nn.Parameter(h.master, requires_grad=True) for h in held]
         groups = [
             {"params": [m for m, h in zip(self.masters, held) if h.decays == decays], "weight_decay": weight_decay}
@@ -41,15 +44,19 @@ class Optimizer:
             if kind in ("adamw", "adam"):
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
 
-    def norm(self) -> float:
-        """Euclidean norm of the whole job's gradient, every element counted once."""
-        total = torch.zeros(1, dtype=torch.float64, device=self.device)
-        for h in self.held:
-            total += torch.linalg.vector_norm(h.gradient, dtype=torch.float64).square() / h.copies
+    def totals(self, loss: torch.Tensor) -> tuple[float, float]:
+        """What of the loss (float64 scalar) is on this rank, summed over the job, and the Euclidean norm of the whole
+        job's gradient, every element counted once: one exchange for both."""
+        square = torch.zeros_like(loss)
+        if self.held:
+            norms = torch._foreach_norm([h.gradient for h in self.held], 2, self.wide)
+            square = (torch.stack(norms).to(torch.float64).square() / self.copies).sum()
+        both = torch.stack((loss, square))
         if not self.world.alone:
             with recorder().span("all_reduce", "dp"):
-                dist.all_reduce(total, group=self.world.handle)
-        return float(total.sqrt())
+                dist.all_reduce(both, group=self.world.handle)
+        total, square = both.tolist()
+        return total, square**0.5
 
     def update(self, step: int, norm: float) -> None:
         """One update, with the gradient scaled down to the clipping norm if it is longer."""
@@ -58,9 +65,11 @@ class Optimizer:
         for group in self.torch.param_groups:
             group["lr"] = self.settings.lr_at(step)
         with torch.no_grad():
-            for master, h in zip(self.masters, self.held):
-                gradient = h.gradient.to(master.dtype)
-                master.grad = gradient * scale if scale != 1.0 else gradient
+            gradients = [h.gradient.to(master.dtype) for master, h in zip(self.masters, self.held)]
+            if scale != 1.0 and gradients:
+                torch._foreach_mul_(gradients, scale)  # the step is over: nothing reads them after this
+            for master, gradient in zip(self.masters, gradients):
+                master.grad = gradient
         self.torch.step()
         for master in self.masters:
             master.grad = None

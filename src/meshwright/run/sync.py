@@ -47,15 +47,39 @@ class Where(NamedTuple):
 
 
 class _Sink:
-    """Where one parameter's gradient contributions go: a view of its bucket's gradient."""
+    """Where one parameter's gradient contributions go: a view of its bucket's gradient. The first contribution of a
+    round is written, the others are added, so that no buffer has to be zeroed."""
 
     def __init__(self, bucket: Bucket, at: int, parameter: nn.Parameter):
         self.bucket, self.at, self.shape, self.size = bucket, at, parameter.shape, parameter.numel()
+        self.round = 0
+
+    def _view(self) -> tuple[torch.Tensor, bool]:
+        """Where the gradient goes, and whether there is something to add to."""
+        whole = self.bucket.gradient_buffer()
+        begun, self.round = self.round == self.bucket.round, self.bucket.round
+        return whole[self.at : self.at + self.size].view(self.shape), begun
 
     def add(self, gradient: torch.Tensor) -> None:
-        whole = self.bucket.gradient_buffer()
-        whole[self.at : self.at + self.size].view(self.shape).add_(gradient)
+        view, begun = self._view()
+        if begun:
+            view.add_(gradient)
+        else:
+            view.copy_(gradient)
         self.bucket.arrived()
+
+    def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
+        if left.dtype != self.bucket.grads or len(self.shape) != 2:
+            return self.add((left.T @ right).view(self.shape))
+        view, begun = self._view()
+        view.addmm_(left.T, right, beta=1 if begun else 0)
+        self.bucket.arrived()
+
+    def complete(self) -> None:
+        """A round without a contribution is one of zeros."""
+        view, begun = self._view()
+        if not begun:
+            view.zero_()
 
 
 class Bucket:
@@ -81,6 +105,8 @@ class Bucket:
         self.values = torch.zeros(self.length, dtype=first.dtype, device=first.device)
         self.grads = grads
         self._gradient: torch.Tensor | None = None
+        #: Counts the times that gradients were summed from nothing.
+        self.round = 0
         self.count = 0
         self.exchanged = False
         self.starts = []
@@ -100,6 +126,7 @@ class Bucket:
         self.shard_gradient = None
         if ways > 1:
             self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
+        self._summed = False
         self._pending: tuple[dist.Work, torch.Tensor | None] | None = None
         self._gather: dist.Work | None = None
         self.final = False
@@ -107,11 +134,13 @@ class Bucket:
     # -- during the backward
 
     def gradient_buffer(self) -> torch.Tensor:
-        """The flat gradient [length], zero when a step or, exchanged every microbatch, a microbatch begins."""
+        """The flat gradient [length], begun anew with every step or, exchanged every microbatch, every microbatch."""
         if self.every_microbatch and self._pending is not None:
             self._settle()
         if self._gradient is None:
-            self._gradient = torch.zeros(self.length, dtype=self.grads, device=self.values.device)
+            self._gradient = torch.empty(self.length, dtype=self.grads, device=self.values.device)
+            self._gradient[self.starts[-1] + self.parameters[-1].numel() :].zero_()  # padding
+            self.round += 1
         return self._gradient
 
     def arrived(self) -> None:
@@ -126,6 +155,8 @@ class Bucket:
         """Start summing the gradient over the replicas."""
         self.exchanged = True
         whole = self.gradient_buffer()
+        for parameter in self.parameters:
+            parameter.sink.complete()
         self._complete(whole)
         shard = self.where.shard
         if shard.alone:
@@ -135,7 +166,7 @@ class Bucket:
                 recorder().watch(work, token)
                 self._pending = (work, None)
             return
-        out = torch.empty_like(self.shard_gradient)
+        out = torch.empty_like(self.shard_gradient) if self._summed else self.shard_gradient
         token = recorder().start("reduce_scatter", "dp", **self.label, **_said(whole, shard))
         work = reduce_scatter_async(out, whole, shard)
         recorder().watch(work, token)
@@ -165,10 +196,13 @@ class Bucket:
         work, out = self._pending
         work.wait()
         self._pending = None
-        if out is not None:
+        if out is None:
+            return
+        if self._summed:
             self.shard_gradient.add_(out)
-            if self.every_microbatch:
-                self._gradient = None
+        self._summed = True
+        if self.every_microbatch:
+            self._gradient = None
 
     # -- around the update
 
@@ -185,11 +219,8 @@ class Bucket:
 
     def reset(self) -> None:
         """Forget the gradient: a step begins."""
-        self.count, self.final, self.exchanged = 0, False, False
-        if self._gradient is not None:
-            self._gradient.zero_()
-        if self.shard_gradient is not None:
-            self.shard_gradient.zero_()
+        self.count, self.final, self.exchanged, self._summed = 0, False, False, False
+        self.round += 1
 
     def publish(self) -> None:
         """The master copy has changed: cast it, and start gathering the shards of the others."""

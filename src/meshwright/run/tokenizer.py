@@ -20,6 +20,8 @@ from meshwright.errors import MeshwrightError
 
 #: What published tokenizers call the end of a document, where no ``tokenizer_config.json`` says it.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "[SEP]")
+#: Characters of documents that are encoded together.
+TOGETHER = 1 << 22
 
 
 class Tokenizer(Protocol):
@@ -29,8 +31,9 @@ class Tokenizer(Protocol):
     num_tokens: int
     end: int
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        """Ids of one document, given as consecutive blocks of UTF-8, without its end."""
+    def encode(self, documents: Iterable[Iterable[bytes]]) -> Iterator[Iterable[NDArray[Any]]]:
+        """Ids of every document, in consecutive runs and without its end; a document is consecutive blocks of UTF-8,
+        read through before the next is asked for."""
 
 
 class Bytes:
@@ -38,8 +41,8 @@ class Bytes:
 
     identity, num_tokens, end = "bytes", 257, 256
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        return (np.frombuffer(block, np.uint8) for block in blocks)
+    def encode(self, documents: Iterable[Iterable[bytes]]) -> Iterator[Iterable[NDArray[Any]]]:
+        return ((np.frombuffer(block, np.uint8) for block in blocks) for blocks in documents)
 
 
 class HuggingFace:
@@ -60,9 +63,21 @@ class HuggingFace:
         self.end = _end(self._reader, path)
         self.identity = f"tokenizer.json {hashlib.sha256(data).hexdigest()} end {self.end}"
 
-    def encode(self, blocks: Iterable[bytes]) -> Iterator[NDArray[Any]]:
-        text = b"".join(blocks).decode()
-        yield np.array(self._reader.encode(text, add_special_tokens=False).ids, np.uint32)
+    def encode(self, documents: Iterable[Iterable[bytes]]) -> Iterator[Iterable[NDArray[Any]]]:
+        waiting: list[str] = []
+        size = 0
+        for blocks in documents:
+            waiting.append(b"".join(blocks).decode())
+            size += len(waiting[-1])
+            if size >= TOGETHER:
+                yield from self._encode(waiting)
+                waiting, size = [], 0
+        yield from self._encode(waiting)
+
+    def _encode(self, texts: list[str]) -> Iterator[Iterable[NDArray[Any]]]:
+        """Several documents at once, on all cores."""
+        for found in self._reader.encode_batch(texts, add_special_tokens=False):
+            yield [np.array(found.ids, np.uint32)]
 
 
 def load(name: str) -> Tokenizer:

@@ -6,12 +6,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from meshwright.lower import order
 from meshwright.lower.partition import stage_layers
 from meshwright.plan import Plan
-from meshwright.spec import naming
 from meshwright.run.attention import local_positions
 from meshwright.run.data import Batch
 from meshwright.run.fsdp import Sharded
@@ -26,6 +24,7 @@ from meshwright.run.rotary import tables
 from meshwright.run.settings import DTYPES, Settings
 from meshwright.run.sync import Bucket, Where
 from meshwright.schedules.actions import Actions
+from meshwright.spec import naming
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -171,8 +170,8 @@ class Trainer:
         total = self.pipeline.run(self.passes(batch))
         for exchange in self.exchanges:
             exchange.finish()
-        loss = self._whole_loss(total)
-        norm = self.optimizer.norm()
+        # every tensor-parallel rank has the whole loss of its tokens
+        loss, norm = self.optimizer.totals(total if self.mesh["tp"].index == 0 else torch.zeros_like(total))
         finite = loss == loss and abs(loss) != float("inf") and norm == norm and norm != float("inf")
         if finite:
             for wait in self.before_update:
@@ -205,12 +204,6 @@ class Trainer:
     def pieces(self) -> list[Piece]:
         """Parameters and moments this rank holds, live."""
         return self.optimizer.pieces()
-
-    def _whole_loss(self, total: torch.Tensor) -> float:
-        mine = total if self.mesh["tp"].index == 0 else torch.zeros_like(total)
-        if not self.mesh["world"].alone:
-            dist.all_reduce(mine, group=self.mesh["world"].handle)
-        return float(mine)
 
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank."""

@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.search.columns import Costs, Exchanged
-from meshwright.search.paths import KEPT
+from meshwright.search.columns import Costs, Exchanged, spread
+from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State, together
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.
 ROUNDING = 1e-9
@@ -36,70 +36,167 @@ class Scope(NamedTuple):
     states: Sequence[State]
 
     def legal(self) -> np.ndarray:
+        """Which parts go together, bool [A, B, C]."""
+        shape = len(self.inners), len(self.pipelines), len(self.states)
+        if all(state.zero < 2 for state in self.states):
+            return np.broadcast_to(True, shape)
+        shared = np.array([inner.shares != EVEN for inner in self.inners])
+        if not shared.any():
+            return np.broadcast_to(self._pairs(), shape)
+        once = np.array([exchanges_once(self.core, state) for state in self.states])
+        return self._pairs() & (once | ~shared[:, None])[:, None, :]
+
+    def _pairs(self) -> np.ndarray:
         """Which schedules go with which state parts, bool [B, C]."""
-        if all(state.zero < 3 for state in self.states):
-            return np.ones((len(self.pipelines), len(self.states)), bool)
-        pairs = [[together(self.core, piped, state) for state in self.states] for piped in self.pipelines]
+        among = set(self.states)
+        rows: dict[tuple[str, bool], list[bool]] = {}  # chunks matter only as one or more
+        for piped in self.pipelines:
+            same = piped.schedule, piped.vpp > 1
+            if same not in rows:
+                rows[same] = [together(self.core, piped, state, among) for state in self.states]
+        pairs = [rows[piped.schedule, piped.vpp > 1] for piped in self.pipelines]
         return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
 
     def size(self) -> int:
         """Plans of the region."""
-        return len(self.inners) * int(self.legal().sum())
+        legal = self.legal()
+        return int(legal.sum()) if legal.strides[0] else len(self.inners) * int(legal[:1].sum())
 
 
-def compute_seconds(regions: Regions, scope: Scope, costs: Costs) -> tuple[np.ndarray, list[int]]:
-    """Paths through the pipeline [A, B], and the blocks [B] of the smallest stage."""
-    core, out, least = scope.core, [], []
-    for piped in scope.pipelines:
-        num_stages = core.pp * piped.vpp
-        held = regions.counts(num_stages, piped.stages)
-        least.append(max(1, int(held[:, : regions.kinds].sum(axis=1).min())) if piped.stages != BALANCED else 1)
-        if piped.stages == BALANCED:
-            out.append(even_share(regions, core, costs))
-            continue
-        rows = regions.paths(core, piped, costs)
-        units = rows.passes @ held  # [rows, 3, U]
-        passes = rows.passes.sum(axis=(1, 2))
-        seconds = costs.seconds[0] @ units[:, 0].T
-        if rows.split:  # a full backward among them counts as B, which it is no faster than
-            back = np.minimum(costs.seconds[2], costs.seconds[1])
-            seconds = seconds + back @ units[:, 1].T + costs.seconds[3] @ units[:, 2].T
-        else:
-            seconds = seconds + costs.seconds[1] @ units[:, 1].T
-        seconds += costs.send[:, None] * rows.sends + regions.host_s * passes
-        out.append(seconds.max(axis=1))
-    return np.stack(out, axis=1), least
+def compute_seconds(
+    regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Paths through the pipeline [A, B], and the blocks [A, B] of the smallest stage. `work_only`: only those paths
+    that go through all passes of a rank."""
+    core = scope.core
+    out = np.empty((len(scope.inners), len(scope.pipelines)))
+    least = np.empty(out.shape)
+    for b, piped in enumerate(scope.pipelines):
+        for settled, one, chosen in regions.alternatives(core, scope.inners, piped):
+            held = regions.counts(core.pp * piped.vpp, settled.stages)
+            least[chosen, b] = max(1, int(held[:, : regions.kinds].sum(axis=1).min()))
+            if regions.alike:
+                out[chosen, b] = _alike(regions, core, settled, costs, chosen, work_only=work_only)
+            else:
+                out[chosen, b] = _unequal(regions, core, settled, costs, chosen, one, work_only=work_only)
+    return out, least
+
+
+def _alike(
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], *, work_only: bool
+) -> np.ndarray:
+    """The longest path [chosen] where all ranks are alike."""
+    rows = regions.paths(core, piped, costs)
+    units = rows.passes @ regions.counts(core.pp * piped.vpp, piped.stages)  # [rows, 3, U]
+    times = costs.seconds if len(chosen) == costs.seconds.shape[1] else costs.seconds[:, chosen]
+    seconds = times[0] @ units[:, 0].T
+    if rows.split:  # a full backward among them counts as B, which it is no faster than
+        seconds = seconds + np.minimum(times[2], times[1]) @ units[:, 1].T + times[3] @ units[:, 2].T
+    else:
+        seconds = seconds + times[1] @ units[:, 1].T
+    seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
+    return seconds[:, int(work_only) :].max(axis=1)
 
 
 def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
-    """Seconds [A]: however layers are spread and passes ordered, some rank does its share of all work."""
-    count = regions.train.global_batch // (core.dp * core.mb)
+    """Seconds [A]: however layers and the batch are spread and passes ordered, some rank does its share of all work."""
     layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
-    whole = costs.seconds[0] + np.minimum(costs.seconds[1], costs.seconds[2] + costs.seconds[3])
-    return count * (whole @ layers) / core.pp
+    return regions.train.global_batch // core.mb * spread(costs.whole, layers, regions.glances.groups_on(core))
+
+
+def _unequal(
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], one: Inner, *, work_only: bool
+) -> np.ndarray:
+    """Seconds [chosen] of the slowest kind of slices: paths where each runs as many microbatches, else its busiest
+    rank's work; dealt so that all kinds end together where shares are balanced."""
+    even, kinds = regions.train.global_batch // (core.dp * core.mb), regions.kinds_of(core, one)
+    if one.shares == EVEN:
+        return np.max([_paths(regions, core, piped, costs, chosen, row, work_only) for _, row in kinds], axis=0)
+    each = np.array([_microbatch(regions, core, piped, costs, chosen, row) for _, row in kinds])  # [kinds, chosen]
+    if one.shares == BALANCED:
+        return even * core.dp / (np.array([n for n, _ in kinds]) @ (1.0 / each))
+    return (np.array(one.shares)[:, None] * each).max(axis=0)
+
+
+def _paths(
+    regions: Regions,
+    core: Core,
+    piped: Piped,
+    costs: Costs,
+    chosen: list[int],
+    row: tuple[int, ...],
+    work_only: bool,
+) -> np.ndarray:
+    """The longest path [chosen] of a slice whose pipeline ranks are on the devices `row`."""
+    rows = regions.paths(core, piped, costs, row)
+    times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
+    seconds = times[0] @ rows.passes[:, 0].T
+    if rows.split:
+        seconds += np.minimum(times[2], times[1]) @ rows.passes[:, 1].T + times[3] @ rows.passes[:, 2].T
+    else:
+        seconds += times[1] @ rows.passes[:, 1].T
+    seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
+    return seconds[:, int(work_only) :].max(axis=1)
+
+
+def _microbatch(
+    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], row: tuple[int, ...]
+) -> np.ndarray:
+    """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
+    rows = regions.paths(core, piped, costs, row)
+    held, times = rows.held, regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
+    whole = times[0] + np.minimum(times[1], times[2] + times[3])
+    return (whole @ (held / held.sum(axis=0)).T).max(axis=1)
 
 
 def step_seconds(
-    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: list[int], exchanged: Exchanged
+    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
 ) -> np.ndarray:
     """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`."""
     core, kinds = scope.core, regions.kinds
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
-    longest = np.maximum(whole, costs.seconds[2:, :, :kinds].sum(axis=0)).max(axis=1)[:, None, None]
-    shortest = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None, None]
-    blocks = np.array(least, float)[None, :, None]
+    late = costs.slowest[:, :, :kinds]
+    longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
+    split = np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
+    weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
+    shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
+    blocks = least[:, :, None]
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
-    pairs = np.stack([regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least)], axis=1)
+    pairs = np.stack(
+        [regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
+    )
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
+    again = [c for c, state in enumerate(scope.states) if state.zero == 2]
+    if core.pp > 1 and core.dp * core.cp > 1 and again:
+        # a rank's dp queue takes every round's reductions, and slows the passes beside them
+        scattered = np.array([_scattered(regions, core, p, costs) for p in scope.pipelines])  # [B, ranks]
+        slowed = scattered.min(axis=1)[None, :, None] * slow * np.minimum(reduce, shortest)[:, :, again]
+        slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
+        slowed += (before + exchanged.last[:, None, :])[:, :, again]
+        queued = scattered.max(axis=1)[None, :, None] * reduce[:, :, again] + exchanged.last[:, None, again]
+        total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
     return total
+
+
+def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
+    """What a schedule is whatever its stages hold."""
+    return regions.paths(core, piped._replace(stages=EVEN), costs)
+
+
+def _scattered(regions: Regions, core: Core, piped: Piped, costs: Costs) -> np.ndarray:
+    """Blocks whose gradients a rank [ranks] scatters in a step, as often as its rounds end."""
+    rounds = _settled(regions, core, piped, costs).rounds
+    if piped.stages == BALANCED:
+        return rounds.sum(axis=1)  # a stage holds a block at least
+    return rounds @ regions.counts(core.pp * piped.vpp, piped.stages)[:, : regions.kinds].sum(axis=1)
 
 
 def _every_microbatch(
@@ -128,20 +225,25 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
     core, framework = scope.core, regions.evaluator.costs.framework
     constant = np.array([regions.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    unscattered = np.array([regions.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
+    shared = np.array([inner.shares != EVEN for inner in scope.inners])
     for b, piped in enumerate(scope.pipelines):
-        if piped.stages == BALANCED:
-            share = constant[:, : regions.kinds] @ np.array(regions.model.layers_by_kind, float) / core.pp
-            out[:, b] = share[None, :]
-            continue
-        stages = regions.counts(core.pp * piped.vpp, piped.stages)
-        rows = regions.paths(core, piped, costs)
-        saved = costs.saved @ stages.T  # [A, S]
-        on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
-        share = ((costs.held @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
-        level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
-        kept = on_rank * rows.in_flight[level] + costs.working[:, : regions.kinds].min(axis=1)[:, None]
-        state = constant @ (rows.held @ stages).T  # [C, ranks]
-        out[:, b] = (kept[:, None, :] + state[None]).max(axis=2)
+        for settled, _, chosen in regions.alternatives(core, scope.inners, piped):
+            stages = regions.counts(core.pp * piped.vpp, settled.stages)
+            rows = _settled(regions, core, piped, costs)
+            saved = costs.saved[chosen] @ stages.T  # [A, S]
+            on_rank = np.where(rows.held[None] > 0, saved[:, None, :], np.inf).min(axis=2)  # [A, ranks]
+            share = ((costs.held[chosen] @ stages.T) / np.maximum(saved, 1.0)).min(axis=1)
+            level = np.searchsorted(KEPT[: len(rows.in_flight)], np.minimum(share, 1.0), side="right") - 1
+            in_flight = rows.in_flight[level]
+            if shared[chosen].any():  # how many microbatches a kind of slices runs is not known
+                in_flight = np.where(shared[chosen, None], np.minimum(in_flight, 1.0), in_flight)
+            kept = on_rank * in_flight + costs.working[chosen][:, : regions.kinds].min(axis=1)[:, None]
+            state = constant @ (rows.held @ stages).T  # [C, ranks]
+            if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
+                whole = unscattered @ stages.T  # [C, S]
+                state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
+            out[chosen, b] = (kept[:, None, :] + state[None]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -12,18 +13,41 @@ import numpy as np
 from meshwright.lower.layer import Entry
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True):
+class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
 
-    ``seconds`` [4, A, U] of the passes F, BW, B, W; ``send`` [A] of a message between neighbouring ranks; ``saved``,
-    ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
+    ``each`` [D, 4, A, U] seconds of the passes F, BW, B, W on each kind of device, where it is fastest, infinite where
+    no rank computes on it; ``slowest`` [4, A, U] where any rank is slowest; ``send`` [A] of a message between
+    neighbouring ranks; ``saved``, ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
     """
 
-    seconds: np.ndarray
+    each: np.ndarray
+    slowest: np.ndarray
     send: np.ndarray
     saved: np.ndarray
     held: np.ndarray
     working: np.ndarray
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """[4, A, U] on the fastest device."""
+        return self.each[0] if len(self.each) == 1 else self.each.min(axis=0)
+
+    @cached_property
+    def whole(self) -> np.ndarray:
+        """Forward and backward [D, A, U] at least."""
+        return self.each[:, 0] + np.minimum(self.each[:, 1], self.each[:, 2] + self.each[:, 3])
+
+    def rows(self, chosen: list[int]) -> Costs:
+        """Some of the inner parts."""
+        return Costs(
+            each=self.each[:, :, chosen],
+            slowest=self.slowest[:, chosen],
+            send=self.send[chosen],
+            saved=self.saved[chosen],
+            held=self.held[chosen],
+            working=self.working[chosen],
+        )
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,11 +64,22 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alone(NamedTuple):
-    """Layers without their place on the cluster: seconds of ``kernels`` [4, U] in the passes F, BW, B, W, and the
-    collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
+    """Layers without their place on the cluster: seconds of ``kernels`` [D, 4, U] on each kind of device in the passes
+    F, BW, B, W, and the collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
 
     kernels: np.ndarray
     waited: tuple[tuple[list[tuple[str, str, float, int]], ...], ...]
+
+
+def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Seconds [...] that some rank takes at least, however work is dealt to unequal ranks: `each` [D, ..., U] seconds
+    of a unit on each kind of device, `amount` [U] units, `ranks` [D] on each. Any weights of the ranks that sum to 1
+    bound it (the weighted mean is no more than the largest); these are their speeds at the whole."""
+    there = ranks > 0
+    each, ranks = each[there], ranks[there]
+    speed = 1.0 / (each @ amount)  # [D, ...]
+    weight = speed / np.tensordot(ranks, speed, axes=1)
+    return (weight[..., None] * each).min(axis=0) @ amount
 
 
 def waited_for(entries: Iterable[Entry], algorithm: str) -> list[tuple[str, str, float, int]]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost import Costs, standard
+from meshwright.cost import Costs, standard_on
 from meshwright.lower import Lowered, lower
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import constant_bytes
@@ -44,14 +44,17 @@ class Evaluator:
 
     def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
         self.model, self.cluster, self.train = model, cluster, train
-        self.costs = costs or standard()
+        self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)
         self._skeletons: dict[tuple, Skeleton] = {}
+        #: What balanced stages are worked out from, and those, kept by ``search/settle.py``.
+        self.stages: dict = {}
 
     def __call__(self, plan: Plan) -> Evaluated:
         """The plan must be legal, with ``dp`` filled in."""
         same = None
-        if len(self.cluster.islands) == 1 and not takes_times(plan):
+        alike = len(self.cluster.islands) == 1 and not self.cluster.islands[0].device.synchronous
+        if alike and not takes_times(plan):
             same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
         if same is None:
             return self._judged(simulate(plan, self.model, self.cluster, self.train, self.costs), plan)
@@ -79,7 +82,7 @@ class Evaluator:
         kept = [activations(book, c) for c in skeleton.compositions]
         saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
         return Lowered(
-            graph=skeleton.with_bytes(saved, held, working),
+            graph=skeleton.with_bytes(saved, held, working, stages),
             keys=(),
             mesh=mesh,
             stages=stages,

@@ -10,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from meshwright.cost import Costs, standard
+from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.plan import Plan, check
@@ -57,7 +57,7 @@ def find(
         _known("objective", name, tuple(OBJECTIVES))
     began = monotonic()
     space = space or default(model, cluster, train)
-    costs = costs or standard()
+    costs = costs or standard_on(cluster)
     evaluator = Evaluator(model, cluster, train, costs)
     with Store(store, model, cluster, train, costs) if store else nullcontext() as kept:
         walk = Walk(

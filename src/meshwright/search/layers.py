@@ -39,8 +39,10 @@ def _plain(kind: int | str) -> Unit:
 class Book:
     """Layer costs and activations of one context, filled in as they are asked for."""
 
-    def __init__(self, stages: Stages, devices: dict[str, Device], costs: Costs, ends: dict):
+    def __init__(self, stages: Stages, devices: dict[str, Device], costs: Costs, ends: dict, near: dict):
         self.stages, self.devices, self.costs = stages, devices, costs
+        #: Costs by the groups that a rank is in, shared with books of the same sizes on other layouts.
+        self._near = near
         #: Costs of the embedding and the head, shared with other books.
         self._ends = ends
         self._costs: dict[tuple[Unit, str, str, int], LayerCost] = {}
@@ -56,8 +58,12 @@ class Book:
         known = self._ends if isinstance(unit.kind, str) else self._costs
         found = known.get(key)
         if found is None:
-            entries = self.entries(unit, which, start)
-            found = known[key] = cost(entries, self.devices[device], self.costs)
+            alike = (unit, which, device, *self.stages.context(start).groups)
+            found = self._near.get(alike)
+            if found is None:
+                entries = self.entries(unit, which, start)
+                found = self._near[alike] = cost(entries, self.devices[device], self.costs)
+            known[key] = found
         return found
 
     def entries(self, unit: Unit, which: str, start: int = 0):
@@ -112,6 +118,7 @@ class Layers:
         self.devices = {island.device.name: island.device for island in cluster.islands}
         self._books: dict[tuple, Book] = {}
         self._ends: dict[tuple, dict] = {}
+        self._near: dict[tuple, dict] = {}
         self._groups: dict[int, dict] = {}
         self._params: dict[tuple, dict] = {}
 
@@ -127,7 +134,7 @@ class Layers:
         groups: tuple = (mesh.group("tp"), mesh.group("cp"), mesh.expert_group("ep"), mesh.expert_group("etp"))
         if len(self.cluster.islands) > 1:  # ranks are not alike: what their neighbours are depends on the whole layout
             groups += (layout.order, layout.pp, layout.dp)
-        key = (
+        sizes = (
             layout.tp,
             layout.cp,
             layout.sp and layout.tp > 1,
@@ -137,12 +144,13 @@ class Layers:
             plan.precision,
             plan.memory.attention,
             plan.overlap.tp,
-            groups,
         )
+        key = (sizes, groups)
         found = self._books.get(key)
         if found is None:
             stages = Stages(plan, self.model, self.train, mesh)
-            found = self._books[key] = Book(stages, self.devices, self.costs, self._shared_ends(stages))
+            near = self._near.setdefault(sizes, {})
+            found = self._books[key] = Book(stages, self.devices, self.costs, self._shared_ends(stages), near)
         return found
 
     def _shared_ends(self, stages: Stages) -> dict:

@@ -10,8 +10,8 @@ from meshwright.search.regions import Regions
 from meshwright.search.space import inners, pipelines, states
 from meshwright.search.walk import Tried, Walk
 
-#: Cores whose plans are looked at, those with the least state first, and plans shown.
-CORES, SHOWN = 64, 5
+#: Cores whose plans are looked at, those with the least state first; plans tried at most, and plans shown.
+CORES, TRIED, SHOWN = 64, 24, 5
 
 
 def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
@@ -26,12 +26,17 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
         usual = scope.inners[0].order
         scope = scope._replace(inners=[i for i in scope.inners if i.order == usual])
         need = memory_bytes(regions, scope, regions.costs(scope.core, scope.inners))
-        need[:, ~scope.legal()] = np.inf
-        a, b, c = np.unravel_index(int(need.argmin()), need.shape)
-        point = scope.core, scope.inners[a], scope.pipelines[b], scope.states[c]
-        tightest.append((float(need.min()), point))
-    for _, point in sorted(tightest, key=lambda pair: pair[0])[:SHOWN]:
-        walk.evaluate(*point)
+        need[~scope.legal()] = np.inf
+        for name in dict.fromkeys(piped.schedule for piped in scope.pipelines):  # bounds are not as close for all
+            mine = [b for b, piped in enumerate(scope.pipelines) if piped.schedule == name]
+            a, b, c = np.unravel_index(int(need[:, mine].argmin()), (need.shape[0], len(mine), need.shape[2]))
+            point = scope.core, scope.inners[a], scope.pipelines[mine[b]], scope.states[c]
+            tightest.append((float(need[a, mine[b], c]), point))
+    lacks: list[float] = []
+    for need_bytes, point in sorted(tightest, key=lambda pair: pair[0])[:TRIED]:
+        if len(lacks) >= SHOWN and sorted(lacks)[SHOWN - 1] < need_bytes - walk.capacity_bytes:
+            break  # no plan left is closer
+        lacks.append(-walk.evaluate(*point).headroom_bytes)
     closest = sorted(walk.tried.values(), key=lambda t: (-t.headroom_bytes, t.step_time_s, t.plan.text()))
     return tuple(_miss(t, walk) for t in closest[:SHOWN])
 

@@ -9,13 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
-
-from meshwright.lower.stages import Unit
-from meshwright.plan import Plan
-from meshwright.search.evaluate import Evaluator
-from meshwright.search.space import BALANCED, Piped
+from numba import njit
 
 
 def partition(
@@ -40,19 +35,11 @@ def partition(
     upto = np.concatenate([np.zeros((num_stages, 1)), np.cumsum(seconds, axis=1)], axis=1)
     held = np.concatenate([[0.0], np.cumsum(num_bytes)]) if num_bytes is not None else np.zeros(num_layers + 1)
     room = np.array(capacity_bytes, float) if len(capacity_bytes) else np.full(num_stages, np.inf)
-    best = np.full(num_layers + 1, np.inf)
-    best[0] = 0.0
-    choice = np.zeros((num_stages, num_layers + 1), np.int64)
-    nonempty = np.arange(num_layers + 1)[:, None] < np.arange(num_layers + 1)
-    for s in range(num_stages):
-        extra = (first[0] if s == 0 and len(first) else 0.0) + (last[-1] if s == num_stages - 1 and len(last) else 0.0)
-        # slowest[i, j]: stages up to s hold the first j layers, stage s those from i on
-        cost = upto[s][None, :] - upto[s][:, None] + extra
-        fits = (held[None, :] - held[:, None] <= room[s]) & nonempty
-        slowest = np.where(fits, np.maximum(best[:, None], cost), np.inf)
-        choice[s] = slowest.argmin(axis=0)
-        best = slowest.min(axis=0)
-    if not np.isfinite(best[num_layers]):
+    extra = np.zeros(num_stages)
+    extra[0] += first[0] if len(first) else 0.0
+    extra[-1] += last[-1] if len(last) else 0.0
+    slowest, choice = _fill(upto, held, room, extra)
+    if not np.isfinite(slowest):
         return None
     ends, end = [], num_layers
     for s in range(num_stages - 1, -1, -1):
@@ -62,26 +49,20 @@ def partition(
     return tuple(reversed(ends))
 
 
-def with_stages(plan: Plan, piped: Piped, evaluator: Evaluator) -> Plan:
-    """The plan with its layers partitioned, where it asks for that: by forward and backward of a microbatch on the
-    device each pipeline rank is on. What is too much for memory is found when it is evaluated."""
-    if piped.stages != BALANCED:
-        return plan
-    layers = evaluator.layers
-    mesh = layers.mesh(plan)
-    book = layers.book(plan, mesh)
-    place = mesh.slices[0]
-    model, mode, passes = evaluator.model, plan.memory.recompute, ("F", "BW")
-
-    def seconds(kind: int | str, recompute: str, rank: int) -> float:
-        device, start = place.devices[rank].name, place.starts[rank] if len(evaluator.cluster.islands) > 1 else 0
-        return sum(book.unit(Unit(kind, recompute), which, device, start).seconds for which in passes)
-
-    ranks = [s % plan.layout.pp for s in range(plan.num_stages)]
-    table = np.array([[seconds(k, mode, r) for k in range(len(model.blocks))] for r in ranks])
-    counts = partition(
-        table[:, list(model.pattern)],
-        first=[seconds("embedding", "none", r) for r in ranks],
-        last=[seconds("head", "none", r) for r in ranks],
-    )
-    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, stages=counts))
+@njit(cache=True)
+def _fill(upto, held, room, extra):
+    """The slowest stage of the best partition, and where each stage begins when it ends at a layer [S, L + 1]."""
+    num_stages, ends = upto.shape
+    best = np.full(ends, np.inf)
+    best[0] = 0.0
+    choice = np.zeros((num_stages, ends), np.int64)
+    for s in range(num_stages):
+        after = np.full(ends, np.inf)
+        for j in range(s + 1, ends - (num_stages - 1 - s)):
+            for i in range(s, j):
+                if held[j] - held[i] <= room[s]:
+                    slowest = max(best[i], upto[s, j] - upto[s, i] + extra[s])
+                    if slowest < after[j]:
+                        after[j], choice[s, j] = slowest, i
+        best = after
+    return best[ends - 1], choice

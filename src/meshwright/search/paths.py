@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numba import njit
 
+from meshwright.lower.step import rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.timing import in_order_times, peak_in_flight
 
@@ -26,7 +27,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     ``passes`` [rows, 3, S]: how often a row goes through F, the backward (or B alone, where ``split``) and W of each
     stage; ``sends`` [rows]: messages between ranks on it. ``in_flight`` [levels, ranks]: activations a rank holds
     at most, when the share :data:`KEPT` of one stays from B to W. ``held`` [ranks, S]: 1 where a rank holds a stage.
-    ``split``: backwards come as B and W.
+    ``stage_ranks`` the same as a list. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
+    accumulates a stage's gradients without another between.
     """
 
     passes: np.ndarray
@@ -34,11 +36,17 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: np.ndarray
     held: np.ndarray
     split: bool
+    rounds: np.ndarray
+    stage_ranks: tuple[tuple[int, ...], ...]
 
     def of_any_order(self) -> Paths:
         """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
         return msgspec.structs.replace(
-            self, passes=self.passes[1:], sends=self.sends[1:], in_flight=np.minimum(self.in_flight[:1], 1.0)
+            self,
+            passes=self.passes[1:],
+            sends=self.sends[1:],
+            in_flight=np.minimum(self.in_flight[:1], 1.0),
+            rounds=np.minimum(self.rounds, 1.0),
         )
 
 
@@ -67,7 +75,16 @@ def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: n
         in_flight=np.array([peak_in_flight(actions, share) for share in (KEPT if split else KEPT[:1])]),
         held=held,
         split=split,
+        rounds=_rounds(actions),
+        stage_ranks=actions.stage_ranks,
     )
+
+
+def _rounds(actions: Actions) -> np.ndarray:
+    begins = rounds(actions)[0]
+    out = np.zeros((actions.num_ranks, actions.num_stages))
+    np.add.at(out, (actions.rank_of()[begins], actions.stage[begins]), 1.0)
+    return out
 
 
 def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, np.ndarray]:

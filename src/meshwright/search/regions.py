@@ -6,35 +6,37 @@ microbatches and chunks, exchanges once per group; a region of a hundred thousan
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from meshwright import schedules
 from meshwright.cost.roofline import contention
 from meshwright.lower.exchange import Exchanger, exchange_of
-from meshwright.lower.layer import Entry
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes
+from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.slices import kinds
 from meshwright.schedules.actions import BW, W
 from meshwright.schedules.timing import in_order_times
-from meshwright.search.columns import Alone, Costs, Exchanged, waited_for
+from meshwright.search.columns import Costs, Exchanged
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.paths import Paths, paths
-from meshwright.search.space import BALANCED, Core, Inner, Piped, State, bare, plan_of
+from meshwright.search.settle import concrete
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
-from meshwright.work import Collective, Group
+from meshwright.work import Collective
 
 PLAIN = Piped("1f1b", 1, "even")
 USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0)
 WHOLE = State(0, 0)
-PASSES = ("F", "BW", "B", "W")
 
 
 class Regions:
@@ -43,25 +45,19 @@ class Regions:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.kinds = len(self.model.blocks)
-        self.num_units = self.kinds + 2
+        self.glances = Glances(evaluator)
+        self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
-        self._glances: dict[tuple, np.ndarray] = {}
-        self._nears: dict[tuple, int] = {}
-        self._indices: dict[tuple, int] = {}
-        self._distinct: list[dict[str, Group]] = []
-        self._alones: dict[tuple, Alone] = {}
-        #: On one island ranks are alike; on several only what no rank can beat is taken.
+        self._kinds: dict[tuple, tuple] = {}
+        #: The inner parts looked at last, and which of them have the same stages.
+        self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
+        #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
-
-    def units(self, recompute: str) -> tuple[Unit, ...]:
-        """The units in the order of the columns."""
-        blocks = tuple(Unit(kind, recompute) for kind in range(self.kinds))
-        return (*blocks, Unit("embedding", "none"), Unit("head", "none"))
+        self.names = self.glances.names
 
     def placed(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> list[Inner]:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
@@ -91,11 +87,25 @@ class Regions:
             *(mesh.pair(a, b) for a, b in zip(starts, (*starts[1:], starts[0]))),
         )
 
+    def kinds_of(self, core: Core, inner: Inner) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The kinds of slices of a layout: how many, and the device (its place in ``names``) of each pipeline rank."""
+        key = (core.tp, core.cp, core.pp, core.dp, inner.order)
+        found = self._kinds.get(key)
+        if found is None:
+            layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=inner.order)
+            found = self._kinds[key] = tuple(
+                (len(k.members), tuple(self.names.index(d.name) for d in k.devices))
+                for k in kinds(layout, self.cluster)
+            )
+        return found
+
     def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
-        """What layers cost under each inner part; on unequal islands on the fastest of them."""
+        """What layers cost under each inner part, on every kind of device."""
         columns = [self._inner(core, inner) for inner in inners]
+        each = np.array([c[0] for c in columns]).transpose(1, 2, 0, 3)
         return Costs(
-            seconds=np.array([c[0] for c in columns]).transpose(1, 0, 2),
+            each=each,
+            slowest=each[0] if self.alike else np.array([c[5] for c in columns]).transpose(1, 0, 2),
             send=np.array([c[1] for c in columns]),
             saved=np.array([c[2] for c in columns]),
             held=np.array([c[3] for c in columns]),
@@ -111,113 +121,66 @@ class Regions:
         key = ("columns", *sorted(modes))
         found = book.rows.get(key)
         if found is None:
-            seconds, kept = [], []
-            for mode in modes:
-                units = self.units(mode)
-                seconds.append([[self._fastest(book, mesh, u, which) for u in units] for which in PASSES])
-                kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
-            found = book.rows[key] = (np.min(seconds, axis=0), *np.min(kept, axis=0))
+            found = book.rows[key] = self._columns(book, mesh, modes)
         send = 0.0
-        if core.pp > 1 and self.alike:
+        if core.pp > 1:
             stride = plan.layout.stride("pp")
             key = ("send", book, stride, core.devices)
             send = self._prices.get(key)
             if send is None:
                 send = self._prices[key] = self._send(mesh, book, stride)
-        return found[0], send, *found[1:]
+        return found[0], send, *found[2:], found[1]
 
-    def _fastest(self, book: Book, mesh: Mesh, unit: Unit, which: str) -> float:
-        """A pass over a unit where it is fastest: on any rank of any slice."""
+    def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
+        """Seconds [D, 4, U] where a device is fastest and [4, U] where the slowest is slowest, and bytes kept."""
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
-        return min(book.unit(unit, which, device, start).seconds for device, start in where)
+        fastest, slowest, kept = [], [], []
+        for mode in modes:
+            units = self.glances.units(mode)
+            kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
+            each = np.full((len(self.names), len(PASSES), self.num_units), np.inf)
+            most = np.zeros((len(PASSES), self.num_units))
+            for device, start in where:
+                seconds = np.array([[book.unit(u, which, device, start).seconds for u in units] for which in PASSES])
+                index = self.names.index(device)
+                each[index] = np.minimum(each[index], seconds)
+                most = np.maximum(most, seconds)
+            fastest.append(each)
+            slowest.append(most)
+        return np.min(fastest, axis=0), np.max(slowest, axis=0), *np.min(kept, axis=0)
 
-    def _send(self, mesh, book: Book, stride: int) -> float:
-        """A message between the first two ranks of a pipeline: no pair of neighbours is closer."""
-        return self._price(book.stages, Send(mesh.pair(0, stride)), mesh)
+    def _send(self, mesh: Mesh, book: Book, stride: int) -> float:
+        """A message between neighbouring ranks of a pipeline, the nearest of them; on equal islands the first two."""
+        pairs = {mesh.pair(0, stride)}
+        if not self.alike:
+            pairs = {mesh.pair(a, b) for s in mesh.slices for a, b in pairwise(s.starts)}
+        return min(self._price(book.stages, Send(pair), mesh) for pair in pairs)
 
     def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
+        if isinstance(key, Exchange):
+            price = self.evaluator.costs.price
+            device = (mesh or stages.mesh).slices[0].devices[0]
+            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
+            return sum(price(work, device).seconds for work in works)
         priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
         return float(priced.durations[0])
 
-    def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
-        """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
-        (sp, algorithm, attention) that go with the core."""
-        layers = np.array(self.model.layers_by_kind, float)
-        least = min(float((self._alone(core, way).kernels[:2, : self.kinds] @ layers).sum()) for way in ways)
-        return self.train.global_batch // (core.dp * core.mb) * least / core.pp
-
-    def _alone(self, core: Core, way: tuple[bool, str, str]) -> Alone:
-        same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
-        found = self._alones.get(same)
-        if found is None:
-            plan = bare(core, *way)
-            book = self.layers.book(plan, self.layers.mesh(plan))
-            programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
-            found = self._alones[same] = Alone(
-                kernels=np.array([[self._kernels(entries) for entries in row] for row in programs]),
-                waited=tuple(tuple(waited_for(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
-            )
-        return found
-
-    def _kernels(self, entries: list[Entry]) -> float:
-        works = [e.work for e in entries if e.queue == "compute"]
-        price = self.evaluator.costs.price
-        return min(sum(price(work, d).seconds for work in works) for d in self.layers.devices.values())
-
-    def glance(self, core: Core, inners: Sequence[Inner]) -> Costs:
-        """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
-        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
-        columns = []
-        sizes = (core.tp, core.cp, core.mb, core.ep, core.etp)
-        near = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
-        known: dict[tuple, np.ndarray] = {}
-        for inner in inners:
-            again = inner.recompute == "full" and not inner.recompute_layers
-            way = (inner.sp, inner.algorithm, inner.attention)
-            brief = (near[inner.order], way, again, inner.dtype, "tp" in inner.overlap)
-            found = known.get(brief)
-            if found is None:
-                same = (sizes, *brief)
-                found = self._glances.get(same)
-                if found is None:
-                    found = self._glances[same] = self._glanced(core, inner, brief[0])
-                known[brief] = found
-            columns.append(found)
-        nothing = np.zeros((len(inners), self.num_units))
-        return Costs(
-            seconds=np.array(columns).transpose(1, 0, 2),
-            send=nothing[:, 0],
-            saved=nothing,
-            held=nothing,
-            working=nothing,
-        )
-
-    def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [4, U] of F, BW, B, W. A precision that is not the workload's makes kernels faster: then nothing is
-        known without pricing."""
-        if inner.dtype:
-            return np.zeros((len(PASSES), self.num_units))
-        alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
-        forward, whole, back, weight = alone.kernels
-        if "tp" not in inner.overlap and self.alike:
-            groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
-            price = self.evaluator.costs.price
-            forward, back = (
-                kernels
-                + [
-                    sum(
-                        n * price(Collective(op=op, num_bytes=size, group=groups[queue]), device).seconds
-                        for queue, op, size, n in unit
-                    )
-                    for unit in waited
-                ]
-                for kernels, waited in zip((forward, back), alone.waited)
-            )
-        whole = np.maximum(whole, back)
-        if inner.recompute == "full" and not inner.recompute_layers:
-            again = np.append(forward[: self.kinds], [0.0, 0.0])
-            back, whole = back + again, np.maximum(whole, back) + again
-        return np.stack((forward, whole, back, weight))
+    def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
+        """The inner parts in groups that have the same kinds of slices, shares and stages: these stages, one of the
+        group, and which they are."""
+        if self.alike and piped.stages != BALANCED:
+            return [(piped, inners[0], list(range(len(inners))))]
+        if self._grouped[0] is not inners:
+            alike: dict[tuple, list[int]] = {}
+            for a, i in enumerate(inners):
+                alike.setdefault((i.order, i.sp, i.attention, i.dtype, i.shares), []).append(a)
+            self._grouped = inners, list(alike.values())
+        groups: dict[tuple, list[int]] = {}
+        for chosen in self._grouped[1]:
+            one = inners[chosen[0]]
+            same = self.kinds_of(core, one), one.shares, concrete(core, one, piped, self.evaluator)
+            groups.setdefault(same, []).extend(chosen)
+        return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
 
     def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
@@ -231,7 +194,7 @@ class Regions:
                 plan = plan_of(core, inner, PLAIN, WHOLE)
                 mesh = self.layers.mesh(plan)
                 stages = self.layers.stages(plan, mesh)
-                params = (stages.params(u) for u in self.units("none")[: self.kinds])
+                params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
                 least = min(p.trained_dense + p.trained_expert for p in params)
                 work = Collective(
                     op="all_reduce",
@@ -241,26 +204,6 @@ class Regions:
                 device = next(iter(self.layers.devices.values()))
                 known[same] = 2 * piped.vpp * self.evaluator.costs.price(work, device).seconds
         return np.array([known[i.order, i.grads, i.dtype] for i in inners])
-
-    def _near(self, core: Core, order: tuple[str, ...]) -> int:
-        """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
-        # without experts, and on one island, a group is its size and how far apart its ranks are
-        simple = core.ep == 1 and self.alike
-        key = (
-            (core.devices, core.tp, layout.stride("tp"), core.cp, layout.stride("cp"))
-            if simple
-            else (core._replace(mb=1), order)
-        )
-        found = self._nears.get(key)
-        if found is None:
-            mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
-            groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
-            index = self._indices.setdefault(tuple(groups.values()), len(self._distinct))
-            if index == len(self._distinct):
-                self._distinct.append(groups)
-            found = self._nears[key] = index
-        return found
 
     def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
@@ -289,30 +232,60 @@ class Regions:
             self._counts[key] = found
         return found
 
-    def paths(self, core: Core, piped: Piped, costs: Costs) -> Paths:
-        """Rows of a schedule; the first context that asks says which times are typical."""
+    def paths(self, core: Core, piped: Piped, costs: Costs, devices: tuple[int, ...] = ()) -> Paths:
+        """Rows of a schedule, for ranks on these `devices` where that matters; the first context that asks says which
+        times are typical."""
         count = self.train.global_batch // (core.dp * core.mb)
-        key = (core.pp, count, piped)
+        # rows hold whatever the times; stages that are dealt are about as fast as each other, whatever they hold
+        dealt = isinstance(piped.stages, tuple)
+        key = (core.pp, count, piped.schedule, piped.vpp, () if dealt else devices, dealt)
         found = self._paths.get(key)
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
-            held = self.counts(core.pp * piped.vpp, piped.stages)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
-            f, _, b, w = (held @ costs.seconds[i, typical] for i in range(4))
+            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks)[:, 0]
             found = paths(actions, f, b, w, float(costs.send[typical]))
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
         return found
 
-    def makespan(self, core: Core, piped: Piped, costs: Costs, a: int) -> float:
-        """Seconds of the pipeline alone under one inner part's own times, -inf where stages or order are not known."""
-        if piped.stages == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
-            return -np.inf
-        count = self.train.global_batch // (core.dp * core.mb)
-        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+    def stage_seconds(
+        self,
+        core: Core,
+        piped: Piped,
+        costs: Costs,
+        chosen: list[int],
+        devices: tuple[int, ...],
+        stage_ranks: Sequence[tuple[int, ...]],
+    ) -> np.ndarray:
+        """Seconds of F, BW, B, W [4, chosen, S] of every stage under some inner parts, its ranks on `devices`; () where
+        all are alike. A stage on two ranks is as fast as on the faster one."""
         held = self.counts(core.pp * piped.vpp, piped.stages)
-        f, whole, b, w = (held @ costs.seconds[i, a] + self.host_s for i in range(4))
+        if not devices:
+            return costs.seconds[:, chosen] @ held.T
+        out = np.full((len(PASSES), len(chosen), len(held)), np.inf)
+        for turn in range(max(map(len, stage_ranks))):
+            owner = np.array([devices[ranks[turn % len(ranks)]] for ranks in stage_ranks])
+            for device in set(owner.tolist()):
+                there = np.flatnonzero(owner == device)
+                out[:, :, there] = np.minimum(out[:, :, there], costs.each[device][:, chosen] @ held[there].T)
+        return out
+
+    def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
+        """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
+        piped = concrete(core, inner, piped, self.evaluator)
+        if inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
+            return -np.inf
+        if self.alike:
+            return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())
+        found = self.kinds_of(core, inner)
+        counts = inner.shares if inner.shares != EVEN else [self.train.global_batch // (core.dp * core.mb)] * len(found)
+        return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
+
+    def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
+        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
+        f, whole, b, w = self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
         if np.any(actions.kind == W):
             # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
             b = np.minimum(b, whole)
@@ -339,16 +312,18 @@ class Regions:
         plan = plan_of(core, inner, PLAIN, state)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
-        units = self.units("none")
+        units = self.glances.units("none")
 
         def seconds(what: str, *chosen: Unit) -> float:
-            if core.dp * core.cp == 1 or not self.alike or (what == "gather" and not state.zero):
+            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
                 return 0.0
-            return self._price(stages, exchange_of(stages, mesh, chosen, what))
+            starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
+            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
+            return min(self._price(stages, exchange, mesh) for exchange in exchanges)
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
         trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
         devices = {d.name for s in mesh.slices for d in s.devices}
         update = min(self._price(stages, Update(trained / core.pp, d)) for d in devices)
@@ -360,7 +335,7 @@ class Regions:
         )
 
     def _updated(self, stages, unit: Unit) -> float:
-        return _Updates(None, None, None, stages, stages.mesh).parameters((unit,))
+        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
 
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
@@ -370,11 +345,21 @@ class Regions:
         alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
         beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
-        for i, unit in enumerate(self.units("none")):
+        for i, unit in enumerate(self.glances.units("none")):
             params = (beside if unit.kind == "head" else stages).params(unit)
             out[i] = sum(static_bytes(plan, self.train, params).values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)
+        return out
+
+    def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""
+        plan = plan_of(core, inner, PLAIN, state)
+        out = np.zeros(self.num_units)
+        if core.pp > 1 and plan.layout.shards_gradients:
+            stages = self.layers.stages(plan, self.layers.mesh(plan))
+            for i, unit in enumerate(self.glances.units("none")[: self.kinds]):
+                out[i] = unscattered_bytes(plan, stages.params(unit))
         return out
 
 

@@ -105,7 +105,7 @@ def _listed(space: Space, facet: str) -> tuple:
 
 
 def _values(facet: str, text: str, place: str) -> tuple[Any, ...]:
-    if facet == "stages" and text not in (EVEN, BALANCED):
+    if facet in ("stages", "shares") and text not in (EVEN, BALANCED):
         return (tuple(_number(facet, part, place) for part in text.split(",")),)
     return tuple(_value(facet, part.strip().lower(), place) for part in text.split(","))
 
@@ -133,7 +133,7 @@ def _value(facet: str, text: str, place: str) -> Any:
             return max(1.0, float(text))
         except ValueError:
             raise _unknown(facet, text, place, "a ratio such as 1.2") from None
-    if facet == "stages":
+    if facet in ("stages", "shares"):
         return text
     return _choice(facet, text, {n: n for n in NAMES[facet]}, place)
 

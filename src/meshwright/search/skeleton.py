@@ -17,8 +17,10 @@ from meshwright.graph import KIND, QUEUE, TaskGraph
 from meshwright.lower import Lowered
 from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.place import Mesh
+from meshwright.lower.residency import IN_FLIGHT
 from meshwright.lower.stages import Stages
-from meshwright.lower.step import Exchange, Key, Pass, Send, Update
+from meshwright.lower.state import unscattered_bytes
+from meshwright.lower.step import Exchange, Key, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions, W
 from meshwright.spec.model import Model
@@ -66,7 +68,6 @@ def structure(plan: Plan, model: Model, num_microbatches: int) -> tuple | None:
         return None
     if replicas > 1 and not plan.overlap.dp:
         return None
-    alone = layout.pp == 1 and layout.shard_group > 1
     return (
         layout.pp,
         layout.stages,
@@ -77,7 +78,8 @@ def structure(plan: Plan, model: Model, num_microbatches: int) -> tuple | None:
         plan.memory.layers,
         replicas > 1,
         layout.zero >= 1,
-        (layout.zero == 3 and alone, layout.zero >= 2 and alone),
+        gathers_again(layout),
+        layout.shards_gradients,
         plan.overlap,
     )
 
@@ -104,17 +106,30 @@ class Skeleton:
         freed_by = np.where(kind == KIND["W"], 1, np.where((kind == KIND["B"]) & split, 2, 3))
         code = np.where(workspace, np.where(memory.at_end, 5, 4), np.where(kind == KIND["F"], 0, freed_by))
         self._code, self._stage = code, graph.attribute("stage")[memory.task]
+        self._gradients: dict[tuple, int] = {}
+        self._scattered: list[tuple[int, int]] = []
+        if IN_FLIGHT in memory.categories:
+            for event in np.flatnonzero(memory.category == memory.categories.index(IN_FLIGHT)).tolist():
+                task = memory.task[event]
+                role = self.roles[graph.cost_key[task]]
+                units = role.units if memory.at_end[event] else self.compositions[self._stage[event]].units
+                self._scattered.append((event, self._gradients.setdefault(units, len(self._gradients))))
 
-    def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray) -> TaskGraph:
+    def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray, stages: Stages) -> TaskGraph:
         """The graph with the sizes of what each stage [num_stages] saves, holds until W and works with, in bytes."""
         table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
-        memory = msgspec.structs.replace(self.graph.memory, num_bytes=table[self._code, self._stage])
+        num_bytes = table[self._code, self._stage]
+        if self._scattered:
+            whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self._gradients])
+            event, units = np.array(self._scattered).T
+            num_bytes[event] = np.where(self.graph.memory.at_end[event], 0.0 - whole[units], whole[units])
+        memory = msgspec.structs.replace(self.graph.memory, num_bytes=num_bytes)
         return msgspec.structs.replace(self.graph, memory=memory)
 
     def keys(self, stages: Stages, mesh: Mesh) -> list[Key]:
         """The cost key of every role for a plan of this structure."""
         starts, device = mesh.slices[0].starts, mesh.slices[0].devices[0].name
-        updates = _Updates(None, None, self.actions, stages, mesh)
+        updates = _Updates(None, None, [self.actions], stages, mesh)
         everyone = mesh.group("tp", "cp", "dp", "pp")
         found: list[Key] = []
         for role in self.roles:

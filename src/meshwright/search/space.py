@@ -4,12 +4,12 @@ A plan is a point in four parts, because they are nearly independent and that is
 the *core* (sizes of the axes, microbatch) decides which of the others are legal; the *inner* part (order of the axes,
 recompute, kernels, precision) what a layer costs; the *piped* part (schedule, chunks, layers per stage) how
 microbatches go through; the *state* part (ZeRO and its scope) what is exchanged around them. Values that would write
-the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 under a pipeline) appear once.
+the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 with one stage a rank) appear once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import permutations, product
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ import msgspec
 from meshwright import schedules
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision, Sequence, check
 from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.plan.slices import kinds, meet_inside
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -47,7 +48,8 @@ class Core(NamedTuple):
 
 
 class Inner(NamedTuple):
-    """What decides the cost of a layer besides the sizes."""
+    """What decides the cost of a layer besides the sizes; and ``shares`` of the batch, which go with the order: even,
+    balanced, or microbatches of each kind of slice."""
 
     order: tuple[str, ...]
     sp: bool
@@ -61,6 +63,7 @@ class Inner(NamedTuple):
     moments: str
     overlap: tuple[str, ...]
     imbalance: float
+    shares: str | tuple[int, ...] = EVEN
 
 
 class Piped(NamedTuple):
@@ -101,6 +104,7 @@ FACETS: dict[str, str] = {
     "moments": "stored optimizer moments",
     "overlap": "communication beside compute",
     "imbalance": "load of the busiest expert rank over the mean",
+    "shares": "microbatches of each kind of slice on unequal islands: even, balanced by search/shares.py, or numbers",
     "schedule": "pipeline schedule",
     "vpp": "chunks per pipeline rank",
     "stages": "layers per stage: even, balanced by the partition of search/partition.py, or numbers",
@@ -161,6 +165,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
             "moments": (usual.precision.moments,),
             "overlap": (("dp", "pp"),),
             "imbalance": (usual.experts.imbalance,),
+            "shares": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
             "schedule": tuple(n for n in schedules.families() if n not in SEARCHED),
             "vpp": None,
             "stages": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
@@ -218,7 +223,24 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     )
     rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance"))
     ways = tuple(legal_inner(space, core, model, cluster, train))
-    return list(_combined(ways, tuple(_orders(space, core)), recompute, rest))
+    orders = _orders(space, core)
+    shared = {order: _shares(space, core, order, cluster) for order in orders}
+    found = _combined(ways, tuple(orders), recompute, rest)
+    if all(shares == [EVEN] for shares in shared.values()):
+        return list(found)
+    return [inner._replace(shares=shares) for inner in found for shares in shared[inner.order]]
+
+
+def _shares(space: Space, core: Core, order: tuple[str, ...], cluster: Cluster) -> list[str | tuple[int, ...]]:
+    """Batch shares that mean something: several kinds of slices that exchange nothing in every microbatch."""
+    layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
+    found = kinds(layout, cluster)
+    apart = len(found) > 1 and meet_inside(layout, core.ep * (core.etp or core.tp), found)
+    return [
+        value
+        for value in space["shares"]
+        if value == EVEN or (apart and (value == BALANCED or len(value) == len(found)))
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -284,9 +306,19 @@ def _chunks(space: Space, core: Core, model: Model, family) -> list[int]:
     ]
 
 
-def together(core: Core, piped: Piped, state: State) -> bool:
-    """Whether a schedule goes with a ZeRO stage: parameters held whole on two ranks cannot be sharded."""
-    return core.pp == 1 or state.zero < 3 or schedules.get(piped.schedule).placement != "bidirectional"
+def together(core: Core, piped: Piped, state: State, among: Collection[State]) -> bool:
+    """Whether a schedule goes with a ZeRO stage: what two ranks hold whole cannot be sharded, and with one stage a rank
+    ZeRO-2 is ZeRO-1 in other words, if that is `among` the state parts."""
+    if core.pp == 1 or state.zero < 2:
+        return True
+    if schedules.get(piped.schedule).placement == "bidirectional":
+        return False
+    return state.zero == 3 or piped.vpp > 1 or State(1, state.shard) not in among
+
+
+def exchanges_once(core: Core, state: State) -> bool:
+    """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one."""
+    return not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
 
 
 def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[State]:
@@ -296,8 +328,6 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[Sta
     for zero in space["zero"]:
         if replicas == 1 and zero and 0 in space["zero"]:
             continue
-        if zero == 2 and core.pp > 1 and 1 in space["zero"]:
-            continue  # under a pipeline gradients accumulate whole, so it is ZeRO-1
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
         out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
@@ -341,6 +371,7 @@ def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
             shard=state.shard,
             order=inner.order,
             stages=piped.stages if isinstance(piped.stages, tuple) else (),
+            shares=inner.shares if isinstance(inner.shares, tuple) else (),
         ),
         pipeline=Pipeline(schedule=piped.schedule, vpp=piped.vpp, microbatch=core.mb),
         sequence=Sequence(algorithm=inner.algorithm),

@@ -16,8 +16,8 @@ import numpy as np
 
 from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluated, Evaluator
-from meshwright.search.partition import with_stages
-from meshwright.search.space import Core, Inner, Piped, Space, State, cores, plan_of
+from meshwright.search.settle import settled
+from meshwright.search.space import Core, Inner, Piped, Space, State, cores
 
 #: Seconds between looks at the progress, and between lines of it where they stay.
 LOOK_S, LINES_S = 0.2, 5.0
@@ -52,6 +52,7 @@ class Walk:
         self.known = known or {}
         self._record, self._report = record, report
         self.tried: dict[tuple, Tried] = {}
+        self._plans: dict[Plan, Evaluated] = {}
         self.rejected: Counter[str] = Counter()
         self.covered = self.bounded = 0
         self.stopped = False
@@ -91,13 +92,16 @@ class Walk:
         point = (core, inner, piped, state)
         found = self.tried.get(point)
         if found is None:
-            plan = with_stages(plan_of(*point), piped, self.evaluator)
-            answer = self.known.get(plan.text()) or self.evaluator(plan)
+            plan = settled(*point, self.evaluator)
+            again = self._plans.get(plan)  # even and balanced may come to the same
+            answer = again or self.known.get(plan.text()) or self.evaluator(plan)
             found = self.tried[point] = Tried(plan, *answer)
-            if self._record is not None:
-                self._record(plan, answer)
-            if answer.fits:
-                self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
+            if again is None:
+                self._plans[plan] = answer
+                if self._record is not None:
+                    self._record(plan, answer)
+                if answer.fits:
+                    self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
         self._tick()
         return Evaluated(found.step_time_s, found.headroom_bytes)
 
@@ -123,8 +127,8 @@ class Walk:
 
     def fitting(self) -> list[Tried]:
         """Evaluated plans that fit, best first; of equally good ones, the one with fewer words."""
-        fits = [t for t in self.tried.values() if t.headroom_bytes >= 0]
-        return sorted(fits, key=self._place)
+        fits = {t.plan: t for t in self.tried.values() if t.headroom_bytes >= 0}
+        return sorted(fits.values(), key=self._place)
 
     def _place(self, tried: Tried) -> tuple[float, int, str]:
         text = tried.plan.text()

@@ -93,7 +93,11 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
     total = float(np.sum(parts))
-    if issue > total:
+    if device.synchronous:
+        # issuing and running are the same core's work, one after the other
+        parts[CAUSE["host"]] += issue
+        spread[CAUSE["host"]] = issue * HOST_SIGMA
+    elif issue > total:
         parts[CAUSE["host"]] += issue - total
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
     return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated)

@@ -68,16 +68,20 @@ def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
     return [Node("compute", sum(node.seconds for node in nodes), None, [])]
 
 
-def times(lowered: Lowered, costs: Costs) -> Times:
-    """Start and end in seconds [N] of every task of the lowered graph when its exchanges share the ports they use."""
-    return _Shared(lowered, costs).times()
+def times(lowered: Lowered, costs: Costs, *, inside: bool = True) -> Times:
+    """Start and end in seconds [N] of every task of the lowered graph when its exchanges share the ports they use.
+
+    With `inside` the exchanges inside passes count too, which costs minutes for tens of thousands of passes; without,
+    only those of the step graph.
+    """
+    return _Shared(lowered, costs, inside=inside).times()
 
 
 class _Shared:
     """Builds the graph of parts and its flows."""
 
-    def __init__(self, lowered: Lowered, costs: Costs):
-        self.lowered, self.costs, self.graph = lowered, costs, lowered.graph
+    def __init__(self, lowered: Lowered, costs: Costs, *, inside: bool):
+        self.lowered, self.costs, self.graph, self.inside = lowered, costs, lowered.graph, inside
         self.pricer = Pricer(lowered, costs)
         self.durations = self.pricer.all().durations
         self.builder = GraphBuilder(self.graph.streams.ranks)
@@ -149,6 +153,8 @@ class _Shared:
         """A pass cut at its exchanges. What it takes beyond them (a host that issues too slowly, kernels that lose SMs)
         comes at its end."""
         known = self.parts.get(number)
+        if known is None and not self.inside:
+            known = self.parts[number] = [Node("compute", float(self.durations[number]), None, [])]
         if known is None:
             device = self.pricer.devices[key.device]
             known = self.parts[number] = cut(self.pricer, key, device)

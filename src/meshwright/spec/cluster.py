@@ -36,6 +36,10 @@ __all__ = [
 ]
 
 
+#: The device that ``meshwright calibrate --here`` measured.
+HERE = "here"
+
+
 def load(text: str) -> Cluster:
     """The cluster a text names: a ``.toml`` path, a catalog name, or a short name such as ``64xh100``.
 
@@ -119,7 +123,19 @@ def _catalog_device(name: str) -> Device:
 
 
 def _catalog_text(kind: str, name: str) -> str:
+    if kind == "devices" and name == HERE:
+        return _measured_device().read_text(encoding="utf-8")
     return catalog.folder(kind).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _measured_device() -> Path:
+    return catalog.measured_here() / "here.toml"
+
+
+def forget_here() -> None:
+    """Read the measured device anew: it was written just now."""
+    _device_names.cache_clear()
+    _catalog_device.cache_clear()
 
 
 def _machine(name: str) -> Machine | None:
@@ -163,7 +179,7 @@ def _plain(name: str) -> str:
 def _device_names() -> dict[str, str]:
     """Name or alias, plain -> file name."""
     found = {}
-    for name in catalog.names("devices"):
+    for name in (*catalog.names("devices"), *((HERE,) if _measured_device().is_file() else ())):
         head = file.parse(_catalog_text("devices", name), name)
         found |= {_plain(alias): name for alias in (name, *head.get("aliases", ()))}
     return found

@@ -111,6 +111,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         price_usd_hour: a typical on-demand price of one device for one hour; the source gives offer and year.
         mtbf_hours: hours of one device per unexpected interruption of the job it runs, from any cause.
         scale_up: the fabric inside the node ("nvlink4", "pcie5", "xgmi", "ici").
+        cores: > 0: the device is one of so many processor cores, which a node's ranks share when there are more of
+            them, and which run the kernels they issue themselves, so that issuing takes its time as well.
+        comm_slowdown: share of its speed that compute loses while a collective runs beside it; None: what the
+            device's fabric makes likely.
+        framework: the framework profile that is meant when a prediction names none.
         node, levels: the standard node and the standard tree around it, used when a cluster is only a count.
     """
 
@@ -135,6 +140,14 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     efficiency: Efficiency | None = None
     aliases: tuple[str, ...] = ()
     differs_from: str = ""
+    cores: int = 0
+    comm_slowdown: float | None = None
+    framework: str = ""
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether issuing a kernel and running it are the same processor's work."""
+        return self.cores > 0
 
     @property
     def domain_size(self) -> int:

@@ -215,7 +215,7 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
             pp=pp,
             dp=dp,
             cp=cp,
-            zero=whole(row, "zero_stage", 1 if usual.overlap else 0),
+            zero=_zero(whole(row, "zero_stage", 1 if usual.overlap else 0), pp),
             sp=(sp == "True" if sp else usual.sp) or (moe and tp > 1),
         ),
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
@@ -228,6 +228,12 @@ def _plan(row: dict[str, str], framework: Framework, model: Model, train: Train,
         ),
         overlap=Overlap(**{name: name in usual.overlap for name in Overlap.__struct_fields__}),
     )
+
+
+def _zero(stage: int, pp: int) -> int:
+    """What papers call ZeRO-2 beside a pipeline shards the optimizer and reduces gradients once a step, out of a buffer
+    that is whole (Megatron-LM's distributed optimizer, and what is built on it): ZeRO-1 here."""
+    return 1 if stage == 2 and pp > 1 else stage
 
 
 def _master(row: dict[str, str], usual: str) -> str:

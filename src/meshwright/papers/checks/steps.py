@@ -5,6 +5,7 @@ One rule fills what a paper leaves open, the same for every row:
 
 * microbatch 4 without a pipeline, else 1; two chunks per rank where layers and microbatches divide, else one;
 * fp16 with dropout; no sequence parallelism unless the row says so (MegaScale's both systems have it);
+* ZeRO-2 beside a pipeline is Megatron-LM's distributed optimizer, whose gradient buffer is whole: zero1;
 * attention as separate kernels and gradients exchanged after the last backward, as Megatron-LM did in 2021 and 2022;
   MegaScale's own system: FlashAttention, and overlap in data, tensor and pipeline parallelism, which it is about.
 
@@ -46,7 +47,8 @@ def plan_of(row: dict[str, Any]) -> str:
     divides = pp > 1 and layers % (2 * pp) == 0 and row["batch"] // (dp * micro) % pp == 0
     vpp = row.get("vpp") or (2 if divides else 1)
     megascale = row["system"] == "megascale"
-    words = [f"tp{tp} pp{pp} dp{dp} mb{micro} zero{row.get('zero', 0)}"]
+    zero = min(row.get("zero", 0), 1) if pp > 1 else row.get("zero", 0)
+    words = [f"tp{tp} pp{pp} dp{dp} mb{micro} zero{zero}"]
     words.append(f"interleaved vpp{vpp}" if vpp > 1 else "1f1b")
     words.append({"none": "norecompute"}.get(row["recompute"], row["recompute"]))
     words.append("flash overlap=dp,tp,pp" if megascale else "unfused overlap=pp")

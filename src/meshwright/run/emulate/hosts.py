@@ -115,8 +115,9 @@ class Hosts:
         place = Path(self._folder.name)
         (place / "script.json").write_bytes(msgspec.json.encode(script))
         job = {"script": str(place / "script.json"), "steps": steps, "out": str(place / "times.npz")}
-        self._process.stdin.write(msgspec.json.encode(job | {"timeout_s": timeout_s}).decode() + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # the answer says that its process ended
+            self._process.stdin.write(msgspec.json.encode(job | {"timeout_s": timeout_s}).decode() + "\n")
+            self._process.stdin.flush()
         self._answer()
         with np.load(place / "times.npz", allow_pickle=False) as saved:
             return Measured(times=saved["times"], late=saved["late"])

@@ -9,12 +9,12 @@ import numpy as np
 
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
-from meshwright.graph import KIND
+from meshwright.graph import KIND, KINDS
 from meshwright.lower import Lowered
+from meshwright.measured import COLLECTIVES, rank_name
 from meshwright.plan import Plan, check
 from meshwright.predict import predict, simulate
 from meshwright.prediction import Prediction
-from meshwright.run.assemble import process_name
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
@@ -28,6 +28,8 @@ from meshwright.timeline import Timeline
 #: What the busiest rank's kernels take in a step when nobody says a scale.
 COMPUTE_S = 0.6
 MAX_RANKS = 32
+#: A sleep that ends so late was not slept on a machine that ran; steps are then measured again, in so many rounds.
+STOOD_STILL_S, ROUNDS = 0.005, 4
 #: Causes of time that are slept.
 KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 
@@ -37,8 +39,9 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
 
     ``shared_s`` is the predicted step when exchanges that meet on a rank's port share it (``simulate/ports.py``), which
     they do here; the prediction itself lets them pass each other. ``steps_s`` are the measured step times after the
-    warm-up, ``timeline`` the step nearest to their median, every rank apart. ``late_s`` is the 95th percentile of how
-    much later than meant a sleep ended: far below a task's length, or the machine was too busy to believe the steps.
+    warm-up, ``timeline`` the step nearest to their median, every rank apart. ``disturbed`` steps more were left out,
+    because the machine stood still in them. ``late_s`` is the 95th percentile of how much later than meant a sleep
+    ended: far below a task's length, or the machine was too busy to believe the steps.
     """
 
     prediction: Prediction
@@ -47,6 +50,7 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     scale: float
     steps_s: tuple[float, ...]
+    disturbed: int
     late_s: float
     timeline: Timeline
 
@@ -127,10 +131,10 @@ def on_hosts(
     lowered = simulate(plan, model, target, train, costs).lowered
     script = script_of(lowered, costs)
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
-    measured = hosts.run(script, repeats + 1, timeout_s=timeout)
-    steps = measured.times[1:, :, 1].max(axis=1)
-    middle = 1 + int(np.argsort(steps)[len(steps) // 2])
-    sleeps = measured.late[1:][measured.late[1:] != 0]
+    measured, disturbed = _undisturbed(hosts, script, repeats, timeout)
+    steps = measured.times[:, :, 1].max(axis=1)
+    middle = int(np.argsort(steps)[len(steps) // 2])
+    sleeps = measured.late[measured.late != 0]
     return Emulated(
         prediction=prediction,
         shared_s=float(ports.times(lowered, costs)[1].max()),
@@ -138,9 +142,32 @@ def on_hosts(
         cluster=target,
         scale=scale,
         steps_s=tuple(steps.tolist()),
+        disturbed=disturbed,
         late_s=quantiles(sleeps.tolist(), n=20)[-1] if len(sleeps) > 1 else 0.0,
         timeline=timeline_of(lowered, script, measured, middle, prediction.timeline.identity),
     )
+
+
+def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -> tuple[Measured, int]:
+    """`repeats` steps after a warm-up in which no sleep ended far too late, and how many others there were: a machine
+    that stood still says nothing of the plan. All of them where so many cannot be had in a few rounds."""
+    final = [
+        first + max(i for i, op in enumerate(ops) if script.streams[op.stream] == "compute")
+        for first, ops in zip(script.first_op, script.ranks)
+    ]  # nothing waits for a rank's last kernel, so its waking does not matter
+    times, late = [], []
+    for _ in range(ROUNDS):
+        found = hosts.run(script, repeats + 1, timeout_s=timeout_s)
+        times.append(found.times[1:])
+        late.append(found.late[1:])
+        everything = Measured(times=np.concatenate(times), late=np.concatenate(late))
+        mattered = np.delete(everything.late, final, axis=1).max(axis=1, initial=0.0)
+        good = np.flatnonzero(mattered <= STOOD_STILL_S)
+        if len(good) >= repeats:
+            break
+    bad = len(mattered) - len(good)
+    chosen = good[:repeats] if len(good) >= repeats else np.arange(len(mattered))
+    return Measured(times=everything.times[chosen], late=everything.late[chosen]), bad
 
 
 def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
@@ -155,13 +182,15 @@ def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan
 
 def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: dict[str, str]) -> Timeline:
     """The spans of one measured step, with the keys of the simulated one, for every real rank. A message ends when it
-    has arrived, which its receiver knows."""
+    has arrived, which its receiver knows; a collective starts when its last rank comes, as waiting is no part of it."""
     graph, times = lowered.graph, measured.times[step]
     own = [r // lowered.mesh.layout.stride("pp") % lowered.mesh.layout.pp for r in range(len(script.ranks))]
     rows: list[tuple[int, int, int, float, float]] = []  # task, rank, stream, start, end
+    together: dict[tuple[int, int], list[int]] = {}  # (task, channel) -> rows
     sent: dict[tuple[int, int], int] = {}  # (task, sending rank) -> row
     for rank, ops in enumerate(script.ranks):
         at, began, ended = script.first_op[rank], {}, {}
+        channel = {op.task: op.channel for op in ops}
         for i, op in enumerate(ops):
             start, end = times[at + i]
             began[op.task] = min(began.get(op.task, start), start)
@@ -170,6 +199,8 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
             for stream in graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]]:
                 if graph.streams.rank[stream] == own[rank]:
                     sent[task, rank] = len(rows)
+                    if KINDS[graph.kind[task]] in COLLECTIVES:
+                        together.setdefault((task, channel[task]), []).append(len(rows))
                     rows.append((task, rank, int(stream), began[task], ended[task]))
     arrived: dict[tuple[int, int], float] = {}
     for rank, ops in enumerate(script.ranks):
@@ -185,8 +216,10 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
     task, rank, stream, start, end = (np.array(column) for column in zip(*rows))
     for key, at in arrived.items():
         end[sent[key]] = at
+    for members in together.values():
+        start[members] = np.minimum(start[members].max(), end[members])
     return Timeline(
-        ranks=tuple(process_name(lowered.stages.plan, r) for r in range(len(script.ranks))),
+        ranks=tuple(_name(lowered, r) for r in range(len(script.ranks))),
         multiplicity=(1,) * len(script.ranks),
         task=task.astype(np.int32),
         rank=rank.astype(np.int32),
@@ -200,6 +233,13 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
         keys=graph.keys,
         identity=identity,
     )
+
+
+def _name(lowered: Lowered, rank: int) -> str:
+    """What a rank is called: its place on every axis."""
+    layout = lowered.mesh.layout
+    place = {axis: rank // layout.stride(axis) % getattr(layout, axis) for axis in layout.order}
+    return rank_name(place["pp"], **{a: place[a] for a in ("dp", "cp", "tp") if getattr(layout, a) > 1})
 
 
 def arrived_from(ops, op) -> int:

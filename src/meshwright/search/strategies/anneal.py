@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
-from meshwright.search.space import Core, inners, pipelines, states, together
+from meshwright.search.space import EVEN, Core, exchanges_once, inners, pipelines, states, together
 from meshwright.search.walk import Walk
 
 STEPS, RESTARTS = 400, 4
@@ -31,13 +31,13 @@ def run(walk: Walk) -> bool:
     walk.covers(parts.size())
     for _ in range(RESTARTS):
         point = parts.draw(rng)
-        while not together(point[0], *point[2:]):
+        while not parts.together(point):
             point = parts.draw(rng)
         energy = _energy(walk, walk.evaluate(*point))
         for step in range(STEPS):
             heat = HOT * (COLD / HOT) ** (step / STEPS)
             moved = parts.neighbour(rng, point)
-            if not together(moved[0], *moved[2:]):
+            if not parts.together(moved):
                 continue
             after = _energy(walk, walk.evaluate(*moved))
             if after <= energy or rng.random() < exp((energy - after) / energy / heat):
@@ -71,6 +71,12 @@ class _Parts:
                 states(walk.space, core, walk.cluster, walk.train),
             )
         return found
+
+    def together(self, point: tuple) -> bool:
+        """Whether a point's parts go together."""
+        core, inner, piped, state = point
+        apart = inner.shares == EVEN or exchanges_once(core, state)
+        return apart and together(core, piped, state, self.of(core)[2])
 
     def size(self) -> int:
         """Legal points."""

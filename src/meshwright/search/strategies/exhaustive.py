@@ -49,7 +49,8 @@ class Region:
         a, b, _ = np.unravel_index(flat, self.bound_s.shape)
         found = self._exact.get((a, b))
         if found is None:
-            found = regions.makespan(self.scope.core, self.scope.pipelines[b], self.costs, a) - self.paths_s[a, b]
+            found = regions.makespan(self.scope.core, self.scope.inners[a], self.scope.pipelines[b], self.costs, a)
+            found -= self.paths_s[a, b]
             self._exact[a, b] = found
         return float(self.bound_s.flat[flat]) + max(0.0, found)
 
@@ -58,9 +59,11 @@ def run(walk: Walk) -> bool:
     """Walk the whole space; True when the best is proven, which it is unless the walk was stopped."""
     regions = Regions(walk.evaluator)
     ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
-    _scout(walk, regions, ordered)
+    _scout(walk, regions, [scope for _, scope in ordered[:SCOUTS]])
+    shortened = _shortened(walk, regions, ordered)
+    _scout(walk, regions, shortened[: 8 * SCOUTS])
     found: list[Region] = []
-    for scope in _shortened(walk, regions, ordered):
+    for scope in shortened:
         region = bounded_region(walk, regions, scope)
         if region is not None:
             found.append(region)
@@ -81,7 +84,7 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
         if ideal * (1 - ROUNDING) > worth:
             walk.reject(KERNELS, scope.size())
             continue
-        share = even_share(regions, scope.core, regions.glance(scope.core, scope.inners))
+        share = even_share(regions, scope.core, regions.glances.costs(scope.core, scope.inners))
         kept = [i for i, seconds in zip(scope.inners, share.tolist()) if seconds * (1 - ROUNDING) <= worth]
         left = scope._replace(inners=kept)
         walk.reject(LAYERS, scope.size() - left.size())
@@ -107,7 +110,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
-        yield regions.ideal_seconds(core, ways), scope
+        yield regions.glances.ideal_seconds(core, ways), scope
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
@@ -124,21 +127,24 @@ def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
     return seconds * (1 + (core.pp - 1) / (2 * count))
 
 
-def _scout(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> None:
-    """A good plan early, so that bounds have something to be worse than: layers inside a node, axes in the usual
-    order, the most promising first. Nothing is rejected here."""
-    for _, scope in ordered[:SCOUTS]:
+def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
+    """Good plans early, so that bounds have something to be worse than: axes in the usual order, a few plans of each
+    core, the lowest bounds first. Nothing is rejected here."""
+    dives: list[tuple[float, int, Region, int]] = []
+    for scope in scopes:
         usual = [i for i in scope.inners if i.order == scope.inners[0].order]
         region = _bounded(walk, regions, scope._replace(inners=usual), reject=False)
-        for leaf in np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ():
-            if walk.evaluate(*region.part(leaf)).fits:
-                break
+        leaves = np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ()
+        dives += [(float(region.bound_s.flat[leaf]), len(dives), region, leaf) for leaf in leaves]
+    for bound_s, _, region, leaf in sorted(dives, key=lambda dive: dive[:2]):
+        if np.isfinite(bound_s) and region.tightened_s(regions, leaf) <= walk.worth_s:
+            walk.evaluate(*region.part(leaf))
 
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
     size = scope.size()
-    rough, _ = compute_seconds(regions, scope, regions.glance(scope.core, scope.inners))
+    rough, _ = compute_seconds(regions, scope, regions.glances.costs(scope.core, scope.inners))
     kept = _kept(walk, scope, rough)
     walk.reject(LAYERS, size - kept.size())
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
@@ -155,7 +161,8 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     rejected = Counter({PATHS: size - kept.size()})
     region = None
     if kept.size():
-        costs = regions.costs(scope.core, kept.inners)
+        place = {inner: i for i, inner in enumerate(scope.inners)}
+        costs = costs.rows([place[inner] for inner in kept.inners])
         exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
         paths_s, least = compute_seconds(regions, kept, costs)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)

@@ -1,0 +1,265 @@
+"""A profile of this machine: device, tables and host times, from what ``run/bench.py`` timed.
+
+Kernels and collectives become tables as they are. Host times are fitted: the executor's own passes over a few small
+models are predicted with the tables, and what is left is explained by three constants (memory-bound kernels the
+executor runs over what fused ones need, time to issue one, time per pass), least squares of the relative errors.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from meshwright.atomic import write_bytes
+from meshwright.cost.chain import Costs
+from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
+from meshwright.cost.framework import Framework
+from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
+from meshwright.graph import KIND
+from meshwright.predict import simulate
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
+
+if TYPE_CHECKING:
+    from meshwright.run.bench import Machine, PassTimes, Timed
+
+NAME = "here"
+FRAMEWORK = "meshwright-run"
+#: Constants that are fitted, with the step the linear model is built from and the least each can be.
+FITTED = {"elementwise_passes": (1.0, 1.0), "host_us_per_kernel": (1.0, 0.0), "host_us_per_pass": (100.0, 0.0)}
+
+
+#: Times the linear model is built anew.
+ROUNDS = 4
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True):
+    """The fitted profile, and for every timed model (what, measured seconds, predicted seconds)."""
+
+    framework: Framework
+    rows: tuple[tuple[str, float, float], ...]
+
+    @property
+    def mean_error(self) -> float:
+        return float(np.mean([abs(p / m - 1) for _, m, p in self.rows]))
+
+
+def tables(machine: Machine) -> Measured:
+    """The tables of a machine's kernels and collectives."""
+    from meshwright.run import bench
+
+    def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
+        spread = float(np.median([t.spread for t in timed])) / 1.35  # interquartile range to standard deviation
+        return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread)
+
+    gemm = (bench.GEMM_M, bench.GEMM_NK, bench.GEMM_NK)
+    return Measured(
+        format_version=FORMAT_VERSION,
+        source=f"{machine.name}, {machine.cores} {'GPUs' if machine.kind == 'cuda' else 'cores'}",
+        gemm={dtype: of(gemm, timed) for dtype, timed in machine.gemm.items()},
+        attention={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention.items()},
+        attention_backward={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention_backward.items()},
+        elementwise=of((bench.ELEMENTWISE,), machine.elementwise),
+        collectives={name: of((bench.COLLECTIVE_BYTES,), timed) for name, timed in machine.collectives.items()},
+    )
+
+
+def device_toml(machine: Machine) -> str:
+    """The device ``here``: a core or a GPU of this machine."""
+    from meshwright.run import bench
+
+    peak = {}
+    for dtype, timed in machine.gemm.items():
+        shapes = [(m, n, k) for m in bench.GEMM_M for n in bench.GEMM_NK for k in bench.GEMM_NK]
+        peak[dtype] = max(2 * m * n * k / t.seconds for (m, n, k), t in zip(shapes, timed, strict=True))
+    memory = max(size / t.seconds for size, t in zip(bench.ELEMENTWISE, machine.elementwise, strict=True))
+    links = [
+        size / t.seconds
+        for name, timed in machine.collectives.items()
+        for size, t in zip(bench.COLLECTIVE_BYTES, timed, strict=True)
+        if name == "send 2"
+    ]
+    gpu = machine.kind == "cuda"
+    share = machine.memory_bytes if gpu else machine.memory_bytes // max(1, machine.cores)
+    host = {"node": "devices = 64\nnics = 1\nnic_gbit_s = 10.0\nhost_memory_bytes = %d\npcie_gb_s = 16.0\ncpus = %d"}
+    lines = [
+        "format_version = 1",
+        f'name = "{NAME}"',
+        f'title = "{machine.name} (this machine)"',
+        f'vendor = "{"GPU" if gpu else "CPU"}"',
+        'architecture = "as measured"',
+        f"memory_bytes = {share}",
+        # below 10 a file is taken to say TB/s; the table of kernels is what prices are read from
+        f"memory_gb_s = {max(10.0, memory / 1e9):.4g}",
+        "num_sms = 1",
+        'scale_up = "loopback"',
+        f"cores = {0 if gpu else machine.cores}",
+        f"comm_slowdown = {machine.comm_slowdown:.3f}",
+        f'framework = "{FRAMEWORK}"',
+        "",
+        "[peak_flops]",
+        *(f"{dtype} = {flops:.4g}" for dtype, flops in peak.items()),
+        "",
+        "[sources]",
+        '"*" = "meshwright calibrate --here: micro-benchmarks on this machine"',
+        "",
+        "[efficiency]",
+        "gemm = 1.0",
+        "memory = 1.0",
+        'source = "peaks are the best this machine was seen to do"',
+        "",
+        "[node]",
+        *(host["node"] % (machine.memory_bytes, machine.cores)).split("\n"),
+        "",
+        "[node.sources]",
+        '"*" = "the operating system; the NIC is not measured"',
+        "",
+        "[[levels]]",
+        'name = "loopback"',
+        "arity = 64",
+        f"gb_s = {max(links, default=1e9) / 1e9:.4g}",
+        "latency_us = 20.0",
+        'topology = "switch"',
+        "",
+        "[levels.sources]",
+        '"*" = "meshwright calibrate --here: messages between two processes"',
+        "",
+        "[[levels]]",
+        'name = "network"',
+        "arity = 0",
+        "gb_s = 1.25",
+        "latency_us = 50.0",
+        'topology = "switch"',
+        "scale_out = true",
+        "",
+        "[levels.sources]",
+        '"*" = "not measured: ten-gigabit Ethernet"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def fit(machine: Machine) -> Fit:
+    """Host times of the executor on this machine."""
+    start = Framework(
+        name=FRAMEWORK, elementwise_passes=1.0, host_us_per_kernel=0.0, host_us_per_collective=0.0, host_us_per_pass=0.0
+    )
+    cluster = _one(machine)
+    link = Link(tables(machine))
+    measured = np.array([t for p in machine.passes for t in (p.forward.seconds, p.backward.seconds)])
+    at = start
+    for _ in range(ROUNDS):  # times are nearly linear in the constants
+        base, slopes = _times(machine, cluster, link, at), []
+        for name, (step, _least) in FITTED.items():
+            moved = msgspec.structs.replace(at, **{name: getattr(at, name) + step})
+            slopes.append((_times(machine, cluster, link, moved) - base) / step)
+        slopes = np.array(slopes).T
+        origin = base - slopes @ np.array([getattr(at, name) - least for name, (_, least) in FITTED.items()])
+        found = _least_squares(slopes / measured[:, None], (measured - origin) / measured)
+        constants = {
+            name: float(f"{least + value:.4g}") for (name, (_, least)), value in zip(FITTED.items(), found.tolist())
+        }
+        at = msgspec.structs.replace(at, **constants)
+    predicted = _times(machine, cluster, link, at)
+    names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward")]
+    rows = tuple(zip(names, measured.tolist(), predicted.tolist(), strict=True))
+    error = float(np.sqrt(np.mean((predicted / measured - 1) ** 2)))
+    whole = msgspec.structs.replace(
+        at,
+        title="Meshwright's executor on this machine",
+        context_bytes=float(2**28),
+        communicator_bytes=0.0,
+        step_sigma=round(max(0.03, error), 3),
+        source=f"fitted to {len(rows)} passes of {len(machine.passes)} models timed here: {error:.1%} rms error",
+        flagged=False,
+    )
+    return Fit(framework=whole, rows=rows)
+
+
+def _describe(p: PassTimes) -> str:
+    shape = "llama" if p.layer.gated else "gpt"
+    return f"{shape} h{p.layer.hidden} s{p.layer.seq} mb{p.layer.microbatch}"
+
+
+def _one(machine: Machine) -> Cluster:
+    """One device alone."""
+    text = device_toml(machine)
+    from meshwright.spec import cluster_file
+    from meshwright.spec import cluster_names as short
+    from meshwright.spec.cluster import Machine as Kind
+
+    device = cluster_file.device_from(cluster_file.parse(text, NAME), NAME)
+    kind = Kind(name=NAME, device=device, node=device.node, levels=device.levels)
+    term = short.Term(text=f"1x{NAME}", name=NAME, first=1, second=None)
+    return short.join(f"1x{NAME}", (short.island_from(term, kind, counts_machines=False),))
+
+
+def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> np.ndarray:
+    """Predicted seconds of every timed forward and backward."""
+    from meshwright.run import bench
+
+    out = []
+    for p in machine.passes:
+        layer = p.layer
+        model = transformer(
+            layers=bench.LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=bench.VOCAB, ffn=layer.ffn,
+            gated=layer.gated, max_seq_len=layer.seq,
+        )  # fmt: skip
+        train = Train(global_batch=layer.microbatch, seq_len=layer.seq, dtype=machine.dtypes[0])
+        run = simulate(bench.plan_of(layer), model, cluster, train, Costs(framework, (link,)))
+        graph, seconds = run.lowered.graph, run.priced.durations
+        for kind in ("F", "BW"):
+            out.append(float(seconds[graph.cost_key[graph.kind == KIND[kind]]].sum()))
+    return np.array(out)
+
+
+def _least_squares(slopes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Non-negative x that minimises |slopes x - wanted|: columns that would go below zero are left out, the most
+    negative first (what an active set does for three columns)."""
+    kept = list(range(slopes.shape[1]))
+    while kept:
+        found = np.linalg.lstsq(slopes[:, kept], wanted, rcond=None)[0]
+        if (found >= 0).all():
+            break
+        kept.remove(kept[int(np.argmin(found))])
+    out = np.zeros(slopes.shape[1])
+    if kept:
+        out[kept] = found
+    return out
+
+
+def write(machine: Machine, folder: Path) -> Fit:
+    """Write device, tables and framework profile; each file whole or not at all.
+
+    Raises:
+        MeshwrightError: X104 when the folder cannot be written to.
+    """
+    found = fit(machine)
+    folder.mkdir(parents=True, exist_ok=True)
+    f = found.framework
+    profile = "\n".join(
+        [
+            f"format_version = {FRAMEWORK_VERSION}",
+            f'name = "{f.name}"',
+            f'title = "{f.title}"',
+            *(f"{name} = {getattr(f, name)}" for name in (*FITTED, "host_us_per_collective", "context_bytes")),
+            f"communicator_bytes = {f.communicator_bytes}",
+            f"step_sigma = {f.step_sigma}",
+            f'source = "{f.source}"',
+            "flagged = false",
+            "",
+            "[defaults]",
+            'params = "bf16"',
+            'source = "the executor\'s own"',
+        ]
+    )
+    write_bytes(folder / "here.json", msgspec.json.format(msgspec.json.encode(tables(machine)), indent=0))
+    write_bytes(folder / "framework.toml", (profile + "\n").encode())
+    write_bytes(folder / "here.toml", device_toml(machine).encode())
+    return found
+
+
+__all__ = ["Fit", "device_toml", "fit", "tables", "write"]

@@ -1,0 +1,22 @@
+"""What a command needs that planning and predicting do not."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from meshwright.errors import Diagnostic
+
+
+def lacking(command: str, *modules: str) -> list[Diagnostic]:
+    """L003 when a module that `command` needs is not installed; nothing is imported."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if not missing:
+        return []
+    return [
+        Diagnostic(
+            code="L003",
+            message=f"{command} needs {' and '.join(missing)}, not installed here",
+            place=f"meshwright {command}",
+            help='pip install "meshwright[run]"; predicting and searching need none of it',
+        )
+    ]

@@ -1,0 +1,164 @@
+"""Measured tables as the first link of the cost chain: what ``meshwright calibrate --here`` timed on this machine.
+
+A table has a grid of log-spaced sizes and seconds at each; between them the logarithm of the time is interpolated
+linearly, beyond them the time grows with the work, and the answer says so. Tables answer for the device ``here`` alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from math import log
+from pathlib import Path
+
+import msgspec
+
+from meshwright import catalog
+from meshwright.cost.chain import EXTRAPOLATED, Estimate
+from meshwright.errors import MeshwrightError
+from meshwright.spec.hardware import Device
+from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
+
+FORMAT_VERSION = 1
+
+
+class Table(msgspec.Struct, frozen=True, kw_only=True):
+    """``seconds`` at every point of the grid ``axes`` (each ascending), the last axis fastest; ``spread`` the relative
+    interquartile range of the repeats, in the median over the points."""
+
+    axes: tuple[tuple[float, ...], ...]
+    seconds: tuple[float, ...]
+    spread: float = 0.0
+
+    def at(self, x: tuple[float, ...]) -> tuple[float, bool]:
+        """(seconds, inside the grid?) at a point; a coordinate outside is moved to the edge."""
+        low, share, inside = [], [], True
+        for axis, value in zip(self.axes, x):
+            clamped = min(max(value, axis[0]), axis[-1])
+            inside &= 0.5 * axis[0] <= value <= 2 * axis[-1]
+            i = max(0, min(len(axis) - 2, next((j - 1 for j, v in enumerate(axis) if v >= clamped), 0)))
+            low.append(i)
+            width = log(axis[i + 1] / axis[i]) if len(axis) > 1 else 1.0
+            share.append(log(clamped / axis[i]) / width if len(axis) > 1 else 0.0)
+        total = 0.0
+        for corner in itertools.product((0, 1), repeat=len(low)):
+            weight, index = 1.0, 0
+            for axis, i, s, c in zip(self.axes, low, share, corner):
+                weight *= s if c else 1 - s
+                index = index * len(axis) + min(i + c, len(axis) - 1)
+            if weight:
+                total += weight * log(self.seconds[index])
+        return 2.718281828459045**total, inside
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything timed on a machine: ``gemm`` (m, n, k), ``attention`` and ``attention_backward`` (batch * heads,
+    tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
+    operation and ranks (``all_reduce 2``)."""
+
+    format_version: int
+    source: str
+    gemm: dict[str, Table]
+    attention: dict[str, Table]
+    attention_backward: dict[str, Table]
+    elementwise: Table
+    collectives: dict[str, Table] = {}
+
+
+class Link:
+    """Prices work on the device ``here``."""
+
+    def __init__(self, tables: Measured):
+        self.tables = tables
+
+    def __call__(self, work: Work, device: Device) -> Estimate | None:
+        """Seconds of a work item; None for another device or what was not measured."""
+        if device.name != "here":
+            return None
+        match work:
+            case Gemm():
+                return self._gemm(work)
+            case GroupedGemm():
+                return self._grouped(work)
+            case Attention():
+                return self._attention(work)
+            case Elementwise():
+                return self._elementwise(work)
+            case Collective():
+                return self._collective(work)
+        return None
+
+    def _answer(self, table: Table, point: tuple[float, ...], cause: str, times: float = 1.0) -> Estimate:
+        """The table's time at a point, `times` as often; beyond its edge in proportion to the size."""
+        seconds, inside = table.at(point)
+        for axis, value in zip(table.axes, point):
+            seconds *= max(1.0, value / axis[-1]) * min(1.0, max(value / axis[0], 0.25))
+        source = f"measured here: {self.tables.source}" + ("" if inside else EXTRAPOLATED)
+        return Estimate(seconds * times, cause, source, max(0.03, table.spread) if inside else 0.3)
+
+    def _gemm(self, work: Gemm) -> Estimate | None:
+        table = self.tables.gemm.get(work.dtype)
+        if table is None:
+            return None
+        return self._answer(table, (work.m, work.n, work.k), "gemm", work.batch)
+
+    def _grouped(self, work: GroupedGemm) -> Estimate | None:
+        table = self.tables.gemm.get(work.dtype)
+        if table is None:
+            return None
+        rows = max(1.0, work.rows * work.imbalance / work.groups)
+        point = (work.k, work.n, rows) if work.weight_gradient else (rows, work.n, work.k)
+        return self._answer(table, point, "gemm", work.groups)
+
+    def _attention(self, work: Attention) -> Estimate | None:
+        tables = self.tables.attention_backward if work.backward else self.tables.attention
+        table = tables.get(work.dtype)
+        if table is None:
+            return None
+        # measured with a causal mask and as many keys as queries; another mask is another number of pairs
+        tokens = max(1.0, (2.0 * work.pairs) ** 0.5)
+        return self._answer(table, (work.batch * work.heads, tokens, work.head_dim), "attention")
+
+    def _elementwise(self, work: Elementwise) -> Estimate:
+        each = max(1.0, work.num_bytes / max(1, work.kernels))
+        return self._answer(self.tables.elementwise, (each,), "elementwise", max(1, work.kernels))
+
+    def _collective(self, work: Collective) -> Estimate | None:
+        ranks = work.group.size
+        if ranks <= 1 or work.num_bytes <= 0:
+            return Estimate(0.0, "network", "measured here", 0.0)
+        known = sorted(int(k.split()[1]) for k in self.tables.collectives if k.split()[0] == work.op)
+        if not known:
+            return None
+        nearest = min(known, key=lambda n: (abs(log(n / ranks)), n))
+        found = self._answer(self.tables.collectives[f"{work.op} {nearest}"], (work.num_bytes,), "network")
+        return found if nearest == ranks else found._replace(seconds=found.seconds * ranks / nearest, sigma=0.3)
+
+
+@cache
+def _read(path: Path) -> Link | None:
+    if not path.is_file():
+        return None
+    try:
+        tables = msgspec.json.decode(path.read_bytes(), type=Measured)
+    except msgspec.DecodeError as wrong:
+        tables, reason = None, str(wrong)
+    if tables is None or tables.format_version != FORMAT_VERSION:
+        what = reason if tables is None else f"format_version {tables.format_version} is not {FORMAT_VERSION}"
+        help = "measure again: meshwright calibrate --here"
+        raise MeshwrightError.one("K008", f"not measurements of a machine: {what}", place=str(path), help=help)
+    return Link(tables)
+
+
+def link() -> Link | None:
+    """What was measured on this machine, None when nothing was.
+
+    Raises:
+        MeshwrightError: K008 when the file is damaged.
+    """
+    return _read(catalog.measured_here() / "here.json")
+
+
+def forget() -> None:
+    """Read the tables anew: they were written just now."""
+    _read.cache_clear()

@@ -1,0 +1,63 @@
+"""Kinds of data-parallel slices: replicas of the pipeline that run on the same devices in the same order.
+
+On equal devices all slices are one kind. On unequal islands a slice is known by the device of each of its pipeline
+ranks, the slowest of the tensor- and context-parallel ranks there; kinds are numbered in the order of their first rank.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from meshwright.plan.facets import Layout
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.hardware import Device
+
+
+class Kind(NamedTuple):
+    """The ``members`` (indices along dp) of one kind, and the device of each pipeline rank."""
+
+    members: tuple[int, ...]
+    devices: tuple[Device, ...]
+
+
+def kinds(layout: Layout, cluster: Cluster) -> tuple[Kind, ...]:
+    """The kinds of slices of a layout whose ranks are all on the cluster."""
+    if len(cluster.islands) == 1:
+        return (Kind(tuple(range(layout.dp)), (cluster.islands[0].device,) * layout.pp),)
+    bounds = tuple((island.num_devices, island.device.name) for island in cluster.islands)
+    sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
+    speed = {i.device.name: max(i.device.peak_flops.values()) for i in cluster.islands}
+    device = {i.device.name: i.device for i in cluster.islands}
+    found = _kinds(sizes, tuple(layout.stride(a) for a in ("tp", "cp", "dp", "pp")), bounds, tuple(speed.items()))
+    return tuple(Kind(members, tuple(device[name] for name in names)) for members, names in found)
+
+
+def meet_inside(layout: Layout, experts: int, found: tuple[Kind, ...]) -> bool:
+    """Whether exchanges inside layers over `experts` neighbouring ranks (ep x etp) stay between slices of one kind."""
+    across = experts // (layout.tp * layout.cp)
+    kind_of = {d: k for k, kind in enumerate(found) for d in kind.members}
+    blocks = (range(a, min(a + across, layout.dp)) for a in range(0, layout.dp, across)) if across > 1 else ()
+    return all(len({kind_of[d] for d in block}) == 1 for block in blocks)
+
+
+@lru_cache(maxsize=4096)
+def _kinds(sizes: tuple, strides: tuple, bounds: tuple, speeds: tuple) -> tuple:
+    """(members, device names by pipeline rank) of every kind, from plain numbers."""
+    (tp, cp, dp, pp), (by_tp, by_cp, by_dp, by_pp), speed = sizes, strides, dict(speeds)
+    reach = (tp - 1) * by_tp + (cp - 1) * by_cp
+    ends, total = [], 0
+    for count, name in bounds:
+        total += count
+        ends.append((total, name))
+
+    def on(rank: int) -> str:
+        return next(name for end, name in ends if rank < end)
+
+    def slowest(start: int) -> str:
+        return min((on(start), on(start + reach)), key=lambda name: speed[name])
+
+    folded: dict[tuple[str, ...], list[int]] = {}
+    for d in range(dp):
+        folded.setdefault(tuple(slowest(d * by_dp + r * by_pp) for r in range(pp)), []).append(d)
+    return tuple((tuple(members), names) for names, members in folded.items())

@@ -1,0 +1,107 @@
+"""Settle: a point of the space as a plan, with what it leaves to an assignment: layers of each stage, batch shares.
+
+Both are worked out from the layers' prices on the devices they would run on. What is too much for memory, and what the
+schedule makes of it, is found when the plan is evaluated.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright import schedules
+from meshwright.lower.stages import Unit
+from meshwright.plan import Plan
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.partition import partition
+from meshwright.search.shares import apportion
+from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
+
+
+def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Evaluator) -> Plan:
+    """The plan at a point."""
+    plan = plan_of(core, inner, concrete(core, inner, piped, evaluator), state)
+    if inner.shares == BALANCED:
+        layout = msgspec.structs.replace(plan.layout, shares=_shares(plan, evaluator))
+        plan = msgspec.structs.replace(plan, layout=layout)
+    return plan
+
+
+def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
+    """The piped part with its layers dealt to stages. They are dealt by layers that recompute nothing and gather keys
+    and values, so that parts that differ in no more than that have the same stages, and one bound."""
+    if piped.stages != BALANCED:
+        return piped
+    usual = inner._replace(recompute="none", recompute_layers=0, algorithm="allgather", shares=EVEN)
+    key = (core, usual)
+    table = evaluator.stages.get(key)
+    if table is None:
+        plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
+        table = evaluator.stages[key] = _by_rank(plan, evaluator)
+    dealt = (core.pp, piped.vpp, table.tobytes())
+    if dealt not in evaluator.stages:
+        evaluator.stages[dealt] = _stages(table, core.pp, piped.vpp, evaluator)
+    return piped._replace(stages=evaluator.stages[dealt])
+
+
+def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
+    return _stages(_by_rank(plan, evaluator), plan.layout.pp, plan.pipeline.vpp, evaluator)
+
+
+class _Passes:
+    """Seconds of forward and backward of a microbatch through a unit on each pipeline rank of each kind of slice."""
+
+    def __init__(self, plan: Plan, evaluator: Evaluator):
+        self.mesh = evaluator.layers.mesh(plan)
+        self.book = evaluator.layers.book(plan, self.mesh)
+        self.alike = len(evaluator.cluster.islands) == 1
+
+    def __call__(self, unit: Unit, kind: int, rank: int) -> float:
+        place = self.mesh.slices[kind]
+        start = 0 if self.alike else place.starts[rank]
+        return sum(self.book.unit(unit, which, place.devices[rank].name, start).seconds for which in ("F", "BW"))
+
+
+def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
+    """Seconds [pp, U] of every kind of block, the embedding and the head on each pipeline rank; as every kind of slice
+    has the same stages, on the slowest of them."""
+    passes, blocks = _Passes(plan, evaluator), range(len(evaluator.model.blocks))
+    units = [*(Unit(kind, "none") for kind in blocks), Unit("embedding", "none"), Unit("head", "none")]
+    slices = range(len(passes.mesh.slices))
+    return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
+
+
+def _stages(table: np.ndarray, pp: int, vpp: int, evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers per stage, from seconds by rank."""
+    rank = np.arange(pp * vpp) % pp
+    pattern = list(evaluator.model.pattern)
+    return partition(table[rank][:, pattern], first=table[rank, -2], last=table[rank, -1])
+
+
+def _shares(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
+    """Microbatches of each kind of slice; () where whole microbatches that the schedule can run do not add up."""
+    passes, layout, pipeline = _Passes(plan, evaluator), plan.layout, plan.pipeline
+    kinds, train = passes.mesh.slices, evaluator.train
+    total = train.global_batch // pipeline.microbatch
+    even = total // layout.dp
+    order = schedules.build(pipeline.schedule, layout.pp, even, pipeline.vpp)
+    compositions = evaluator.layers.stages(plan, passes.mesh).compositions
+    seconds = np.zeros((len(kinds), layout.pp))
+    for stage, ranks in enumerate(order.stage_ranks):
+        for kind in range(len(kinds)):
+            for rank in ranks:
+                spent = sum(passes(unit, kind, rank) for unit in compositions[stage].units)
+                seconds[kind, rank] += spent / len(ranks)
+    slowest = seconds.max(axis=1)
+    family = schedules.get(pipeline.schedule)
+    most = total // min(kind.multiplicity for kind in kinds)
+    legal = [n for n in range(1, most + 1) if not family.legality(layout.pp, n, pipeline.vpp)]
+    found = apportion(
+        slowest.tolist(),
+        ((seconds.sum(axis=1) - slowest) / pipeline.vpp).tolist(),
+        [kind.multiplicity for kind in kinds],
+        total,
+        np.array(legal, np.int64),
+    )
+    return () if found is None or len(set(found)) == 1 else found

@@ -1,0 +1,161 @@
+"""The profile of this machine: tables between their points, shared cores, and host times found again."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from meshwright.calibrate import here
+from meshwright.cost.chain import EXTRAPOLATED, Costs
+from meshwright.cost.framework import Framework
+from meshwright.cost.measured import Link, Table
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse
+from meshwright.predict import simulate
+from meshwright.run import bench
+from meshwright.spec.cluster import load
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
+from meshwright.work import Collective, Elementwise, Gemm, Group
+
+FLOPS, BYTES = 5e10, 8e9
+
+
+def timed(seconds):
+    return bench.Timed(seconds, 0.0)
+
+
+def machine(passes=()):
+    """A machine whose tables follow simple laws."""
+    shapes = [(m, n, k) for m in bench.GEMM_M for n in bench.GEMM_NK for k in bench.GEMM_NK]
+    cores = [(h, s, d) for h in bench.ATTENTION[0] for s in bench.ATTENTION[1] for d in bench.ATTENTION[2]]
+    return bench.Machine(
+        kind="cpu",
+        cores=2,
+        memory_bytes=2**34,
+        name="test",
+        dtypes=("fp32",),
+        gemm={"fp32": [timed(2 * m * n * k / FLOPS) for m, n, k in shapes]},
+        attention={"fp32": [timed(2 * h * s * s * d / FLOPS) for h, s, d in cores]},
+        attention_backward={"fp32": [timed(5 * h * s * s * d / FLOPS) for h, s, d in cores]},
+        elementwise=[timed(1e-6 + size / BYTES) for size in bench.ELEMENTWISE],
+        collectives={
+            f"{op} {n}": [timed(1e-4 + size / 1e9) for size in bench.COLLECTIVE_BYTES]
+            for op in bench.OPS
+            for n in (2, 4)
+        },
+        passes=list(passes),
+        comm_slowdown=0.5,
+        seconds=1.0,
+    )
+
+
+@pytest.fixture
+def at_home(tmp_path, monkeypatch):
+    """A home of its own for what is measured."""
+    from meshwright.cost import framework, measured
+    from meshwright.spec import cluster
+
+    monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))
+    yield tmp_path
+    cluster.forget_here()
+    measured.forget()
+    framework.frameworks.cache_clear()
+
+
+def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
+    table = Table(axes=((1.0, 4.0, 16.0), (10.0, 1000.0)), seconds=(1.0, 100.0, 2.0, 200.0, 4.0, 400.0))
+    for i, x in enumerate((1.0, 4.0, 16.0)):
+        for j, y in enumerate((10.0, 1000.0)):
+            assert table.at((x, y)) == (pytest.approx(table.seconds[2 * i + j]), True)
+    # seconds = x^0.5 y / 10 everywhere
+    assert table.at((2.0, 100.0))[0] == pytest.approx(2**0.5 * 10)
+    assert table.at((100.0, 100.0))[1] is False
+
+
+def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
+    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    device = load("2xhere").islands[0].device
+    link = Link(here.tables(machine()))
+    inside = link(Gemm(m=100, n=200, k=300, dtype="fp32"), device)
+    assert inside.seconds == pytest.approx(2 * 100 * 200 * 300 / FLOPS, rel=1e-6)
+    beyond = link(Gemm(m=100, n=200, k=80_000, dtype="fp32"), device)
+    assert beyond.source.endswith(EXTRAPOLATED) and beyond.sigma > inside.sigma
+    assert link(Gemm(m=8, n=8, k=8, dtype="bf16"), device) is None  # not measured: the next link's
+    assert link(Gemm(m=8, n=8, k=8, dtype="fp32"), load("1xh100").islands[0].device) is None
+    three = link(Elementwise(num_bytes=3 * 4096.0, kernels=3), device)
+    assert three.seconds == pytest.approx(3 * (1e-6 + 4096 / BYTES), rel=0.02)
+    group = Group(size=2, hops=())
+    assert link(Collective(op="send", num_bytes=4096.0, group=group), device).seconds == pytest.approx(
+        1e-4 + 4096e-9, rel=1e-6
+    )
+
+
+def _pass(layer, forward=1.0, backward=2.0):
+    return bench.PassTimes(
+        layer=layer, forward=timed(forward), backward=timed(backward), optimizer=timed(0.1), step=timed(10.0)
+    )
+
+
+def test_host_times_that_passes_were_made_with_are_found_again():
+    known = Framework(
+        name="meshwright-run",
+        elementwise_passes=3.0,
+        host_us_per_kernel=25.0,
+        host_us_per_collective=0.0,
+        host_us_per_pass=400.0,
+    )
+    empty = machine([_pass(layer) for layer in bench.LAYERS])
+    times = here._times(empty, here._one(empty), Link(here.tables(empty)), known)
+    made = machine([_pass(layer, f, b) for layer, f, b in zip(bench.LAYERS, times[::2], times[1::2], strict=True)])
+    found = here.fit(made)
+    for name in here.FITTED:
+        assert getattr(found.framework, name) == pytest.approx(getattr(known, name), rel=0.02), name
+    assert found.mean_error < 0.002
+
+
+def test_a_constant_never_goes_below_nothing():
+    slopes = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+    assert here._least_squares(slopes, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx([2.0, 0.0])
+
+
+MODEL = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True)
+TRAIN = Train(global_batch=8, seq_len=64, dtype="fp32")
+
+
+def _step(cluster, plan):
+    plan = parse(plan)
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(machine())),))
+    return simulate(plan, MODEL, cluster, TRAIN, costs)
+
+
+def test_twice_as_many_ranks_as_cores_take_twice_as_long_to_compute(at_home):
+    quiet = msgspec.structs.replace(machine([_pass(layer) for layer in bench.LAYERS]), comm_slowdown=0.0)
+    here.write(quiet, at_home)
+    two, four = _step(load("2xhere"), "dp2 mb1"), _step(load("4xhere"), "dp4 mb1")
+    passes = [float((r.end_s - r.start_s)[np.isin(r.lowered.graph.kind, (0, 3))].sum()) for r in (two, four)]
+    # half the microbatches a rank, each at half the speed
+    assert passes[1] == pytest.approx(passes[0], rel=1e-9)
+
+
+def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):
+    """Two cores for four stages: a lone microbatch is in one stage at a time, so that it takes no longer."""
+    here.write(machine([_pass(layer) for layer in bench.LAYERS]), at_home)
+    alone = Train(global_batch=1, seq_len=64, dtype="fp32")
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(machine())),))
+    crowded = simulate(parse("pp4 dp1 mb1"), MODEL, load("4xhere"), alone, costs)
+    island = load("4xhere").islands[0]
+    quad = msgspec.structs.replace(island.device, cores=4)
+    roomy = msgspec.structs.replace(load("4xhere"), islands=(msgspec.structs.replace(island, device=quad),))
+    spacious = simulate(parse("pp4 dp1 mb1"), MODEL, roomy, alone, costs)
+    last = [r.end_s[np.isin(r.lowered.graph.kind, (0, 3))].max() for r in (crowded, spacious)]
+    assert last[0] == pytest.approx(last[1], rel=1e-9)
+
+
+def test_a_damaged_file_is_refused_with_the_way_to_mend_it(at_home):
+    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    (at_home / "here.json").write_text("{")
+    from meshwright.cost import measured
+
+    measured.forget()
+    with pytest.raises(MeshwrightError, match="calibrate --here"):
+        measured.link()

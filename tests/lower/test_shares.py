@@ -1,0 +1,101 @@
+"""Batch shares: slices on faster devices run more microbatches of one step."""
+
+import numpy as np
+import pytest
+
+from meshwright.cost import Costs
+from meshwright.graph import KIND
+from meshwright.lower import lower
+from meshwright.plan import check, parse
+from meshwright.plan.slices import kinds
+from meshwright.plan.toml import dump, loads
+from meshwright.predict import predict, simulate
+from meshwright.spec import cluster
+from meshwright.spec.model import load
+from meshwright.spec.workload import Train
+from tests.random_plans import LLAMA, MIXTURE
+
+WHERE = cluster.load("8xa100-80 + 8xh100")
+TRAIN = Train(global_batch=64, seq_len=128)
+INSIDE = "tp2 pp2 dp4 mb1 order=tp-cp-pp-dp"  # slices 0, 1 on the first island, 2, 3 on the second
+
+
+def codes(words, model=LLAMA, where=WHERE, train=TRAIN):
+    return [d.code for d in check(parse(words), model, where, train)]
+
+
+def test_shares_are_words_and_toml_that_read_back():
+    plan = parse(f"{INSIDE} shares=10,22")
+    assert plan.layout.shares == (10, 22)
+    assert parse(plan.text()) == plan
+    assert loads(dump(plan)) == plan
+
+
+def test_kinds_of_slices_are_told_apart_by_the_devices_of_their_pipeline():
+    inside, across = parse(INSIDE).layout, parse("tp2 pp2 dp4 mb1").layout
+    assert [(k.members, {d.name for d in k.devices}) for k in kinds(inside, WHERE)] == [
+        ((0, 1), {"a100_80gb_sxm"}),
+        ((2, 3), {"h100_sxm"}),
+    ]
+    (only,) = kinds(across, WHERE)  # every pipeline begins on one island and ends on the other
+    assert only.members == (0, 1, 2, 3)
+    assert [d.name for d in only.devices] == ["a100_80gb_sxm", "h100_sxm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (f"{INSIDE} shares=10,22", []),
+        (f"{INSIDE} shares=10,20", ["P025"]),  # 2 x 10 + 2 x 20 = 60 of 64 sequences
+        (f"{INSIDE} shares=0,32", ["P025"]),
+        (f"{INSIDE} shares=10,11,11", ["P025"]),
+        ("tp2 pp2 dp4 mb1 shares=10,22", ["P025"]),  # one kind
+        (f"{INSIDE} shares=10,22 zero1", []),
+        (f"{INSIDE} shares=10,22 zero2", ["P026"]),
+        ("tp4 dp4 mb1 shares=10,22 fsdp", ["P026"]),
+        (f"{INSIDE} shares=10,22 fsdp", []),  # gathered once a step
+        (f"{INSIDE} shares=9,23 interleaved vpp2", ["S013", "S013"]),  # interleaved takes whole groups of pp
+    ],
+)
+def test_shares_that_mean_nothing_are_refused(words, expected):
+    assert codes(words) == expected
+
+
+def test_experts_exchange_tokens_between_slices_that_run_as_many_microbatches():
+    assert codes("tp2 dp8 ep4 etp1 mb1 shares=6,10", MIXTURE) == []
+    assert "P026" in codes("tp2 dp8 ep8 etp1 mb1 shares=6,10 order=dp-tp-cp-pp", MIXTURE) or (
+        "P026" in codes("dp16 ep16 mb1 shares=2,6", MIXTURE)
+    )
+
+
+def test_every_slice_runs_its_share_and_gradients_are_exchanged_once():
+    plan = parse(f"{INSIDE} shares=10,22 zero1")
+    lowered = lower(plan, LLAMA, WHERE, TRAIN)
+    graph = lowered.graph
+    rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
+    passes = graph.kind == KIND["BW"]
+    microbatches = [len(np.unique(graph.attribute("microbatch")[passes & (rank == r)])) for r in range(4)]
+    assert microbatches == [10, 10, 22, 22]
+    even = lower(parse(f"{INSIDE} zero1"), LLAMA, WHERE, TRAIN).graph
+    for kind in ("reduce_scatter", "all_gather", "optimizer"):
+        assert (graph.kind == KIND[kind]).sum() == (even.kind == KIND[kind]).sum()
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved vpp2", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("zero", ["", "zero1", "fsdp"])
+def test_equal_shares_are_no_shares(schedule, zero):
+    words = f"{INSIDE} {schedule} {zero}"
+    said, plain = (simulate(parse(w), LLAMA, WHERE, TRAIN, Costs()) for w in (f"{words} shares=16,16", words))
+    assert said.step_time_s == plain.step_time_s
+    np.testing.assert_array_equal(np.sort(said.end_s), np.sort(plain.end_s))
+
+
+def test_the_faster_slices_take_more_and_the_step_is_shorter():
+    """Peaks are as 989 to 312 (the data sheets): a quarter of the batch for the first island."""
+    model, train = load("llama3-8b"), Train(global_batch=64, seq_len=4096)
+    seconds = {
+        a: predict(model, WHERE, train, parse(f"{INSIDE} zero1 shares={a},{32 - a}"), detail=False).step_time_s
+        for a in (4, 8, 10, 12, 16, 20)
+    }
+    assert min(seconds, key=seconds.get) == 8
+    assert seconds[4] > seconds[8] < seconds[10] < seconds[12] < seconds[16] < seconds[20]
