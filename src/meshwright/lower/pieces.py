@@ -62,7 +62,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return self.tp_group, self.cp_group, self.ep_group, self.etp_group
+        return self.tp_group, self.cp_inner, self.cp_outer, self.ep_group, self.etp_group
 
     @property
     def tokens(self) -> int:
