@@ -1,4 +1,5 @@
-"""Writes what the program says today into the console blocks of README.md and docs/*.md.
+"""Writes what the program says today into the console blocks of README.md and docs/*.md, and the papers' states into
+docs/papers.md and the pages of the ideas.
 
 A block keeps its shape: of a command's output only the stretches between ``...`` lines are replaced, each starting at
 the line that shows the same words as before. Run it after a change of costs: ``python docs/refresh.py``.
@@ -43,7 +44,21 @@ def refreshed(block: str) -> str:
     return "\n".join(out) + "\n"
 
 
+def papers() -> None:
+    """The table of papers, and their lists in the pages of the ideas."""
+    from meshwright.papers.record import papers as known
+    from meshwright.papers.state import states
+    from meshwright.report import papers_markdown
+
+    found = states(report=lambda name: print(f"checking {name}", file=sys.stderr))
+    rows = [(paper, found[name]) for name, paper in known().items()]
+    papers_markdown.write(rows, ROOT / "docs" / "papers.md")
+    for path in sorted((ROOT / "docs").glob("idea-*.md")):
+        path.write_text(papers_markdown.refreshed(path.read_text(encoding="utf-8"), rows), encoding="utf-8")
+
+
 def main() -> None:
+    papers()
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         new = BLOCK.sub(lambda m: m[1] + refreshed(m[2]) + m[3], text)

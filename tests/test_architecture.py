@@ -33,7 +33,7 @@ ORDER = (
     ("run",),
     ("calibrate", "validate"),
     ("search",),
-    ("export",),
+    ("export", "papers"),
     ("report",),
     ("cli",),
     ("__main__",),

@@ -1,19 +1,17 @@
 """Zero Bubble's published bubble rates from its published times, and the schedule search against them."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
+from meshwright.papers import figures
 from meshwright.schedules import build, get
 from meshwright.schedules.timing import bubble_rate, cost, in_order_times, peak_in_flight
 from meshwright.schedules.verify import verify
 
-PUBLISHED = json.loads((Path(__file__).parent / "zero_bubble.json").read_text())
+PUBLISHED = figures.load("zero_bubble")
 ROWS = PUBLISHED["rows"]
 IDS = [f"{row['model']}-m{row['m']}" for row in ROWS]
 
@@ -39,7 +37,7 @@ def test_the_published_bubble_rate_is_met_to_four_digits(name, row):
 @pytest.mark.parametrize("row", ROWS, ids=IDS)
 def test_interleaved_is_within_five_percent_of_the_published_rate(row):
     # One layer per chunk: the first and last stage hold one layer less, so there are (layers + 2) / p chunks. The
-    # published figure leaves out waits between the last and the first rank: see validation/zero_bubble.py.
+    # published figure leaves out waits between the last and the first rank: see papers/checks/zero_bubble.py.
     chunks = (PUBLISHED["models"][row["model"]]["layers"] + 2) // row["p"]
     rate = bubble_rate(build("interleaved", row["p"], row["m"], chunks), *times(row, chunks))
     assert rate == pytest.approx(row["bubble"]["1F1B-I"], rel=0.05)

@@ -1,14 +1,12 @@
 """Pipelines through lowering and the project's own engine, against the schedules' own clock and Zero Bubble's table."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from meshwright import plan as plans
 from meshwright.lower import lower
 from meshwright.lower.step import Pass, Send
+from meshwright.papers import figures
 from meshwright.plan import check
 from meshwright.schedules import get
 from meshwright.schedules.timing import in_order_times
@@ -18,7 +16,7 @@ from meshwright.spec.workload import Train
 from meshwright.timeline import from_times
 from tests.random_plans import SCHEDULES, sized
 
-PUBLISHED = json.loads((Path(__file__).parents[1] / "schedules" / "zero_bubble.json").read_text())
+PUBLISHED = figures.load("zero_bubble")
 
 
 def pipeline(name, num_ranks, num_microbatches, vpp=None, overlap="dp,pp"):

@@ -1,14 +1,10 @@
 """Published steps of Megatron-LM, Korthikanti et al. and MegaScale within 20 percent, untuned, by one stated rule."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "validation"))
-import published_steps
+from meshwright.papers.checks.steps import all_rows, mean_errors
 
-COMPARED = published_steps.all_rows()
+COMPARED = all_rows()
 
 
 @pytest.mark.parametrize("one", COMPARED, ids=lambda c: f"{c.row['paper']}-{c.row['model']}-{c.row['gpus']}")
@@ -25,6 +21,6 @@ def test_every_plan_is_the_papers_and_fits_the_device():
 
 
 def test_no_paper_is_off_by_more_than_fifteen_percent_on_average(record_property):
-    errors = published_steps.mean_errors(COMPARED)
+    errors = mean_errors(COMPARED)
     record_property("mean errors", {paper: f"{error:.1%}" for paper, error in errors.items()})
     assert max(errors.values()) <= 0.15, errors

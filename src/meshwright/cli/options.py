@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 import tyro
@@ -18,9 +18,9 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
-def text(metavar: str, help: str) -> object:
-    """An option that takes one text, "" when it is not given."""
-    return Annotated[str, tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")]
+def text(metavar: str, help: str, *, name: str | None = None) -> object:
+    """An option that takes one text, "" when it is not given; ``name`` where it cannot be the field's."""
+    return Annotated[str, tyro.conf.arg(name=name, metavar=metavar, help=help, help_behavior_hint="")]
 
 
 def positional(metavar: str, help: str) -> object:
@@ -114,7 +114,6 @@ def _empty(argv: Sequence[str], command: str) -> list[Diagnostic]:
 
 def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> list[Diagnostic]:
     """X005 for every option that takes one value and was given several times."""
-    hints = get_type_hints(kind, include_extras=True)
     given = Counter(word.partition("=")[0] for word in argv)
     return [
         Diagnostic(
@@ -123,19 +122,20 @@ def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> lis
             place=f"meshwright {command}",
             help="keep one of them; meshwright diff compares two",
         )
-        for name, hint in hints.items()
-        if given[option := _written(name)] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
+        for option, hint in _named(kind)
+        if given[option] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
     ]
 
 
-def _written(name: str) -> str:
-    """A field as its option is written: ``save_every`` is ``--save-every``."""
-    return "--" + name.replace("_", "-")
+def _named(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Every option as it is written (``save_every`` is ``--save-every``), and its hint."""
+    hints = get_type_hints(kind, include_extras=True)
+    named = ((next((n for m in h.__metadata__ if (n := getattr(m, "name", None))), f), h) for f, h in hints.items())
+    return [("--" + name.replace("_", "-"), hint) for name, hint in named]
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    hints = get_type_hints(kind, include_extras=True)
-    known = [_written(name) for name, hint in hints.items() if tyro.conf.Positional not in hint.__metadata__]
+    known = [name for name, hint in _named(kind) if tyro.conf.Positional not in hint.__metadata__]
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

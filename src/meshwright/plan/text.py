@@ -114,6 +114,23 @@ def read(text: str, *, place: str = "--plan") -> Plan:
     Raises:
         MeshwrightError: P001 unknown word, P002 bad value, P003 contradiction; all at once.
     """
+    said = _said(text, place)
+    return _with_implied(_with_said(Plan(), said), said)
+
+
+def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
+    """`plan` with what the words say in place of what it said; a schedule brings its own number of chunks along.
+
+    Raises:
+        MeshwrightError: as :func:`read`.
+    """
+    said = _said(text, place)
+    changed = _with_said(plan, said)
+    return _with_implied(changed, said) if ("pipeline", "schedule") in said else changed
+
+
+def _said(text: str, place: str) -> dict[tuple[str, str], tuple[str, object]]:
+    """What the words say: (facet, field) -> (word, value)."""
     found: list[Diagnostic] = []
     said: dict[tuple[str, str], tuple[str, object]] = {}
     for word in text.lower().split():
@@ -136,12 +153,15 @@ def read(text: str, *, place: str = "--plan") -> Plan:
             said[facet, field] = (word, value)
     if found:
         raise MeshwrightError(found)
+    return said
+
+
+def _with_said(base: Plan, said: dict[tuple[str, str], tuple[str, object]]) -> Plan:
     facets: dict[str, dict[str, object]] = {}
     for (facet, field), (_, value) in said.items():
         facets.setdefault(facet, {})[field] = value
-    base = Plan()
     changed = {facet: msgspec.structs.replace(getattr(base, facet), **fields) for facet, fields in facets.items()}
-    return _with_implied(msgspec.structs.replace(base, **changed), said)
+    return msgspec.structs.replace(base, **changed)
 
 
 def _with_implied(plan: Plan, said: dict) -> Plan:

@@ -44,6 +44,11 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
     return piped._replace(stages=evaluator.stages[dealt])
 
 
+def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
+    return _stages(_by_rank(plan, evaluator), plan.layout.pp, plan.pipeline.vpp, evaluator)
+
+
 class _Passes:
     """Seconds of forward and backward of a microbatch through a unit on each pipeline rank of each kind of slice."""
 

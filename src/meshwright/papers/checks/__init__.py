@@ -1,0 +1,35 @@
+"""The checks, by name. Each simulates its recipe and compares with the figures of its paper."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from meshwright.papers.outcome import Check
+
+MODULES = (
+    "pipeline",
+    "zero_bubble",
+    "steps",
+    "data_parallel",
+    "layouts",
+    "experts",
+    "sequence",
+    "merging",
+    "sharding",
+    "rounds",
+    "codecs",
+    "decoding",
+    "dispatch",
+    "executed",
+)
+"""The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
+
+
+@cache
+def checks() -> dict[str, Check]:
+    """Every check by its name."""
+    found: dict[str, Check] = {}
+    for module in MODULES:
+        found |= import_module(f"meshwright.papers.checks.{module}").CHECKS
+    return found

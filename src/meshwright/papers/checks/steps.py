@@ -1,0 +1,225 @@
+"""Published training steps predicted, untuned: Megatron-LM (2104.04473, Tables 1 and 2), Korthikanti et al.
+(2205.05198, Table 5), MegaScale (2402.15627, Table 2) and TorchTitan's own benchmark tables.
+
+One rule fills what a paper leaves open, the same for every row:
+
+* microbatch 4 without a pipeline, else 1; two chunks per rank where layers and microbatches divide, else one;
+* fp16 with dropout; no sequence parallelism unless the row says so (MegaScale's both systems have it);
+* ZeRO-2 beside a pipeline is Megatron-LM's distributed optimizer, whose gradient buffer is whole: zero1;
+* attention as separate kernels and gradients exchanged after the last backward, as Megatron-LM did in 2021 and 2022;
+  MegaScale's own system: FlashAttention, and overlap in data, tensor and pipeline parallelism, which it is about.
+
+Nothing is fitted to these rows: devices, links and efficiencies are the catalog's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from meshwright.cost import load_framework, standard
+from meshwright.papers import figures
+from meshwright.papers.checks.pipeline import interleaving
+from meshwright.papers.outcome import ABOVE, AT_LEAST, AT_MOST, SIDE, WITHIN, Check, Figure, Outcome
+from meshwright.plan import parse
+from meshwright.predict import predict
+from meshwright.prediction import Prediction
+from meshwright.spec import cluster, model
+from meshwright.spec.workload import Train
+
+
+class Compared(NamedTuple):
+    """A published row, the plan that was predicted for it, and the prediction."""
+
+    row: dict[str, Any]
+    plan: str
+    found: Prediction
+
+    @property
+    def error(self) -> float:
+        """Predicted over published, minus one."""
+        return self.found.step_time_s / self.row["step_time_s"] - 1
+
+
+def plan_of(row: dict[str, Any]) -> str:
+    """The plan of a row in words, by the rule above."""
+    tp, pp, dp, layers = (row[key] for key in ("tp", "pp", "dp", "layers"))
+    micro = row.get("micro_batch") or (4 if pp == 1 else 1)
+    divides = pp > 1 and layers % (2 * pp) == 0 and row["batch"] // (dp * micro) % pp == 0
+    vpp = row.get("vpp") or (2 if divides else 1)
+    megascale = row["system"] == "megascale"
+    zero = min(row.get("zero", 0), 1) if pp > 1 else row.get("zero", 0)
+    words = [f"tp{tp} pp{pp} dp{dp} mb{micro} zero{zero}"]
+    words.append(f"interleaved vpp{vpp}" if vpp > 1 else "1f1b")
+    words.append({"none": "norecompute"}.get(row["recompute"], row["recompute"]))
+    words.append("flash overlap=dp,tp,pp" if megascale else "unfused overlap=pp")
+    if not row.get("sequence_parallel", row.get("paper") == "megascale"):
+        words.append("nosp")
+    return " ".join(words)
+
+
+def compare(row: dict[str, Any], plan: str = "", framework: str = "default") -> Compared:
+    """One row predicted, under its own plan or another, with the host costs of a framework profile."""
+    shape = {key: row[key] for key in ("layers", "hidden", "heads", "vocab")}
+    gpt = model.transformer(**shape, max_seq_len=row["seq"], name=row["model"])
+    train = Train(global_batch=row["batch"], seq_len=row["seq"], dtype="fp16", dropout=True)
+    plan = plan or plan_of(row)
+    costs = standard(load_framework(framework))
+    found = predict(gpt, cluster.load(f"{row['gpus']}xa100-80"), train, parse(plan), costs=costs, detail=False)
+    return Compared(row, plan, found)
+
+
+def all_rows(paper: str = "") -> list[Compared]:
+    """Every published row predicted, or those of one paper."""
+    return [compare(row) for row in figures.load("published_steps")["rows"] if paper in ("", row["paper"])]
+
+
+def mean_errors(compared: list[Compared]) -> dict[str, float]:
+    """Mean absolute error by paper."""
+    papers = dict.fromkeys(c.row["paper"] for c in compared)
+    by_paper = {paper: [abs(c.error) for c in compared if c.row["paper"] == paper] for paper in papers}
+    return {paper: sum(errors) / len(errors) for paper, errors in by_paper.items()}
+
+
+def megatron() -> Outcome:
+    """Table 1 row by row, Table 2's advantage over ZeRO-3, and the gain of interleaving."""
+    table = all_rows("sc21")
+    rows = [
+        Figure(
+            f"Table 1, {c.row['model']} on {c.row['gpus']} GPUs",
+            c.row["step_time_s"],
+            c.found.step_time_s,
+            "s",
+            WITHIN,
+            0.2,
+        )
+        for c in table
+    ]
+    ours = {
+        (c.row["model"], c.row["gpus"], c.row["system"]): c for c in map(_table_two, figures.load("ptdp_zero3")["rows"])
+    }
+    same_devices = (("GPT-174.6B", 768), ("GPT-174.6B", 1536), ("GPT-529.6B", 1120), ("GPT-529.6B", 2240))
+    beside = [_beside(ours, *one) for one in same_devices]
+    alone, whole = interleaving()
+    mean = sum(abs(c.error) for c in table) / len(table)
+    return Outcome(
+        figures=(
+            Figure("mean error of Table 1", None, mean, "", AT_MOST, 0.1),
+            *rows,
+            *beside,
+            Figure("interleaving, schedule alone, p=8 m=16", (23 / 16) / (39 / 32), alone, "x", WITHIN, 1e-9),
+            Figure("interleaving, 175B at batch 16 ('10+%')", 1.10, whole, "x", AT_LEAST),
+        ),
+        baseline="Table 2: DeepSpeed ZeRO-3 without model parallelism; interleaving: plain 1F1B",
+        assumptions=(
+            "what the paper leaves open is filled by one rule (see checks/steps.py)",
+            "step times follow from its teraFLOP/s by its equation 3",
+            "Table 2: the tensor-parallel size 8 of its model-parallel sizes is inferred",
+        ),
+    )
+
+
+def _table_two(row: dict[str, Any]) -> Compared:
+    full = {**row, "recompute": "full", "zero": 3 if row["system"] == "zero-3" else 0}
+    return compare(full)
+
+
+def _beside(ours: dict[tuple, Compared], model: str, devices: int) -> Figure:
+    """PTD-P's speed over ZeRO-3's on as many GPUs, with the same batch."""
+    fast, slow = ours[model, devices, "ptd-p"], ours[model, devices, "zero-3"]
+    said = slow.row["step_time_s"] / fast.row["step_time_s"]
+    found = slow.found.step_time_s / fast.found.step_time_s
+    return Figure(f"Table 2, PTD-P over ZeRO-3, {model} on {devices}", said, found, "x", SIDE)
+
+
+#: MegaScale's system against Megatron-LM's as words of a plan; each line of its Table 3 that a plan can say.
+ABLATION = (
+    ("Megatron-LM", "unfused overlap=pp"),
+    ("with FlashAttention", "flash overlap=pp"),
+    ("with overlap inside tensor parallelism", "flash overlap=pp,tp"),
+    ("with overlap of data parallelism", "flash overlap=dp,tp,pp"),
+)
+
+
+def megascale() -> Outcome:
+    """The ablation as plan flags, then Table 2."""
+    rows = [r for r in figures.load("published_steps")["rows"] if r["paper"] == "megascale"]
+    first = next(r for r in rows if r["gpus"] == 256)
+    base = plan_of({**first, "system": "megatron-lm"}).replace("unfused overlap=pp", "")
+    found = [compare(first, f"{base}{words}", "megatron-lm").found.mfu for _, words in ABLATION]
+    gains = [
+        Figure(f"MFU {name}, over the line before", None, after / before, "x", ABOVE)
+        for (name, _), before, after in zip(ABLATION[1:], found, found[1:])
+    ]
+    table = {(row["gpus"], row["system"]): compare(row, framework=row["system"]) for row in rows}
+    speedups = [
+        Figure(
+            f"Table 2, MegaScale over Megatron-LM, {n} GPUs",
+            table[n, "megatron-lm"].row["step_time_s"] / table[n, "megascale"].row["step_time_s"],
+            table[n, "megatron-lm"].found.step_time_s / table[n, "megascale"].found.step_time_s,
+            "x",
+            SIDE,
+        )
+        for n in (256, 512, 768, 1024)
+    ]
+    steps = [
+        Figure(f"Table 2, {c.row['system']}, {n} GPUs", c.row["step_time_s"], c.found.step_time_s, "s", WITHIN, 0.15)
+        for (n, _), c in table.items()
+    ]
+    return Outcome(
+        figures=(*gains, *speedups, *steps),
+        baseline="Megatron-LM on the same devices, model and batch",
+        assumptions=(
+            "set-up of its section 6, as the figures' file says; rows up to 1,024 GPUs",
+            "of Table 3 only what a plan says: the order of its lines, not their size, is judged",
+            "host costs are those of the catalog's megatron-lm and megascale profiles",
+        ),
+        missing=("parallel transformer blocks, sliding-window attention and LAMB of its Table 3",),
+    )
+
+
+def torchtitan() -> Outcome:
+    """Its benchmark tables, and what float8, compilation and asynchronous tensor parallelism are worth."""
+    data = figures.load("torchtitan")
+    ours = {row["id"]: _titan(row, data["hardware"]) for row in data["rows"] if row["compile"] and not row["rowwise"]}
+    said = {row["id"]: row for row in data["rows"]}
+    rows = [
+        Figure(_titled(said[name]), said[name]["tokens_s_gpu"], found, "tokens/s/GPU", WITHIN, 0.2)
+        for name, found in ours.items()
+    ]
+    pairs = (
+        ("float8 over bf16, 8B on 8", "2412t12", "2412t11"),
+        ("float8 over bf16, 8B on 128", "2412t32", "2412t31"),
+        ("async TP, 70B on 256, bf16", "2506_70b_0async_tp", "2506_70b_0"),
+        ("async TP, 70B on 256, float8", "2506_70b_1async_tp", "2506_70b_1"),
+        ("async TP, 8B on 64, bf16", "2506_8b_0async_tp", "2506_8b_0"),
+    )
+    gains = [
+        Figure(what, said[a]["tokens_s_gpu"] / said[b]["tokens_s_gpu"], ours[a] / ours[b], "x", WITHIN, 0.15)
+        for what, a, b in pairs
+    ]
+    return Outcome(
+        figures=(*gains, *rows),
+        baseline="the same row without the technique",
+        assumptions=(
+            "tables of the project's repository, not of the paper: December 2024 and June 2025",
+            "full sharding in 16 bits with fp32 master parameters; compiled rows only, as the catalog's profile is",
+        ),
+        missing=("rows without compilation and with row-wise float8, which no plan says",),
+    )
+
+
+def _titled(row: dict[str, Any]) -> str:
+    with_tp = f", async TP {'on' if row['async_tp'] else 'off'}" if row["tp"] > 1 else ""
+    return f"{row['table']}, {row['model']} {row['dtype']} on {row['gpus']}{with_tp}"
+
+
+def _titan(row: dict[str, Any], hardware: str) -> float:
+    """Predicted tokens per second and GPU of a row of TorchTitan's tables."""
+    words = f"tp{row['tp']} fsdp mb{row['micro_batch']} {row['recompute']} {row['dtype']}"
+    words += " overlap=dp,tp" if row["async_tp"] else " overlap=dp"
+    train = Train(global_batch=row["batch"], seq_len=row["seq"], dtype="bf16")
+    asked = model.load(row["model"]), cluster.load(f"{row['gpus']}x{hardware}"), train, parse(words)
+    return predict(*asked, costs=standard(load_framework("torchtitan")), detail=False).tokens_per_s_per_gpu
+
+
+CHECKS = {"megatron-ptdp": Check(megatron), "megascale": Check(megascale), "torchtitan": Check(torchtitan)}

@@ -1,0 +1,109 @@
+"""Outcome: what a check found, the paper's figures beside ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import msgspec
+
+#: How a figure is judged: as near the paper's as ``bound`` (relative), on the same side of 1 as it, at most or at least
+#: ``bound`` times it (``bound`` itself where the paper gives none), above or below 1 where it says so without a figure,
+#: or only shown.
+WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN = "within", "side", "at most", "at least", "shown"
+ABOVE, BELOW = "above 1", "below 1"
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged."""
+
+    what: str
+    paper: float | None
+    ours: float
+    unit: str = ""
+    judge: str = SHOWN
+    bound: float = 1.0
+
+    @property
+    def error(self) -> float | None:
+        """Ours over the paper's, minus one; None against a zero."""
+        return self.ours / self.paper - 1 if self.paper else None
+
+    @property
+    def ok(self) -> bool:
+        """Whether the judgement holds; what is only shown always does."""
+        paper = 1.0 if self.paper is None else self.paper
+        if self.judge == WITHIN:
+            return abs(self.ours - paper) <= self.bound * abs(paper) + 1e-12
+        if self.judge == SIDE:
+            return (self.ours > 1) == (paper > 1) and (self.ours < 1) == (paper < 1)
+        if self.judge == AT_MOST:
+            return self.ours <= self.bound * paper + 1e-12
+        if self.judge == AT_LEAST:
+            return self.ours >= self.bound * paper - 1e-12
+        if self.judge in (ABOVE, BELOW):
+            return self.ours > 1 if self.judge == ABOVE else self.ours < 1
+        return True
+
+    @property
+    def asked(self) -> str:
+        """The judgement in words."""
+        if self.judge == WITHIN:
+            return f"within {self.bound:.1%}" if self.bound >= 1e-3 else "equal"
+        if self.judge == SIDE:
+            return "same side of 1"
+        if self.judge not in (AT_MOST, AT_LEAST):
+            return self.judge
+        return f"{self.judge} {self.bound:g}" if self.paper is None else f"{self.judge} {self.bound:g}x"
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """Something that must hold, in words."""
+
+    text: str
+    holds: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a check found. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
+    here, even when every figure is met."""
+
+    figures: tuple[Figure, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    baseline: str = ""
+    assumptions: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Every judged figure and every fact that does not hold, in words."""
+        figures = [
+            f"{f.what}: {f.ours:.4g}{'' if f.paper is None else f' for {f.paper:.4g}'} {f.unit} ({f.asked})".replace(
+                "  ", " "
+            )
+            for f in self.figures
+            if not f.ok
+        ]
+        return (*figures, *(f"not so: {f.text}" for f in self.facts if not f.holds))
+
+    @property
+    def judged(self) -> int:
+        return sum(f.judge != SHOWN for f in self.figures) + len(self.facts)
+
+
+class Check(msgspec.Struct, frozen=True):
+    """A check by name: a function without arguments that simulates the recipe and compares. ``needs`` is "" or
+    "run": such a check trains with real processes and waits for the executor."""
+
+    find: Callable[[], Outcome]
+    needs: str = ""
+
+    def __call__(self) -> Outcome:
+        if self.needs == "run" and not can_run():
+            return Outcome(missing=("the executor: this check trains with real processes (meshwright.run and torch)",))
+        return self.find()
+
+
+def can_run() -> bool:
+    """Whether real processes can be started: the executor is there, and torch."""
+    return all(find_spec(name) is not None for name in ("meshwright.run", "torch"))

@@ -1,0 +1,85 @@
+"""Recipes that depend on the plan they are put over: functions from (plan, model, cluster, train) to a plan.
+
+A recipe does not ask whether its plan is legal; what is wrong with it is said by the plan's own rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from meshwright.plan import Plan, check
+from meshwright.plan.text import over
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.settle import stages_of
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layers import Moe
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+Function = Callable[[Plan, Model, Cluster, Train], Plan]
+
+
+def split_backward(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """2BP over the plan's schedule."""
+    name = plan.pipeline.schedule
+    return plan if name.startswith("2bp:") else over(plan, f"2bp:{name} vpp{plan.pipeline.vpp}")
+
+
+def interleave(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Two chunks a rank, or the fewest that are legal; two when none is."""
+    ways = [over(plan, f"interleaved vpp{chunks}") for chunks in range(2, 1 + model.num_layers // plan.layout.pp)]
+    return next((way for way in ways if not check(way, model, cluster, train)), over(plan, "interleaved vpp2"))
+
+
+def relieve_the_last_stage(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Layers per stage by the partition that makes the slowest stage fastest."""
+    stages = stages_of(plan, Evaluator(model, cluster, train))
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, stages=stages))
+
+
+def overlap_gradients(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Gradients exchanged beside the backward; other overlaps stay as they are."""
+    return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(plan.overlap, dp=True))
+
+
+def shard_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Everything sharded, over the replicas that share a node."""
+    layout = plan.layout
+    here = max(1, cluster.islands[0].node.devices // layout.tp)
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, zero=3, shard=min(here, layout.dp)))
+
+
+def tensor_parallel_inside_the_node(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """The most tensor parallelism that a node and the model's heads allow, on as many devices as before."""
+    total, layout = plan.layout.num_ranks, plan.layout
+    for tp in range(cluster.islands[0].node.devices, 0, -1):
+        rest = tp * layout.pp * layout.cp
+        if total % rest:
+            continue
+        tried = msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, tp=tp, dp=total // rest))
+        if not check(tried, model, cluster, train):
+            return tried
+    return plan
+
+
+def regroup_experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Experts over as many of the plan's ranks as there are experts, or the most that is legal."""
+    experts = max((b.mlp.experts for b in model.blocks if isinstance(b.mlp, Moe)), default=2)
+    ways = [
+        msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, ep=ep, etp=0))
+        for ep in range(experts, 1, -1)
+    ]
+    return next((way for way in ways if not check(way, model, cluster, train)), ways[-1])
+
+
+RECIPES: dict[str, Function] = {
+    "split_backward": split_backward,
+    "interleave": interleave,
+    "relieve_the_last_stage": relieve_the_last_stage,
+    "overlap_gradients": overlap_gradients,
+    "shard_inside_the_node": shard_inside_the_node,
+    "tensor_parallel_inside_the_node": tensor_parallel_inside_the_node,
+    "regroup_experts": regroup_experts,
+}

@@ -1,0 +1,108 @@
+"""Paper: one published system as ``rows/ID.toml`` says it."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib.resources import files
+
+import msgspec
+
+from meshwright.errors import MeshwrightError, nearest
+
+#: The nine ideas, as rows name them, and the title of each one's page in the book.
+IDEAS = {
+    "layout": "Layout",
+    "schedule": "Schedule",
+    "overlap": "Overlap rewrites",
+    "sync": "SyncPolicy",
+    "state": "State tiers",
+    "assignment": "Assignment",
+    "serving": "Serving policy",
+    "world": "World over time",
+    "costs": "Cost chain",
+}
+#: The source of a row whose title, authors and year could not be confirmed.
+UNVERIFIED = "unverified"
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the technique is put over a plan: ``plan`` are words of a plan that replace what it says, ``python`` names
+    a function of :mod:`meshwright.papers.recipes`. ``needs`` are axes that the plan must have more than one of."""
+
+    plan: str = ""
+    python: str = ""
+    needs: tuple[str, ...] = ()
+
+
+class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the authors say, on which hardware, against what, in which version of the paper ("" = not said)."""
+
+    text: str = ""
+    hardware: str = ""
+    baseline: str = ""
+    version: str = ""
+
+
+class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One published system. ``source`` says where title, authors and year were confirmed, or ``unverified``;
+    ``ideas`` are keys of :data:`IDEAS`; ``exact`` is whether the technique computes what training without it would.
+    ``missing`` says what a row without a check (or with a partial one) lacks."""
+
+    id: str
+    title: str
+    area: str
+    mechanism: str
+    ideas: tuple[str, ...]
+    exact: bool
+    source: str
+    authors: str = ""
+    year: int | None = None
+    arxiv: str = ""
+    claim: Claim = Claim()
+    recipe: Recipe | None = None
+    check: str = ""
+    missing: str = ""
+
+    @property
+    def verified(self) -> bool:
+        return self.source != UNVERIFIED
+
+    @property
+    def cited(self) -> str:
+        """Authors, year and arXiv id as far as they are confirmed."""
+        said = [self.authors, str(self.year or ""), f"arXiv {self.arxiv}" if self.arxiv else ""]
+        return ", ".join(s for s in said if s) if self.verified else UNVERIFIED
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """Every row by its id, in the order of areas and ids."""
+    folder = files("meshwright.papers").joinpath("rows")
+    found = [
+        msgspec.convert(tomllib.loads(file.read_text(encoding="utf-8")), Paper)
+        for file in folder.iterdir()
+        if file.name.endswith(".toml")
+    ]
+    return {paper.id: paper for paper in sorted(found, key=lambda p: (p.area, p.id))}
+
+
+def paper(name: str) -> Paper:
+    """The row called `name`.
+
+    Raises:
+        MeshwrightError: J001 with the nearest ids.
+    """
+    known = papers()
+    if name.lower() in known:
+        return known[name.lower()]
+    raise MeshwrightError.one(
+        "J001",
+        f"no paper {name!r}",
+        place=name,
+        help=f"{nearest(name, list(known))}   (all: meshwright papers)",
+    )
+
+
+def areas() -> tuple[str, ...]:
+    return tuple(dict.fromkeys(p.area for p in papers().values()))

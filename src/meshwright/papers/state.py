@@ -1,0 +1,109 @@
+"""The state of every row, from running its check; kept by the version of the code that ran it.
+
+A row *works* when its source is confirmed and everything its check judges holds; *partly* when the check runs and
+something is missing or off, which is then said; *not yet* when there is no check, or nothing of it holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+import msgspec
+
+from meshwright.atomic import write_bytes
+from meshwright.errors import MeshwrightError
+from meshwright.papers.checks import checks
+from meshwright.papers.outcome import Outcome
+from meshwright.papers.record import Paper, papers
+
+WORKS, PARTLY, NOT_YET = "works", "partly", "not yet"
+STATES = (WORKS, PARTLY, NOT_YET)
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of one row: ``why`` says what is missing, ``judged`` how many figures and facts hold."""
+
+    state: str
+    why: str = ""
+    judged: int = 0
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """What the cache file holds."""
+
+    version: str
+    states: dict[str, State]
+
+
+def of(paper: Paper, outcome: Outcome | None) -> State:
+    """The state that an outcome gives a row; None is a row without a check."""
+    if outcome is None:
+        return State(state=NOT_YET, why=paper.missing or "no check yet")
+    failures = outcome.failures
+    unverified = () if paper.verified else ("title, authors and year are not confirmed",)
+    lacking = (*failures, *outcome.missing, *unverified)
+    held = outcome.judged - len(failures)
+    if not lacking and held:
+        return State(state=WORKS, judged=held)
+    return State(state=PARTLY if held else NOT_YET, why="; ".join(lacking) or "the check judges nothing", judged=held)
+
+
+def run(paper: Paper) -> Outcome | None:
+    """The outcome of a row's check; None when it has none. A check that a plan refuses is an outcome too."""
+    if not paper.check:
+        return None
+    try:
+        return checks()[paper.check]()
+    except MeshwrightError as error:
+        return Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
+
+
+def states(*, report: Callable[[str], None] | None = None, folder: Path | None = None) -> dict[str, State]:
+    """The state of every row: from the cache of this version of the code, else by running every check.
+
+    `report` is told each row before its check runs; `folder` is where the cache lies (the user's cache folder if left
+    out). A cache that cannot be read or written is no error: the checks run again.
+    """
+    file = (folder or cache_folder()) / "papers.json"
+    version = code_version()
+    try:
+        kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+        if kept.version == version and kept.states.keys() == papers().keys():
+            return kept.states
+    except (OSError, msgspec.MsgspecError):
+        pass
+    found = {}
+    for name, paper in papers().items():
+        if paper.check and report is not None:
+            report(name)
+        found[name] = of(paper, run(paper))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, msgspec.json.encode(Kept(version=version, states=found)))
+    except (OSError, MeshwrightError):
+        pass
+    return found
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meshwright"
+
+
+@cache
+def code_version() -> str:
+    """A digest of every source and every catalog file of the package: a check may depend on any of them. Whether
+    processes can be started belongs to it as well."""
+    from meshwright.papers.outcome import can_run
+
+    digest = hashlib.blake2b(digest_size=16)
+    root = Path(str(files("meshwright")))
+    for file in sorted(root.rglob("*")):
+        if file.suffix in (".py", ".toml", ".json") and file.is_file():
+            digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
+    digest.update(b"run" if can_run() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,79 @@
+"""Published systems as one offline HTML file: the table of all, one reproduced, or a what-if."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshwright.atomic import write_bytes
+from meshwright.papers.outcome import Outcome
+from meshwright.papers.record import Paper
+from meshwright.papers.state import State
+from meshwright.report import document, palette
+from meshwright.report.papers_text import claims, counts, lines, shown
+
+if TYPE_CHECKING:
+    from meshwright.papers.whatif import WhatIf
+
+
+def write_table(rows: list[tuple[Paper, State]], path: str | Path) -> None:
+    """Every row with its state and what is missing.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    cells = [
+        (p.id, s.state, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why) for p, s in rows
+    ]
+    heads = ("paper", "state", "kind", "title", "source", "what it does", "missing")
+    _write(path, counts(rows), [], [{"title": "", "heads": heads, "rows": cells}])
+
+
+def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: str | Path) -> None:
+    """One row in full.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    said = [paper.title, paper.cited, f"source: {paper.source}", paper.mechanism]
+    said += [f"{name}: {text}" for name, text in claims(paper)]
+    tables: list[dict[str, Any]] = []
+    if outcome is not None:
+        figures = [(*shown(f), "ok" if f.ok else "no") for f in outcome.figures]
+        heads = ("figure", "paper", "ours", "error", "asked", "met")
+        tables = [
+            {"title": "The paper's figures and ours", "heads": heads, "rows": figures},
+            {
+                "title": "What must hold",
+                "heads": ("", ""),
+                "rows": [("ok" if f.holds else "no", f.text) for f in outcome.facts],
+            },
+            {"title": "Against", "heads": ("",), "rows": [(outcome.baseline,)] if outcome.baseline else []},
+            {"title": "Assumed", "heads": ("",), "rows": [(a,) for a in outcome.assumptions]},
+            {"title": "Missing", "heads": ("",), "rows": [(m,) for m in outcome.missing]},
+        ]
+    _write(path, f"{paper.id}: {state.state}", said, tables)
+
+
+def write_what_if(found: WhatIf, path: str | Path) -> None:
+    """What recipes change.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    names = ", ".join(one.id for one in found.papers)
+    said = [f"{one.id}: {'exact' if one.exact else 'approximate'}. {one.mechanism}" for one in found.papers]
+    table = {"title": "Before and after", "heads": ("", "before", "after"), "rows": lines(found)}
+    _write(path, f"{names}: {found.gain:.3f}x the throughput", said, [table])
+
+
+def _write(path: str | Path, title: str, said: list[str], tables: list[dict[str, Any]]) -> None:
+    page = document.render(
+        "papers.html.j2",
+        title=title,
+        said=said,
+        tables=[t for t in tables if t["rows"]],
+        light=palette.css("light"),
+        dark=palette.css("dark"),
+    )
+    write_bytes(path, page.encode("utf-8"))

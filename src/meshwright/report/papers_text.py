@@ -1,0 +1,126 @@
+"""Published systems as text: the table of all, one reproduced, and a what-if."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.papers.outcome import Figure, Outcome
+from meshwright.papers.record import Paper
+from meshwright.papers.state import NOT_YET, PARTLY, STATES, WORKS, State
+from meshwright.quantity import gibibytes, seconds
+from meshwright.report.page import WIDE, Page
+
+if TYPE_CHECKING:
+    from meshwright.papers.whatif import WhatIf
+
+STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
+
+
+def counts(rows: list[tuple[Paper, State]]) -> str:
+    """How many rows are in each state."""
+    held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
+    return f"{len(rows)} papers: {', '.join(held)}"
+
+
+def table(rows: list[tuple[Paper, State]], console: Console) -> None:
+    """Print a line for every row: id, state, whether exact, source, and what is missing."""
+    with Page(console) as page:
+        page.print(Text(counts(rows), "bold"))
+        area = ""
+        for paper, state in rows:
+            if paper.area != area:
+                area = paper.area
+                page.title(area)
+            line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
+            line += Text(f" {'exact' if paper.exact else 'approximate':<12} {paper.cited}", "dim")
+            page.console.print(line, soft_wrap=True)
+            if state.why and page.width >= WIDE:
+                page.print(Text(state.why, "dim"), indent=25)
+
+
+def shown(figure: Figure) -> tuple[str, str, str, str, str]:
+    """A figure as cells: what, paper's, ours, error, judgement."""
+    unit = f" {figure.unit}" if figure.unit else ""
+    paper = "-" if figure.paper is None else f"{figure.paper:.4g}{unit}"
+    error = "" if figure.error is None else f"{figure.error:+.1%}"
+    return figure.what, paper, f"{figure.ours:.4g}{unit}", error, figure.asked
+
+
+def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Console) -> None:
+    """Print one row in full: what it does and claims, the paper's figures beside ours, assumptions."""
+    with Page(console) as page:
+        page.print(Text(f"{paper.id}: {state.state}", f"bold {STYLE[state.state]}"))
+        page.print(Text(paper.title))
+        page.quiet(f"{paper.cited}; source: {paper.source}" if paper.verified else "source: unverified")
+        page.print(Text(paper.mechanism), indent=2)
+        for name, text in claims(paper):
+            page.quiet(f"{name}: {text}")
+        if outcome is None:
+            page.quiet(f"missing: {state.why}")
+            return
+        if outcome.figures:
+            page.title("The paper's figures and ours")
+            heads = ("figure", "paper", "ours", "error", "asked", "")
+            cells = [(*shown(f), "ok" if f.ok else "no") for f in outcome.figures]
+            page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
+        if outcome.facts:
+            page.title("What must hold")
+            page.rows(
+                [(Text("ok" if f.holds else "no", "green" if f.holds else "red"), Text(f.text)) for f in outcome.facts]
+            )
+        if outcome.baseline:
+            page.title("Against")
+            page.print(Text(outcome.baseline), indent=2)
+        if outcome.assumptions:
+            page.title("Assumed")
+            page.rows([(Text(a),) for a in outcome.assumptions])
+        if outcome.missing:
+            page.title("Missing")
+            page.rows([(Text(m),) for m in outcome.missing])
+
+
+def _cells(cells: tuple[str, ...]) -> tuple[Text, ...]:
+    *values, ok = cells
+    return (*(Text(v) for v in values), Text(ok, "green" if ok == "ok" else "red"))
+
+
+def claims(paper: Paper) -> list[tuple[str, str]]:
+    """What the authors say, as (name, text)."""
+    claim = paper.claim
+    said = (("claim", claim.text), ("on", claim.hardware), ("against", claim.baseline), ("version", claim.version))
+    return [(name, text) for name, text in said if text]
+
+
+def tried(found: WhatIf, console: Console) -> None:
+    """Print what recipes change in a plan's step."""
+    with Page(console) as page:
+        names = ", ".join(one.id for one in found.papers)
+        if not found.changed:
+            page.print(Text(f"{names}: the plan does this already", "bold"))
+        else:
+            better = found.gain > 1
+            page.print(Text(f"{names}: {found.gain:.3f}x the throughput", "bold green" if better else "bold yellow"))
+        page.rows(
+            [(Text(name, "dim"), Text(before), Text("->", "dim"), Text(after)) for name, before, after in lines(found)]
+        )
+        for one in found.papers:
+            kind = "exact: training computes the same" if one.exact else "approximate: training computes something else"
+            page.quiet(f"{one.id}: {kind}. {one.mechanism}")
+
+
+def lines(found: WhatIf) -> list[tuple[str, str, str]]:
+    """(what, before, after) of a what-if."""
+    a, b = found.before, found.after
+    fits = {True: "yes", False: "no"}
+    return [
+        ("plan", a.plan.text(), b.plan.text()),
+        ("step", seconds(a.step_time_s), seconds(b.step_time_s)),
+        ("MFU", f"{a.mfu:.1%}", f"{b.mfu:.1%}"),
+        ("bubble", f"{a.bubble:.1%}", f"{b.bubble:.1%}"),
+        ("peak memory", gibibytes(a.peak_memory_bytes), gibibytes(b.peak_memory_bytes)),
+        ("fits", fits[a.fits], fits[b.fits]),
+        ("exact", "", "yes" if found.exact else "no, approximate"),
+    ]

@@ -1,0 +1,99 @@
+"""A check fails when its recipe is broken: the mechanism is replaced by one that does not do it."""
+
+import numpy as np
+import pytest
+
+from meshwright.papers import ranks
+from meshwright.papers.checks import checks, data_parallel, dispatch, layouts, pipeline, rounds, sequence, zero_bubble
+from meshwright.papers.record import paper
+from meshwright.papers.state import WORKS, of
+from meshwright.plan import algebra
+from meshwright.schedules import build
+
+
+def reached(name):
+    return of(paper(name), checks()[name].find()).state
+
+
+def one_f_one_b(name, p, m, vpp=None, **params):
+    """Every schedule is plain 1F1B."""
+    return build("1f1b", p, m)
+
+
+def test_zero_bubble_without_its_orders(monkeypatch):
+    monkeypatch.setattr(zero_bubble, "build", lambda name, p, m, vpp=None, **k: build("1f1b", p, m))
+    assert reached("zero-bubble") != WORKS
+
+
+@pytest.mark.parametrize("name", ["gpipe", "hanayo", "bitpipe", "2bp", "zeropp"])
+def test_a_schedule_that_is_plain_1f1b(name, monkeypatch):
+    monkeypatch.setattr(pipeline, "build", one_f_one_b)
+    assert reached(name) != WORKS
+
+
+def test_uneven_stages_that_are_even(monkeypatch):
+    monkeypatch.setattr(pipeline, "_relieved", lambda layers, stages: ",".join([str(layers // stages)] * stages))
+    assert reached("yuan2") != WORKS
+
+
+@pytest.mark.parametrize("name", ["usp", "burstattention", "tokenring", "hydragen"])
+def test_partial_attentions_added_without_their_maxima(name, monkeypatch):
+    monkeypatch.setattr(ranks, "merge", lambda a, b: (a[0] + b[0], np.maximum(a[1], b[1]), a[2] + b[2]))
+    assert reached(name) != WORKS
+
+
+def test_linear_attention_without_the_state_before(monkeypatch):
+    def alone(q, k, v, cut, sent):
+        out = np.empty_like(q)
+        for rank, rows in enumerate(cut):
+            sent.add(rank, np.empty((q.shape[0], q.shape[-1], v.shape[-1])))
+            out[:, rows] = np.tril(q[:, rows] @ k[:, rows].swapaxes(1, 2)) @ v[:, rows]
+        return out
+
+    monkeypatch.setattr(sequence.ranks, "passed_states", alone)
+    assert reached("lasp") != WORKS
+
+
+@pytest.mark.parametrize("name", ["oneflow", "gspmd"])
+def test_a_reduction_that_forgets_a_rank(name, monkeypatch):
+    real = algebra.carry_out
+
+    def forgetful(mesh, one, held):
+        if one.op in ("all_reduce", "reduce_scatter"):
+            axis = [n for n, _ in mesh.axes].index(one.axis)
+            held = {at: part * (at[axis] > 0) for at, part in held.items()}
+        return real(mesh, one, held)
+
+    monkeypatch.setattr(algebra, "carry_out", forgetful)
+    assert reached(name) != WORKS
+
+
+def test_redco_with_every_matrix_cut_the_same_way(monkeypatch):
+    real = layouts.redco_rules
+    same = lambda block, hidden: {n: (rows, columns, 1) for n, (rows, columns, _) in real(block, hidden).items()}  # noqa: E731
+    monkeypatch.setattr(layouts, "redco_rules", same)
+    assert reached("redco") != WORKS
+
+
+def test_buckets_that_wait_for_the_whole_backward(monkeypatch):
+    real = data_parallel.exchanged
+    late = lambda sizes, ready, price, bucket: real(sizes, [max(ready)] * len(sizes), price, bucket)  # noqa: E731
+    monkeypatch.setattr(data_parallel, "exchanged", late)
+    assert reached("pytorch-ddp") != WORKS
+
+
+def test_rounds_that_keep_one_replica_instead_of_the_mean(monkeypatch):
+    real = rounds.Run.rounds
+
+    def one_only(self, *args, **kwargs):
+        kwargs["away"] = lambda number: range(1, len(self.features))
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(rounds.Run, "rounds", one_only)
+    assert reached("diloco") != WORKS
+
+
+def test_a_controller_that_always_waits(monkeypatch):
+    real = dispatch.finished
+    monkeypatch.setattr(dispatch, "finished", lambda *args: real(*args[:-1], False))
+    assert reached("pathways") != WORKS

@@ -1,0 +1,109 @@
+"""What the checks find, and how it is kept."""
+
+import msgspec
+import pytest
+
+from meshwright.papers import state
+from meshwright.papers.outcome import (
+    ABOVE,
+    AT_LEAST,
+    AT_MOST,
+    BELOW,
+    SHOWN,
+    SIDE,
+    WITHIN,
+    Check,
+    Fact,
+    Figure,
+    Outcome,
+)
+from meshwright.papers.record import UNVERIFIED, Paper, papers
+
+ROW = Paper(id="a", title="A", area="x", mechanism="M.", ideas=("layout",), exact=True, source="arXiv:1")
+
+
+def test_twenty_five_systems_work(states):
+    works = [name for name, s in states.items() if s.state == state.WORKS]
+    assert len(works) >= 25, {name: s.why for name, s in states.items() if s.state == state.PARTLY}
+
+
+def test_what_works_is_verified_and_judged(states, outcomes):
+    for name, s in states.items():
+        if s.state == state.WORKS:
+            assert papers()[name].verified and s.judged >= 2 and outcomes[name].baseline, name
+
+
+def test_what_does_not_work_says_why(states):
+    assert not [name for name, s in states.items() if s.state != state.WORKS and not s.why]
+
+
+@pytest.mark.parametrize(
+    ("figure", "ok"),
+    [
+        (Figure("", 10.0, 10.9, "", WITHIN, 0.1), True),
+        (Figure("", 10.0, 11.1, "", WITHIN, 0.1), False),
+        (Figure("", 1.3, 1.01, "", SIDE), True),
+        (Figure("", 1.3, 1.0, "", SIDE), False),
+        (Figure("", 0.7, 1.2, "", SIDE), False),
+        (Figure("", 8.0, 8.1, "", AT_MOST), False),
+        (Figure("", None, 0.04, "", AT_MOST, 0.05), True),
+        (Figure("", 1.1, 1.09, "", AT_LEAST), False),
+        (Figure("", None, 1.0, "", ABOVE), False),
+        (Figure("", None, 0.9, "", BELOW), True),
+        (Figure("", 1.0, 9.0, "", SHOWN), True),
+    ],
+)
+def test_a_figure_is_judged_as_it_says(figure, ok):
+    assert figure.ok is ok
+
+
+def test_a_state_follows_from_what_holds():
+    good, bad = Figure("f", 1.0, 1.0, "", WITHIN, 0.1), Figure("g", 1.0, 2.0, "s", WITHIN, 0.1)
+    assert state.of(ROW, Outcome(figures=(good,))).state == state.WORKS
+    off = state.of(ROW, Outcome(figures=(good, bad)))
+    assert off.state == state.PARTLY and "g: 2 for 1 s" in off.why
+    assert state.of(ROW, Outcome(figures=(bad,))).state == state.NOT_YET
+    assert state.of(ROW, Outcome(figures=(good,), missing=("tiers",))).why == "tiers"
+    assert state.of(ROW, Outcome(facts=(Fact("it is so", False), Fact("and so", True)))).why == "not so: it is so"
+    assert state.of(ROW, Outcome()).state == state.NOT_YET
+    assert state.of(ROW, None).state == state.NOT_YET
+
+
+def test_an_unverified_row_cannot_work():
+    row = msgspec.structs.replace(ROW, source=UNVERIFIED)
+    found = state.of(row, Outcome(figures=(Figure("f", 1.0, 1.0, "", WITHIN, 0.1),)))
+    assert found.state == state.PARTLY and "not confirmed" in found.why
+
+
+def test_a_check_that_needs_processes_waits_for_the_executor(monkeypatch):
+    monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
+    ran = []
+    found = Check(lambda: ran.append(1) or Outcome(), needs="run")()
+    assert not ran and "executor" in found.missing[0]
+
+
+def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
+    def never(paper):
+        raise AssertionError(paper.id)
+
+    monkeypatch.setattr(state, "run", never)
+    assert state.states().keys() == papers().keys()
+    monkeypatch.setattr(state, "code_version", lambda: "another")
+    with pytest.raises(AssertionError):
+        state.states()
+
+
+@pytest.mark.parametrize("broken", [b"", b"{}", b'{"version": 1}', b"\xff"])
+def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
+    (kept / "papers.json").write_bytes(broken)
+    monkeypatch.setattr(state, "run", lambda paper: None)
+    found = state.states()
+    assert {s.state for s in found.values()} == {state.NOT_YET}
+    assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=state.Kept).states == found
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "run", lambda paper: None)
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    assert len(state.states(folder=occupied / "below")) == 166

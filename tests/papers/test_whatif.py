@@ -1,0 +1,92 @@
+"""Recipes put over plans of one's own."""
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.papers.recipes import RECIPES
+from meshwright.papers.record import papers
+from meshwright.papers.whatif import what_if
+from meshwright.plan import check, parse
+from meshwright.plan.text import over
+from meshwright.predict import predict
+from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.model import load as load_model
+from meshwright.spec.workload import parse as parse_train
+
+DENSE = load_model("llama3-8b"), load_cluster("32xh100"), parse_train("batch=64,seq=4096")
+PLAN = parse("tp2 pp4 mb1 zero1 full")
+MIXTURE = load_model("mixtral-8x7b"), load_cluster("32xh100"), parse_train("batch=64,seq=4096")
+WITH_RECIPE = [p for p in papers().values() if p.recipe]
+
+
+def codes(names, asked=DENSE, plan=PLAN):
+    with pytest.raises(MeshwrightError) as error:
+        what_if(names, *asked, plan)
+    return [d.code for d in error.value.diagnostics], error.value.diagnostics
+
+
+@pytest.mark.parametrize("row", WITH_RECIPE, ids=lambda p: p.id)
+def test_a_recipe_gives_a_legal_plan_of_as_many_devices(row):
+    asked = MIXTURE if row.id == "deepspeed-ted" else DENSE
+    plan = parse("tp2 pp4 cp2 mb1 zero1 full") if "cp" in row.recipe.needs else PLAN
+    found = what_if((row.id,), *asked, plan)
+    assert check(found.after.plan, *asked) == []
+    assert found.after.plan.layout.num_ranks == found.before.plan.layout.num_ranks
+    assert found.exact is row.exact
+
+
+def test_gain_and_memory_are_those_of_two_predictions():
+    found = what_if(("zero-bubble",), *DENSE, PLAN)
+    before, after = (predict(*DENSE, parse(f"tp2 pp4 mb1 zero1 full {w}"), detail=False) for w in ("1f1b", "zb-h1"))
+    assert found.gain == before.step_time_s / after.step_time_s
+    assert found.memory_bytes == after.peak_memory_bytes - before.peak_memory_bytes
+
+
+def test_recipes_are_put_over_one_another():
+    found = what_if(("zero-bubble", "pytorch-fsdp"), *DENSE, PLAN)
+    assert found.after.plan.pipeline.schedule == "zb-h1" and found.after.plan.layout.zero == 3
+
+
+def test_a_recipe_that_a_plan_follows_already_changes_nothing():
+    found = what_if(("zero-bubble",), *DENSE, parse("tp2 pp4 mb1 zero1 full zb-h1"))
+    assert not found.changed and found.gain == 1.0
+
+
+def test_unknown_papers_and_papers_without_a_recipe_are_named_together():
+    found, said = codes(("zero-buble", "h2o"))
+    assert found == ["J001", "J003"] and "zero-bubble" in said[0].help
+
+
+def test_a_recipe_with_nothing_to_work_on_names_the_axis():
+    found, said = codes(("gpipe", "pytorch-ddp"), plan=parse("tp8 cp4 mb1"))
+    assert found == ["J004", "J004"]
+    assert "pp=1" in said[0].message and "dp=1" in said[1].message
+
+
+def test_recipes_that_contradict_each_other_are_refused():
+    found, said = codes(("gpipe", "zero-bubble"))
+    assert found == ["J005"] and "pipeline.schedule" in said[0].message
+
+
+def test_an_illegal_recipe_names_the_constraint_and_itself():
+    # bitpipe runs both ways and needs an even number of microbatches: 33 sequences on one replica are odd
+    asked = DENSE[0], load_cluster("8xh100"), parse_train("batch=33,seq=4096")
+    found, said = codes(("bitpipe",), asked, parse("tp2 pp4 mb1 full"))
+    assert "S013" in found and "33 is odd" in said[0].message and "--try bitpipe" in said[0].place
+
+
+def test_an_illegal_plan_is_refused_before_any_recipe():
+    found, said = codes(("gpipe",), plan=parse("tp3 pp4 mb1"))
+    assert "P" in found[0][0] and "--try" not in said[0].place
+
+
+def test_words_over_a_plan_keep_what_they_do_not_say():
+    plan = parse("tp8 pp4 vpp5 dp2 zero1 selective nosp")
+    assert over(plan, "fsdp") == parse("tp8 pp4 vpp5 dp2 fsdp selective nosp")
+    assert over(plan, "zb-h1").pipeline.vpp == 1
+    assert over(plan, "hanayo") == parse("tp8 pp4 dp2 zero1 selective nosp hanayo")
+
+
+@pytest.mark.parametrize("name", sorted(RECIPES))
+def test_every_function_belongs_to_a_row(name):
+    assert name in {p.recipe.python for p in WITH_RECIPE}
