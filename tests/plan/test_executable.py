@@ -1,28 +1,54 @@
-"""What can be predicted and not trained says so, and why."""
+"""What is predicted and not trained: each refusal says what, where, and the nearest plan that runs."""
 
-from __future__ import annotations
+import pytest
 
+from meshwright import catalog
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.spec.dimensions import transformer
-from meshwright.spec.workload import Train
+from meshwright.spec.model import load
+from meshwright.spec.workload import Lora, Train
 
-TRAIN = Train(global_batch=8, seq_len=64, dtype="fp32")
-SMALL = {"layers": 2, "hidden": 32, "heads": 4, "vocab": 64, "ffn": 64, "max_seq_len": 64}
-EXPERTS = {"experts": 4, "top_k": 2, "moe_ffn": 32}
+LLAMA = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True)
+MOE = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True, experts=4, top_k=2)
+TRAIN = Train(global_batch=8, seq_len=64)
+REFUSED = [
+    ("dp2", load("deepseek-v3"), TRAIN, "P030", "deepseek_v3 family"),
+    ("dp2", load("gemma2-9b"), TRAIN, "P030", "families that are"),
+    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, phase="lora", lora=Lora()), "P031", "adapters"),
+    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, optimizer="lion"), "P031", "say one of adamw"),
+    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, dtype="fp8"), "P032", "'dp2 mb1 bf16'"),
+    ("dp2 grads=fp16", LLAMA, TRAIN, "P032", "grads=fp16"),
+    ("dp2 unfused", LLAMA, TRAIN, "P033", "unfused attention"),
+    ("tp2 overlap=tp", LLAMA, TRAIN, "P033", "overlap"),
+    ("dp2 zero3", MOE, TRAIN, "P033", "zero2"),
+    ("dp2 loss=fused", LLAMA, TRAIN, "P033", "fused loss"),
+]
 
 
-def codes(**over) -> dict[str, str]:
-    found = unexecutable(parse("dp2"), transformer(**SMALL | over), TRAIN)
-    return {d.code: d.message for d in found}
+@pytest.mark.parametrize(("words", "model", "train", "code", "said"), REFUSED, ids=[f"{c[3]} {c[0]}" for c in REFUSED])
+def test_what_cannot_be_trained_is_refused_with_the_nearest_that_can(words, model, train, code, said):
+    found = [d for d in unexecutable(parse(words), model, train) if d.code == code]
+    text = "\n".join(map(str, found))
+    assert found and said in text, text
+    assert all(d.place and d.help for d in found)
 
 
-def test_experts_are_trained_where_they_have_published_names():
-    assert codes(gated=True, **EXPERTS) == {}
+@pytest.mark.parametrize("words", ["dp2", "tp2 pp2 dp2 zero1", "cp4 ulysses2", "pp2 chimera", "dp2 zero3", "selective"])
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b", "gpt2", "mixtral-8x7b"])
+def test_what_the_equality_tests_cover_is_not_refused(words, name):
+    if "zero3" in words and name == "mixtral-8x7b":
+        pytest.skip("fully sharded experts are refused")
+    assert unexecutable(parse(words), load(name), TRAIN) == []
 
 
-def test_experts_of_a_gpt2_are_predicted_and_not_trained():
-    assert codes() == {}
-    refused = codes(bias=False, **EXPERTS)
-    assert list(refused) == ["P030"]
-    assert "no published GPT-2 has experts" in refused["P030"]
+def test_the_nearest_plan_is_executable():
+    for words, model, train, code, _ in REFUSED:
+        for found in unexecutable(parse(words), model, train):
+            if code in ("P032", "P033") and "runs: '" in found.help:
+                nearest = parse(found.help.split("runs: ")[1].strip("'"))
+                assert found.message not in [d.message for d in unexecutable(nearest, model, train)]
+
+
+def test_every_code_of_the_matrix_is_raised_here():
+    assert {c[3] for c in REFUSED} == {c for c in catalog.tables("codes") if "P030" <= c <= "P039"}

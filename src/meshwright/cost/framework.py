@@ -1,8 +1,8 @@
 """Framework profiles: what a training framework adds to the kernels, and what it does when nobody says otherwise.
 
-A profile is data (``catalog/frameworks/*.toml``): at most six fitted constants, each a physical quantity with a unit and a
-source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. What a
-profile does not say are the round figures of ``default``, flagged in every prediction's assumptions.
+A profile is data (``catalog/frameworks/*.toml``): at most six fitted constants, each a physical quantity with a unit
+and a source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. What
+a profile does not say are the round figures of ``default``, flagged in every prediction's assumptions.
 """
 
 from __future__ import annotations

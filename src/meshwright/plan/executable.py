@@ -106,6 +106,12 @@ def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.memory.attention == "unfused":
         nearest = _with(plan, "memory", attention="flash")
         yield _bad("P033", "unfused attention is priced and not run", "memory.attention = unfused", nearest)
+    if plan.memory.loss != "eager":
+        nearest = _with(plan, "memory", loss="eager")
+        yield _bad("P033", "a fused loss is priced and not run", f"memory.loss = {plan.memory.loss}", nearest)
+    if plan.overlap.ep:
+        nearest = _with(plan, "overlap", ep=False)
+        yield _bad("P033", "expert exchange beside compute is priced and not run", "overlap.ep", nearest)
     if layout.shares:
         nearest = _with(plan, "layout", shares=())
         yield _bad("P033", "uneven batch shares are priced and not run", f"layout.shares = {layout.shares}", nearest)
