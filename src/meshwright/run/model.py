@@ -161,13 +161,15 @@ class Attention(nn.Module):
         if self.biases:
             made = [y + b for y, b in zip(made, self.biases)]
         qkv = made[0] if len(made) == 1 else torch.cat(made, dim=-1)
-        q, k, v = qkv.split([self.heads * d, self.kv_heads * d, self.kv_heads * d], dim=-1)
-        # [s, b, heads * d] -> [b, s, heads, d]
-        q, k, v = (t.unflatten(-1, (-1, d)).transpose(0, 1) for t in (q, k, v))
+        # [s, b, heads * d] -> [b, s, heads, d]; queries and keys are turned as one
+        both, v = qkv.unflatten(-1, (-1, d)).transpose(0, 1).split([self.heads + self.kv_heads, self.kv_heads], dim=2)
         if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = both.split([self.heads, self.kv_heads], dim=2)
+            both = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
         if p.rotary is not None and self.spec.rotary:
-            q, k = rotate(q, *p.rotary), rotate(k, *p.rotary)
+            both = rotate(both, *p.rotary)
+        q, k = both.split([self.heads, self.kv_heads], dim=2)
+        v = v.contiguous()  # rows far apart, as they lie beside the keys, share places in a cache
         out = self._core(q, k, v, p)
         return self.out(out.transpose(0, 1).flatten(-2))
 

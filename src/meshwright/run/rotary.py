@@ -31,10 +31,30 @@ def tables(positions: torch.Tensor, width: int, n: Numerics, dtype: torch.dtype)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
+class _Turn(torch.autograd.Function):
+    """x [b, s, heads, width] turned by the tables; its gradient is turned back."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(cos, sin)
+        return _turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx, grad):
+        cos, sin = ctx.saved_tensors
+        return _turned(grad, cos, -sin), None, None
+
+
+def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    half = cos.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
+    signed = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
+    return torch.addcmul(x * cos.unsqueeze(1), swapped, signed.unsqueeze(1))
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, width]."""
     width = cos.shape[-1]
-    turned, rest = (x, None) if width == x.shape[-1] else (x[..., :width], x[..., width:])
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
-    return turned if rest is None else torch.cat((turned, rest), dim=-1)
+    if width == x.shape[-1]:
+        return _Turn.apply(x, cos, sin)
+    return torch.cat((_Turn.apply(x[..., :width], cos, sin), x[..., width:]), dim=-1)
