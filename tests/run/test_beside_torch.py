@@ -1,0 +1,27 @@
+"""The benchmark beside torch's own parts: its intervals, and that both sides train the same."""
+
+from __future__ import annotations
+
+import pytest
+from bench.executor import KINDS, ROWS, measure, ratio
+
+
+@pytest.mark.parametrize(("rounds", "from_the_end"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4)])
+def test_intervals_of_a_median_are_order_statistics(rounds, from_the_end):
+    """By hand: the largest k with 2 sum C(n, i) / 2^n over i < k within 5%; n = 12 has 2 (1 + 12 + 66) / 4096 = 3.9%."""
+    found = ratio([float(i) for i in range(rounds, 0, -1)], [1.0] * rounds)
+    assert (found.low, found.high) == (from_the_end, rounds + 1 - from_the_end)
+    assert found.middle == (rounds + 1) / 2
+
+
+def test_few_rounds_give_their_ends():
+    found = ratio([2.0, 3.0, 4.0], [1.0, 1.0, 1.0])
+    assert (found.low, found.middle, found.high) == (2.0, 3.0, 4.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(ROWS))
+def test_both_sides_train_the_same(name):
+    """``measure`` raises when a loss or a norm of theirs departs from ours, in the steps of warm-up too."""
+    row = measure(name, 1)
+    assert all(len(row.seconds[kind]) == 1 for kind in KINDS)
