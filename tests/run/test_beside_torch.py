@@ -8,7 +8,7 @@ from bench.executor import KINDS, ROWS, measure, ratio
 
 @pytest.mark.parametrize(("rounds", "from_the_end"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4)])
 def test_intervals_of_a_median_are_order_statistics(rounds, from_the_end):
-    """By hand: the largest k with 2 sum C(n, i) / 2^n over i < k within 5%; n = 12 has 2 (1 + 12 + 66) / 4096 = 3.9%."""
+    """By hand: the largest k with 2 sum C(n, i) / 2^n, i < k, within 5%: n = 12 has 2 (1 + 12 + 66) / 4096 = 3.9%."""
     found = ratio([float(i) for i in range(rounds, 0, -1)], [1.0] * rounds)
     assert (found.low, found.high) == (from_the_end, rounds + 1 - from_the_end)
     assert found.middle == (rounds + 1) / 2
