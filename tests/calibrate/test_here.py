@@ -55,11 +55,15 @@ def at_home(tmp_path, monkeypatch):
     from meshwright.cost import framework, measured
     from meshwright.spec import cluster
 
+    def forget():
+        cluster.forget_here()
+        measured.forget()
+        framework.frameworks.cache_clear()
+
     monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))
+    forget()
     yield tmp_path
-    cluster.forget_here()
-    measured.forget()
-    framework.frameworks.cache_clear()
+    forget()
 
 
 def test_a_table_is_exact_on_its_grid_and_a_power_law_between():

@@ -14,13 +14,14 @@ import msgspec
 import numpy as np
 
 from meshwright.atomic import write_bytes
+from meshwright.cost import measured
 from meshwright.cost.chain import Costs
 from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
-from meshwright.cost.framework import Framework
+from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
 from meshwright.predict import simulate
-from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
@@ -149,7 +150,7 @@ def fit(machine: Machine) -> Fit:
     )
     cluster = _one(machine)
     link = Link(tables(machine))
-    measured = np.array([t for p in machine.passes for t in (p.forward.seconds, p.backward.seconds)])
+    seen = np.array([t for p in machine.passes for t in (p.forward.seconds, p.backward.seconds)])
     at = start
     for _ in range(ROUNDS):  # times are nearly linear in the constants
         base, slopes = _times(machine, cluster, link, at), []
@@ -158,15 +159,15 @@ def fit(machine: Machine) -> Fit:
             slopes.append((_times(machine, cluster, link, moved) - base) / step)
         slopes = np.array(slopes).T
         origin = base - slopes @ np.array([getattr(at, name) - least for name, (_, least) in FITTED.items()])
-        found = _least_squares(slopes / measured[:, None], (measured - origin) / measured)
+        found = _least_squares(slopes / seen[:, None], (seen - origin) / seen)
         constants = {
             name: float(f"{least + value:.4g}") for (name, (_, least)), value in zip(FITTED.items(), found.tolist())
         }
         at = msgspec.structs.replace(at, **constants)
     predicted = _times(machine, cluster, link, at)
     names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward")]
-    rows = tuple(zip(names, measured.tolist(), predicted.tolist(), strict=True))
-    error = float(np.sqrt(np.mean((predicted / measured - 1) ** 2)))
+    rows = tuple(zip(names, seen.tolist(), predicted.tolist(), strict=True))
+    error = float(np.sqrt(np.mean((predicted / seen - 1) ** 2)))
     whole = msgspec.structs.replace(
         at,
         title="Meshwright's executor on this machine",
@@ -259,6 +260,9 @@ def write(machine: Machine, folder: Path) -> Fit:
     write_bytes(folder / "here.json", msgspec.json.format(msgspec.json.encode(tables(machine)), indent=0))
     write_bytes(folder / "framework.toml", (profile + "\n").encode())
     write_bytes(folder / "here.toml", device_toml(machine).encode())
+    forget_here()
+    measured.forget()
+    frameworks.cache_clear()
     return found
 
 
