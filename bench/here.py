@@ -36,7 +36,6 @@ from meshwright.spec.workload import Train
 MODEL = transformer(layers=4, hidden=256, heads=8, kv_heads=4, vocab=2048, ffn=704, gated=True, name="small")
 TRAIN = Train(global_batch=16, seq_len=128, dtype="fp32")
 PLANS = (
-    "dp1 mb4",
     "dp2 mb2",
     "dp2 mb2 overlap=none",
     "dp2 zero1 mb2",

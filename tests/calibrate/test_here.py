@@ -94,9 +94,9 @@ def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
     )
 
 
-def _pass(layer, forward=1.0, backward=2.0):
+def _pass(layer, forward=1.0, backward=2.0, step=12.0):
     return bench.PassTimes(
-        layer=layer, forward=timed(forward), backward=timed(backward), optimizer=timed(0.1), step=timed(10.0)
+        layer=layer, forward=timed(forward), backward=timed(backward), optimizer=timed(0.1), step=timed(step)
     )
 
 
@@ -110,7 +110,7 @@ def test_host_times_that_passes_were_made_with_are_found_again():
     )
     empty = machine([_pass(layer) for layer in bench.LAYERS])
     times = here._times(empty, here._one(empty), Link(here.tables(empty)), known)
-    made = machine([_pass(layer, f, b) for layer, f, b in zip(bench.LAYERS, times[::2], times[1::2], strict=True)])
+    made = machine([_pass(layer, *t) for layer, t in zip(bench.LAYERS, times.reshape(-1, 3), strict=True)])
     found = here.fit(made)
     for name in here.FITTED:
         assert getattr(found.framework, name) == pytest.approx(getattr(known, name), rel=0.02), name

@@ -150,7 +150,7 @@ def fit(machine: Machine) -> Fit:
     )
     cluster = _one(machine)
     link = Link(tables(machine))
-    seen = np.array([t for p in machine.passes for t in (p.forward.seconds, p.backward.seconds)])
+    seen = np.array([t.seconds for p in machine.passes for t in (p.forward, p.backward, p.step)])
     at = start
     for _ in range(ROUNDS):  # times are nearly linear in the constants
         base, slopes = _times(machine, cluster, link, at), []
@@ -165,7 +165,7 @@ def fit(machine: Machine) -> Fit:
         }
         at = msgspec.structs.replace(at, **constants)
     predicted = _times(machine, cluster, link, at)
-    names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward")]
+    names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward", "step")]
     rows = tuple(zip(names, seen.tolist(), predicted.tolist(), strict=True))
     error = float(np.sqrt(np.mean((predicted / seen - 1) ** 2)))
     whole = msgspec.structs.replace(
@@ -199,7 +199,7 @@ def _one(machine: Machine) -> Cluster:
 
 
 def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> np.ndarray:
-    """Predicted seconds of every timed forward and backward."""
+    """Predicted seconds of every timed forward, backward and step."""
     from meshwright.run import bench
 
     out = []
@@ -209,11 +209,12 @@ def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework)
             layers=bench.LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=bench.VOCAB, ffn=layer.ffn,
             gated=layer.gated, max_seq_len=layer.seq,
         )  # fmt: skip
-        train = Train(global_batch=layer.microbatch, seq_len=layer.seq, dtype=machine.dtypes[0])
+        train = Train(global_batch=bench.MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=machine.dtypes[0])
         run = simulate(bench.plan_of(layer), model, cluster, train, Costs(framework, (link,)))
         graph, seconds = run.lowered.graph, run.priced.durations
         for kind in ("F", "BW"):
-            out.append(float(seconds[graph.cost_key[graph.kind == KIND[kind]]].sum()))
+            out.append(float(seconds[graph.cost_key[graph.kind == KIND[kind]]].sum()) / bench.MICROBATCHES)
+        out.append(run.step_time_s)
     return np.array(out)
 
 

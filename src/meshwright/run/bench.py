@@ -1,8 +1,10 @@
 """Micro-benchmarks of this machine, as ``meshwright calibrate --here`` asks for them.
 
 Every core runs the same work at the same time, as ranks do: what two cores share (memory, caches, clocks) is in the
-figures. Each is the median of interleaved repeats after a warm-up. Layers are timed as the executor runs them, which is
-where host times come from; collectives between 2 ranks and more, also more than there are cores.
+figures. Each is the mean of repeats after a warm-up, because a step is a sum of many such operations and feels their
+mean. Layers are timed as the executor runs them, which is where host times come from; collectives between 2 ranks and
+more, also more than there are cores, and between products as in a step: what it costs to wait for the slower of ranks
+that do not keep time exactly, and to wake up again, is part of a collective.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from meshwright.spec.workload import Train
 
 REPEATS = 5
 #: One repeat of a short operation runs it until so much time has gone by.
-SPAN_S = 2e-3
+SPAN_S = 20e-3
+#: Work between two collectives of a step, seconds on a core of its own.
+BETWEEN_S = 2e-3
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), (32.0, 128.0, 512.0, 2048.0)
 #: Products of more operations than a core does in about a fifth of a second say nothing new.
 LARGEST_FLOPS = 4e9
@@ -61,12 +65,12 @@ LAYERS = (
     Layer(512, 2048, 8, False, 256, 2),
     Layer(128, 512, 4, False, 64, 2),
 )
-LAYERS_EACH = 3
+LAYERS_EACH, MICROBATCHES = 3, 4
 VOCAB = 1024
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """Median seconds of the repeats, and their interquartile range over it."""
+    """Mean seconds of the repeats, and their interquartile range over the median."""
 
     seconds: float
     spread: float
@@ -165,17 +169,19 @@ class _Clock:
         return (time.perf_counter() - begun) / count
 
     def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
-        """Median over the repeats of the mean over `count` calls (0: as many as fill a span)."""
+        """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
         self.once(run, 2)
         count = count or max(1, int(SPAN_S / max(self.once(run, 1), 1e-7)))
         self.together()
-        return median([self.once(run, count) for _ in range(REPEATS)])
+        return mean([self.once(run, count) for _ in range(REPEATS)])
 
 
-def median(seconds: Iterable[float]) -> Timed:
+def mean(seconds: Iterable[float]) -> Timed:
+    """Of the repeats, without the slowest tenth: what a machine does once in a while is no part of an operation."""
     ordered = sorted(seconds)
-    middle = ordered[len(ordered) // 2]
-    return Timed(middle, (ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]) / middle)
+    kept = ordered[: max(1, len(ordered) - len(ordered) // 10)]
+    spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
+    return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])
 
 
 def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
@@ -189,7 +195,9 @@ def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
                     m_, scale = m_ // 2, scale * 2
                 a = torch.randn(m_, k_, device=clock.device).to(dtype)
                 b = torch.randn(n_, k_, device=clock.device).to(dtype)
-                found = clock.time(lambda a=a, b=b: a @ b.T)
+                # into memory that is there: a step's allocations are used again, those of a loop may be given back
+                out = a @ b.T
+                found = clock.time(lambda a=a, b=b, out=out: torch.mm(a, b.T, out=out))
                 yield Timed(found.seconds * scale, found.spread)
 
 
@@ -227,7 +235,8 @@ def _elementwise(clock: _Clock) -> Iterable[Timed]:
     for size in ELEMENTWISE:
         x = torch.randn(max(1, int(size / 12)), device=clock.device)
         y = torch.randn_like(x)
-        yield clock.time(lambda x=x, y=y: x * y)
+        out = x * y
+        yield clock.time(lambda x=x, y=y, out=out: torch.mul(x, y, out=out))
 
 
 def _slowdown(clock: _Clock, world: World) -> float:
@@ -261,12 +270,11 @@ def _slowdown(clock: _Clock, world: World) -> float:
 
 def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
     """One model trained by the executor for a few steps on every core, each for itself."""
-    count = 4
     model = transformer(
         layers=LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
         max_seq_len=layer.seq,
     )  # fmt: skip
-    train = Train(global_batch=count * layer.microbatch, seq_len=layer.seq, dtype=dtype)
+    train = Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
     mesh = alone(device=clock.device)
     plan = msgspec.structs.replace(mesh.plan, pipeline=Pipeline(microbatch=layer.microbatch))
     trainer = Trainer(model, plan, train, mesh, settings=Settings())
@@ -285,10 +293,10 @@ def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
     spans = record.recording()
     return PassTimes(
         layer=layer,
-        forward=median(_seconds(spans, "F")),
-        backward=median(_seconds(spans, "BW")),
-        optimizer=median(_seconds(spans, "optimizer")),
-        step=median(steps[2:]),
+        forward=mean(_seconds(spans, "F")),
+        backward=mean(_seconds(spans, "BW")),
+        optimizer=mean(_seconds(spans, "optimizer")),
+        step=mean(steps[2:]),
     )
 
 
@@ -308,12 +316,32 @@ def _collectives(world: World) -> dict[str, list[Timed]]:
     clock = _Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
+    a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
+    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds * min(1.0, world.size / world.local_size)))
+
+    def work() -> None:
+        for _ in range(products):
+            a @ b
+
     for op in OPS:
         for size in COLLECTIVE_BYTES:
             run = _collective(op, int(size), group, world.device)
-            count = 20 if size < 1e5 else 8 if size < 1e6 else 3
-            found = clock.time(run, count=count)
-            out.setdefault(f"{op} {world.size}", []).append(found)
+            count = 10 if size < 1e6 else 4
+
+            def both(run: Callable[[], object] = run) -> None:
+                work()
+                run()
+
+            alone_, beside = [], []
+            clock.once(both, 2)
+            for _ in range(REPEATS):
+                clock.together()
+                alone_.append(clock.once(work, count))
+                clock.together()
+                beside.append(clock.once(both, count))
+            plain, whole = mean(alone_), mean(beside)
+            cost = max(whole.seconds - plain.seconds, 0.02 * whole.seconds)
+            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, whole.spread))
     return msgspec.to_builtins(out)
 
 
