@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -324,6 +325,7 @@ def _save_on_a_small_disk(rank, root):
         said = str(error)
     resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     there = sorted(f.name for f in root.iterdir())
+    dist.barrier()  # nobody begins the next one while another still looks
     saver.begin(shards.pieces(held, shards.values(3)), meta(3))
     return said, there, saver.wait().name
 
