@@ -21,6 +21,7 @@ from meshwright.cost.framework import FORMAT_VERSION, Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.predict import simulate
+from meshwright.spec.layers import Moe
 from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case
 from meshwright.validate.measured import refuse
@@ -32,14 +33,18 @@ from meshwright.validate.tables import numbered as numbered_rows
 CONSTANTS: dict[str, tuple[str, float, float]] = {
     "elementwise_passes": ("bytes moved over bytes needed", 1.0, 8.0),
     "host_us_per_kernel": ("us", 2.0, 200.0),
-    "host_us_per_collective": ("us", 5.0, 800.0),
+    "host_us_per_collective": ("us", 5.0, 200.0),
     "host_us_per_pass": ("us", 10.0, 10_000.0),
+    "host_us_per_dispatch": ("us", 10.0, 10_000.0),
 }
+#: Constants that only rows with experts say anything of.
+OF_MIXTURES = ("host_us_per_dispatch",)
 START = {
     "elementwise_passes": 2.0,
     "host_us_per_kernel": 10.0,
     "host_us_per_collective": 40.0,
     "host_us_per_pass": 100.0,
+    "host_us_per_dispatch": 100.0,
 }
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
@@ -167,7 +172,8 @@ def search(
     errors, walks the narrow valleys in which one constant stands for another.
     """
     weight = _weights(found)
-    names = list(CONSTANTS)
+    mixtures = any(isinstance(block.mlp, Moe) for t in found for block in t.asked.model.blocks)
+    names = [name for name in CONSTANTS if mixtures or name not in OF_MIXTURES]
     least, most = (np.log([CONSTANTS[n][i] for n in names]) for i in (1, 2))
 
     def errors(at: np.ndarray) -> np.ndarray:

@@ -58,10 +58,14 @@ class Costs:
         """The same costs with one class of work, one level of links, or the host `factor` times faster."""
         framework = self.framework
         if name == "host":
-            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass")
+            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
             faster = {field: getattr(framework, field) / factor for field in times}
             framework = msgspec.structs.replace(framework, **faster)
         return _Faster(self, framework, name, factor)
+
+    def adds_apart(self, work: Work) -> bool:
+        """Whether a weight gradient is added to the sum of the microbatches by a kernel of its own."""
+        return isinstance(work, Gemm) and work.accumulate and self.framework.defaults.accumulation == "separate"
 
     def price(self, work: Work, device: Device) -> Estimate:
         key = (device.name, work)
@@ -79,11 +83,24 @@ class Costs:
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
+        if self.adds_apart(work):
+            return self._added(work, device)
+        return self._answer(work, device)
+
+    def _answer(self, work: Work, device: Device) -> Estimate:
         for link in self._links:
             answer = link(work, device)
             if answer is not None:
                 return answer
         return roofline_estimate(work, device)
+
+    def _added(self, work: Gemm, device: Device) -> Estimate:
+        """A weight gradient in the operands' precision, then a kernel that reads it and adds it to the sum."""
+        element = max(2.0, DTYPE_BYTES[work.dtype])
+        alone = self._answer(msgspec.structs.replace(work, out_bytes=element, accumulate=False), device)
+        size = work.batch * work.m * work.n * (element + 2 * work.out_bytes)
+        added = self._answer(Elementwise(num_bytes=size, fused=True), device)
+        return alone._replace(seconds=alone.seconds + added.seconds)
 
 
 def _aligned(work: Gemm) -> bool:

@@ -35,8 +35,9 @@ WHOLE_BF16 = {"precision.grads": "bf16", "precision.master": "none", "precision.
 MIXED = {"precision.grads": "fp32", "precision.master": "fp32", "precision.moments": "fp32"}
 
 
-def limits(r: Request, target: Target, quantized: tuple[str, ...]) -> Iterator[Gap]:
-    """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for."""
+def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators: bool = False) -> Iterator[Gap]:
+    """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for;
+    `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from _model(r, target)
@@ -47,7 +48,7 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...]) -> Iterator[G
     yield from _rounds(r)
     yield from _pipeline(r)
     yield from _experts(r)
-    yield from shared.no_partial_recompute(r, "its own selective policy picks single operators")
+    yield from shared.no_partial_recompute(r, "its selective policy picks operators", operators=operators)
     yield from _kernel(r)
     yield from _precision(r, quantized)
     yield from _overlap(r)

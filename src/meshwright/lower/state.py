@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.lower.operators import kept_bytes
 from meshwright.lower.pieces import Context, Piece
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
@@ -170,6 +171,9 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
     if recompute == "full":
         # only the layer's input stays; its activations come back while it is recomputed
         entry = c.shard_tokens * c.model.hidden * c.element
+        return Activations(saved=entry, held=held, working=everything + passing)
+    if recompute == "operators":
+        entry = c.shard_tokens * c.model.hidden * c.element + kept_bytes(pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0

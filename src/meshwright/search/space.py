@@ -18,7 +18,7 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision, Sequence, check
-from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
@@ -30,6 +30,8 @@ EVEN, BALANCED = "even", "balanced"
 LEAST_TOKENS = 512
 #: Sequences of a microbatch at most, in the default space.
 MOST_MICROBATCH = 32
+#: Recompute by operators is a policy of few frameworks and the executor has none of it: allowed, not the default.
+USUAL_RECOMPUTE = ("none", "selective", "full")
 #: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
@@ -158,7 +160,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
             "order": tuple(permutations(DEFAULT_ORDER)),
             "sp": (True, False),
             "algorithm": CP_ALGORITHMS,
-            "recompute": RECOMPUTE_MODES,
+            "recompute": USUAL_RECOMPUTE,
             "recompute_layers": (0,),
             "attention": (usual.memory.attention,),
             "dtype": (usual.precision.compute,),

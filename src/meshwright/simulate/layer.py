@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
+from meshwright.lower.mlp import SORTED
 from meshwright.simulate.engine import times
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
@@ -50,7 +51,7 @@ def _kernels(work: Work, costs: Costs) -> float:
     if isinstance(work, GroupedGemm):
         return work.groups
     if not isinstance(work, Elementwise):
-        return 1
+        return 2 if costs.adds_apart(work) else 1
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
@@ -96,6 +97,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
     total = float(np.sum(parts))
+    stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
         # issuing and running are the same core's work, one after the other
         parts[CAUSE["host"]] += issue
@@ -103,4 +105,6 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     elif issue > total:
         parts[CAUSE["host"]] += issue - total
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
+    parts[CAUSE["host"]] += stalled
+    spread[CAUSE["host"]] += stalled * HOST_SIGMA
     return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated)
