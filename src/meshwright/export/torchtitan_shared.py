@@ -54,6 +54,18 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
     yield from _overlap(r)
 
 
+def whole_heads(r: Request) -> Iterator[Gap]:
+    """Tensor parallelism splits key-value heads and copies none."""
+    heads = min(block.attention.kv_heads for block in r.model.blocks)
+    if heads % r.layout.tp:
+        yield Gap(
+            facet="layout.tp",
+            value=f"tp{r.layout.tp}",
+            reason=f"it does not copy key-value heads, and {r.model.name} has {heads}",
+            help=f"take a tp that divides {heads}",
+        )
+
+
 def _model(r: Request, target: Target) -> Iterator[Gap]:
     known = target.find(r.model)
     if known is None:

@@ -53,14 +53,7 @@ def _tensor(r: Request) -> Iterator[Gap]:
             help="say sp",
             mend={"layout.sp": True},
         )
-    heads = min(block.attention.kv_heads for block in r.model.blocks)
-    if heads % r.layout.tp:
-        yield Gap(
-            facet="layout.tp",
-            value=f"tp{r.layout.tp}",
-            reason=f"it does not copy key-value heads, and {r.model.name} has {heads}",
-            help=f"take a tp that divides {heads}",
-        )
+    yield from titan.whole_heads(r)
 
 
 def _expert_tensor(r: Request) -> Iterator[Gap]:
