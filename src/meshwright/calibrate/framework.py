@@ -54,6 +54,9 @@ MAX_FOLDS = 5
 PRIOR = 5e-4
 #: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
 NUDGE, SHARP = 0.1, 0.005
+#: How the parts of a profile's source begin that a fit writes, and those that it ends.
+TIMES, MEMORY = "host times and passes fitted to", "memory fitted to"
+UNFITTED = "not measured apart"
 #: Fewer rows than this cannot tell the constants apart.
 MIN_ROWS = 8
 
@@ -235,27 +238,35 @@ def report(fits: list[Fit]) -> list[str]:
     return lines
 
 
+def _resourced(source: str, start: str, said: str) -> str:
+    """A profile's source with the part that starts like this said anew; what it says of other constants stays."""
+    ends = (TIMES, UNFITTED) if start == TIMES else (start,)
+    parts = [part for part in source.split("; ") if part and not part.startswith(ends)]
+    place = 0 if start == TIMES else len(parts)
+    return "; ".join([*parts[:place], said, *parts[place:]])
+
+
 def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
     """The catalog's profiles with what was fitted in them; those without a fit keep their flagged defaults."""
     found = dict(frameworks())
     for fit in fits:
         outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
-        said = f"host times and passes fitted to {fit.rows} measured steps of {fit.groups} models: "
+        said = f"{TIMES} {fit.rows} measured steps of {fit.groups} models: "
         said += f"{fit.in_sample:.1%} mean error in sample{outside}"
+        old = found[fit.framework]
         # the standard deviation of a normal error is 1.25 times its mean absolute value
         sigma = round(1.25 * (fit.in_sample if fit.left_out is None else fit.left_out), 3)
         found[fit.framework] = msgspec.structs.replace(
-            found[fit.framework], **fit.constants, step_sigma=sigma, source=said, flagged=False
+            old, **fit.constants, step_sigma=sigma, source=_resourced(old.source, TIMES, said), flagged=False
         )
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
         if one.allocator_slack is not None:
             changed["allocator_slack"] = one.allocator_slack
-        said = f"; memory fitted to {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
+        said = f"{MEMORY} {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
         said += "" if one.left_out is None else f", {one.left_out:.1%} with models left out"
         old = found[one.framework]
-        before = old.source.split("; memory fitted to ")[0]
-        found[one.framework] = msgspec.structs.replace(old, **changed, source=before + said)
+        found[one.framework] = msgspec.structs.replace(old, **changed, source=_resourced(old.source, MEMORY, said))
     return found
 
 
