@@ -35,6 +35,13 @@ def times(lowered: Lowered, priced: Priced) -> Times:
     return _as_flows(lowered, priced, cores)
 
 
+def processor_seconds(lowered: Lowered, priced: Priced) -> float:
+    """Seconds of processor time of a step on all ranks together."""
+    graph, work = lowered.graph, np.maximum(priced.durations - priced.wait, 0.0)
+    members = np.array(graph.streams.multiplicity)[graph.streams.rank[graph.member]]
+    return float((np.add.reduceat(members, graph.member_ptr[:-1]) * work[graph.cost_key]).sum())
+
+
 def _as_flows(lowered: Lowered, priced: Priced, cores: int) -> Times:
     """Every task waits first and then is work. Links are each rank's own core, each rank's exchanges, which take no
     more than a core either, and the cores of all nodes; a second of work takes a second of each that it crosses."""
