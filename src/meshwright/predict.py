@@ -76,9 +76,7 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
         priced = Pricer(lowered, costs).all()
     start, end = times(lowered, priced)
     sigma = costs.framework.step_sigma
-    return Simulated(
-        lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma, schedule_params=params
-    )
+    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma, schedule_params=params)
 
 
 def predict(

@@ -13,8 +13,8 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
-DESCRIPTION = """Turn a checkpoint of meshwright run into published weights: safetensors files with the names and shapes of
-Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with.
+DESCRIPTION = """Turn a checkpoint of meshwright run into published weights: safetensors files with the names and shapes
+of Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with.
 
 One process does it, a tensor at a time; the plan and the number of processes that trained do not matter.
 

@@ -379,9 +379,8 @@ def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
 
 def _staging(world: World) -> dict[str, list[Timed]]:
     """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
-    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction is
-    what a forward and backward take more than with parameters that are whole, less its two gathers."""
-    clock = _Clock(world)
+    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
+    is what a forward and backward take more than with parameters that are whole, less its two gathers."""
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
     for size in STAGED_BYTES:
