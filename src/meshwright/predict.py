@@ -50,13 +50,15 @@ ERROR_CLASS = {
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
-    error of whole steps that their parts do not explain (the framework's)."""
+    error of whole steps that their parts do not explain (the framework's); ``schedule_params`` what the schedule was
+    built for, besides its size."""
 
     lowered: Lowered
     priced: Priced
     start_s: np.ndarray
     end_s: np.ndarray
     step_sigma: float = 0.0
+    schedule_params: dict[str, object] = {}
 
     @property
     def step_time_s(self) -> float:
@@ -66,14 +68,15 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
     """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
     lowered = lower(plan, model, cluster, train)
-    priced = Pricer(lowered, costs).all()
+    priced, params = Pricer(lowered, costs).all(), {}
     if takes_times(plan):
         # a schedule made for given times: first priced under equal ones, then ordered for its own
-        lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
+        params = measured_times(lowered, priced)
+        lowered = lower(plan, model, cluster, train, params)
         priced = Pricer(lowered, costs).all()
-    start, end = times(lowered, priced.durations)
+    start, end = times(lowered, priced)
     sigma = costs.framework.step_sigma
-    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
+    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma, schedule_params=params)
 
 
 def predict(
@@ -125,6 +128,7 @@ def predict(
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,
+        schedule_params=run.schedule_params,
         identity=who,
     )
 
@@ -298,7 +302,7 @@ def sensitivities(
     out = []
     for name, what in named:
         priced = Pricer(run.lowered, costs.faster(name, 1.1)).all()
-        _, end = times(run.lowered, priced.durations)
+        _, end = times(run.lowered, priced)
         change = float(end.max()) / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))

@@ -132,7 +132,15 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     group: Group
 
 
-Work = Gemm | GroupedGemm | Attention | Elementwise | Collective
+class Staging(msgspec.Struct, frozen=True, kw_only=True):
+    """What is copied around an exchange of fully sharded parameters, and the bookkeeping: of a ``gather`` from shards
+    into a buffer and from there into parameters, of a ``reduce`` from gradients into a buffer (torch's FSDP2)."""
+
+    what: str
+    num_bytes: float
+
+
+Work = Gemm | GroupedGemm | Attention | Elementwise | Collective | Staging
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

@@ -47,7 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scale: options.text(
         "FACTOR", "How many times slower than its device a rank computes; so that a step computes 0.6 s if left out."
     ) = ""
-    trace: options.text("FILE", "Write the measured timeline of every rank, step.json.gz.") = ""
+    trace: options.text("FILE", "Write the measured timeline of every step and rank, step.json.gz.") = ""
     predicted: options.text("FILE", "Write the predicted timeline too, for meshwright compare.") = ""
     json: options.JSON = False
 
@@ -71,10 +71,10 @@ def run(argv: list[str]) -> int:
 
     model, cluster, train, plan = parts
     plan = plan.on(cluster.num_devices)
-    note(f"emulating {plan.layout.num_ranks} ranks, {int(per_host)} a host, links of {rate / 1e6:g} Mbit/s")
+    what = f"emulating {plan.layout.num_ranks} ranks, {int(per_host)} a host, links of {rate / 1e6:g} Mbit/s"
     done = emulate(
         model, cluster, train, plan,
-        rate_bits_s=rate, repeats=int(repeats), scale=scale, ranks_per_host=int(per_host),
+        rate_bits_s=rate, repeats=int(repeats), scale=scale, ranks_per_host=int(per_host), begun=lambda: note(what),
     )  # fmt: skip
     if given.json:
         print_json(_as_json(done))

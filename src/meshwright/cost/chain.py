@@ -12,17 +12,19 @@ from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
+from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
 
 class Estimate(NamedTuple):
     """Seconds of one work item. ``cause`` is the class its error is shared with (gemm, attention, elementwise,
-    network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered."""
+    network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered. ``wait`` are
+    those of the seconds in which the device is free for others: known of collectives between processor cores."""
 
     seconds: float
     cause: str
     source: str
     sigma: float
+    wait: float = 0.0
 
 
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not
@@ -144,6 +146,8 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
             return _estimate(roofline.elementwise_seconds(work, device), "elementwise")
         case Collective():
             return _estimate(collectives.collective_seconds(work), "network")
+        case Staging():  # a stream of its own hides it
+            return Estimate(0.0, "host", "roofline", 0.0)
 
 
 def _estimate(seconds: float, cause: str) -> Estimate:

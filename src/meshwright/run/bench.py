@@ -2,9 +2,13 @@
 
 Every core runs the same work at the same time, as ranks do: what two cores share (memory, caches, clocks) is in the
 figures. Each is the mean of repeats after a warm-up, because a step is a sum of many such operations and feels their
-mean. Layers are timed as the executor runs them, which is where host times come from; collectives between 2 ranks and
-more, also more than there are cores, and between products as in a step: what it costs to wait for the slower of ranks
-that do not keep time exactly, and to wake up again, is part of a collective.
+mean. Layers are timed as the executor runs them, which is where host times come from. On the CPU the time of what
+computes is that of the processor, which other work on the machine does not lengthen.
+
+Collectives are timed between 2 ranks and more, also more than there are cores, and between products as in a step: what
+it costs to wait for the slower of ranks that do not keep time exactly, and to wake up again, is part of a collective.
+Beside the time that passes stands the processor's time that a rank spends in it, on all its threads: ranks that share
+cores wait for each other's processor time, and while a collective waits its core is free for others.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from meshwright.plan import Pipeline, Plan
 from meshwright.run.attention import attend
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.data import Batch
+from meshwright.run.fsdp import sharded_unit
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
 from meshwright.run.record import Off, Recorder, Recording, install
@@ -43,6 +48,8 @@ LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
 COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+#: Units of fully sharded parameters: bytes, parameters of each (those of a Llama's layer), repeats.
+STAGED_BYTES, STAGED_PARAMETERS, STAGED_REPEATS = tuple(4.0**e for e in range(7, 14)), 9, 12
 
 
 class Layer(NamedTuple):
@@ -70,10 +77,12 @@ VOCAB = 1024
 
 
 class Timed(msgspec.Struct, frozen=True):
-    """Mean seconds of the repeats, and their interquartile range over the median."""
+    """Mean seconds of the repeats, their interquartile range over the median and, of a collective, the seconds that a
+    rank's processor was busy with it."""
 
     seconds: float
     spread: float
+    busy: float = 0.0
 
 
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +97,9 @@ class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``."""
+    """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``;
+    ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
+    by bytes."""
 
     kind: str
     cores: int
@@ -100,6 +111,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     attention_backward: dict[str, list[Timed]]
     elementwise: list[Timed]
     collectives: dict[str, list[Timed]]
+    staging: dict[str, list[Timed]]
     passes: list[PassTimes]
     comm_slowdown: float
     seconds: float
@@ -118,6 +130,8 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
     say(f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}")
     kernels = start(_kernels, num_ranks=busy, device=kind)
     collectives: dict[str, list[Timed]] = {}
+    say("fully sharded layers between 2 processes")
+    staging = start(_staging, num_ranks=2, device=kind) if kind == "cpu" or cores > 1 else {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
         say(f"collectives between {ranks} processes")
@@ -125,7 +139,9 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
         ranks *= 2
     found = msgspec.convert(kernels, dict[str, object])
     return msgspec.convert(
-        found | {"collectives": collectives, "cores": cores, "kind": kind, "seconds": time.perf_counter() - begun},
+        found
+        | {"collectives": collectives, "staging": staging, "cores": cores, "kind": kind}
+        | {"seconds": time.perf_counter() - begun},
         Machine,
         strict=False,
     )
@@ -139,7 +155,8 @@ def _kernels(world: World) -> dict[str, object]:
     out["attention"] = {d: list(_attentions(clock, DTYPES[d], backward=False)) for d in dtypes}
     out["attention_backward"] = {d: list(_attentions(clock, DTYPES[d], backward=True)) for d in dtypes}
     out["elementwise"] = list(_elementwise(clock))
-    out["comm_slowdown"] = _slowdown(clock, world)
+    # on the CPU exchanges and products share cores, and the time of both is known
+    out["comm_slowdown"] = _slowdown(clock, world) if world.device.type == "cuda" else 0.0
     out["passes"] = [_passes(clock, layer, dtypes[0]) for layer in LAYERS]
     return msgspec.to_builtins(out)
 
@@ -149,6 +166,7 @@ class _Clock:
 
     def __init__(self, world: World):
         self.world, self.device = world, world.device
+        self.now = time.perf_counter if self.device.type == "cuda" else time.process_time
 
     def sync(self) -> None:
         if self.device.type == "cuda":
@@ -162,11 +180,20 @@ class _Clock:
 
     def once(self, run: Callable[[], object], count: int) -> float:
         self.sync()
-        begun = time.perf_counter()
+        begun = self.now()
         for _ in range(count):
             run()
         self.sync()
-        return (time.perf_counter() - begun) / count
+        return (self.now() - begun) / count
+
+    def both(self, run: Callable[[], object], count: int) -> tuple[float, float]:
+        """Seconds of a call: those that pass, and those of this process's processor time."""
+        self.together()
+        begun, busy = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            run()
+        self.sync()
+        return (time.perf_counter() - begun) / count, (time.process_time() - busy) / count
 
     def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
         """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
@@ -278,17 +305,17 @@ def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
     mesh = alone(device=clock.device)
     plan = msgspec.structs.replace(mesh.plan, pipeline=Pipeline(microbatch=layer.microbatch))
     trainer = Trainer(model, plan, train, mesh, settings=Settings())
-    record = Recorder(device=clock.device, warmup=2)
+    record = Recorder(device=clock.device, warmup=2, now=time.process_time_ns)
     install(record)
     steps = []
     for step in range(2 + 2 * REPEATS):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, VOCAB, (train.global_batch, layer.seq + 1), generator=generator)
         clock.together()
-        begun = time.perf_counter()
+        begun = clock.now()
         trainer.step(Batch(tokens, None))
         clock.sync()
-        steps.append(time.perf_counter() - begun)
+        steps.append(clock.now() - begun)
     install(Off())
     spans = record.recording()
     return PassTimes(
@@ -332,17 +359,71 @@ def _collectives(world: World) -> dict[str, list[Timed]]:
                 work()
                 run()
 
-            alone_, beside = [], []
             clock.once(both, 2)
-            for _ in range(REPEATS):
-                clock.together()
-                alone_.append(clock.once(work, count))
-                clock.together()
-                beside.append(clock.once(both, count))
-            plain, whole = mean(alone_), mean(beside)
-            cost = max(whole.seconds - plain.seconds, 0.02 * whole.seconds)
-            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, whole.spread))
+            pairs = [(clock.both(work, count), clock.both(both, count)) for _ in range(REPEATS)]
+            cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
+            spread = mean([with_[0] for _, with_ in pairs]).spread
+            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
     return msgspec.to_builtins(out)
+
+
+def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
+    """What the second of each pair takes longer than the first, over repeats and ranks; not less than what can be told
+    apart from nothing."""
+    without, with_ = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
+    found = torch.stack([(with_ - without).median(), 0.02 * with_.median()])
+    on_device = found.to(torch.float32).to(world.device)
+    dist.all_reduce(on_device)
+    return max(on_device.tolist()) / world.size
+
+
+def _staging(world: World) -> dict[str, list[Timed]]:
+    """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
+    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
+    is what a forward and backward take more than with parameters that are whole, less its two gathers."""
+    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
+    for size in STAGED_BYTES:
+        width = max(1, int(size) // 4 // STAGED_PARAMETERS)
+        plain, sharded = (_Unit(width).to(world.device) for _ in range(2))
+        unit = sharded_unit(sharded, group)
+        x = torch.ones(width, device=world.device, requires_grad=True)
+
+        def step(module: torch.nn.Module, x: torch.Tensor = x) -> None:
+            module(x).backward()
+            for parameter in module.parameters():
+                parameter.grad = None
+
+        def gather(unit=unit) -> None:
+            unit.unshard()
+            unit.reshard()
+
+        runs = (lambda plain=plain: step(plain), lambda unit=unit: step(unit), gather)
+        found = [[_own(run) for _ in range(STAGED_REPEATS)] for run in runs]
+        whole, cut, gathers = (torch.tensor(f[2:]).median() for f in found)
+        cost = torch.stack([gathers, (cut - whole - 2 * gathers).clamp(min=0.1 * gathers)])
+        dist.all_reduce(cost)
+        for name, seconds in zip(out, (cost / world.size).tolist(), strict=True):
+            out[name].append(Timed(seconds, 0.1))
+    return msgspec.to_builtins(out)
+
+
+def _own(run: Callable[[], object]) -> float:
+    """Seconds of this thread's processor time."""
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+class _Unit(torch.nn.Module):
+    """As many parameters as a layer has, each read once forward and written a gradient of once backward."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.ones(width) for _ in range(STAGED_PARAMETERS)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(torch.dot(x, w) for w in self.weights)
 
 
 def _collective(op: str, size: int, group: Group, device: torch.device) -> Callable[[], object]:

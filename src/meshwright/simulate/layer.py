@@ -29,12 +29,13 @@ HOST_SIGMA = 0.3
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration; ``spread`` those seconds times
     the relative error (one standard deviation) of their estimates; the operations done, and how many of them
-    ``repeated`` forward work."""
+    ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: float
     repeated: float
+    wait: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -91,11 +92,16 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     if total > clock:
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
     busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
+    wait = 0.0
     for queue, seconds in busy.items():
-        hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
-        parts[CAUSE[queue]] += hidden * contention(device)
-        sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
-        spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
+        exposed = parts[CAUSE[queue]]
+        hidden = min(max(0.0, seconds - exposed), clock)
+        mine = [costs.price(e.work, device) for e in entries if e.queue == queue]
+        idle = sum(e.wait for e in mine) / seconds if seconds else 0.0
+        wait += exposed * idle
+        # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
+        parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
+        spread[CAUSE[queue]] = parts[CAUSE[queue]] * max((e.sigma for e in mine), default=0.0)
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
@@ -107,4 +113,4 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
     parts[CAUSE["host"]] += stalled
     spread[CAUSE["host"]] += stalled * HOST_SIGMA
-    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated)
+    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait)
