@@ -49,7 +49,7 @@ def _scopes(name: str) -> list[Scope]:
     for core in cores(space, model, cluster, train):
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
             parts = inners(space, core, model, cluster, train)
-            usual = [i for i in parts if i.order == parts[0].order]
+            usual = parts.take(parts.order == parts.order[0])
             found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster, train)))
     return found
 

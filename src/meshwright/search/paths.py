@@ -7,6 +7,7 @@ typical for the question, and for every rank the chain to its first action, all 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -27,7 +28,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     ``passes`` [rows, 3, S]: how often a row goes through F, the backward (or B alone, where ``split``) and W of each
     stage; ``sends`` [rows]: messages between ranks on it. ``in_flight`` [levels, ranks]: activations a rank holds
     at most, when the share :data:`KEPT` of one stays from B to W. ``held`` [ranks, S]: 1 where a rank holds a stage.
-    ``stage_ranks`` the same as a list. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
+    ``stage_ranks`` the same as a list. The first ``timed`` rows are the longest paths under typical times. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
     accumulates a stage's gradients without another between.
     """
 
@@ -38,6 +39,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     split: bool
     rounds: np.ndarray
     stage_ranks: tuple[tuple[int, ...], ...]
+    timed: int = 1
 
     def of_any_order(self) -> Paths:
         """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
@@ -47,7 +49,70 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
             sends=self.sends[1:],
             in_flight=np.minimum(self.in_flight[:1], 1.0),
             rounds=np.minimum(self.rounds, 1.0),
+            timed=0,
         )
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of P schedules one after the other, by the units U that their stages hold, without those of ranks that do
+    no more of anything than another.
+
+    ``units`` [4 U, R]: how often a row goes through F, BW, B (no slower than BW counts) and W of each unit; ``sends`` and
+    ``passes`` [R]: messages and passes on it. ``first`` [P]: the first row of each schedule; ``timed`` [R] marks the
+    paths that were the longest under typical times. ``split``, ``least`` (blocks of the smallest stage) and ``scattered``
+    (blocks whose gradients the least and the most busy rank scatters in a step, [P, 2]) are as in :class:`Paths`.
+    """
+
+    units: np.ndarray
+    sends: np.ndarray
+    passes: np.ndarray
+    first: np.ndarray
+    timed: np.ndarray
+    split: np.ndarray
+    least: np.ndarray
+    scattered: np.ndarray
+
+    @classmethod
+    def of(cls, found: Sequence[Paths], counts: Sequence[np.ndarray], kinds: int) -> Rows:
+        """Schedules with the units [S, U] of their stages, of which the first `kinds` are blocks."""
+        columns, timed, scattered = [], [], []
+        for rows, held in zip(found, counts):
+            passed = rows.passes @ held  # [rows, 3, U]
+            nothing = np.zeros_like(passed[:, 0])
+            back = (nothing, passed[:, 1]) if rows.split else (passed[:, 1], nothing)
+            others = rows.sends[:, None], rows.passes.sum(axis=(1, 2))[:, None]
+            mine = np.concatenate((passed[:, 0], *back, passed[:, 2], *others), axis=1)
+            columns.append(np.concatenate((mine[: rows.timed], undominated(mine[rows.timed :]))))
+            timed.append(np.arange(len(columns[-1])) < rows.timed)
+            blocks = rows.rounds @ held[:, :kinds].sum(axis=1)
+            scattered.append((blocks.min(), blocks.max()))
+        together = np.concatenate(columns)
+        return cls(
+            units=np.ascontiguousarray(together[:, :-2].T),
+            sends=together[:, -2],
+            passes=together[:, -1],
+            first=np.cumsum([0, *map(len, columns[:-1])]),
+            timed=np.concatenate(timed),
+            split=np.array([rows.split for rows in found]),
+            least=np.array([max(1, int(held[:, :kinds].sum(axis=1).min())) for held in counts]),
+            scattered=np.array(scattered),
+        )
+
+    def longest(self, times: np.ndarray, send: np.ndarray, host_s: float, *, work_only: bool = False) -> np.ndarray:
+        """The longest row of every schedule [A, P] under `times` [4, A, U] of F, BW, B, W and messages of `send` [A]
+        seconds; `work_only`: of the rows that go through all passes of a rank."""
+        each = np.concatenate((times[0], times[1], np.minimum(times[2], times[1]), times[3]), axis=1)
+        seconds = each @ self.units + send[:, None] * self.sends + host_s * self.passes
+        if work_only:
+            seconds[:, self.timed] = -np.inf
+        return np.maximum.reduceat(seconds, self.first, axis=1)
+
+
+def undominated(rows: np.ndarray) -> np.ndarray:
+    """The rows [R, ...] without those that are nowhere above another one; of equal ones the first."""
+    no_more = (rows[:, None] <= rows[None]).all(axis=2)  # [R, R]: i is nowhere above j
+    equal_first = no_more & no_more.T & (np.arange(len(rows))[:, None] <= np.arange(len(rows)))
+    return rows[~(no_more & ~equal_first).any(axis=1)]
 
 
 def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, send: float) -> Paths:

@@ -28,7 +28,8 @@ from meshwright.search.columns import Costs, Exchanged
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book, SharedPricer
-from meshwright.search.paths import Paths, paths
+from meshwright.search.parts import Inners
+from meshwright.search.paths import Paths, Rows, paths
 from meshwright.search.settle import concrete
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
@@ -50,33 +51,39 @@ class Regions:
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
+        self._rows: dict[tuple, Rows] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
         self._kinds: dict[tuple, tuple] = {}
+        self._everywhere: dict[tuple, tuple] = {}
         #: The inner parts looked at last, and which of them have the same stages.
         self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
 
-    def placed(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> list[Inner]:
+    def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
         a group crosses the same levels either way, they are one plan written twice."""
-        groups = {order: self._groups(core, order, states) for order in dict.fromkeys(i.order for i in inners)}
-        seen: set[tuple] = set()
-        out = []
-        for inner in inners:
-            key = (groups[inner.order], inner._replace(order=()))
-            if key not in seen:
-                seen.add(key)
-                out.append(inner)
-        return out
-
-    def _groups(self, core: Core, order: tuple[str, ...], states: Sequence[State]) -> tuple:
-        """Every group that a plan with this order communicates over."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
         if not self.alike:
-            return order
+            return inners
+        known: dict[tuple, int] = {}
+        place = np.zeros(len(inners.orders), np.int64)
+        for i in np.unique(inners.order).tolist():
+            place[i] = known.setdefault(self._groups(core._replace(mb=1), inners.orders[i], states), len(known))
+        _, first = np.unique(place[inners.order] * len(inners.rests) + inners.rest, return_index=True)
+        return inners.take(np.sort(first))
+
+    def _groups(self, core: Core, order: tuple[str, ...], states: tuple[State, ...]) -> tuple:
+        """Every group that a plan with this order communicates over."""
+        key = (core, order, states)
+        found = self._everywhere.get(key)
+        if found is None:
+            found = self._everywhere[key] = self._grouped_by(core, order, states)
+        return found
+
+    def _grouped_by(self, core: Core, order: tuple[str, ...], states: tuple[State, ...]) -> tuple:
+        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
         mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
         starts = mesh.slices[0].starts
         scopes = dict.fromkeys(s.shard or core.dp * core.cp for s in states)
@@ -248,6 +255,18 @@ class Regions:
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
+        return found
+
+    def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: Costs) -> Rows | None:
+        """The rows of several schedules at once, where ranks are alike and stages do not depend on the inner part."""
+        if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
+            return None
+        key = (core.pp, self.train.global_batch // (core.dp * core.mb), pipelines)
+        found = self._rows.get(key)
+        if found is None:
+            each = [self.paths(core, piped, costs) for piped in pipelines]
+            counts = [self.counts(core.pp * piped.vpp, piped.stages) for piped in pipelines]
+            found = self._rows[key] = Rows.of(each, counts, self.kinds)
         return found
 
     def stage_seconds(
