@@ -105,7 +105,7 @@ def reduced_after(actions: Actions, layout: Layout) -> np.ndarray:
 
 def rounds(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
     """The first and the last pass of every round (see :func:`reduced_after`), bool [actions] each."""
-    chosen = np.flatnonzero(np.isin(actions.kind, (W, BW)))
+    chosen = np.flatnonzero((actions.kind == W) | (actions.kind == BW))
     place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
     new = np.append(True, place[1:] != place[:-1])
     first, last = np.zeros(len(actions), bool), np.zeros(len(actions), bool)

@@ -8,7 +8,6 @@ typical for the question, and for every rank the chain to its first action, all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -159,19 +158,16 @@ def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, 
     kind = np.where(actions.kind == BW, B, actions.kind)
     rows = np.zeros((num_ranks, 3, num_stages))
     np.add.at(rows, (rank, kind, actions.stage), 1.0)
-    chain = np.zeros(num_ranks)
     if any(len(r) > 1 for r in actions.stage_ranks):
-        return rows, chain  # microbatches come from both ends
+        return rows, np.zeros(num_ranks)  # microbatches come from both ends
     first = held.argmax(axis=1)
-    for r in range(num_ranks):
-        rows[r, F, : first[r]] += 1.0
-        owners = [ranks[0] for ranks in actions.stage_ranks[: first[r] + 1]]
-        crossings = sum(a != b for a, b in pairwise(owners))
-        chain[r] = crossings
-        if not split:
-            rows[r, B, : first[r]] += 1.0
-            chain[r] += crossings
-    return rows, chain
+    before = np.arange(num_stages) < first[:, None]
+    owners = np.array([ranks[0] for ranks in actions.stage_ranks])
+    crossings = np.append(0, np.cumsum(owners[1:] != owners[:-1]))[first]
+    rows[:, F] += before
+    if not split:
+        rows[:, B] += before
+    return rows, crossings * (1.0 if split else 2.0)
 
 
 @njit(cache=True)

@@ -22,8 +22,7 @@ from meshwright.lower.step import Exchange, Key, Send, Update
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
-from meshwright.schedules.actions import BW, W
-from meshwright.schedules.timing import in_order_times
+from meshwright.search.clock import Clock
 from meshwright.search.columns import Costs, Exchanged
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.glance import PASSES, Glances
@@ -52,6 +51,7 @@ class Regions:
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._rows: dict[tuple, Rows] = {}
+        self._clocks: dict[tuple, Clock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
         self._kinds: dict[tuple, tuple] = {}
@@ -303,15 +303,17 @@ class Regions:
         return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
 
     def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
-        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
-        f, whole, b, w = self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
-        if np.any(actions.kind == W):
-            # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
-            b = np.minimum(b, whole)
-            w = np.minimum(w, whole - b) if np.any(actions.kind == BW) else w
-        else:
-            b, w = whole, 0.0
-        return float(in_order_times(actions, f, b, w, float(costs.send[a]))[1].max())
+        clock = self._clock(core.pp, count, piped)
+        seconds = self.stage_seconds(core, piped, costs, [a], devices, clock.stage_ranks)[:, 0] + self.host_s
+        forward, whole, back, weight = seconds
+        return clock.makespan(forward, back, weight, whole, float(costs.send[a]))
+
+    def _clock(self, pp: int, count: int, piped: Piped) -> Clock:
+        key = (pp, count, piped.schedule, piped.vpp)
+        found = self._clocks.get(key)
+        if found is None:
+            found = self._clocks[key] = Clock(schedules.build(piped.schedule, pp, count, piped.vpp))
+        return found
 
     def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
         """What data parallelism exchanges, for every inner part and state part."""

@@ -60,7 +60,8 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
-    by_key = durations(entries, device, costs)
+    estimates = [costs.price(e.work, device) for e in entries]
+    by_key = np.array([e.seconds for e in estimates])
     start, end = (at.tolist() for at in times(graph, by_key))
     entry_of = graph.attribute("layer").tolist()
     ended = [0.0] * len(entries)
@@ -73,7 +74,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         if entry.queue != "compute":
             issue += framework.host_us_per_collective * 1e-6
             continue
-        estimate = costs.price(entry.work, device)
+        estimate = estimates[index]
         issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
         done = getattr(entry.work, "flops", 0.0)
         flops += done
@@ -89,12 +90,14 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     total = max(end)
     if total > clock:
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
-    busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
-    for queue, seconds in busy.items():
+    for queue in ("tp", "cp", "ep"):
+        mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
+        if not mine:
+            continue
+        seconds = sum(estimate.seconds for estimate in mine)
         hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
         parts[CAUSE[queue]] += hidden * contention(device)
-        sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
-        spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
+        spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
     if device.synchronous:
         # issuing and running are the same core's work, one after the other
