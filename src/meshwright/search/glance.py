@@ -88,9 +88,7 @@ class Glances:
 
         Inner parts that a glance does not tell apart share a row: the costs of G rows, one of the inner parts of each
         [G], and which row every inner part has [A]."""
-        near = np.zeros(len(inners.orders), np.int64)
-        for i in np.unique(inners.order).tolist():
-            near[i] = self._near(core, inners.orders[i]) if self.alike else i
+        near = self.near(core, inners)
         briefs: dict[tuple, int] = {}
         brief = np.array([briefs.setdefault(self._brief(rest), len(briefs)) for rest in inners.rests])
         code = brief[inners.rest] * (near.max() + 1) + near[inners.order]
@@ -101,6 +99,16 @@ class Glances:
             each=each, slowest=each.max(axis=0), send=nothing[:, 0], saved=nothing, held=nothing, working=nothing
         )
         return rough, one, which
+
+    def near(self, core: Core, inners: Inners) -> np.ndarray:
+        """Which groups layers communicate over under each of the orders [orders] that these inner parts have; on
+        islands that are not alike every order has its own."""
+        if not self.alike:
+            return np.arange(len(inners.orders))
+        out = np.zeros(len(inners.orders), np.int64)
+        for i in np.unique(inners.order).tolist():
+            out[i] = self._near(core, inners.orders[i])
+        return out
 
     def _brief(self, rest: Inner) -> tuple:
         """What a glance sees of an inner part besides its order."""
@@ -159,6 +167,7 @@ class Glances:
             layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
             mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
             groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
+            groups["etp"] = mesh.expert_group("etp")
             numbered = {queue: (self._numbers.setdefault(g, len(self._numbers)), g) for queue, g in groups.items()}
             index = self._indices.setdefault(tuple(n for n, _ in numbered.values()), len(self._distinct))
             if index == len(self._distinct):

@@ -54,6 +54,8 @@ class Regions:
         self._clocks: dict[tuple, Clock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
+        self._exchanges: dict[tuple, tuple] = {}
+        self._constant: dict[tuple, np.ndarray] = {}
         self._kinds: dict[tuple, tuple] = {}
         self._everywhere: dict[tuple, tuple] = {}
         #: The inner parts looked at last, and which of them have the same stages.
@@ -106,37 +108,54 @@ class Regions:
             )
         return found
 
-    def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
+    def costs(self, core: Core, inners: Inners) -> Costs:
         """What layers cost under each inner part, on every kind of device."""
-        columns = [self._inner(core, inner) for inner in inners]
-        each = np.array([c[0] for c in columns]).transpose(1, 2, 0, 3)
+        near = self.glances.near(core, inners)
+        code = near[inners.order] * len(inners.rests) + inners.rest  # those with the same groups share all but sends
+        _, one, which = np.unique(code, return_index=True, return_inverse=True)
+        columns = [self._inner(core, inners[i]) for i in one.tolist()]
+        each = np.array([c[0] for c in columns])[which].transpose(1, 2, 0, 3)
+        slowest, saved, held, working = (np.array([c[i] for c in columns])[which] for i in range(1, 5))
         return Costs(
             each=each,
-            slowest=each[0] if self.alike else np.array([c[5] for c in columns]).transpose(1, 0, 2),
-            send=np.array([c[1] for c in columns]),
-            saved=np.array([c[2] for c in columns]),
-            held=np.array([c[3] for c in columns]),
-            working=np.array([c[4] for c in columns]),
+            slowest=each[0] if self.alike else slowest.transpose(1, 0, 2),
+            send=self._sends(core, inners),
+            saved=saved,
+            held=held,
+            working=working,
         )
 
-    def _inner(self, core: Core, inner: Inner) -> tuple:
-        plan = plan_of(core, inner, PLAIN, WHOLE)
-        mesh = self.layers.mesh(plan)
-        book = self.layers.book(plan, mesh)
+    def _inner(self, core: Core, inner: Inner) -> tuple[np.ndarray, ...]:
+        book, mesh = self._book(core, inner)
         # some of a chunk's layers may not recompute: such a mixture is no faster and no smaller than the better mode
         modes = {inner.recompute, "none"} if inner.recompute_layers else {inner.recompute}
         key = ("columns", *sorted(modes))
         found = book.rows.get(key)
         if found is None:
             found = book.rows[key] = self._columns(book, mesh, modes)
-        send = 0.0
-        if core.pp > 1:
-            stride = plan.layout.stride("pp")
-            key = ("send", book, stride, core.devices)
-            send = self._prices.get(key)
-            if send is None:
-                send = self._prices[key] = self._send(mesh, book, stride)
-        return found[0], send, *found[2:], found[1]
+        return found
+
+    def _book(self, core: Core, inner: Inner) -> tuple[Book, Mesh]:
+        plan = plan_of(core, inner, PLAIN, WHOLE)
+        mesh = self.layers.mesh(plan)
+        return self.layers.book(plan, mesh), mesh
+
+    def _sends(self, core: Core, inners: Inners) -> np.ndarray:
+        """Seconds [A] of a message between neighbouring ranks of a pipeline."""
+        out = np.zeros(len(inners))
+        if core.pp == 1:
+            return out
+        known: dict[tuple, float] = {}
+        for a, inner in enumerate(inners):
+            same = inners.order[a], inner.sp, inner.dtype
+            if same not in known:
+                book, mesh = self._book(core, inner)
+                key = (core, inner.order if not self.alike else mesh.layout.stride("pp"), inner.sp, inner.dtype)
+                if key not in self._prices:
+                    self._prices[key] = self._send(mesh, book, mesh.layout.stride("pp"))
+                known[same] = self._prices[key]
+            out[a] = known[same]
+        return out
 
     def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
         """Seconds [D, 4, U] where a device is fastest and [4, U] where the slowest is slowest, and bytes kept."""
@@ -315,18 +334,21 @@ class Regions:
             found = self._clocks[key] = Clock(schedules.build(piped.schedule, pp, count, piped.vpp))
         return found
 
-    def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
+    def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
         """What data parallelism exchanges, for every inner part and state part."""
         shape = (len(inners), len(states), self.kinds)
         gather, reduce = np.zeros(shape), np.zeros(shape)
         first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
-        known: dict[tuple, tuple] = {}
+        alike: dict[tuple, list[int]] = {}
         for a, inner in enumerate(inners):
+            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype), []).append(a)
+        core = core._replace(mb=1)  # which says nothing about parameters
+        for same, chosen in alike.items():
             for c, state in enumerate(states):
-                same = (inner.order, inner.grads, inner.master, inner.moments, inner.dtype, state)
-                if same not in known:
-                    known[same] = self._exchange(core, inner, state)
-                gather[a, c], reduce[a, c], first[a, c], last[a, c] = known[same]
+                found = self._exchanges.get((core, same, state))
+                if found is None:
+                    found = self._exchanges[core, same, state] = self._exchange(core, inners[chosen[0]], state)
+                gather[chosen, c], reduce[chosen, c], first[chosen, c], last[chosen, c] = found
         return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
 
     def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
@@ -361,6 +383,13 @@ class Regions:
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
         table, which some schedules place beside it."""
+        key = (core._replace(mb=1), inner.dtype, inner.grads, inner.master, inner.moments, state)
+        found = self._constant.get(key)
+        if found is None:
+            found = self._constant[key] = self._state_bytes(core, inner, state)
+        return found
+
+    def _state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         plan = plan_of(core, inner, PLAIN, state)
         stages = self.layers.stages(plan, self.layers.mesh(plan))
         alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
