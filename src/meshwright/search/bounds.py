@@ -65,6 +65,15 @@ def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> 
     return np.array(pairs, bool).reshape(len(pipelines), len(states))
 
 
+def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+    """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule built;
+    0 where ranks are not alike or stages are dealt."""
+    work = regions.work(scope.core, scope.pipelines)
+    if work is None:
+        return np.zeros((len(scope.inners), len(scope.pipelines)))
+    return work.longest(costs.seconds, regions.host_s)
+
+
 def compute_seconds(
     regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@ typical for the question, and for every rank the chain to its first action, all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from numba import njit
 
 from meshwright.lower.step import rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.schedules.family import Family
 from meshwright.schedules.timing import in_order_times, peak_in_flight
 
 #: Shares of an activation that stay until the weight gradient, for which the most in flight is worked out.
@@ -105,6 +106,45 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
         if work_only:
             seconds[:, self.timed] = -np.inf
         return np.maximum.reduceat(seconds, self.first, axis=1)
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of P schedules compute, known without building them: rows of ``units`` [3 U, R], how often a row
+    goes through F, BW and any backward of each unit, and ``passes`` [R]; ``first`` [P] as in :class:`Rows`. A row is
+    one rank's passes, and the forwards and whole backwards of the stages before its first."""
+
+    units: np.ndarray
+    passes: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[Family, int, int, np.ndarray]], count: int) -> Work:
+        """Schedules as (family, ranks, chunks, units [S, U] of the stages) under `count` microbatches."""
+        columns = []
+        for family, num_ranks, vpp, units in shapes:
+            ranks = family.rank_of_stage(num_ranks, vpp)
+            if ranks is None:
+                columns.append(np.zeros((1, 3 * units.shape[1] + 1)))
+                continue
+            held = np.array(ranks) == np.arange(num_ranks)[:, None]  # [ranks, S]
+            before = np.arange(len(ranks)) < held.argmax(axis=1)[:, None]
+            forward = count * held + before
+            back = count * held if family.splits_backward else forward
+            nothing = np.zeros((num_ranks, units.shape[1]))
+            ways = (nothing, back @ units) if family.splits_backward else (back @ units, nothing)
+            passes = (forward + back).sum(axis=1)[:, None]
+            columns.append(undominated(np.concatenate((forward @ units, *ways, passes), axis=1)))
+        together = np.concatenate(columns)
+        return cls(
+            units=np.ascontiguousarray(together[:, :-1].T),
+            passes=together[:, -1],
+            first=np.cumsum([0, *map(len, columns[:-1])]),
+        )
+
+    def longest(self, times: np.ndarray, host_s: float) -> np.ndarray:
+        """Seconds [A, P] of the busiest rank under `times` [4, A, U] of F, BW, B, W."""
+        each = np.concatenate((times[0], times[1], np.minimum(times[1], times[2] + times[3])), axis=1)
+        return np.maximum.reduceat(each @ self.units + host_s * self.passes, self.first, axis=1)
 
 
 def undominated(rows: np.ndarray) -> np.ndarray:

@@ -28,7 +28,7 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.parts import Inners
-from meshwright.search.paths import Paths, Rows, paths
+from meshwright.search.paths import Paths, Rows, Work, paths
 from meshwright.search.settle import concrete
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
@@ -50,7 +50,7 @@ class Regions:
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
-        self._rows: dict[tuple, Rows] = {}
+        self._rows: dict[tuple, Rows | Work] = {}
         self._clocks: dict[tuple, Clock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
@@ -274,6 +274,20 @@ class Regions:
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
+        return found
+
+    def work(self, core: Core, pipelines: tuple[Piped, ...]) -> Work | None:
+        """What ranks compute under several schedules, where :meth:`rows` are known at once."""
+        if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
+            return None
+        count = self.train.global_batch // (core.dp * core.mb)
+        key = ("work", core.pp, count, pipelines)
+        found = self._rows.get(key)
+        if found is None:
+            shapes = [
+                (schedules.get(p.schedule), core.pp, p.vpp, self.counts(core.pp * p.vpp, p.stages)) for p in pipelines
+            ]
+            found = self._rows[key] = Work.of(shapes, count)
         return found
 
     def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: Costs) -> Rows | None:

@@ -13,7 +13,7 @@ from itertools import compress
 
 import numpy as np
 
-from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds
+from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds, work_seconds
 from meshwright.search.columns import Costs
 from meshwright.search.regions import Regions
 from meshwright.search.space import Core, inners, pipelines, states
@@ -131,28 +131,37 @@ def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
 def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
     """Good plans early, so that bounds have something to be worse than: axes in the usual order, a few plans of each
     core, the lowest bounds first. Nothing is rejected here."""
-    dives: list[tuple[float, int, Region, int]] = []
     for scope in scopes:
-        usual = scope.inners.take(scope.inners.order == scope.inners.order[0])
-        region = _bounded(walk, regions, scope._replace(inners=usual), reject=False)
+        scope = scope._replace(inners=scope.inners.take(scope.inners.order == scope.inners.order[0]))
+        scope = _glanced(walk, regions, scope)
+        region = _bounded(walk, regions, scope, reject=False) if scope.size() else None
         leaves = np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ()
-        dives += [(float(region.bound_s.flat[leaf]), len(dives), region, leaf) for leaf in leaves]
-    for bound_s, _, region, leaf in sorted(dives, key=lambda dive: dive[:2]):
-        if np.isfinite(bound_s) and region.tightened_s(regions, leaf) <= walk.worth_s:
-            walk.evaluate(*region.part(leaf))
+        for leaf in leaves:
+            if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
+                walk.evaluate(*region.part(leaf))
 
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
     size = scope.size()
-    costs, one, which = regions.glances.costs(scope.core, scope.inners)
-    rough, _ = compute_seconds(regions, scope._replace(inners=scope.inners.take(one)), costs)
-    some, pipelines = _worth(walk, rough)
-    kept = scope._replace(inners=scope.inners.take(some[which]), pipelines=tuple(compress(scope.pipelines, pipelines)))
+    kept = _glanced(walk, regions, scope)
     walk.reject(LAYERS, size - kept.size())
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
     walk.reject(SAME, kept.size() - scope.size())
     return _bounded(walk, regions, scope) if scope.size() else None
+
+
+def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
+    """The region without what a glance at its layers rules out: first by the work of each rank, so that no schedule has
+    to be built for that, then by paths through schedules."""
+    costs, one, which = regions.glances.costs(scope.core, scope.inners)
+    rough = scope._replace(inners=scope.inners.take(one))
+    some, among = _worth(walk, work_seconds(regions, rough, costs))
+    rough = rough._replace(pipelines=tuple(compress(scope.pipelines, among)))
+    if rough.pipelines:
+        some, among = _worth(walk, compute_seconds(regions, rough, costs)[0])
+    pipelines = tuple(compress(rough.pipelines, among))
+    return scope._replace(inners=scope.inners.take(some[which]), pipelines=pipelines)
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
