@@ -69,10 +69,12 @@ Waited = dict[str, list[list[list[tuple[str, float, int]]]]]
 
 class Alone(NamedTuple):
     """Layers without their place on the cluster: seconds of ``kernels`` [D, 4, U] on each kind of device in the passes
-    F, BW, B, W, and the collectives that F and B of each unit wait for; and its place among others."""
+    F, BW, B, W, and ``core`` [D, U] of what selective recompute repeats; and the collectives that F and B of each unit wait
+    for. ``number`` is its place among others."""
 
     number: int
     kernels: np.ndarray
+    core: np.ndarray
     waited: Waited
 
 

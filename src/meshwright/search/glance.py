@@ -69,11 +69,14 @@ class Glances:
             plan = bare(core, *way)
             book = self.layers.book(plan, self.layers.mesh(plan))
             programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
+            again = [book.entries(u, "B") for u in self.units("selective")]
+            kernels = np.array(
+                [[[self._kernels(entries, d) for entries in row] for row in (*programs, again)] for d in self.devices]
+            )
             found = self._alones[same] = Alone(
                 number=len(self._alones),
-                kernels=np.array(
-                    [[[self._kernels(entries, d) for entries in row] for row in programs] for d in self.devices]
-                ),
+                kernels=kernels[:, :4],
+                core=kernels[:, 4] - kernels[:, 2],
                 waited=waited_for((programs[0], programs[2]), way[1]),
             )
         return found
@@ -112,11 +115,12 @@ class Glances:
 
     def _brief(self, rest: Inner) -> tuple:
         """What a glance sees of an inner part besides its order."""
-        again = rest.recompute == "full" and not rest.recompute_layers
+        mode = "none" if rest.recompute_layers else rest.recompute
         # a precision that is not the workload's and a loss other than the usual make kernels faster
         known = not rest.dtype and rest.loss == LOSS
         waits = self.alike and "tp" not in rest.overlap and "ep" not in rest.overlap
-        return (rest.sp, rest.algorithm, rest.attention), again, known, waits, None if self.alike else rest.shares
+        way, shares = (rest.sp, rest.algorithm, rest.attention), None if self.alike else rest.shares
+        return way, mode == "full", mode == "selective", known, waits, shares
 
     def _glanced(self, core: Core, briefs: list[tuple], which: np.ndarray, near: np.ndarray) -> np.ndarray:
         """Seconds [D, 4, G, U] of F, BW, B, W of these briefs on these groups. Where kernels are not known, nothing is
@@ -124,16 +128,17 @@ class Glances:
         alone = [self._alone(core, way) for way, *_ in briefs]
         each = np.array([a.kernels for a in alone])[which]  # [G, D, 4, U]
         forward, whole, back = each[:, :, 0], each[:, :, 1], each[:, :, 2]
-        again, known, waits = np.array([brief[1:4] for brief in briefs], bool)[which].T
+        full, core, known, waits = np.array([brief[1:5] for brief in briefs], bool)[which].T
         if waits.any():
             waited = [self._waited(alone[b], n) for b, n in zip(which.tolist(), near.tolist())]
             waited = np.array(waited) * waits[:, None, None]  # [G, 2, U]
             forward += waited[:, None, 0]
             back += waited[:, None, 1]
         np.maximum(whole, back, out=whole)
-        blocks = forward * (again[:, None] & (np.arange(self.num_units) < self.kinds))[:, None]
-        whole += blocks
-        back += blocks
+        repeated = forward * full[:, None, None] + np.array([a.core for a in alone])[which] * core[:, None, None]
+        repeated[:, :, self.kinds :] = 0.0
+        whole += repeated
+        back += repeated
         each[~known] = 1e-30
         return each.transpose(1, 2, 0, 3)
 
