@@ -6,6 +6,7 @@ No layer is simulated, so a region that a glance rules out needs no price of its
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,17 @@ PASSES = ("F", "BW", "B", "W")
 LOSS = "eager"
 
 
+class Glance(NamedTuple):
+    """All that a glance at a core sees: seconds ``each`` [D, 4, G, U]; ``near`` of an order plus ``brief`` of a rest is
+    the place among G."""
+
+    orders: tuple[tuple[str, ...], ...]
+    rests: tuple[Inner, ...]
+    near: np.ndarray
+    brief: np.ndarray
+    each: np.ndarray
+
+
 class Glances:
     """Glances at the regions of one question."""
 
@@ -36,6 +48,7 @@ class Glances:
         self.devices = tuple(self.layers.devices.values())
         self.names = [device.name for device in self.devices]
         self._waits: dict[tuple, np.ndarray] = {}
+        self._glances: dict[Core, Glance] = {}
         self._nears: dict[tuple, int] = {}
         self._indices: dict[tuple, int] = {}
         self._distinct: list[dict[str, tuple[int, Group]]] = []
@@ -91,27 +104,25 @@ class Glances:
 
         Inner parts that a glance does not tell apart share a row: the costs of G rows, one of the inner parts of each
         [G], and which row every inner part has [A]."""
-        near = self.near(core, inners)
-        briefs: dict[tuple, int] = {}
-        brief = np.array([briefs.setdefault(self._brief(rest), len(briefs)) for rest in inners.rests])
-        code = brief[inners.rest] * (near.max() + 1) + near[inners.order]
-        code, one, which = np.unique(code, return_index=True, return_inverse=True)
-        each = self._glanced(core, list(briefs), *np.divmod(code, near.max() + 1))
+        found = self._glances.get(core)
+        if found is None or found.orders is not inners.orders or found.rests is not inners.rests:
+            found = self._glances[core] = self._glance(core, inners)
+        code, one, which = np.unique(
+            found.brief[inners.rest] + found.near[inners.order], return_index=True, return_inverse=True
+        )
+        each = found.each[:, :, code]
         nothing = np.zeros((len(one), self.num_units))
         rough = Costs(
             each=each, slowest=each.max(axis=0), send=nothing[:, 0], saved=nothing, held=nothing, working=nothing
         )
         return rough, one, which
 
-    def near(self, core: Core, inners: Inners) -> np.ndarray:
-        """Which groups layers communicate over under each of the orders [orders] that these inner parts have; on
-        islands that are not alike every order has its own."""
+    def near(self, core: Core, orders: tuple[tuple[str, ...], ...]) -> np.ndarray:
+        """Which groups layers communicate over under each of these orders [orders]; on islands that are not alike every
+        order has its own."""
         if not self.alike:
-            return np.arange(len(inners.orders))
-        out = np.zeros(len(inners.orders), np.int64)
-        for i in np.unique(inners.order).tolist():
-            out[i] = self._near(core, inners.orders[i])
-        return out
+            return np.arange(len(orders))
+        return np.array([self._near(core, order) for order in orders])
 
     def _brief(self, rest: Inner) -> tuple:
         """What a glance sees of an inner part besides its order."""
@@ -121,6 +132,14 @@ class Glances:
         waits = self.alike and "tp" not in rest.overlap and "ep" not in rest.overlap
         way, shares = (rest.sp, rest.algorithm, rest.attention), None if self.alike else rest.shares
         return way, mode == "full", mode == "selective", known, waits, shares
+
+    def _glance(self, core: Core, inners: Inners) -> Glance:
+        near, place = np.unique(self.near(core, inners.orders), return_inverse=True)
+        briefs: dict[tuple, int] = {}
+        brief = np.array([briefs.setdefault(self._brief(rest), len(briefs)) for rest in inners.rests])
+        which, among = np.divmod(np.arange(len(briefs) * len(near)), len(near))
+        each = self._glanced(core, list(briefs), which, near[among])
+        return Glance(inners.orders, inners.rests, place, brief * len(near), each)
 
     def _glanced(self, core: Core, briefs: list[tuple], which: np.ndarray, near: np.ndarray) -> np.ndarray:
         """Seconds [D, 4, G, U] of F, BW, B, W of these briefs on these groups. Where kernels are not known, nothing is

@@ -110,7 +110,7 @@ class Regions:
 
     def costs(self, core: Core, inners: Inners) -> Costs:
         """What layers cost under each inner part, on every kind of device."""
-        near = self.glances.near(core, inners)
+        near = self.glances.near(core, inners.orders)
         code = near[inners.order] * len(inners.rests) + inners.rest  # those with the same groups share all but sends
         _, one, which = np.unique(code, return_index=True, return_inverse=True)
         columns = [self._inner(core, inners[i]) for i in one.tolist()]
