@@ -168,7 +168,7 @@ def step_seconds(
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
     pairs = np.stack(
-        [regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
+        [regions.paired(core, scope.inners, p, n, costs) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
     )
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])

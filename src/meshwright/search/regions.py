@@ -29,7 +29,7 @@ from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book, SharedPricer
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths, Rows, Work, paths
-from meshwright.search.settle import concrete
+from meshwright.search.settle import concrete, shares_of
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
 from meshwright.work import Collective
@@ -63,6 +63,7 @@ class Regions:
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
+        self._devices = self.glances.devices
 
     def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
@@ -208,28 +209,34 @@ class Regions:
             groups.setdefault(same, []).extend(chosen)
         return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
 
-    def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
+    def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, costs: Costs) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
-        as many exchanges as a rank holds stages, of `blocks` blocks each, between neighbours at best."""
-        if schedules.get(piped.schedule).placement != "bidirectional" or not self.alike:
+        as many exchanges as a rank holds stages, of `blocks` blocks each, between the two ranks that are nearest."""
+        if schedules.get(piped.schedule).placement != "bidirectional":
             return np.zeros(len(inners))
+        ranks = self.paths(core, piped._replace(stages=EVEN), costs).stage_ranks
+        pairs = tuple(dict.fromkeys(ranks))
         known: dict[tuple, float] = {}
         for inner in inners:
             same = (inner.order, inner.grads, inner.dtype)
             if same not in known:
-                plan = plan_of(core, inner, PLAIN, WHOLE)
-                mesh = self.layers.mesh(plan)
-                stages = self.layers.stages(plan, mesh)
-                params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
-                least = min(p.trained_dense + p.trained_expert for p in params)
-                work = Collective(
-                    op="all_reduce",
-                    num_bytes=blocks * least * STORED_BYTES[inner.grads],
-                    group=mesh.pair(0, plan.layout.stride("pp")),
-                )
-                device = next(iter(self.layers.devices.values()))
-                known[same] = 2 * piped.vpp * self.evaluator.costs.price(work, device).seconds
+                key = (core._replace(mb=1), *same, pairs, blocks)
+                if key not in self._prices:
+                    self._prices[key] = self._added_up(core, inner, pairs, blocks)
+                known[same] = 2 * piped.vpp * self._prices[key]
         return np.array([known[i.order, i.grads, i.dtype] for i in inners])
+
+    def _added_up(self, core: Core, inner: Inner, pairs: tuple[tuple[int, ...], ...], blocks: int) -> float:
+        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest."""
+        plan = plan_of(core, inner, PLAIN, WHOLE)
+        mesh = self.layers.mesh(plan)
+        stages = self.layers.stages(plan, mesh)
+        params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
+        size = blocks * min(p.trained_dense + p.trained_expert for p in params) * STORED_BYTES[inner.grads]
+        slices = mesh.slices[:1] if self.alike else mesh.slices
+        groups = {mesh.pair(s.starts[a], s.starts[b]) for s in slices for a, b in pairs}
+        works = (Collective(op="all_reduce", num_bytes=size, group=group) for group in groups)
+        return min(self.evaluator.costs.price(work, device).seconds for work in works for device in self._devices)
 
     def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
@@ -327,12 +334,13 @@ class Regions:
     def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
         """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
         piped = concrete(core, inner, piped, self.evaluator)
-        if inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
+        if takes_times(plan_of(core, USUAL, piped, WHOLE)):
             return -np.inf
         if self.alike:
             return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())
         found = self.kinds_of(core, inner)
-        counts = inner.shares if inner.shares != EVEN else [self.train.global_batch // (core.dp * core.mb)] * len(found)
+        even = self.train.global_batch // (core.dp * core.mb)
+        counts = shares_of(core, inner, piped, self.evaluator) or (even,) * len(found)
         return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
 
     def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
