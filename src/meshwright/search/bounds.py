@@ -130,13 +130,24 @@ def _paths(
     """The longest path [chosen] of a slice whose pipeline ranks are on the devices `row`."""
     rows = regions.paths(core, piped, costs, row)
     times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
-    seconds = times[0] @ rows.passes[:, 0].T
-    if rows.split:
-        seconds += np.minimum(times[2], times[1]) @ rows.passes[:, 1].T + times[3] @ rows.passes[:, 2].T
-    else:
-        seconds += times[1] @ rows.passes[:, 1].T
+    seconds = _passes(rows, times.min(axis=0), slice(None))
+    if len(times) > 1:  # a row of work is one rank's, at its own speed
+        for device in set(row):
+            mine = rows.timed + np.flatnonzero(np.array(row) == device)
+            held = regions.counts(core.pp * piped.vpp, piped.stages)
+            seconds[:, mine] = _passes(rows, costs.each[device][:, chosen] @ held.T, mine)
     seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
-    return seconds[:, int(work_only) :].max(axis=1)
+    return seconds[:, int(work_only) * rows.timed :].max(axis=1)
+
+
+def _passes(rows: Paths, times: np.ndarray, which: slice | np.ndarray) -> np.ndarray:
+    """Seconds [chosen, rows] of some rows under times [4, chosen, S] of F, BW, B, W."""
+    passes = rows.passes[which]
+    if rows.split:  # a full backward among them counts as B, which it is no faster than
+        back = np.minimum(times[2], times[1]) @ passes[:, 1].T + times[3] @ passes[:, 2].T
+    else:
+        back = times[1] @ passes[:, 1].T
+    return times[0] @ passes[:, 0].T + back
 
 
 def _microbatch(
@@ -144,7 +155,8 @@ def _microbatch(
 ) -> np.ndarray:
     """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
     rows = regions.paths(core, piped, costs, row)
-    held, times = rows.held, regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
+    held = rows.held
+    times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks).min(axis=0)
     whole = times[0] + np.minimum(times[1], times[2] + times[3])
     return (whole @ (held / held.sum(axis=0)).T).max(axis=1)
 

@@ -30,14 +30,14 @@ class Clock:
         place[order], place[-1] = np.arange(n), -1
         self._before, self._near = place[before[order]], place[near[order]]
         self._crosses = rank[near[order]] != rank[order]
-        self._which = (actions.kind * actions.num_stages + stage)[order]
-        self.stage_ranks, self.kinds = actions.stage_ranks, frozenset(np.unique(actions.kind).tolist())
+        second = np.array([ranks[-1] if len(ranks) > 1 else -1 for ranks in actions.stage_ranks])[stage] == rank
+        self._which = ((4 * second + actions.kind) * actions.num_stages + stage)[order]
+        self.stage_ranks = actions.stage_ranks
 
-    def makespan(self, forward: np.ndarray, back: np.ndarray, weight: np.ndarray, whole: np.ndarray, send: float) -> float:
-        """Seconds until the last action ends, from seconds [num_stages] of F, B, W and full backwards and of a message
-        between ranks."""
-        seconds = np.concatenate((forward, back, weight, whole))
-        return _makespan(self._before, self._near, self._crosses, self._which, seconds, send)
+    def makespan(self, seconds: np.ndarray, send: float) -> float:
+        """Seconds until the last action ends, from `seconds` [turns, 4, num_stages] of F, B, W and full backwards on
+        the first rank of a stage and, in the second turn, on the second; and of a message between ranks."""
+        return _makespan(self._before, self._near, self._crosses, self._which, seconds.ravel(), send)
 
 
 @njit(cache=True)

@@ -276,7 +276,7 @@ class Regions:
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
-            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks)[:, 0]
+            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks).min(axis=0)[:, 0]
             found = paths(actions, f, b, w, float(costs.send[typical]))
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
@@ -318,17 +318,17 @@ class Regions:
         devices: tuple[int, ...],
         stage_ranks: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """Seconds of F, BW, B, W [4, chosen, S] of every stage under some inner parts, its ranks on `devices`; () where
-        all are alike. A stage on two ranks is as fast as on the faster one."""
-        held = self.counts(core.pp * piped.vpp, piped.stages)
+        """Seconds of F, BW, B, W [turns, 4, chosen, S] of every stage under some inner parts, its ranks on `devices`; ()
+        where all are alike. Where stages are on two ranks, `turns` are both; else one."""
+        held, turns = self.counts(core.pp * piped.vpp, piped.stages), max(map(len, stage_ranks))
         if not devices:
-            return costs.seconds[:, chosen] @ held.T
-        out = np.full((len(PASSES), len(chosen), len(held)), np.inf)
-        for turn in range(max(map(len, stage_ranks))):
+            return np.repeat((costs.seconds[:, chosen] @ held.T)[None], turns, axis=0)
+        out = np.empty((turns, len(PASSES), len(chosen), len(held)))
+        for turn in range(turns):
             owner = np.array([devices[ranks[turn % len(ranks)]] for ranks in stage_ranks])
             for device in set(owner.tolist()):
                 there = np.flatnonzero(owner == device)
-                out[:, :, there] = np.minimum(out[:, :, there], costs.each[device][:, chosen] @ held[there].T)
+                out[turn][:, :, there] = costs.each[device][:, chosen] @ held[there].T
         return out
 
     def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
@@ -345,9 +345,8 @@ class Regions:
 
     def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
         clock = self._clock(core.pp, count, piped)
-        seconds = self.stage_seconds(core, piped, costs, [a], devices, clock.stage_ranks)[:, 0] + self.host_s
-        forward, whole, back, weight = seconds
-        return clock.makespan(forward, back, weight, whole, float(costs.send[a]))
+        seconds = self.stage_seconds(core, piped, costs, [a], devices, clock.stage_ranks)[:, :, 0] + self.host_s
+        return clock.makespan(seconds[:, [0, 2, 3, 1]], float(costs.send[a]))
 
     def _clock(self, pp: int, count: int, piped: Piped) -> Clock:
         key = (pp, count, piped.schedule, piped.vpp)
