@@ -62,7 +62,7 @@ def _bounds(name: str) -> float:
     for scope in scopes:
         costs = regions.costs(scope.core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
-        exchanged = regions.exchanged(scope.core, scope.inners, scope.states)
+        exchanged = regions.exchanges.exchanged(scope.core, scope.inners, scope.states)
         count += step_seconds(regions, scope, costs, paths_s, least, exchanged).size
     return count / (perf_counter() - began)
 

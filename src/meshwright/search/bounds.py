@@ -66,8 +66,8 @@ def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> 
 
 
 def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
-    """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule built;
-    0 where ranks are not alike or stages are dealt."""
+    """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule
+    built; 0 where ranks are not alike or stages are dealt."""
     work = regions.work(scope.core, scope.pipelines)
     if work is None:
         return np.zeros((len(scope.inners), len(scope.pipelines)))
@@ -180,7 +180,11 @@ def step_seconds(
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
     pairs = np.stack(
-        [regions.paired(core, scope.inners, p, n, costs) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
+        [
+            regions.exchanges.paired(core, scope.inners, p, n, _settled(regions, core, p, costs))
+            for p, n in zip(scope.pipelines, least.min(axis=0))
+        ],
+        axis=1,
     )
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])
@@ -242,9 +246,9 @@ def _every_microbatch(
 
 def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
-    core, framework = scope.core, regions.evaluator.costs.framework
-    constant = np.array([regions.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
-    unscattered = np.array([regions.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
+    constant = np.array([around.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    unscattered = np.array([around.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])

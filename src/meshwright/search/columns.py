@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from meshwright.lower.layer import Entry
+from meshwright.lower.stages import Unit
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -69,13 +70,18 @@ Waited = dict[str, list[list[list[tuple[str, float, int]]]]]
 
 class Alone(NamedTuple):
     """Layers without their place on the cluster: seconds of ``kernels`` [D, 4, U] on each kind of device in the passes
-    F, BW, B, W, and ``core`` [D, U] of what selective recompute repeats; and the collectives that F and B of each unit wait
-    for. ``number`` is its place among others."""
+    F, BW, B, W, and ``core`` [D, U] of what selective recompute repeats; and the collectives that F and B of each unit
+    wait for. ``number`` is its place among others."""
 
     number: int
     kernels: np.ndarray
     core: np.ndarray
     waited: Waited
+
+
+def units_of(kinds: int, recompute: str) -> tuple[Unit, ...]:
+    """The units in the order of the columns: the kinds of blocks, the embedding, the head."""
+    return (*(Unit(kind, recompute) for kind in range(kinds)), Unit("embedding", "none"), Unit("head", "none"))
 
 
 def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -105,6 +111,8 @@ def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> W
     ]
     queues = dict.fromkeys(what[0] for units in counted for unit in units for what in unit)
     return {
-        queue: [[[(*what[1:], n) for what, n in unit.items() if what[0] == queue] for unit in units] for units in counted]
+        queue: [
+            [[(*what[1:], n) for what, n in unit.items() if what[0] == queue] for unit in units] for units in counted
+        ]
         for queue in queues
     }

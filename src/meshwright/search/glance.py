@@ -11,9 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.lower.layer import Entry
-from meshwright.lower.stages import Unit
 from meshwright.plan import Experts, Layout, Plan
-from meshwright.search.columns import Alone, Costs, spread, waited_for
+from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.parts import Inners
 from meshwright.search.space import Core, Inner, bare
@@ -55,11 +54,6 @@ class Glances:
         self._numbers: dict[Group, int] = {}
         self._alones: dict[tuple, Alone] = {}
 
-    def units(self, recompute: str) -> tuple[Unit, ...]:
-        """The units in the order of the columns."""
-        blocks = tuple(Unit(kind, recompute) for kind in range(self.kinds))
-        return (*blocks, Unit("embedding", "none"), Unit("head", "none"))
-
     def groups_on(self, core: Core) -> np.ndarray:
         """Groups of tensor- and context-parallel ranks [D] that each kind of device could hold at most."""
         held = np.zeros(len(self.names))
@@ -81,8 +75,8 @@ class Glances:
         if found is None:
             plan = bare(core, *way)
             book = self.layers.book(plan, self.layers.mesh(plan))
-            programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
-            again = [book.entries(u, "B") for u in self.units("selective")]
+            programs = [[book.entries(u, which) for u in units_of(self.kinds, "none")] for which in PASSES]
+            again = [book.entries(u, "B") for u in units_of(self.kinds, "selective")]
             kernels = np.array(
                 [[[self._kernels(entries, d) for entries in row] for row in (*programs, again)] for d in self.devices]
             )

@@ -28,8 +28,9 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     ``passes`` [rows, 3, S]: how often a row goes through F, the backward (or B alone, where ``split``) and W of each
     stage; ``sends`` [rows]: messages between ranks on it. ``in_flight`` [levels, ranks]: activations a rank holds
     at most, when the share :data:`KEPT` of one stays from B to W. ``held`` [ranks, S]: 1 where a rank holds a stage.
-    ``stage_ranks`` the same as a list. The first ``timed`` rows are the longest paths under typical times. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
-    accumulates a stage's gradients without another between.
+    ``stage_ranks`` the same as a list. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
+    accumulates a stage's gradients without another between. The first ``timed`` rows are the longest paths under
+    typical times.
     """
 
     passes: np.ndarray
@@ -54,13 +55,13 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rows(msgspec.Struct, frozen=True, kw_only=True):
-    """The rows of P schedules one after the other, by the units U that their stages hold, without those of ranks that do
-    no more of anything than another.
+    """The rows of P schedules one after the other, by the units U that their stages hold, without those of ranks that
+    do no more of anything than another.
 
-    ``units`` [4 U, R]: how often a row goes through F, BW, B (no slower than BW counts) and W of each unit; ``sends`` and
-    ``passes`` [R]: messages and passes on it. ``first`` [P]: the first row of each schedule; ``timed`` [R] marks the
-    paths that were the longest under typical times. ``split``, ``least`` (blocks of the smallest stage) and ``scattered``
-    (blocks whose gradients the least and the most busy rank scatters in a step, [P, 2]) are as in :class:`Paths`.
+    ``units`` [4 U, R]: how often a row goes through F, BW, B (no slower than BW counts) and W of each unit; ``sends``
+    and ``passes`` [R]: messages and passes on it. ``first`` [P]: the first row of each schedule; ``timed`` [R] marks
+    the paths that were the longest under typical times. Of each schedule: whether it is ``split``, ``least`` blocks of
+    its smallest stage, and ``scattered`` [P, 2]: blocks whose gradients the least and the most busy rank scatters.
     """
 
     units: np.ndarray

@@ -13,30 +13,25 @@ import numpy as np
 
 from meshwright import schedules
 from meshwright.cost.roofline import contention
-from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
-from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
-from meshwright.lower.step import Exchange, Key, Send, Update
+from meshwright.lower.step import Send
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
 from meshwright.search.clock import Clock
-from meshwright.search.columns import Costs, Exchanged
+from meshwright.search.columns import Costs, units_of
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.exchanges import Exchanges
 from meshwright.search.glance import PASSES, Glances
-from meshwright.search.layers import Book, SharedPricer
+from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths, Rows, Work, paths
 from meshwright.search.settle import concrete, shares_of
-from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
+from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
-from meshwright.work import Collective
 
-PLAIN = Piped("1f1b", 1, "even")
 USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0, "eager")
-WHOLE = State(0, 0)
 
 
 class Regions:
@@ -45,7 +40,7 @@ class Regions:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.glances = Glances(evaluator)
+        self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
         self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
@@ -54,8 +49,6 @@ class Regions:
         self._clocks: dict[tuple, Clock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
-        self._exchanges: dict[tuple, tuple] = {}
-        self._constant: dict[tuple, np.ndarray] = {}
         self._kinds: dict[tuple, tuple] = {}
         self._everywhere: dict[tuple, tuple] = {}
         #: The inner parts looked at last, and which of them have the same stages.
@@ -63,7 +56,6 @@ class Regions:
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
-        self._devices = self.glances.devices
 
     def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
@@ -163,7 +155,7 @@ class Regions:
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
         fastest, slowest, kept = [], [], []
         for mode in modes:
-            units = self.glances.units(mode)
+            units = units_of(self.kinds, mode)
             kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
             each = np.full((len(self.names), len(PASSES), self.num_units), np.inf)
             most = np.zeros((len(PASSES), self.num_units))
@@ -181,16 +173,7 @@ class Regions:
         pairs = {mesh.pair(0, stride)}
         if not self.alike:
             pairs = {mesh.pair(a, b) for s in mesh.slices for a, b in pairwise(s.starts)}
-        return min(self._price(book.stages, Send(pair), mesh) for pair in pairs)
-
-    def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
-        if isinstance(key, Exchange):
-            price = self.evaluator.costs.price
-            device = (mesh or stages.mesh).slices[0].devices[0]
-            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
-            return sum(price(work, device).seconds for work in works)
-        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
-        return float(priced.durations[0])
+        return min(self.exchanges.price(book.stages, Send(pair), mesh) for pair in pairs)
 
     def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
         """The inner parts in groups that have the same kinds of slices, shares and stages: these stages, one of the
@@ -208,45 +191,6 @@ class Regions:
             same = self.kinds_of(core, one), one.shares, concrete(core, one, piped, self.evaluator)
             groups.setdefault(same, []).extend(chosen)
         return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
-
-    def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, costs: Costs) -> np.ndarray:
-        """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
-        as many exchanges as a rank holds stages, of `blocks` blocks each, between the two ranks that are nearest."""
-        if schedules.get(piped.schedule).placement != "bidirectional":
-            return np.zeros(len(inners))
-        ranks = self.paths(core, piped._replace(stages=EVEN), costs).stage_ranks
-        pairs = tuple(dict.fromkeys(ranks))
-        known: dict[tuple, float] = {}
-        for inner in inners:
-            same = (inner.order, inner.grads, inner.dtype)
-            if same not in known:
-                key = (core._replace(mb=1), *same, pairs, blocks)
-                if key not in self._prices:
-                    self._prices[key] = self._added_up(core, inner, pairs, blocks)
-                known[same] = 2 * piped.vpp * self._prices[key]
-        return np.array([known[i.order, i.grads, i.dtype] for i in inners])
-
-    def _added_up(self, core: Core, inner: Inner, pairs: tuple[tuple[int, ...], ...], blocks: int) -> float:
-        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest."""
-        plan = plan_of(core, inner, PLAIN, WHOLE)
-        mesh = self.layers.mesh(plan)
-        stages = self.layers.stages(plan, mesh)
-        params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
-        size = blocks * min(p.trained_dense + p.trained_expert for p in params) * STORED_BYTES[inner.grads]
-        slices = mesh.slices[:1] if self.alike else mesh.slices
-        groups = {mesh.pair(s.starts[a], s.starts[b]) for s in slices for a, b in pairs}
-        works = (Collective(op="all_reduce", num_bytes=size, group=group) for group in groups)
-        return min(self.evaluator.costs.price(work, device).seconds for work in works for device in self._devices)
-
-    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
-        """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
-        room = max(d.memory_bytes for d in self.layers.devices.values())
-        return self.least_state_bytes(core, states, inner) / core.pp > room
-
-    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
-        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
-        layers = np.array(self.model.layers_by_kind, float)
-        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
 
     def counts(self, num_stages: int, stages: str | tuple[int, ...]) -> np.ndarray:
         """Units of every virtual stage [S, U]."""
@@ -276,7 +220,9 @@ class Regions:
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
-            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks).min(axis=0)[:, 0]
+            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks).min(axis=0)[
+                :, 0
+            ]
             found = paths(actions, f, b, w, float(costs.send[typical]))
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
@@ -318,8 +264,8 @@ class Regions:
         devices: tuple[int, ...],
         stage_ranks: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """Seconds of F, BW, B, W [turns, 4, chosen, S] of every stage under some inner parts, its ranks on `devices`; ()
-        where all are alike. Where stages are on two ranks, `turns` are both; else one."""
+        """Seconds of F, BW, B, W [turns, 4, chosen, S] of every stage under some inner parts, its ranks on `devices`;
+        () where all are alike. Where stages are on two ranks, `turns` are both; else one."""
         held, turns = self.counts(core.pp * piped.vpp, piped.stages), max(map(len, stage_ranks))
         if not devices:
             return np.repeat((costs.seconds[:, chosen] @ held.T)[None], turns, axis=0)
@@ -354,88 +300,3 @@ class Regions:
         if found is None:
             found = self._clocks[key] = Clock(schedules.build(piped.schedule, pp, count, piped.vpp))
         return found
-
-    def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
-        """What data parallelism exchanges, for every inner part and state part."""
-        shape = (len(inners), len(states), self.kinds)
-        gather, reduce = np.zeros(shape), np.zeros(shape)
-        first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
-        alike: dict[tuple, list[int]] = {}
-        for a, inner in enumerate(inners):
-            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype), []).append(a)
-        core = core._replace(mb=1)  # which says nothing about parameters
-        for same, chosen in alike.items():
-            for c, state in enumerate(states):
-                found = self._exchanges.get((core, same, state))
-                if found is None:
-                    found = self._exchanges[core, same, state] = self._exchange(core, inners[chosen[0]], state)
-                gather[chosen, c], reduce[chosen, c], first[chosen, c], last[chosen, c] = found
-        return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
-
-    def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
-        plan = plan_of(core, inner, PLAIN, state)
-        mesh = self.layers.mesh(plan)
-        stages = self.layers.stages(plan, mesh)
-        units = self.glances.units("none")
-
-        def seconds(what: str, *chosen: Unit) -> float:
-            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
-                return 0.0
-            starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
-            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
-            return min(self._price(stages, exchange, mesh) for exchange in exchanges)
-
-        blocks = units[: self.kinds]
-        first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
-        trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
-        devices = {d.name for s in mesh.slices for d in s.devices}
-        update = min(self._price(stages, Update(trained / core.pp, d)) for d in devices)
-        return (
-            [seconds("gather", b) for b in blocks],
-            [seconds("reduce", b) for b in blocks],
-            first,
-            norm + update,
-        )
-
-    def _updated(self, stages, unit: Unit) -> float:
-        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
-
-    def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
-        table, which some schedules place beside it."""
-        key = (core._replace(mb=1), inner.dtype, inner.grads, inner.master, inner.moments, state)
-        found = self._constant.get(key)
-        if found is None:
-            found = self._constant[key] = self._state_bytes(core, inner, state)
-        return found
-
-    def _state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        plan = plan_of(core, inner, PLAIN, state)
-        stages = self.layers.stages(plan, self.layers.mesh(plan))
-        alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
-        beside = self.layers.stages(alone, self.layers.mesh(alone))
-        out = np.zeros(self.num_units)
-        for i, unit in enumerate(self.glances.units("none")):
-            params = (beside if unit.kind == "head" else stages).params(unit)
-            out[i] = sum(static_bytes(plan, self.train, params).values())
-            if core.pp > 1:
-                out[i] += gathered_bytes(plan, params, self.train)
-        return out
-
-    def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""
-        plan = plan_of(core, inner, PLAIN, state)
-        out = np.zeros(self.num_units)
-        if core.pp > 1 and plan.layout.shards_gradients:
-            stages = self.layers.stages(plan, self.layers.mesh(plan))
-            for i, unit in enumerate(self.glances.units("none")[: self.kinds]):
-                out[i] = unscattered_bytes(plan, stages.params(unit))
-        return out
-
-
-class _Updates(Exchanger):
-    """Asked only for what an optimizer step touches."""
-
-    def parameters(self, units: tuple[Unit, ...]) -> float:
-        return self._updated(units)

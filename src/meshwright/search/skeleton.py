@@ -124,8 +124,8 @@ class Skeleton:
                 self._scattered.append((event, self._gradients.setdefault(units, len(self._gradients))))
 
     def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray, stages: Stages) -> TaskGraph:
-        """The graph with the sizes of what each of the ``distinct`` compositions saves, holds until W and works with, in
-        bytes."""
+        """The graph with the sizes of what each of the ``distinct`` compositions saves, holds until W and works with,
+        in bytes."""
         table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
         num_bytes = table[self._code, self._made]
         if self._scattered:

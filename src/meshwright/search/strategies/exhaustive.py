@@ -13,7 +13,15 @@ from itertools import compress
 
 import numpy as np
 
-from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds, work_seconds
+from meshwright.search.bounds import (
+    ROUNDING,
+    Scope,
+    compute_seconds,
+    even_share,
+    memory_bytes,
+    step_seconds,
+    work_seconds,
+)
 from meshwright.search.columns import Costs
 from meshwright.search.regions import Regions
 from meshwright.search.space import Core, inners, pipelines, states
@@ -107,7 +115,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
         if not scope.size():
             continue
         walk.covers(scope.size())
-        if regions.crowded(core, scope.states, scope.inners[0]):
+        if regions.exchanges.crowded(core, scope.states, scope.inners[0]):
             walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
@@ -175,7 +183,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     region = None
     if kept.size():
         costs, paths_s, least = costs.rows(some), paths_s[some][:, pipelines], least[some][:, pipelines]
-        exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
+        exchanged = regions.exchanges.exchanged(scope.core, kept.inners, kept.states)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         legal = kept.legal()
         slow = bound_s * (1 - ROUNDING) > walk.worth_s
