@@ -139,14 +139,22 @@ def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
 def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
     """Good plans early, so that bounds have something to be worse than: axes in the usual order, a few plans of each
     core, the lowest bounds first. Nothing is rejected here."""
+    later: list[tuple[float, int, Region, int]] = []
+
+    def dive(region: Region, leaf: int) -> None:
+        if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
+            walk.evaluate(*region.part(leaf))
+
     for scope in scopes:
         scope = scope._replace(inners=scope.inners.take(scope.inners.order == scope.inners.order[0]))
         scope = _glanced(walk, regions, scope)
         region = _bounded(walk, regions, scope, reject=False) if scope.size() else None
         leaves = np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ()
-        for leaf in leaves:
-            if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
-                walk.evaluate(*region.part(leaf))
+        for leaf in leaves[:1]:  # what comes next can be worse than this
+            dive(region, leaf)
+        later += [(float(region.bound_s.flat[leaf]), len(later), region, leaf) for leaf in leaves[1:]]
+    for _, _, region, leaf in sorted(later, key=lambda found: found[:2]):
+        dive(region, leaf)
 
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
