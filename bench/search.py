@@ -49,7 +49,7 @@ def _scopes(name: str) -> list[Scope]:
     for core in cores(space, model, cluster, train):
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
             parts = inners(space, core, model, cluster, train)
-            usual = [i for i in parts if i.order == parts[0].order]
+            usual = parts.take(parts.order == parts.order[0])
             found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster, train)))
     return found
 
@@ -62,7 +62,7 @@ def _bounds(name: str) -> float:
     for scope in scopes:
         costs = regions.costs(scope.core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
-        exchanged = regions.exchanged(scope.core, scope.inners, scope.states)
+        exchanged = regions.exchanges.exchanged(scope.core, scope.inners, scope.states)
         count += step_seconds(regions, scope, costs, paths_s, least, exchanged).size
     return count / (perf_counter() - began)
 

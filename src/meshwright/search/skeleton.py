@@ -18,7 +18,7 @@ from meshwright.lower import Lowered
 from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import IN_FLIGHT
-from meshwright.lower.stages import Stages
+from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
@@ -93,8 +93,15 @@ class Skeleton:
         self.roles, role_of = _roles(lowered)
         self.graph = msgspec.structs.replace(graph, cost_key=role_of, keys=tuple(map(str, self.roles)))
         self.compositions = stages.compositions
+        distinct = {composition: i for i, composition in enumerate(dict.fromkeys(self.compositions))}
+        self.distinct = tuple(distinct)
+        self._distinct = np.array([distinct[composition] for composition in self.compositions])
         self.pp = stages.plan.layout.pp
-        self._held = [[s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks] for r in range(self.pp)]
+        #: The units on each rank; equal ones are one object.
+        same: dict[tuple[Unit, ...], tuple[Unit, ...]] = {}
+        held = [[s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks] for r in range(self.pp)]
+        units = (tuple(u for s in stages_of for u in self.compositions[s].units) for stages_of in held)
+        self._held = [same.setdefault(one, one) for one in units]
         self._events()
 
     def _events(self) -> None:
@@ -105,20 +112,22 @@ class Skeleton:
         workspace = memory.category == memory.categories.index("workspace")
         freed_by = np.where(kind == KIND["W"], 1, np.where((kind == KIND["B"]) & split, 2, 3))
         code = np.where(workspace, np.where(memory.at_end, 5, 4), np.where(kind == KIND["F"], 0, freed_by))
-        self._code, self._stage = code, graph.attribute("stage")[memory.task]
+        self._code, stage = code, graph.attribute("stage")[memory.task]
+        self._made = self._distinct[stage]
         self._gradients: dict[tuple, int] = {}
         self._scattered: list[tuple[int, int]] = []
         if IN_FLIGHT in memory.categories:
             for event in np.flatnonzero(memory.category == memory.categories.index(IN_FLIGHT)).tolist():
                 task = memory.task[event]
                 role = self.roles[graph.cost_key[task]]
-                units = role.units if memory.at_end[event] else self.compositions[self._stage[event]].units
+                units = role.units if memory.at_end[event] else self.compositions[stage[event]].units
                 self._scattered.append((event, self._gradients.setdefault(units, len(self._gradients))))
 
     def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray, stages: Stages) -> TaskGraph:
-        """The graph with the sizes of what each stage [num_stages] saves, holds until W and works with, in bytes."""
+        """The graph with the sizes of what each of the ``distinct`` compositions saves, holds until W and works with,
+        in bytes."""
         table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
-        num_bytes = table[self._code, self._stage]
+        num_bytes = table[self._code, self._made]
         if self._scattered:
             whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self._gradients])
             event, units = np.array(self._scattered).T
@@ -141,8 +150,7 @@ class Skeleton:
                 case Moved(units, what):
                     found.append(exchange_of(stages, mesh, units, what))
                 case Updated(r):
-                    held = tuple(u for s in self._held[r] for u in stages.compositions[s].units)
-                    found.append(Update(updates.parameters(held), device))
+                    found.append(Update(updates.parameters(self._held[r]), device))
                 case _:
                     found.append(Exchange((("all_reduce", 4.0, everyone),)))
         return found

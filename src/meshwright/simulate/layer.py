@@ -62,7 +62,8 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
-    by_key = durations(entries, device, costs)
+    estimates = [costs.price(e.work, device) for e in entries]
+    by_key = np.array([e.seconds for e in estimates])
     start, end = (at.tolist() for at in times(graph, by_key))
     entry_of = graph.attribute("layer").tolist()
     ended = [0.0] * len(entries)
@@ -75,7 +76,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         if entry.queue != "compute":
             issue += framework.host_us_per_collective * 1e-6
             continue
-        estimate = costs.price(entry.work, device)
+        estimate = estimates[index]
         issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
         done = getattr(entry.work, "flops", 0.0)
         flops += done
@@ -91,17 +92,18 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     total = max(end)
     if total > clock:
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
-    busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
     wait = 0.0
-    for queue, seconds in busy.items():
-        exposed = parts[CAUSE[queue]]
+    for queue in ("tp", "cp", "ep"):
+        mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
+        if not mine:
+            continue
+        seconds, exposed = sum(estimate.seconds for estimate in mine), parts[CAUSE[queue]]
         hidden = min(max(0.0, seconds - exposed), clock)
-        mine = [costs.price(e.work, device) for e in entries if e.queue == queue]
-        idle = sum(e.wait for e in mine) / seconds if seconds else 0.0
+        idle = sum(estimate.wait for estimate in mine) / seconds if seconds else 0.0
         wait += exposed * idle
         # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
         parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
-        spread[CAUSE[queue]] = parts[CAUSE[queue]] * max((e.sigma for e in mine), default=0.0)
+        spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:

@@ -51,6 +51,7 @@ class Pricer:
         self.stages, self.plan = lowered.stages, lowered.stages.plan
         self.devices: dict[str, Device] = {d.name: d for s in lowered.mesh.slices for d in s.devices}
         self._units: dict[tuple[Unit, str, str, int], LayerCost] = {}
+        self._sends: dict[Send, tuple[float, float]] = {}
 
     def all(self) -> Priced:
         shape = (len(self.lowered.keys), len(CAUSES))
@@ -143,12 +144,16 @@ class Pricer:
     def _send(self, key: Send) -> tuple[float, float, float]:
         """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
         does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1)."""
+        found = self._sends.get(key)
+        if found is not None:
+            return found
         c = self.stages.context()
         size = c.tokens * c.model.hidden * c.element / c.tp
         works = [Collective(op="send", num_bytes=size, group=key.group)]
         if c.tp > 1 and not c.sp:
             works.append(Collective(op="all_gather", num_bytes=size * c.tp, group=c.tp_group))
-        return self._sum(works)
+        found = self._sends[key] = self._sum(works)
+        return found
 
     def _update(self, key: Update) -> Estimate:
         """One pass over gradients for their norm, one fused pass that reads gradient, master and moments and writes
