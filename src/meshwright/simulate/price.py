@@ -51,7 +51,7 @@ class Pricer:
         self.stages, self.plan = lowered.stages, lowered.stages.plan
         self.devices: dict[str, Device] = {d.name: d for s in lowered.mesh.slices for d in s.devices}
         self._units: dict[tuple[Unit, str, str, int], LayerCost] = {}
-        self._sends: dict[Send, tuple[float, float]] = {}
+        self._sends: dict[Send, tuple[float, float, float]] = {}
 
     def all(self) -> Priced:
         shape = (len(self.lowered.keys), len(CAUSES))
