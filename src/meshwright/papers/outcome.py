@@ -66,13 +66,16 @@ class Fact(msgspec.Struct, frozen=True):
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
-    here, even when every figure is met."""
+    here, even when every figure is met. ``executed``: real processes took part; ``unchecked`` says what could not be
+    checked on this machine and why, which speaks neither for nor against the technique."""
 
     figures: tuple[Figure, ...] = ()
     facts: tuple[Fact, ...] = ()
     baseline: str = ""
     assumptions: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    executed: bool = False
+    unchecked: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -92,18 +95,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check by name: a function without arguments that simulates the recipe and compares. ``needs`` is "" or
-    "run": such a check trains with real processes and waits for the executor."""
+    """A check by name: a function without arguments that carries out the recipe and compares. ``needs`` is "" or
+    "run": such a check is all real processes, and says nothing where there are none."""
 
     find: Callable[[], Outcome]
     needs: str = ""
 
     def __call__(self) -> Outcome:
-        if self.needs == "run" and not can_run():
-            return Outcome(missing=("the executor: this check trains with real processes (meshwright.run and torch)",))
-        return self.find()
+        if self.needs != "run":
+            return self.find()
+        if not can_run():
+            return Outcome(unchecked=(f"real processes: {NO_PROCESSES}",))
+        return msgspec.structs.replace(self.find(), executed=True)
+
+
+#: Why nothing is executed where :func:`can_run` says no.
+NO_PROCESSES = "torch is not installed"
 
 
 def can_run() -> bool:
-    """Whether real processes can be started: the executor is there, and torch."""
-    return all(find_spec(name) is not None for name in ("meshwright.run", "torch"))
+    """Whether real processes can be started: torch is there."""
+    return find_spec("torch") is not None

@@ -23,9 +23,10 @@ def write_table(rows: list[tuple[Paper, State]], path: str | Path) -> None:
         MeshwrightError: X104 when the file cannot be written.
     """
     cells = [
-        (p.id, s.state, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why) for p, s in rows
+        (p.id, s.state, s.executed, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why)
+        for p, s in rows
     ]
-    heads = ("paper", "state", "kind", "title", "source", "what it does", "missing")
+    heads = ("paper", "state", "executed", "kind", "title", "source", "what it does", "missing")
     _write(path, counts(rows), [], [{"title": "", "heads": heads, "rows": cells}])
 
 
@@ -51,6 +52,7 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
             {"title": "Against", "heads": ("",), "rows": [(outcome.baseline,)] if outcome.baseline else []},
             {"title": "Assumed", "heads": ("",), "rows": [(a,) for a in outcome.assumptions]},
             {"title": "Missing", "heads": ("",), "rows": [(m,) for m in outcome.missing]},
+            {"title": "Not checked here", "heads": ("",), "rows": [(u,) for u in outcome.unchecked]},
         ]
     _write(path, f"{paper.id}: {state.state}", said, tables)
 

@@ -48,9 +48,11 @@ def page(rows: Rows) -> str:
 
 
 def _table(rows: Rows) -> list[str]:
-    lines = ["| paper | state | kind | what it does | source | missing |", "| --- | --- | --- | --- | --- | --- |"]
+    heads = ("paper", "state", "executed", "kind", "what it does", "source", "missing")
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for p, s in rows:
-        cells = (f"**{p.id}** {p.title}", s.state, "exact" if p.exact else "approximate", p.mechanism, p.cited, s.why)
+        kind = "exact" if p.exact else "approximate"
+        cells = (f"**{p.id}** {p.title}", s.state, s.executed, kind, p.mechanism, p.cited, s.why)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.papers.outcome import Figure, Outcome
+from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import NOT_YET, PARTLY, STATES, WORKS, State
+from meshwright.papers.state import NOT_HERE, NOT_YET, PARTLY, STATES, EXECUTED, WORKS, State
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
 
@@ -20,13 +20,14 @@ STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state."""
+    """How many rows are in each state, and how many were executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
-    return f"{len(rows)} papers: {', '.join(held)}"
+    real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
+    return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
 def table(rows: list[tuple[Paper, State]], console: Console) -> None:
-    """Print a line for every row: id, state, whether exact, source, and what is missing."""
+    """Print a line for every row: id, state, whether exact, whether executed, source, and what is missing."""
     with Page(console) as page:
         page.print(Text(counts(rows), "bold"))
         area = ""
@@ -35,10 +36,12 @@ def table(rows: list[tuple[Paper, State]], console: Console) -> None:
                 area = paper.area
                 page.title(area)
             line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
-            line += Text(f" {'exact' if paper.exact else 'approximate':<12} {paper.cited}", "dim")
+            line += Text(f" {'exact' if paper.exact else 'approximate':<12} {state.executed:<8} {paper.cited}", "dim")
             page.console.print(line, soft_wrap=True)
             if state.why and page.width >= WIDE:
                 page.print(Text(state.why, "dim"), indent=25)
+        if any(state.executed == NOT_HERE for _, state in rows):
+            page.quiet(f"not executed here: {NO_PROCESSES}; what was checked there is simulated")
 
 
 def shown(figure: Figure) -> tuple[str, str, str, str, str]:
@@ -77,9 +80,10 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
         if outcome.assumptions:
             page.title("Assumed")
             page.rows([(Text(a),) for a in outcome.assumptions])
-        if outcome.missing:
-            page.title("Missing")
-            page.rows([(Text(m),) for m in outcome.missing])
+        for title, texts in (("Missing", outcome.missing), ("Not checked here", outcome.unchecked)):
+            if texts:
+                page.title(title)
+                page.rows([(Text(t),) for t in texts])
 
 
 def _cells(cells: tuple[str, ...]) -> tuple[Text, ...]:
