@@ -9,7 +9,7 @@ from rich.text import Text
 
 from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import NOT_HERE, NOT_YET, PARTLY, STATES, EXECUTED, WORKS, State
+from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
 

@@ -155,14 +155,14 @@ def _blocks(pieces: list[tuple]) -> Iterator[tuple[str, torch.Tensor, tuple[tupl
     values: dict[str, torch.Tensor] = {}
     known: dict[str, torch.Tensor] = {}
     infos: dict[str, Parameter] = {}
-    for parameter, start, stop, part in pieces:
+    for parameter, first, last, part in pieces:
         if parameter.name not in values:
             numel = torch.Size(parameter.shape).numel()
             values[parameter.name] = part.new_zeros(numel)
             known[parameter.name] = torch.zeros(numel, dtype=torch.bool, device=part.device)
             infos[parameter.name] = parameter
-        values[parameter.name][start:stop] = part
-        known[parameter.name][start:stop] = True
+        values[parameter.name][first:last] = part
+        known[parameter.name][first:last] = True
     for title, parameter in infos.items():
         for part in parameter.parts:
             block = part.view(values[title].view(parameter.shape))

@@ -4,7 +4,9 @@ along."""
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from meshwright.papers.outcome import Check, Fact, Outcome
@@ -24,7 +26,7 @@ class Run(NamedTuple):
 
     plan: str
     steps: int
-    more: dict[str, Any] = {}
+    more: Mapping[str, Any] = MappingProxyType({})
 
 
 def _losses(runs: list[Run], ranks: int = RANKS) -> list[list[float]]:
