@@ -11,6 +11,7 @@ MODULES = (
     "pipeline",
     "zero_bubble",
     "steps",
+    "megascale",
     "data_parallel",
     "layouts",
     "experts",
