@@ -22,7 +22,7 @@ MODULES = (
     "codecs",
     "decoding",
     "dispatch",
-    "executed",
+    "checkpoints",
     "replayed",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""

@@ -127,14 +127,14 @@ def _table_two() -> list[Figure]:
     known = {(row["model"], row["gpus"], row["system"]): row for row in rows}
     rate = ZERO3_BYTES * _params("GPT-174.6B") / known["GPT-174.6B", 1536, "zero-3"]["step_time_s"]
     out = []
-    for model, devices in (("GPT-174.6B", 768), ("GPT-529.6B", 1120), ("GPT-529.6B", 2240)):
-        fast, slow = (_fully(known[model, devices, system]) for system in ("ptd-p", "zero-3"))
+    for name, devices in (("GPT-174.6B", 768), ("GPT-529.6B", 1120), ("GPT-529.6B", 2240)):
+        fast, slow = (_fully(known[name, devices, system]) for system in ("ptd-p", "zero-3"))
         said = slow.row["step_time_s"] / fast.row["step_time_s"]
-        exchange = max(slow.found.step_time_s, ZERO3_BYTES * _params(model) / rate)
-        name = f"Table 2, PTD-P over ZeRO-3, {model} on {devices}"
-        out.append(Figure(name, said, exchange / fast.found.step_time_s, "x", SIDE))
+        exchange = max(slow.found.step_time_s, ZERO3_BYTES * _params(name) / rate)
+        what = f"Table 2, PTD-P over ZeRO-3, {name} on {devices}"
+        out.append(Figure(what, said, exchange / fast.found.step_time_s, "x", SIDE))
         priced = slow.found.step_time_s / fast.found.step_time_s
-        out.append(Figure(f"{name}, collectives at the links' rate", said, priced, "x", SHOWN))
+        out.append(Figure(f"{what}, collectives at the links' rate", said, priced, "x", SHOWN))
     return out
 
 
