@@ -24,6 +24,10 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
+#: A difference that is no number, as a number.
+FAR = 1e300
+
+
 class Case(msgspec.Struct, frozen=True, kw_only=True):
     """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on."""
 
@@ -138,8 +142,7 @@ def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
             dist.all_reduce(flat, op=dist.ReduceOp.MAX)
         missing += int((flat == 0).sum())
         worst.append(most)
-    # infinite where it is no number
-    numbers = torch.nan_to_num(torch.tensor(worst, dtype=torch.float64), nan=float("inf"))
+    numbers = torch.nan_to_num(torch.tensor(worst, dtype=torch.float64), nan=FAR, posinf=FAR)
     if dist.is_initialized():
         dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
     loss, gradient, parameter = numbers.tolist()
