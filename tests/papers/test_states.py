@@ -103,3 +103,29 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     occupied = tmp_path / "file"
     occupied.write_text("")
     assert len(state.states(folder=occupied / "below")) == 166
+
+
+def test_a_figure_that_is_far_off_says_why(outcomes):
+    silent = [
+        f"{name}: {figure.what}"
+        for name, outcome in outcomes.items()
+        for figure in (outcome.figures if outcome else ())
+        if figure.missed and not figure.why and not figure.here
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("figure", "missed"),
+    [
+        (Figure("", 10.0, 10.9, "", WITHIN, 0.2), False),
+        (Figure("", 10.0, 11.1, "", WITHIN, 0.2), True),
+        (Figure("", 2.0, 3.0, "", SIDE), True),
+        (Figure("", 2.0, 0.1, "", AT_MOST), False),
+        (Figure("", 2.0, 2.1, "", AT_MOST), True),
+        (Figure("", None, 0.9, "", ABOVE), True),
+        (Figure("", None, 1.1, "", ABOVE), False),
+    ],
+)
+def test_a_miss_does_not_hold_or_is_a_tenth_off(figure, missed):
+    assert figure.missed is missed

@@ -12,10 +12,13 @@ import msgspec
 #: or only shown.
 WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN = "within", "side", "at most", "at least", "shown"
 ABOVE, BELOW = "above 1", "below 1"
+#: A figure further from its paper's, relative, is a miss.
+NEAR = 0.10
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged."""
+    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged;
+    ``why`` says what a miss comes from. ``here``: measured now, so that it is another one every time."""
 
     what: str
     paper: float | None
@@ -23,11 +26,25 @@ class Figure(msgspec.Struct, frozen=True):
     unit: str = ""
     judge: str = SHOWN
     bound: float = 1.0
+    why: str = ""
+    here: bool = False
+
+    def __post_init__(self) -> None:
+        # numpy's numbers, of which some checks compute theirs, are no plain values
+        msgspec.structs.force_setattr(self, "ours", float(self.ours))
+        if self.paper is not None:
+            msgspec.structs.force_setattr(self, "paper", float(self.paper))
 
     @property
     def error(self) -> float | None:
         """Ours over the paper's, minus one; None against a zero."""
         return self.ours / self.paper - 1 if self.paper else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether it does not hold, or is further from the paper's than :data:`NEAR`; a bound may be outdone."""
+        outdone = self.judge in (AT_MOST, AT_LEAST)
+        return not self.ok or (self.error is not None and not outdone and abs(self.error) > NEAR)
 
     @property
     def ok(self) -> bool:
@@ -62,6 +79,9 @@ class Fact(msgspec.Struct, frozen=True):
 
     text: str
     holds: bool
+
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "holds", bool(self.holds))
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

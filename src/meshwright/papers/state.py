@@ -19,26 +19,26 @@ from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.papers import trained
 from meshwright.papers.checks import checks
-from meshwright.papers.outcome import NO_PROCESSES, Outcome, can_run
+from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome, can_run
 from meshwright.papers.record import Paper, papers
 
 WORKS, PARTLY, NOT_YET = "works", "partly", "not yet"
 STATES = (WORKS, PARTLY, NOT_YET)
-
-
 #: Whether real processes carried out a row's recipe; "" where there is nothing for them.
 EXECUTED, NOT_HERE = "executed", "not executed here"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one row: ``why`` says what is missing, ``judged`` how many figures and facts hold, ``executed``
-    whether real processes took part, ``unchecked`` why something could not be checked on this machine."""
+    whether real processes took part, ``unchecked`` why something could not be checked on this machine; ``figures``
+    are those that the paper gives, beside ours, but for what was measured now."""
 
     state: str
     why: str = ""
     judged: int = 0
     executed: str = ""
     unchecked: str = ""
+    figures: tuple[Figure, ...] = ()
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,10 +58,18 @@ def of(paper: Paper, outcome: Outcome | None) -> State:
     held = outcome.judged - len(failures)
     not_here = "; ".join(outcome.unchecked)
     real = EXECUTED if outcome.executed else NOT_HERE if not_here else ""
-    if not lacking and held:
-        return State(state=WORKS, judged=held, executed=real, unchecked=not_here)
-    why = "; ".join(lacking) or (f"not checked here: {not_here}" if not_here else "the check judges nothing")
-    return State(state=PARTLY if held else NOT_YET, why=why, judged=held, executed=real, unchecked=not_here)
+    reached, why = WORKS, ""
+    if lacking or not held:
+        reached = PARTLY if held else NOT_YET
+        why = "; ".join(lacking) or (f"not checked here: {not_here}" if not_here else "the check judges nothing")
+    return State(
+        state=reached,
+        why=why,
+        judged=held,
+        executed=real,
+        unchecked=not_here,
+        figures=tuple(f for f in outcome.figures if f.paper is not None and not f.here),
+    )
 
 
 def run(paper: Paper) -> Outcome | None:

@@ -10,7 +10,7 @@ from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import State
 from meshwright.report import document, palette
-from meshwright.report.papers_text import claims, counts, lines, shown
+from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown
 
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
@@ -44,6 +44,7 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
         heads = ("figure", "paper", "ours", "error", "asked", "met")
         tables = [
             {"title": "The paper's figures and ours", "heads": heads, "rows": figures},
+            {"title": FAR, "heads": ("", ""), "rows": [(f.what, f.why) for f in misses(outcome.figures)]},
             {
                 "title": "What must hold",
                 "heads": ("", ""),

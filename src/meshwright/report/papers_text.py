@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome
+from meshwright.papers.outcome import NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
 from meshwright.quantity import gibibytes, seconds
@@ -16,6 +17,7 @@ from meshwright.report.page import WIDE, Page
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
 
+FAR = f"More than {NEAR:.0%} off, and why"
 STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
 
@@ -69,6 +71,9 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
             heads = ("figure", "paper", "ours", "error", "asked", "")
             cells = [(*shown(f), "ok" if f.ok else "no") for f in outcome.figures]
             page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
+        if missed := misses(outcome.figures):
+            page.title(FAR)
+            page.rows([(Text(f.what), Text(f.why)) for f in missed])
         if outcome.facts:
             page.title("What must hold")
             page.rows(
@@ -84,6 +89,11 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
             if texts:
                 page.title(title)
                 page.rows([(Text(t),) for t in texts])
+
+
+def misses(figures: Iterable[Figure]) -> list[Figure]:
+    """Those that do not hold or are far from the paper's, where it is known why."""
+    return [f for f in figures if f.missed and f.why]
 
 
 def _cells(cells: tuple[str, ...]) -> tuple[Text, ...]:

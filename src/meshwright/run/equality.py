@@ -23,7 +23,6 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-
 #: A difference that is no number, as a number.
 FAR = 1e300
 

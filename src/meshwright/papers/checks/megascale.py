@@ -23,6 +23,7 @@ SHAPE = {"layers": 96, "hidden": 12288, "heads": 128, "vocab": 64000, "max_seq_l
 PLAN = "tp8 pp8 dp4 mb1 zero1 interleaved vpp6 selective"
 #: Tokens of the sliding window, which the paper does not say.
 WINDOW = 1024
+STRAGGLERS = "stragglers, which it names as what grows with the cluster, are not in the inputs"
 
 
 class Line(NamedTuple):
@@ -64,7 +65,14 @@ def megascale() -> Outcome:
     speed = [p.tokens_per_s_per_gpu for p in found]
     first, last = LINES[0], LINES[-1]
     gains = [
-        Figure(f"Table 3, {line.name}, over the line before", line.mfu / before.mfu, b / a, "x", *_asked(line))
+        Figure(
+            f"Table 3, {line.name}, over the line before",
+            line.mfu / before.mfu,
+            b / a,
+            "x",
+            *_asked(line),
+            why=_why(line),
+        )
         for before, line, a, b in zip(LINES, LINES[1:], speed, speed[1:])
     ]
     ablation = (
@@ -90,6 +98,12 @@ def megascale() -> Outcome:
 
 def _asked(line: Line) -> tuple[str, float]:
     return (AT_LEAST, 1.0 / (line.mfu / LINES[1].mfu)) if line.name == LINES[2].name else (ABOVE, 1.0)
+
+
+def _why(line: Line) -> str:
+    """What a miss comes from."""
+    words = "its baseline's operators are not said: FlashAttention, taken to be new in this line, makes most of it"
+    return words if line.name == "efficient operators" else ""
 
 
 def _table_two() -> list[Figure]:
@@ -118,7 +132,7 @@ def _table_two() -> list[Figure]:
     gain = large["megatron-lm"].step_time_s / large["megascale"].step_time_s
     headline = [
         Figure("12,288 GPUs, MegaScale over Megatron-LM", 1.34, gain, "x", WITHIN, 0.1),
-        Figure("12,288 GPUs, MFU of MegaScale", 0.552, large["megascale"].mfu, "", WITHIN, 0.15),
+        Figure("12,288 GPUs, MFU of MegaScale", 0.552, large["megascale"].mfu, "", WITHIN, 0.15, why=STRAGGLERS),
     ]
     return [*speedups, *steps, *headline]
 

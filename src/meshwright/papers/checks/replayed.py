@@ -60,23 +60,24 @@ def spread(timeline: Timeline) -> float:
     return (high - low) / middle
 
 
-def _judged(where: str, traces: list[Timeline]) -> tuple[Figure, ...]:
-    """The figures of traces of :data:`PLANS`."""
+def _judged(where: str, traces: list[Timeline], *, here: bool = False) -> tuple[Figure, ...]:
+    """The figures of traces of :data:`PLANS`; `here`: made now."""
     plain = [replay(trace, Asked()) for trace in traces]
     before, after, _ = plain
     asked = replay(traces[0], Asked(schedule="1f1b"))
     return (
         *(
-            Figure(f"{where}: {plan!r} replayed", found.measured_s, found.replayed_s, "s", WITHIN, REPLAY)
+            Figure(f"{where}: {plan!r} replayed", found.measured_s, found.replayed_s, "s", WITHIN, REPLAY, here=here)
             for plan, found in zip(PLANS, plain)
         ),
-        Figure(f"{where}: what-if {AFTER!r}", after.measured_s, asked.step_time_s, "s", WITHIN, WHAT_IF),
+        Figure(f"{where}: what-if {AFTER!r}", after.measured_s, asked.step_time_s, "s", WITHIN, WHAT_IF, here=here),
         Figure(
             f"{where}: step of {AFTER!r} over {BEFORE!r}",
             after.measured_s / before.measured_s,
             asked.step_time_s / before.measured_s,
             "x",
             SIDE,
+            here=here,
         ),
     )
 
@@ -92,7 +93,7 @@ def _here() -> tuple[tuple[Figure, ...], tuple[str, ...]]:
             found = [read(str(file)) for file in in_turn(MODEL, plans, TRAIN, Path(folder), steps=STEPS)]
         spreads.append(max(map(spread, found)))
         if spreads[-1] <= STEADY:
-            return _judged("on this machine", found), ()
+            return _judged("on this machine", found, here=True), ()
     why = f"a job on this machine: its steps vary by {min(spreads):.0%}, more than a replay to 5% can be judged by"
     return (), (why,)
 
