@@ -65,7 +65,7 @@ def write_what_if(found: WhatIf, path: str | Path) -> None:
         MeshwrightError: X104 when the file cannot be written.
     """
     names = ", ".join(one.id for one in found.papers)
-    said = [f"{one.id}: {'exact' if one.exact else 'approximate'}. {one.mechanism}" for one in found.papers]
+    said = [f"{one.id}: {'exact' if one.recipe_exact else 'approximate'}. {one.mechanism}" for one in found.papers]
     table = {"title": "Before and after", "heads": ("", "before", "after"), "rows": lines(found)}
     _write(path, f"{names}: {found.gain:.3f}x the throughput", said, [table])
 

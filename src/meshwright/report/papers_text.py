@@ -32,13 +32,14 @@ def table(rows: list[tuple[Paper, State]], console: Console) -> None:
     """Print a line for every row: id, state, whether exact, whether executed, source, and what is missing."""
     with Page(console) as page:
         page.print(Text(counts(rows), "bold"))
-        area = ""
+        area, widest = "", max((len(state.executed) for _, state in rows), default=0)
         for paper, state in rows:
             if paper.area != area:
                 area = paper.area
                 page.title(area)
             line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
-            line += Text(f" {'exact' if paper.exact else 'approximate':<12} {state.executed:<8} {paper.cited}", "dim")
+            kind = "exact" if paper.exact else "approximate"
+            line += Text(f" {kind:<12} {state.executed:<{widest}} {paper.cited}", "dim")
             page.console.print(line, soft_wrap=True)
             if state.why and page.width >= WIDE:
                 page.print(Text(state.why, "dim"), indent=25)
@@ -121,7 +122,11 @@ def tried(found: WhatIf, console: Console) -> None:
             [(Text(name, "dim"), Text(before), Text("->", "dim"), Text(after)) for name, before, after in lines(found)]
         )
         for one in found.papers:
-            kind = "exact: training computes the same" if one.exact else "approximate: training computes something else"
+            kind = (
+                "exact: training computes the same"
+                if one.recipe_exact
+                else "approximate: training computes something else"
+            )
             page.quiet(f"{one.id}: {kind}. {one.mechanism}")
 
 
