@@ -116,6 +116,32 @@ def test_collectives_that_bring_nothing(monkeypatch):
     ]
 
 
+@pytest.mark.parametrize(
+    ("what", "broken", "rows"),
+    [
+        ("merge", lambda a, b: (a[0] + b[0], b[1]), {"tokenring", "burstattention"}),
+        ("shift", lambda x, by=1: x, {"ring-self-attn", "tokenring", "inf-cl"}),
+        ("_switch", lambda rows, group: list(rows.chunk(group.size)), {"dsp"}),
+    ],
+)
+def test_cut_sequences_without_what_makes_them_whole(what, broken, rows, monkeypatch):
+    from meshwright.run import sequences
+
+    monkeypatch.setattr(sequences, what, broken)
+    found = sequences.apart()
+    assert {name for name, apart in found.items() if apart > trained.TOLERANCE} == rows
+
+
+def test_linear_attention_whose_state_is_not_handed_on(monkeypatch):
+    from meshwright.run import sequences
+
+    def nothing(like, source):
+        return sequences._Receive.apply(like, source) * 0
+
+    monkeypatch.setattr(sequences, "received", nothing)
+    assert sequences.apart()["lasp"] > trained.TOLERANCE
+
+
 def test_a_plan_that_ends_its_job_is_a_fact_that_does_not_hold(monkeypatch):
     def dies(cases, **more):
         raise MeshwrightError.one("L001", "rank 1 on host died: killed by SIGKILL")

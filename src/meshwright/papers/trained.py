@@ -7,9 +7,12 @@ of as many ranks share one job, and a plan that several rows name is trained onc
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cache
+
+import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.papers.outcome import AT_MOST, Fact, Figure
+from meshwright.papers.outcome import AT_MOST, NO_PROCESSES, Fact, Figure, Outcome, can_run
 from meshwright.plan import Plan, parse
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
@@ -22,6 +25,8 @@ TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
 TOLERANCE = 1e-9
+#: Processes that a sequence is cut over.
+CUT_RANKS = 4
 
 #: What was found in this process: the largest difference of a plan, or why it does not train.
 _found: dict[str, float | str] = {}
@@ -60,6 +65,23 @@ def _trained(texts: Sequence[str]) -> dict[str, float | str]:
         if len(texts) > 1:
             return {name: what for text in texts for name, what in _trained([text]).items()}
         return {texts[0]: error.diagnostics[0].message}
+
+
+@cache
+def _cut() -> dict[str, float]:
+    """For every way to cut a sequence, how far real processes are from one."""
+    from meshwright.run.sequences import apart
+
+    return apart(CUT_RANKS)
+
+
+def cut_over_processes(found: Outcome, name: str) -> Outcome:
+    """An outcome with what real processes made of a cut sequence, outputs and gradients."""
+    if not can_run():
+        return msgspec.structs.replace(found, unchecked=(f"the exchange between real processes: {NO_PROCESSES}",))
+    what = f"outputs and gradients on {CUT_RANKS} processes, furthest from one"
+    figure = Figure(what, None, _cut()[name], "", AT_MOST, TOLERANCE)
+    return msgspec.structs.replace(found, figures=(*found.figures, figure), executed=True)
 
 
 def judged(texts: Sequence[str]) -> tuple[list[Figure], list[Fact]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.papers import ranks
+from meshwright.papers import ranks, trained
 from meshwright.papers.checks.sequence import DIM, HEADS, PROVEN, RANKS, ROUNDING, TOKENS, equal, tensors
 from meshwright.papers.outcome import AT_MOST, BELOW, SIDE, WITHIN, Check, Figure, Outcome
 
@@ -106,7 +106,7 @@ def hydragen() -> Outcome:
 
 
 CHECKS = {
-    "inf-cl": Check(inf_cl),
+    "inf-cl": Check(lambda: trained.cut_over_processes(inf_cl(), "inf-cl")),
     "infinite-llm": Check(infinite_llm),
     "hydragen": Check(hydragen),
 }
