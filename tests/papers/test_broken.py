@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.papers import ranks
 from meshwright.papers.checks import (
+    bandwidth,
     checkpoints,
     checks,
     data_parallel,
@@ -115,6 +116,12 @@ def test_overlap_and_operators_that_change_nothing(monkeypatch):
     same = [line._replace(words=megascale.LINES[0].words) for line in megascale.LINES]
     monkeypatch.setattr(megascale, "LINES", tuple(same))
     assert reached("megascale") != WORKS
+
+
+def test_averages_that_wait_for_the_link(monkeypatch):
+    alone = {way: (every, cut, 0, share) for way, (every, cut, _, share) in bandwidth.WAYS.items()}
+    monkeypatch.setattr(bandwidth, "WAYS", alone)
+    assert reached("streaming-diloco") != WORKS
 
 
 def test_lazy_checkpoints_that_wait(monkeypatch):

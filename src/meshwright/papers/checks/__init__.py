@@ -19,6 +19,7 @@ MODULES = (
     "merging",
     "sharding",
     "rounds",
+    "bandwidth",
     "codecs",
     "decoding",
     "dispatch",

@@ -9,7 +9,8 @@ One rule fills what a paper leaves open, the same for every row:
 * attention as separate kernels and gradients exchanged after the last backward, as Megatron-LM did in 2021 and 2022;
   MegaScale's own system: FlashAttention, and overlap in data, tensor and pipeline parallelism, which it is about.
 
-Nothing is fitted to these rows: devices, links and efficiencies are the catalog's.
+Nothing is fitted to these rows: devices, links and efficiencies are the catalog's. Of the system that Table 2 compares
+with, ZeRO-3, one rate is read off a row.
 """
 
 from __future__ import annotations
