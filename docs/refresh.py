@@ -50,7 +50,7 @@ def papers() -> None:
     from meshwright.papers.state import states
     from meshwright.report import papers_markdown
 
-    found = states(report=lambda name: print(f"checking {name}", file=sys.stderr))
+    found = states(report=lambda text: print(text, file=sys.stderr))
     rows = [(paper, found[name]) for name, paper in known().items()]
     papers_markdown.write(rows, ROOT / "docs" / "papers.md")
     for path in sorted((ROOT / "docs").glob("idea-*.md")):

@@ -4,7 +4,20 @@ import numpy as np
 import pytest
 
 from meshwright.papers import ranks
-from meshwright.papers.checks import checks, data_parallel, dispatch, layouts, pipeline, rounds, sequence, zero_bubble
+from meshwright.papers.checks import (
+    bandwidth,
+    checkpoints,
+    checks,
+    data_parallel,
+    dispatch,
+    layouts,
+    megascale,
+    pipeline,
+    replayed,
+    rounds,
+    sequence,
+    zero_bubble,
+)
 from meshwright.papers.record import paper
 from meshwright.papers.state import WORKS, of
 from meshwright.plan import algebra
@@ -97,3 +110,37 @@ def test_a_controller_that_always_waits(monkeypatch):
     real = dispatch.finished
     monkeypatch.setattr(dispatch, "finished", lambda *args: real(*args[:-1], False))
     assert reached("pathways") != WORKS
+
+
+def test_overlap_and_operators_that_change_nothing(monkeypatch):
+    same = [line._replace(words=megascale.LINES[0].words) for line in megascale.LINES]
+    monkeypatch.setattr(megascale, "LINES", tuple(same))
+    assert reached("megascale") != WORKS
+
+
+def test_averages_that_wait_for_the_link(monkeypatch):
+    alone = {way: (every, cut, 0, share) for way, (every, cut, _, share) in bandwidth.WAYS.items()}
+    monkeypatch.setattr(bandwidth, "WAYS", alone)
+    assert reached("streaming-diloco") != WORKS
+
+
+def test_lazy_checkpoints_that_wait(monkeypatch):
+    real = checkpoints.trained_s
+    monkeypatch.setattr(checkpoints, "trained_s", lambda s, steps, every, lazy: real(s, steps, every, lazy=False))
+    monkeypatch.setattr(checkpoints, "can_run", lambda: False)
+    assert reached("datastates-llm") != WORKS
+
+
+def test_a_what_if_that_keeps_the_schedule(monkeypatch):
+    real = replayed.replay
+    monkeypatch.setattr(replayed, "replay", lambda trace, asked: real(trace, replayed.Asked()))
+    monkeypatch.setattr(replayed, "can_run", lambda: False)
+    assert reached("dpro") != WORKS
+
+
+def test_a_replay_that_forgets_the_time_between_tasks(monkeypatch):
+    from meshwright.replay import rebuild
+
+    monkeypatch.setattr(rebuild, "_waits", lambda tasks: np.full(len(tasks), 0.01))
+    monkeypatch.setattr(replayed, "can_run", lambda: False)
+    assert reached("dpro") != WORKS

@@ -12,7 +12,6 @@ from meshwright.papers.outcome import (
     SHOWN,
     SIDE,
     WITHIN,
-    Check,
     Fact,
     Figure,
     Outcome,
@@ -75,14 +74,9 @@ def test_an_unverified_row_cannot_work():
     assert found.state == state.PARTLY and "not confirmed" in found.why
 
 
-def test_a_check_that_needs_processes_waits_for_the_executor(monkeypatch):
-    monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
-    ran = []
-    found = Check(lambda: ran.append(1) or Outcome(), needs="run")()
-    assert not ran and "executor" in found.missing[0]
-
-
 def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
+    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
+
     def never(paper):
         raise AssertionError(paper.id)
 
@@ -95,6 +89,7 @@ def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b'{"version": 1}', b"\xff"])
 def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
+    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
     (kept / "papers.json").write_bytes(broken)
     monkeypatch.setattr(state, "run", lambda paper: None)
     found = state.states()
@@ -103,7 +98,34 @@ def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
     monkeypatch.setattr(state, "run", lambda paper: None)
     occupied = tmp_path / "file"
     occupied.write_text("")
     assert len(state.states(folder=occupied / "below")) == 166
+
+
+def test_a_figure_that_is_far_off_says_why(outcomes):
+    silent = [
+        f"{name}: {figure.what}"
+        for name, outcome in outcomes.items()
+        for figure in (outcome.figures if outcome else ())
+        if figure.missed and not figure.why and not figure.here
+    ]
+    assert not silent
+
+
+@pytest.mark.parametrize(
+    ("figure", "missed"),
+    [
+        (Figure("", 10.0, 10.9, "", WITHIN, 0.2), False),
+        (Figure("", 10.0, 11.1, "", WITHIN, 0.2), True),
+        (Figure("", 2.0, 3.0, "", SIDE), True),
+        (Figure("", 2.0, 0.1, "", AT_MOST), False),
+        (Figure("", 2.0, 2.1, "", AT_MOST), True),
+        (Figure("", None, 0.9, "", ABOVE), True),
+        (Figure("", None, 1.1, "", ABOVE), False),
+    ],
+)
+def test_a_miss_does_not_hold_or_is_a_tenth_off(figure, missed):
+    assert figure.missed is missed

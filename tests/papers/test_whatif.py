@@ -32,7 +32,7 @@ def test_a_recipe_gives_a_legal_plan_of_as_many_devices(row):
     found = what_if((row.id,), *asked, plan)
     assert check(found.after.plan, *asked) == []
     assert found.after.plan.layout.num_ranks == found.before.plan.layout.num_ranks
-    assert found.exact is row.exact
+    assert found.exact is row.recipe_exact
 
 
 def test_gain_and_memory_are_those_of_two_predictions():
@@ -90,3 +90,26 @@ def test_words_over_a_plan_keep_what_they_do_not_say():
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_function_belongs_to_a_row(name):
     assert name in {p.recipe.python for p in WITH_RECIPE}
+
+
+@pytest.mark.parametrize(
+    ("plan", "devices", "made"),
+    [
+        ("tp2 cp4 dp4", 32, "ulysses"),  # a node of 8 holds tp2 cp4
+        ("tp4 cp8", 32, "ulysses2"),  # two neighbours of tp4 share one
+        ("tp8 cp4", 32, "ring"),  # none does: nothing to swap
+    ],
+)
+def test_heads_are_swapped_inside_a_node_and_blocks_circulate_outside(plan, devices, made):
+    asked = DENSE[0], load_cluster(f"{devices}xh100"), parse_train("batch=64,seq=4096")
+    found = what_if(("usp",), *asked, parse(f"{plan} mb1 full")).after.plan
+    assert found.sequence == parse(f"{plan} {made}").sequence
+
+
+def test_the_exact_part_of_an_approximate_technique_is_exact():
+    assert what_if(("megascale",), *DENSE, PLAN).exact and not papers()["megascale"].exact
+
+
+def test_a_paper_without_a_recipe_names_those_with_one():
+    _, said = codes(("tokenring",))
+    assert "zero-bubble" in said[0].help and "usp" in said[0].help

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
             wrong.append(Diagnostic(code="J002", message=f"no {option[2:]} {word!r}", place=option, help=help))
     if wrong:
         raise MeshwrightError(wrong)
-    found = states(report=lambda name: note(f"checking {name}"))
+    found = states(report=note)
     rows = [(p, found[p.id]) for p in papers().values() if given.area in ("", p.area)]
     rows = [(p, s) for p, s in rows if state in ("", s.state)]
     if given.json:

@@ -12,10 +12,13 @@ import msgspec
 #: or only shown.
 WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN = "within", "side", "at most", "at least", "shown"
 ABOVE, BELOW = "above 1", "below 1"
+#: A figure further from its paper's, relative, is a miss.
+NEAR = 0.10
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged."""
+    """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged;
+    ``why`` says what a miss comes from. ``here``: measured now, so that it is another one every time."""
 
     what: str
     paper: float | None
@@ -23,11 +26,25 @@ class Figure(msgspec.Struct, frozen=True):
     unit: str = ""
     judge: str = SHOWN
     bound: float = 1.0
+    why: str = ""
+    here: bool = False
+
+    def __post_init__(self) -> None:
+        # numpy's numbers, of which some checks compute theirs, are no plain values
+        msgspec.structs.force_setattr(self, "ours", float(self.ours))
+        if self.paper is not None:
+            msgspec.structs.force_setattr(self, "paper", float(self.paper))
 
     @property
     def error(self) -> float | None:
         """Ours over the paper's, minus one; None against a zero."""
         return self.ours / self.paper - 1 if self.paper else None
+
+    @property
+    def missed(self) -> bool:
+        """Whether it does not hold, or is further from the paper's than :data:`NEAR`; a bound may be outdone."""
+        outdone = self.judge in (AT_MOST, AT_LEAST)
+        return not self.ok or (self.error is not None and not outdone and abs(self.error) > NEAR)
 
     @property
     def ok(self) -> bool:
@@ -63,16 +80,22 @@ class Fact(msgspec.Struct, frozen=True):
     text: str
     holds: bool
 
+    def __post_init__(self) -> None:
+        msgspec.structs.force_setattr(self, "holds", bool(self.holds))
+
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
-    here, even when every figure is met."""
+    here, even when every figure is met. ``executed``: real processes took part; ``unchecked`` says what could not be
+    checked on this machine and why, which speaks neither for nor against the technique."""
 
     figures: tuple[Figure, ...] = ()
     facts: tuple[Fact, ...] = ()
     baseline: str = ""
     assumptions: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    executed: bool = False
+    unchecked: tuple[str, ...] = ()
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -92,18 +115,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check by name: a function without arguments that simulates the recipe and compares. ``needs`` is "" or
-    "run": such a check trains with real processes and waits for the executor."""
+    """A check by name: a function without arguments that carries out the recipe and compares. ``needs`` is "" or
+    "run": such a check is all real processes, and says nothing where there are none."""
 
     find: Callable[[], Outcome]
     needs: str = ""
 
     def __call__(self) -> Outcome:
-        if self.needs == "run" and not can_run():
-            return Outcome(missing=("the executor: this check trains with real processes (meshwright.run and torch)",))
-        return self.find()
+        if self.needs != "run":
+            return self.find()
+        if not can_run():
+            return Outcome(unchecked=(f"real processes: {NO_PROCESSES}",))
+        return msgspec.structs.replace(self.find(), executed=True)
+
+
+#: Why nothing is executed where :func:`can_run` says no.
+NO_PROCESSES = "torch is not installed"
 
 
 def can_run() -> bool:
-    """Whether real processes can be started: the executor is there, and torch."""
-    return all(find_spec(name) is not None for name in ("meshwright.run", "torch"))
+    """Whether real processes can be started: torch is there."""
+    return find_spec("torch") is not None

@@ -74,6 +74,19 @@ def regroup_experts(plan: Plan, model: Model, cluster: Cluster, train: Train) ->
     return next((way for way in ways if not check(way, model, cluster, train)), ways[-1])
 
 
+def two_axes_of_a_sequence(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """As many ranks as share a node and a model's heads allow swap heads, inside a ring over the others; all of them
+    swap where the node holds the whole of context parallelism."""
+    cp, here = plan.layout.cp, max(1, cluster.islands[0].node.devices // plan.layout.tp)
+    ways = [{"algorithm": "ulysses", "ulysses": 1}] if cp <= here else []
+    ways += [{"algorithm": "ring", "ulysses": n} for n in range(min(here, cp - 1), 1, -1) if cp % n == 0]
+    for way in ways:
+        tried = msgspec.structs.replace(plan, sequence=msgspec.structs.replace(plan.sequence, **way))
+        if not check(tried, model, cluster, train):
+            return tried
+    return plan
+
+
 RECIPES: dict[str, Function] = {
     "split_backward": split_backward,
     "interleave": interleave,
@@ -82,4 +95,5 @@ RECIPES: dict[str, Function] = {
     "shard_inside_the_node": shard_inside_the_node,
     "tensor_parallel_inside_the_node": tensor_parallel_inside_the_node,
     "regroup_experts": regroup_experts,
+    "two_axes_of_a_sequence": two_axes_of_a_sequence,
 }

@@ -28,11 +28,13 @@ UNVERIFIED = "unverified"
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How the technique is put over a plan: ``plan`` are words of a plan that replace what it says, ``python`` names
-    a function of :mod:`meshwright.papers.recipes`. ``needs`` are axes that the plan must have more than one of."""
+    a function of :mod:`meshwright.papers.recipes`. ``needs`` are axes that the plan must have more than one of.
+    ``exact`` is said where the recipe is the exact part of a technique that is approximate as a whole."""
 
     plan: str = ""
     python: str = ""
     needs: tuple[str, ...] = ()
+    exact: bool = False
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -47,7 +49,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published system. ``source`` says where title, authors and year were confirmed, or ``unverified``;
     ``ideas`` are keys of :data:`IDEAS`; ``exact`` is whether the technique computes what training without it would.
-    ``missing`` says what a row without a check (or with a partial one) lacks."""
+    ``missing`` says what a row without a check (or with a partial one) lacks. ``runs`` are plans of the recipe that
+    real processes train, with the losses, gradients and parameters of one process."""
 
     id: str
     title: str
@@ -62,11 +65,17 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     claim: Claim = Claim()
     recipe: Recipe | None = None
     check: str = ""
+    runs: tuple[str, ...] = ()
     missing: str = ""
 
     @property
     def verified(self) -> bool:
         return self.source != UNVERIFIED
+
+    @property
+    def recipe_exact(self) -> bool:
+        """Whether training under the recipe computes what it would without."""
+        return self.exact or (self.recipe is not None and self.recipe.exact)
 
     @property
     def cited(self) -> str:

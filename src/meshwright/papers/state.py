@@ -17,20 +17,28 @@ import msgspec
 
 from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
+from meshwright.papers import trained
 from meshwright.papers.checks import checks
-from meshwright.papers.outcome import Outcome
+from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome, can_run
 from meshwright.papers.record import Paper, papers
 
 WORKS, PARTLY, NOT_YET = "works", "partly", "not yet"
 STATES = (WORKS, PARTLY, NOT_YET)
+#: Whether real processes carried out a row's recipe; "" where there is nothing for them.
+EXECUTED, NOT_HERE = "executed", "not executed here"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of one row: ``why`` says what is missing, ``judged`` how many figures and facts hold."""
+    """The state of one row: ``why`` says what is missing, ``judged`` how many figures and facts hold, ``executed``
+    whether real processes took part, ``unchecked`` why something could not be checked on this machine; ``figures``
+    are those that the paper gives, beside ours, but for what was measured now."""
 
     state: str
     why: str = ""
     judged: int = 0
+    executed: str = ""
+    unchecked: str = ""
+    figures: tuple[Figure, ...] = ()
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,25 +56,49 @@ def of(paper: Paper, outcome: Outcome | None) -> State:
     unverified = () if paper.verified else ("title, authors and year are not confirmed",)
     lacking = (*failures, *outcome.missing, *unverified)
     held = outcome.judged - len(failures)
-    if not lacking and held:
-        return State(state=WORKS, judged=held)
-    return State(state=PARTLY if held else NOT_YET, why="; ".join(lacking) or "the check judges nothing", judged=held)
+    not_here = "; ".join(outcome.unchecked)
+    real = EXECUTED if outcome.executed else NOT_HERE if not_here else ""
+    reached, why = WORKS, ""
+    if lacking or not held:
+        reached = PARTLY if held else NOT_YET
+        why = "; ".join(lacking) or (f"not checked here: {not_here}" if not_here else "the check judges nothing")
+    return State(
+        state=reached,
+        why=why,
+        judged=held,
+        executed=real,
+        unchecked=not_here,
+        figures=tuple(f for f in outcome.figures if f.paper is not None and not f.here),
+    )
 
 
 def run(paper: Paper) -> Outcome | None:
-    """The outcome of a row's check; None when it has none. A check that a plan refuses is an outcome too."""
+    """The outcome of a row's check, with what training its plans found; None when it has none. A check that a plan
+    refuses is an outcome too."""
     if not paper.check:
         return None
     try:
-        return checks()[paper.check]()
+        found = checks()[paper.check]()
     except MeshwrightError as error:
-        return Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
+        found = Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
+    if not paper.runs:
+        return found
+    if not can_run():
+        reason = f"training {', '.join(map(repr, paper.runs))}: {NO_PROCESSES}"
+        return msgspec.structs.replace(found, unchecked=(*found.unchecked, reason))
+    figures, facts = trained.judged(paper.runs)
+    return msgspec.structs.replace(
+        found,
+        executed=True,
+        figures=(*found.figures, *figures),
+        facts=(*found.facts, *facts),
+    )
 
 
 def states(*, report: Callable[[str], None] | None = None, folder: Path | None = None) -> dict[str, State]:
     """The state of every row: from the cache of this version of the code, else by running every check.
 
-    `report` is told each row before its check runs; `folder` is where the cache lies (the user's cache folder if left
+    `report` is told what is done next; `folder` is where the cache lies (the user's cache folder if left
     out). A cache that cannot be read or written is no error: the checks run again.
     """
     file = (folder or cache_folder()) / "papers.json"
@@ -78,9 +110,14 @@ def states(*, report: Callable[[str], None] | None = None, folder: Path | None =
     except (OSError, msgspec.MsgspecError):
         pass
     found = {}
+    plans = [plan for paper in papers().values() if paper.check for plan in paper.runs]
+    if plans and can_run():
+        if report is not None:
+            report(f"training {len(set(plans))} plans")
+        trained.train(plans)
     for name, paper in papers().items():
         if paper.check and report is not None:
-            report(name)
+            report(f"checking {name}")
         found[name] = of(paper, run(paper))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -98,12 +135,10 @@ def cache_folder() -> Path:
 def code_version() -> str:
     """A digest of every source and every catalog file of the package: a check may depend on any of them. Whether
     processes can be started belongs to it as well."""
-    from meshwright.papers.outcome import can_run
-
     digest = hashlib.blake2b(digest_size=16)
     root = Path(str(files("meshwright")))
     for file in sorted(root.rglob("*")):
-        if file.suffix in (".py", ".toml", ".json") and file.is_file():
+        if file.suffix in (".py", ".toml", ".json", ".gz") and file.is_file():
             digest.update(str(file.relative_to(root)).encode() + b"\0" + file.read_bytes())
     digest.update(b"run" if can_run() else b"")
     return digest.hexdigest()

@@ -9,7 +9,7 @@ import msgspec
 from meshwright.cost import Costs
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.recipes import RECIPES
-from meshwright.papers.record import Paper, paper
+from meshwright.papers.record import Paper, paper, papers
 from meshwright.plan import Plan, check
 from meshwright.plan.text import over
 from meshwright.predict import predict
@@ -33,7 +33,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def exact(self) -> bool:
         """Whether training computes what it did before."""
-        return all(one.exact for one in self.papers)
+        return all(one.recipe_exact for one in self.papers)
 
     @property
     def gain(self) -> float:
@@ -113,7 +113,8 @@ def _found(names: tuple[str, ...]) -> tuple[Paper, ...]:
             wrong += error.diagnostics
             continue
         if one.recipe is None:
-            help = "meshwright papers --json lists each row's recipe"
+            with_one = [other.id for other in papers().values() if other.recipe is not None]
+            help = f"papers with one: {', '.join(with_one)}"
             wrong.append(Diagnostic(code="J003", message=f"{one.id} has no recipe for a plan", place=name, help=help))
         found.append(one)
     if wrong:

@@ -10,7 +10,7 @@ from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import State
 from meshwright.report import document, palette
-from meshwright.report.papers_text import claims, counts, lines, shown
+from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown
 
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
@@ -23,9 +23,10 @@ def write_table(rows: list[tuple[Paper, State]], path: str | Path) -> None:
         MeshwrightError: X104 when the file cannot be written.
     """
     cells = [
-        (p.id, s.state, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why) for p, s in rows
+        (p.id, s.state, s.executed, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why)
+        for p, s in rows
     ]
-    heads = ("paper", "state", "kind", "title", "source", "what it does", "missing")
+    heads = ("paper", "state", "executed", "kind", "title", "source", "what it does", "missing")
     _write(path, counts(rows), [], [{"title": "", "heads": heads, "rows": cells}])
 
 
@@ -43,6 +44,7 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
         heads = ("figure", "paper", "ours", "error", "asked", "met")
         tables = [
             {"title": "The paper's figures and ours", "heads": heads, "rows": figures},
+            {"title": FAR, "heads": ("", ""), "rows": [(f.what, f.why) for f in misses(outcome.figures)]},
             {
                 "title": "What must hold",
                 "heads": ("", ""),
@@ -51,6 +53,7 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
             {"title": "Against", "heads": ("",), "rows": [(outcome.baseline,)] if outcome.baseline else []},
             {"title": "Assumed", "heads": ("",), "rows": [(a,) for a in outcome.assumptions]},
             {"title": "Missing", "heads": ("",), "rows": [(m,) for m in outcome.missing]},
+            {"title": "Not checked here", "heads": ("",), "rows": [(u,) for u in outcome.unchecked]},
         ]
     _write(path, f"{paper.id}: {state.state}", said, tables)
 
@@ -62,7 +65,7 @@ def write_what_if(found: WhatIf, path: str | Path) -> None:
         MeshwrightError: X104 when the file cannot be written.
     """
     names = ", ".join(one.id for one in found.papers)
-    said = [f"{one.id}: {'exact' if one.exact else 'approximate'}. {one.mechanism}" for one in found.papers]
+    said = [f"{one.id}: {'exact' if one.recipe_exact else 'approximate'}. {one.mechanism}" for one in found.papers]
     table = {"title": "Before and after", "heads": ("", "before", "after"), "rows": lines(found)}
     _write(path, f"{names}: {found.gain:.3f}x the throughput", said, [table])
 

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.papers.outcome import Figure, Outcome
+from meshwright.papers.outcome import NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import NOT_YET, PARTLY, STATES, WORKS, State
+from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
 
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
 
+FAR = f"More than {NEAR:.0%} off, and why"
 STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state."""
+    """How many rows are in each state, and how many were executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
-    return f"{len(rows)} papers: {', '.join(held)}"
+    real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
+    return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
 def table(rows: list[tuple[Paper, State]], console: Console) -> None:
-    """Print a line for every row: id, state, whether exact, source, and what is missing."""
+    """Print a line for every row: id, state, whether exact, whether executed, source, and what is missing."""
     with Page(console) as page:
         page.print(Text(counts(rows), "bold"))
-        area = ""
+        area, widest = "", max((len(state.executed) for _, state in rows), default=0)
         for paper, state in rows:
             if paper.area != area:
                 area = paper.area
                 page.title(area)
             line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
-            line += Text(f" {'exact' if paper.exact else 'approximate':<12} {paper.cited}", "dim")
+            kind = "exact" if paper.exact else "approximate"
+            line += Text(f" {kind:<12} {state.executed:<{widest}} {paper.cited}", "dim")
             page.console.print(line, soft_wrap=True)
             if state.why and page.width >= WIDE:
                 page.print(Text(state.why, "dim"), indent=25)
+        if any(state.executed == NOT_HERE for _, state in rows):
+            page.quiet(f"not executed here: {NO_PROCESSES}; what was checked there is simulated")
 
 
 def shown(figure: Figure) -> tuple[str, str, str, str, str]:
@@ -66,6 +72,9 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
             heads = ("figure", "paper", "ours", "error", "asked", "")
             cells = [(*shown(f), "ok" if f.ok else "no") for f in outcome.figures]
             page.rows([tuple(Text(h, "dim") for h in heads), *(_cells(c) for c in cells)])
+        if missed := misses(outcome.figures):
+            page.title(FAR)
+            page.rows([(Text(f.what), Text(f.why)) for f in missed])
         if outcome.facts:
             page.title("What must hold")
             page.rows(
@@ -77,9 +86,15 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
         if outcome.assumptions:
             page.title("Assumed")
             page.rows([(Text(a),) for a in outcome.assumptions])
-        if outcome.missing:
-            page.title("Missing")
-            page.rows([(Text(m),) for m in outcome.missing])
+        for title, texts in (("Missing", outcome.missing), ("Not checked here", outcome.unchecked)):
+            if texts:
+                page.title(title)
+                page.rows([(Text(t),) for t in texts])
+
+
+def misses(figures: Iterable[Figure]) -> list[Figure]:
+    """Those that do not hold or are far from the paper's, where it is known why."""
+    return [f for f in figures if f.missed and f.why]
 
 
 def _cells(cells: tuple[str, ...]) -> tuple[Text, ...]:
@@ -107,7 +122,11 @@ def tried(found: WhatIf, console: Console) -> None:
             [(Text(name, "dim"), Text(before), Text("->", "dim"), Text(after)) for name, before, after in lines(found)]
         )
         for one in found.papers:
-            kind = "exact: training computes the same" if one.exact else "approximate: training computes something else"
+            kind = (
+                "exact: training computes the same"
+                if one.recipe_exact
+                else "approximate: training computes something else"
+            )
             page.quiet(f"{one.id}: {kind}. {one.mechanism}")
 
 

@@ -56,7 +56,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``corpus`` is the folder of a tokenised corpus; when it is "" every machine builds its own of ``text``. ``steps``
     are done in all, those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the
     end alone. ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are
-    the prediction's, so that a schedule made for given times has one order in both.
+    the prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
     """
 
     model: Model
@@ -73,6 +73,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     weights: str = ""
     ideal_s: float = 0.0
     trace: str = ""
+    quiet: bool = False
     identity: dict[str, str] = {}
     schedule_params: dict[str, Any] = {}
 
@@ -198,7 +199,8 @@ class _Run:
         self.votes = _Votes(self.mesh["world"])
         self.metrics = self._metrics()
         self.saver = self._saver()
-        self.progress = Progress(job.steps, job.train.tokens_per_step, job.ideal_s) if self.mesh.first else None
+        shown = self.mesh.first and not job.quiet
+        self.progress = Progress(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
 
     def _metrics(self) -> Metrics | None:
         """Rank 0's; made by all, because its folder is."""

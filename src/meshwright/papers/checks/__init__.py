@@ -1,4 +1,4 @@
-"""The checks, by name. Each simulates its recipe and compares with the figures of its paper."""
+"""The checks, by name. Each carries out its recipe, simulated or for real, and compares with its paper."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ MODULES = (
     "pipeline",
     "zero_bubble",
     "steps",
+    "megascale",
     "data_parallel",
     "layouts",
     "experts",
@@ -18,10 +19,12 @@ MODULES = (
     "merging",
     "sharding",
     "rounds",
+    "bandwidth",
     "codecs",
     "decoding",
     "dispatch",
-    "executed",
+    "checkpoints",
+    "replayed",
 )
 """The files of this package that define checks, each as ``CHECKS``: a new check is a function and its name there."""
 

@@ -19,6 +19,9 @@ from meshwright.spec.workload import parse as parse_train
 
 #: A formula holds to rounding of floating-point numbers.
 EXACT = 1e-9
+#: Why a gain is another one than the paper's: ours is the schedule's alone.
+LARGEST = "the largest gain its authors measured, communication included; ours is the schedule's alone, at equal times"
+MEASURED = "measured on its authors' implementation, in which more than the order differs; ours is the schedule's alone"
 
 
 def step(model: str, cluster: str, train: str, plan: str) -> Prediction:
@@ -75,7 +78,7 @@ def hanayo() -> Outcome:
     return Outcome(
         figures=(
             Figure("bubble by waves, formula against schedule, worst of 9", *worst, "", WITHIN, EXACT),
-            Figure("two waves over Chimera, 8 ranks", 1.304, chimera / times[2], "x", SIDE),
+            Figure("two waves over Chimera, 8 ranks", 1.304, chimera / times[2], "x", SIDE, why=LARGEST),
             Figure("activations of two waves, in microbatches of p", 8, float(one), "", AT_MOST),
         ),
         facts=(
@@ -109,7 +112,7 @@ def bitpipe() -> Outcome:
     return Outcome(
         figures=(
             Figure("slots of half a stage lost, formula against schedule, worst of 9", *worst, "", WITHIN, EXACT),
-            *(Figure(f"over {name}, p=8 m=16", 1.28, gain, "x", SIDE) for name, gain in gains.items()),
+            *(Figure(f"over {name}, p=8 m=16", 1.28, gain, "x", SIDE, why=LARGEST) for name, gain in gains.items()),
         ),
         facts=(Fact("the model is held twice", _copies("bitpipe", 8, 8) == 2),),
         baseline="synchronous pipelines of the same ranks and microbatches",
@@ -124,7 +127,14 @@ def two_bp() -> Outcome:
     return Outcome(
         figures=(
             Figure("bubble, Table 1 against schedule, worst of 6", *far(pairs), "", WITHIN, EXACT),
-            Figure("1F1B-1 with over without, 4 ranks", 1.70, span("1f1b", 4, 4) / span("2bp:1f1b", 4, 4), "x", SIDE),
+            Figure(
+                "1F1B-1 with over without, 4 ranks",
+                1.70,
+                span("1f1b", 4, 4) / span("2bp:1f1b", 4, 4),
+                "x",
+                SIDE,
+                why=MEASURED,
+            ),
         ),
         facts=(Fact("no rank keeps fewer activations than without", bool(kept.all())),),
         baseline="the same schedule with whole backwards",
@@ -147,8 +157,11 @@ def zeropp() -> Outcome:
                 span("breadth-first", p, m, vpp) / span("zeropp", p, m, vpp),
                 "x",
                 SIDE,
+                why=LARGEST,
             ),
-            Figure("over 1F1B, p=8 m=120", 1.68, span("1f1b", p, m) / span("zeropp", p, m, vpp), "x", SIDE),
+            Figure(
+                "over 1F1B, p=8 m=120", 1.68, span("1f1b", p, m) / span("zeropp", p, m, vpp), "x", SIDE, why=LARGEST
+            ),
             Figure(
                 "parameter gathers a rank and step: 2 directions, 2 stages, 8 units", 32, gathers["zeropp"], "", AT_MOST
             ),

@@ -21,6 +21,7 @@ import numpy as np
 import meshwright
 from meshwright.errors import MeshwrightError
 from meshwright.run.emulate.script import Script
+from meshwright.run.environment import prefer
 
 TOOLS = ("unshare", "mount", "ip", "tc")
 #: Does everything that is needed once, in namespaces that are gone when it ends.
@@ -91,7 +92,7 @@ class Hosts:
             text=True,
             env=os.environ | {"PYTHONPATH": path, "PATH": PATH, "OMP_NUM_THREADS": "1"},
         )
-        _prefer(self._process.pid)
+        prefer(self._process.pid)  # hosts mostly sleep: a late rank is a device that another program slows down
         try:
             self._answer()
         except BaseException:
@@ -127,15 +128,6 @@ class Hosts:
         error = msgspec.json.decode(line).get("error", "") if line else "its process ended"
         if error:
             raise MeshwrightError.one("U002", f"the emulated cluster failed: {error}", place="meshwright emulate")
-
-
-def _prefer(pid: int) -> None:
-    """Let the hosts run before other work of this machine, as far as it is allowed: they mostly sleep, and a rank that
-    wakes late is a device that another program slows down."""
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, -15)
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(pid, os.SCHED_RR, os.sched_param(1))
 
 
 def unavailable(reason: str) -> MeshwrightError:

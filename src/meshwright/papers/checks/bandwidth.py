@@ -1,0 +1,121 @@
+"""What link replicas need that average now and then: Streaming DiLoCo's Table 4, and its fragments averaged in turn.
+
+Douillard et al., 2025 (arXiv 2501.18512). A step's backward takes two thirds of it; a layer's gradient is there when
+its backward is done, and reductions follow one another on the link. What is not done when the backward ends is waited
+for, or, with overlap, only what is not done one step later. Compute utilisation is compute over compute and waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from meshwright.papers import figures
+from meshwright.papers.checks.rounds import Run
+from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome
+
+#: Utilisations of the table's columns, the bandwidths it tries, steps of a round, and layers of a fragment.
+WANTED = (0.50, 0.80, 0.90, 0.95, 0.99)
+TRIED = np.logspace(-1, 3, 50)
+ROUND, FRAGMENT = 100, 3
+#: Gigabits a billion parameters cost on the link in one reduction: read off the table, one number for its 75 cells.
+GBITS = 13.3
+#: The way each row of the table reduces: rounds or steps, fragments, steps of overlap, share of the bits.
+WAYS = {
+    "DP": (1, False, 0, 1.0),
+    "DiLoCo": (ROUND, False, 0, 1.0),
+    "Streaming": (ROUND, True, 0, 1.0),
+    "Streaming_overlap": (ROUND, True, 1, 1.0),
+    "Streaming_overlap_FP4": (ROUND, True, 1, 0.25),
+}
+
+
+def waited_s(layers: Iterable[int], of: int, step_s: float, layer_s: float, overlap: int) -> float:
+    """Seconds of waiting after the step whose gradients of some layers are reduced, the last layer first; each takes
+    `layer_s` on the link."""
+    backward_s, done = step_s * 2 / 3, 0.0
+    for layer in sorted(layers, reverse=True):
+        done = max(done, (of - layer) * backward_s / of) + layer_s
+    return max(0.0, done - backward_s - overlap * step_s)
+
+
+def utilisation(way: str, layers: int, step_s: float, gbits: float, gbit_s: float) -> float:
+    """Share of time in which is computed."""
+    every, fragments, overlap, share = WAYS[way]
+    count = layers // FRAGMENT if fragments else 1
+    # a fragment's layers lie a stride apart
+    cut = [range(first, layers, count) for first in range(count)]
+    layer_s = share * gbits / layers / gbit_s
+    waited = sum(waited_s(part, layers, step_s, layer_s, overlap) for part in cut)
+    return every * step_s / (every * step_s + waited)
+
+
+def needed(way: str, layers: int, step_s: float, gbits: float, wanted: float) -> int:
+    """Which of the bandwidths tried is the first that reaches a utilisation."""
+    return next(i for i, b in enumerate(TRIED) if utilisation(way, layers, step_s, gbits, b) >= wanted)
+
+
+def streaming() -> Outcome:
+    """Table 4 cell by cell; then fragments of a small problem averaged in turn."""
+    table = figures.load("diloco")["streaming_diloco_T4_gbit_s"]
+    apart, saved = [], {}
+    for size in ("1B", "10B", "100B"):
+        row = table[size]
+        asked = row["layers"], row["step_s"], GBITS * float(size.removesuffix("B"))
+        ours = {way: [needed(way, *asked, wanted) for wanted in WANTED] for way in WAYS}
+        said = {way: [int(np.abs(np.log(TRIED / cell)).argmin()) for cell in row[way]] for way in WAYS}
+        apart += [abs(a - b) for way in WAYS for a, b in zip(ours[way], said[way])]
+        at = WANTED.index(0.95)
+        last = "Streaming_overlap_FP4"
+        saved[size] = row["DP"][at] / row[last][at], TRIED[ours["DP"][at]] / TRIED[ours[last][at]]
+    near, synchronous, sent = _in_turn()
+    return Outcome(
+        figures=(
+            Figure(
+                "cells of Table 4 within one bandwidth tried (of 75)",
+                75,
+                sum(a <= 1 for a in apart),
+                "",
+                WITHIN,
+                0.0,
+            ),
+            Figure("cells of Table 4 that are the same", 75, sum(a == 0 for a in apart), "", WITHIN, 0.15, why=CELLS),
+            *(
+                Figure(f"{size}: bandwidth for 95%, every step over all it does", *both, "x", WITHIN, 0.25, why=GRID)
+                for size, both in saved.items()
+            ),
+            Figure("loss of fragments in turn over synchronous steps", None, near / synchronous, "x", AT_MOST, 1.05),
+        ),
+        facts=(Fact("fragments in turn send what whole rounds send, a part at a time", sent),),
+        baseline="gradients reduced every step, and DiLoCo's whole rounds",
+        assumptions=(
+            f"{GBITS} Gbit a billion parameters and reduction is read off the table; its step times, layers, rounds of "
+            "100 and fragments of 3 layers are the paper's",
+            "least squares, 8 replicas, plain averages, for the loss; the paper's losses are not simulated",
+        ),
+    )
+
+
+CELLS = "each of the others is the neighbouring bandwidth, a fifth more or less"
+GRID = "both bandwidths are of a list whose entries lie a fifth apart"
+
+
+def _in_turn(every: int = 100, fragments: int = 4, steps: int = 4000) -> tuple[float, float, bool]:
+    """Loss of replicas whose fragments are averaged at staggered steps, loss of synchronous ones, and whether every
+    fragment was sent once a round and never two together."""
+    run, rate = Run(8), 0.05
+    wanted = run.loss(run.synchronous(steps, rate))
+    own, cut = np.tile(run.start, (8, 1)), np.array_split(np.arange(run.start.size), fragments)
+    sent = np.zeros((steps, fragments))
+    for step in range(1, steps + 1):
+        own = own - rate * run.slopes(own)
+        for number, part in enumerate(cut):
+            if step % every == (number * every // fragments) % every:
+                own[:, part] = own[:, part].mean(axis=0)
+                sent[step - 1, number] = 1
+    once = (sent.sum(axis=0) == steps // every).all() and sent.sum(axis=1).max() == 1
+    return run.loss(own.mean(axis=0)), wanted, bool(once)
+
+
+CHECKS = {"streaming-diloco": Check(streaming)}

@@ -1,0 +1,98 @@
+"""Recipes trained for real: the plans of a row under real processes, against one process.
+
+A plan is trained on a small model in float64 and compared in its losses, its first gradients and its parameters. Plans
+of as many ranks share one job, and a plan that several rows name is trained once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import msgspec
+
+from meshwright.errors import MeshwrightError
+from meshwright.papers.outcome import AT_MOST, NO_PROCESSES, Fact, Figure, Outcome, can_run
+from meshwright.plan import Plan, parse
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+_SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 67, "ffn": 48, "gated": True}
+DENSE = transformer(**_SHAPE, max_seq_len=32, name="small")
+EXPERTS = transformer(**_SHAPE, max_seq_len=32, name="small with experts", experts=4, top_k=2, moe_ffn=24)
+TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+STEPS = 2
+#: Relative to a tensor's largest element; the order of sums is what differs.
+TOLERANCE = 1e-9
+#: Processes that a sequence is cut over.
+CUT_RANKS = 4
+
+#: What was found in this process: the largest difference of a plan, or why it does not train.
+_found: dict[str, float | str] = {}
+
+
+def model_of(plan: Plan) -> Model:
+    """The small model that a plan is trained on: one with experts where it spreads experts."""
+    return EXPERTS if plan.experts.ep > 1 else DENSE
+
+
+def read(text: str) -> Plan:
+    """A plan of a row with its ranks counted."""
+    plan = parse(text)
+    layout = plan.layout
+    return plan.on(layout.tp * layout.pp * layout.cp * max(1, layout.dp))
+
+
+def train(texts: Iterable[str]) -> None:
+    """Train plans that were not yet, those of equal size in one job."""
+    sizes: dict[int, list[str]] = {}
+    for text in dict.fromkeys(t for t in texts if t not in _found):
+        sizes.setdefault(read(text).layout.num_ranks, []).append(text)
+    for together in sizes.values():
+        _found.update(_trained(together))
+
+
+def _trained(texts: Sequence[str]) -> dict[str, float | str]:
+    """Each plan's largest difference. Where one of several ends their job, each has a job of its own."""
+    from meshwright.run.equality import Case, apart
+
+    plans = [read(text) for text in texts]
+    cases = [Case(model=model_of(p), plan=p, train=TRAIN, steps=STEPS) for p in plans]
+    try:
+        return {text: found.most for text, found in zip(texts, apart(cases), strict=True)}
+    except MeshwrightError as error:
+        if len(texts) > 1:
+            return {name: what for text in texts for name, what in _trained([text]).items()}
+        return {texts[0]: error.diagnostics[0].message}
+
+
+@cache
+def _cut() -> dict[str, float]:
+    """For every way to cut a sequence, how far real processes are from one."""
+    from meshwright.run.sequences import apart
+
+    return apart(CUT_RANKS)
+
+
+def cut_over_processes(found: Outcome, name: str) -> Outcome:
+    """An outcome with what real processes made of a cut sequence, outputs and gradients."""
+    if not can_run():
+        return msgspec.structs.replace(found, unchecked=(f"the exchange between real processes: {NO_PROCESSES}",))
+    what = f"outputs and gradients on {CUT_RANKS} processes, furthest from one"
+    figure = Figure(what, None, _cut()[name], "", AT_MOST, TOLERANCE)
+    return msgspec.structs.replace(found, figures=(*found.figures, figure), executed=True)
+
+
+def judged(texts: Sequence[str]) -> tuple[list[Figure], list[Fact]]:
+    """What training these plans found, as figures, and as facts that do not hold where it ended."""
+    train(texts)
+    figures, facts = [], []
+    for text in texts:
+        what, count = _found[text], read(text).layout.num_ranks
+        if isinstance(what, str):
+            facts.append(Fact(f"{text!r} trains on {count} processes: {what}", False))
+        else:
+            name = f"largest difference from one process, {text!r} on {count} processes"
+            figures.append(Figure(name, None, what, "", AT_MOST, TOLERANCE))
+    return figures, facts

@@ -1,0 +1,172 @@
+"""Whether a plan trains as one process does: the same losses, gradients and parameters, compared on every rank.
+
+Each rank trains the whole model by itself on the global batch (the reference, which exchanges nothing), then its part
+of the same model under the plan, and compares what it holds. Every element of the model must be held by some rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.plan import Plan
+from meshwright.run import mesh
+from meshwright.run.data import Batch
+from meshwright.run.launch import World, start
+from meshwright.run.pieces import Parameter
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+#: A difference that is no number, as a number.
+FAR = 1e300
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True):
+    """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on."""
+
+    model: Model
+    plan: Plan
+    train: Train
+    steps: int = 2
+
+
+class Apart(msgspec.Struct, frozen=True, kw_only=True):
+    """The largest differences from one process, relative to the largest element of each tensor: of the losses and of
+    the parameters after all steps, of the gradients of the first. ``whole``: every element was held by some rank."""
+
+    loss: float
+    gradient: float
+    parameter: float
+    whole: bool
+
+    @property
+    def most(self) -> float:
+        """The largest of them; infinite where elements are missing."""
+        return max(self.loss, self.gradient, self.parameter) if self.whole else float("inf")
+
+
+class _Seen(NamedTuple):
+    """What a rank saw: losses, and (parameter, start, stop, values) of the first gradients and the last parameters."""
+
+    losses: list[float]
+    gradients: list[tuple]
+    parameters: list[tuple]
+
+
+def apart(cases: Sequence[Case], *, device: str = "cpu") -> list[Apart]:
+    """How far each case is from one process, all of them in one job in float64.
+
+    Raises:
+        RankDied: L001 when a process ends before its time.
+    """
+    found = start(_compare, tuple(cases), num_ranks=cases[0].plan.layout.num_ranks, device=device, timeout_s=120.0)
+    return [msgspec.convert(one, Apart) for one in found]
+
+
+def _compare(world: World, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+    known: dict[tuple, _Seen] = {}
+    out = []
+    for case in cases:
+        key = (case.model.name, case.train.text(), case.steps)
+        if key not in known:
+            whole = msgspec.structs.replace(case, plan=_alone(case))
+            known[key] = _trained(whole, mesh.alone(device=world.device))
+        seen = _trained(case, mesh.build(case.plan, device=world.device))
+        out.append(msgspec.to_builtins(_differences(seen, known[key], world)))
+    return out
+
+
+def _alone(case: Case) -> Plan:
+    """One rank that takes the whole batch as one microbatch."""
+    plan = Plan().on(1)
+    return msgspec.structs.replace(
+        plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=case.train.global_batch)
+    )
+
+
+def _trained(case: Case, place: mesh.Mesh) -> _Seen:
+    trainer = Trainer(case.model, case.plan, case.train, place, settings=Settings(precision="float64", lr=1e-2))
+    losses: list[float] = []
+    gradients: list[tuple] = []
+
+    def keep() -> None:
+        if not gradients:
+            held = trainer.optimizer.held
+            gradients.extend((h.parameter, h.start, h.stop, h.gradient.double().clone()) for h in held)
+
+    trainer.before_update.append(keep)
+    for step in range(case.steps):
+        losses.append(trainer.step(_batch(case, step, place)).loss)
+    trainer.settle()
+    parameters = [(p.parameter, p.start, p.stop, p.values.clone()) for p in trainer.pieces() if p.key == "param"]
+    return _Seen(losses, gradients, parameters)
+
+
+def _batch(case: Case, step: int, place: mesh.Mesh) -> Batch:
+    """This rank's part of a global batch of random tokens, in documents of random lengths, that depends on the step
+    alone."""
+    draw = torch.Generator().manual_seed(1000 + step)
+    rows, length = case.train.global_batch, case.train.seq_len
+    tokens = torch.randint(0, case.model.vocab, (rows, length + 1), generator=draw)
+    begins = torch.rand(rows, length, generator=draw) < 0.15
+    documents = begins.to(torch.int32).cumsum(1).to(torch.int32)
+    dp = place["dp"]
+    mine = slice(dp.index * rows // dp.size, (dp.index + 1) * rows // dp.size)
+    return Batch(tokens[mine], documents[mine])
+
+
+def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
+    """Collective: the largest on any rank."""
+    loss = max(_relative(a, b) for a, b in zip(seen.losses, reference.losses, strict=True))
+    worst, missing = [loss], 0
+    for mine, theirs in ((seen.gradients, reference.gradients), (seen.parameters, reference.parameters)):
+        whole = {name: block for name, block, _ in _blocks(theirs)}
+        held = {name: torch.zeros(block.shape, dtype=torch.uint8) for name, block in whole.items()}
+        most = 0.0
+        for name, block, (region, known) in _blocks(mine):
+            held[name][region] |= known.to(torch.uint8).cpu()
+            wanted = whole[name]
+            difference = (block - wanted[region]).abs()[known]
+            if difference.numel():
+                # not max(): a difference that is no number must not be lost
+                most = float(torch.stack((torch.tensor(most), difference.max().cpu() / wanted.abs().max().cpu())).max())
+        flat = torch.cat([h.flatten() for h in held.values()])
+        if dist.is_initialized():
+            dist.all_reduce(flat, op=dist.ReduceOp.MAX)
+        missing += int((flat == 0).sum())
+        worst.append(most)
+    numbers = torch.nan_to_num(torch.tensor(worst, dtype=torch.float64), nan=FAR, posinf=FAR)
+    if dist.is_initialized():
+        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
+    loss, gradient, parameter = numbers.tolist()
+    return Apart(loss=loss, gradient=gradient, parameter=parameter, whole=missing == 0)
+
+
+def _relative(a: float, b: float) -> float:
+    return abs(a - b) / abs(b)
+
+
+def _blocks(pieces: list[tuple]) -> Iterator[tuple[str, torch.Tensor, tuple[tuple[slice, ...], torch.Tensor]]]:
+    """(published name, block, (its region, which elements are known)) of what a rank holds."""
+    values: dict[str, torch.Tensor] = {}
+    known: dict[str, torch.Tensor] = {}
+    infos: dict[str, Parameter] = {}
+    for parameter, first, last, part in pieces:
+        if parameter.name not in values:
+            numel = torch.Size(parameter.shape).numel()
+            values[parameter.name] = part.new_zeros(numel)
+            known[parameter.name] = torch.zeros(numel, dtype=torch.bool, device=part.device)
+            infos[parameter.name] = parameter
+        values[parameter.name][first:last] = part
+        known[parameter.name][first:last] = True
+    for title, parameter in infos.items():
+        for part in parameter.parts:
+            block = part.view(values[title].view(parameter.shape))
+            mask = part.view(known[title].view(parameter.shape))
+            yield part.name, block, (part.region(tuple(block.shape)), mask)

@@ -1,0 +1,198 @@
+"""Recipes that real processes carry out: equal to one process, and not when the executor is broken."""
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.papers import state, trained
+from meshwright.papers.checks import checks
+from meshwright.papers.outcome import Check, Fact, Outcome
+from meshwright.papers.record import paper, papers
+from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, WORKS
+from meshwright.plan import check
+from meshwright.plan.executable import unexecutable
+from meshwright.plan.text import over
+from meshwright.spec.cluster import load
+
+PLANS = sorted({plan for row in papers().values() for plan in row.runs})
+
+
+@pytest.mark.parametrize("text", PLANS)
+def test_a_plan_that_a_row_runs_is_legal_and_executable(text):
+    plan = trained.read(text)
+    model = trained.model_of(plan)
+    assert check(plan, model, load(f"{plan.layout.num_ranks}xh100"), trained.TRAIN) == []
+    assert unexecutable(plan, model, trained.TRAIN) == []
+
+
+@pytest.mark.parametrize(
+    "row", [p for p in papers().values() if p.recipe and p.recipe.plan and p.runs], ids=lambda p: p.id
+)
+def test_what_is_run_follows_the_recipe(row):
+    """Some plan of the row stays itself when the recipe is put over it, but for overlap of products, which is priced
+    and not run."""
+    plans = [trained.read(text) for text in row.runs]
+    words = row.recipe.plan.replace("overlap=dp,tp,pp", "").replace("flash", "")
+    assert any(over(plan, words) == plan for plan in plans) if words.strip() else plans
+
+
+def test_states_say_which_rows_were_executed(states):
+    assert {name for name, s in states.items() if s.executed == EXECUTED} >= {n for n, p in papers().items() if p.runs}
+
+
+def reached(name, monkeypatch):
+    """The state of a row whose plans are trained anew."""
+    monkeypatch.setattr(trained, "_found", {})
+    row = paper(name)
+    figures, facts = trained.judged(row.runs)
+    return state.of(row, Outcome(figures=tuple(figures), facts=tuple(facts)))
+
+
+def test_gradients_that_are_not_exchanged(monkeypatch):
+    from meshwright.run import sync
+
+    monkeypatch.setattr(sync.Bucket, "exchange", lambda self: None)
+    assert reached("pytorch-ddp", monkeypatch).state == NOT_YET
+
+
+def test_layers_that_lie_on_the_wrong_stage(monkeypatch):
+    from meshwright.run import trainer
+
+    monkeypatch.setattr(trainer, "stage_layers", lambda plan, model: ((0, 1, 2), (2,)))
+    assert reached("yuan2", monkeypatch).state == NOT_YET
+
+
+def test_weight_gradients_that_are_left_out(monkeypatch):
+    from meshwright.run import pipeline
+    from meshwright.schedules.actions import W
+
+    real = pipeline.Pipeline._act
+
+    def without(self, kind, *args):
+        return None if kind == W else real(self, kind, *args)
+
+    monkeypatch.setattr(pipeline.Pipeline, "_act", without)
+    assert reached("2bp", monkeypatch).state == NOT_YET
+
+
+def test_partial_products_that_are_not_summed(monkeypatch):
+    from meshwright.run import linear
+
+    monkeypatch.setattr(linear, "all_reduce", lambda x, group, **more: x)
+    assert reached("redco", monkeypatch).state == NOT_YET
+
+
+def test_blocks_of_a_ring_that_are_not_merged(monkeypatch):
+    from meshwright.run import ring
+
+    real = ring._Merged.add
+
+    def first_only(self, block, out, sums):
+        if block.causal:
+            real(self, block, out, sums)
+
+    monkeypatch.setattr(ring._Merged, "add", first_only)
+    assert reached("burstattention", monkeypatch).state == NOT_YET
+
+
+def test_tokens_that_stay_with_the_wrong_experts(monkeypatch):
+    from meshwright.run import moe
+
+    def stay(x, group, sent=None, received=None, *, queue):
+        return x.new_zeros((x.shape[0] if received is None else sum(received), *x.shape[1:]))
+
+    monkeypatch.setattr(moe, "swap", stay)
+    assert reached("deepspeed-ted", monkeypatch).state == NOT_YET
+
+
+def test_collectives_that_bring_nothing(monkeypatch):
+    from meshwright.run import placements
+
+    monkeypatch.setattr(
+        placements, "_exchanged", lambda pieces, shapes, group: [pieces[0].new_zeros(tuple(s)) for s in shapes]
+    )
+    found = checks()["oneflow"]()
+    assert [f.what for f in found.figures if not f.ok] == [
+        "collectives of 2 x 2 processes, furthest from simulated ones"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("what", "broken", "rows"),
+    [
+        ("merge", lambda a, b: (a[0] + b[0], b[1]), {"tokenring", "burstattention"}),
+        ("shift", lambda x, by=1: x, {"ring-self-attn", "tokenring", "inf-cl"}),
+        ("_switch", lambda rows, group: list(rows.chunk(group.size)), {"dsp"}),
+    ],
+)
+def test_cut_sequences_without_what_makes_them_whole(what, broken, rows, monkeypatch):
+    from meshwright.run import sequences
+
+    monkeypatch.setattr(sequences, what, broken)
+    found = sequences.apart()
+    assert {name for name, apart in found.items() if apart > trained.TOLERANCE} == rows
+
+
+def test_linear_attention_whose_state_is_not_handed_on(monkeypatch):
+    from meshwright.run import sequences
+
+    def nothing(like, source):
+        return sequences._Receive.apply(like, source) * 0
+
+    monkeypatch.setattr(sequences, "received", nothing)
+    assert sequences.apart()["lasp"] > trained.TOLERANCE
+
+
+def test_a_plan_that_ends_its_job_is_a_fact_that_does_not_hold(monkeypatch):
+    def dies(cases, **more):
+        raise MeshwrightError.one("L001", "rank 1 on host died: killed by SIGKILL")
+
+    monkeypatch.setattr("meshwright.run.equality.apart", dies)
+    found = reached("gpipe", monkeypatch)
+    assert found.state == NOT_YET and found.why.count("killed by SIGKILL") == 2
+
+
+def test_a_plan_is_trained_once(monkeypatch):
+    monkeypatch.setattr(trained, "_found", {"pp2 gpipe": 0.0, "pp4 gpipe": 1.0})
+    monkeypatch.setattr(trained, "_trained", lambda texts: pytest.fail("trained again"))
+    figures, _ = trained.judged(("pp2 gpipe", "pp4 gpipe"))
+    assert [f.ok for f in figures] == [True, False]
+
+
+def test_elements_that_no_rank_holds_are_missed(monkeypatch):
+    from meshwright.run import equality
+
+    real = equality._trained
+
+    def without_the_first(case, place):
+        seen = real(case, place)
+        return seen if place.world == 1 else seen._replace(parameters=seen.parameters[1:])
+
+    monkeypatch.setattr(equality, "_trained", without_the_first)
+    plan = trained.read("pp2 gpipe")
+    (found,) = equality.apart([equality.Case(model=trained.DENSE, plan=plan, train=trained.TRAIN)])
+    assert not found.whole and found.most == float("inf")
+
+
+def test_without_torch_a_row_works_by_what_is_simulated_and_says_so(monkeypatch):
+    monkeypatch.setattr(state, "can_run", lambda: False)
+    monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
+    found = state.of(paper("gpipe"), state.run(paper("gpipe")))
+    assert (found.state, found.executed) == (WORKS, NOT_HERE)
+    assert "'pp2 gpipe'" in found.unchecked and "torch is not installed" in found.unchecked
+
+
+def test_without_torch_a_check_that_is_all_processes_says_nothing(monkeypatch):
+    monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
+    ran = []
+    found = Check(lambda: ran.append(1) or Outcome(), needs="run")()
+    assert not ran
+    said = state.of(paper("ucp"), found)
+    assert (said.state, said.executed) == (NOT_YET, NOT_HERE)
+    assert said.why == "not checked here: real processes: torch is not installed"
+
+
+def test_what_is_not_checked_speaks_neither_for_nor_against():
+    good = Fact("it is so", True)
+    assert state.of(paper("ucp"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == WORKS
+    both = state.of(paper("ucp"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
+    assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
