@@ -180,8 +180,10 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
     roles: dict[Role, int] = {}
     role_of = np.empty(graph.num_tasks, np.int32)
     # tasks that agree on these columns are one role
-    columns = np.stack([graph.kind, graph.cost_key, rank, beside]).astype(np.int64)
-    _, first, back = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    same = graph.kind.astype(np.int64)
+    for column in (graph.cost_key, rank, beside - beside.min()):
+        same = same * (int(column.max()) + 1) + column
+    _, first, back = np.unique(same, return_index=True, return_inverse=True)
     for i, task in enumerate(first.tolist()):
         kind, key, other = int(graph.kind[task]), keys[graph.cost_key[task]], int(beside[task])
         if kind in _PASSES:
