@@ -13,14 +13,16 @@ from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.regions import Regions
-from meshwright.search.space import cores, default, inners, pipelines, plan_of, states
+from meshwright.search.space import cores, default, inners, pipelines, states
+from meshwright.search.strategies import exhaustive
+from meshwright.search.walk import Walk
 
 #: Name -> model, cluster, workload, and the seconds a warm search may take.
 QUESTIONS = {
     "8b": ("llama3-8b", "8xh100", "batch=64,seq=8192", 1.0),
     "405b": ("llama3-405b", "16384xh100", "batch=2048,seq=8192", 10.0),
 }
-REGIONS, PLANS = 40, 300
+REGIONS = 40
 
 
 def main() -> None:
@@ -68,16 +70,12 @@ def _bounds(name: str) -> float:
 
 
 def _evaluations(name: str) -> float:
-    """Plans evaluated in a second of one core, the first of each structure lowered on the way."""
-    evaluator = Evaluator(*_asked(name))
-    plans = [
-        plan_of(s.core, inner, piped, state)
-        for s in _scopes(name)
-        for piped in s.pipelines
-        if piped.schedule in ("1f1b", "interleaved", "zb-h1", "zb-v")
-        for inner in s.inners[:3]
-        for state in s.states[1:3]
-    ][:PLANS]
+    """Plans evaluated in a second of one core: those that a search evaluates, from nothing."""
+    asked = _asked(name)
+    walk = Walk(default(*asked), Evaluator(*asked), keep=1)
+    exhaustive.run(walk)
+    plans = [tried.plan for tried in walk.tried.values()]
+    evaluator = Evaluator(*asked)
     began = process_time()
     for plan in plans:
         evaluator(plan)
