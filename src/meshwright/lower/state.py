@@ -31,7 +31,13 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     low: float = 0.0
 
     def __add__(self, other: Params) -> Params:
-        return Params(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
+        return Params(
+            dense=self.dense + other.dense,
+            expert=self.expert + other.expert,
+            trained_dense=self.trained_dense + other.trained_dense,
+            trained_expert=self.trained_expert + other.trained_expert,
+            low=self.low + other.low,
+        )
 
 
 def block_params(plan: Plan, model: Model, train: Train, kind: int) -> Params:

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.lower.layer import Entry
+from meshwright.lower.stages import Unit
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
 from meshwright.search.space import Core, Inner, bare
 from meshwright.spec.hardware import Device
@@ -47,6 +49,7 @@ class Glances:
         self.devices = tuple(self.layers.devices.values())
         self.names = [device.name for device in self.devices]
         self._waits: dict[tuple, np.ndarray] = {}
+        self._ends: dict[tuple, list[Entry]] = {}
         self._glances: dict[Core, Glance] = {}
         self._nears: dict[tuple, int] = {}
         self._indices: dict[tuple, int] = {}
@@ -75,8 +78,8 @@ class Glances:
         if found is None:
             plan = bare(core, *way)
             book = self.layers.book(plan, self.layers.mesh(plan))
-            programs = [[book.entries(u, which) for u in units_of(self.kinds, "none")] for which in PASSES]
-            again = [book.entries(u, "B") for u in units_of(self.kinds, "selective")]
+            programs = [[self._entries(book, u, which) for u in units_of(self.kinds, "none")] for which in PASSES]
+            again = [self._entries(book, u, "B") for u in units_of(self.kinds, "selective")]
             kernels = np.array(
                 [[[self._kernels(entries, d) for entries in row] for row in (*programs, again)] for d in self.devices]
             )
@@ -88,9 +91,20 @@ class Glances:
             )
         return found
 
+    def _entries(self, book: Book, unit: Unit, which: str) -> list[Entry]:
+        """The operators of a pass; those of the embedding and the head are the same for as many tokens."""
+        if not isinstance(unit.kind, str):
+            return book.entries(unit, which)
+        c = book.stages.context()
+        key = (unit.kind, which, c.tokens, c.tp, c.sp)
+        found = self._ends.get(key)
+        if found is None:
+            found = self._ends[key] = book.entries(unit, which)
+        return found
+
     def _kernels(self, entries: list[Entry], device: Device) -> float:
         price = self.evaluator.costs.price
-        return sum(price(e.work, device).seconds for e in entries if e.queue == "compute")
+        return sum([price(e.work, device).seconds for e in entries if e.queue == "compute"])
 
     def costs(self, core: Core, inners: Inners) -> tuple[Costs, np.ndarray, np.ndarray]:
         """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives

@@ -19,7 +19,7 @@ from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import unscattered_bytes
+from meshwright.lower.state import STORED_BYTES, unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions, W
@@ -49,22 +49,27 @@ class Updated(NamedTuple):
     rank: int
 
 
+class Paired(NamedTuple):
+    """A role: gradients of a stage that two ranks hold, added up."""
+
+    units: tuple
+    ranks: tuple[int, int]
+
+
 #: The gradient norm, which joins all ranks.
 NORM = "norm"
-Role = Pass | Message | Moved | Updated | str
+PAIRED = -2
+Role = Pass | Message | Moved | Updated | Paired | str
 
 
 def structure(plan: Plan, model: Model, num_microbatches: int) -> tuple | None:
     """What plans must agree on to share a skeleton; None where a plan is lowered on its own.
 
-    On their own: copies of one weight on two pipeline ranks (their exchange is sized by the plan), and gradients
-    exchanged in the open (their tasks do not follow the passes that release them).
+    On their own: a tied embedding whose copies are on two pipeline ranks (their exchange is sized by the plan), and
+    gradients exchanged in the open (their tasks do not follow the passes that release them).
     """
-    from meshwright import schedules
-
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
-    family = schedules.get(plan.pipeline.schedule)
-    if layout.pp > 1 and (model.tied_embeddings or family.placement == "bidirectional"):
+    if layout.pp > 1 and model.tied_embeddings:
         return None
     if replicas > 1 and not plan.overlap.dp:
         return None
@@ -149,6 +154,10 @@ class Skeleton:
                     found.append(Send(mesh.pair(starts[a], starts[b])))
                 case Moved(units, what):
                     found.append(exchange_of(stages, mesh, units, what))
+                case Paired(units, (a, b)):
+                    params = stages.total_params(units)
+                    size = (params.trained_dense + params.trained_expert) * STORED_BYTES[stages.plan.precision.grads]
+                    found.append(Exchange((("all_reduce", size, mesh.pair(starts[a], starts[b])),)))
                 case Updated(r):
                     found.append(Update(updates.parameters(self._held[r]), device))
                 case _:
@@ -171,8 +180,10 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
     roles: dict[Role, int] = {}
     role_of = np.empty(graph.num_tasks, np.int32)
     # tasks that agree on these columns are one role
-    columns = np.stack([graph.kind, graph.cost_key, rank, beside]).astype(np.int64)
-    _, first, back = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    same = graph.kind.astype(np.int64)
+    for column in (graph.cost_key, rank, beside - beside.min()):
+        same = same * (int(column.max()) + 1) + column
+    _, first, back = np.unique(same, return_index=True, return_inverse=True)
     for i, task in enumerate(first.tolist()):
         kind, key, other = int(graph.kind[task]), keys[graph.cost_key[task]], int(beside[task])
         if kind in _PASSES:
@@ -183,6 +194,9 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
             role = Moved(keys[other].units, _EXCHANGES[kind])
         elif kind == KIND["optimizer"]:
             role = Updated(int(rank[task]))
+        elif other < -1:
+            stage = PAIRED - other
+            role = Paired(lowered.stages.compositions[stage].units, lowered.actions.stage_ranks[stage])
         else:
             role = NORM
         first[i] = roles.setdefault(role, len(roles))
@@ -191,7 +205,8 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
 
 
 def _neighbours(lowered: Lowered) -> np.ndarray:
-    """For a send the rank it goes to, for an exchange the cost key of the pass it belongs to, else -1."""
+    """For a send the rank it goes to, for an exchange the cost key of the pass it belongs to, for gradients that two
+    ranks add up ``PAIRED`` less their stage, else -1."""
     graph = lowered.graph
     owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.dep_ptr))
     is_pass = np.isin(graph.kind, _PASSES)
@@ -206,4 +221,12 @@ def _neighbours(lowered: Lowered) -> np.ndarray:
     out[before[gathered]] = graph.cost_key[after[gathered]]
     reduced = (queue[after] == QUEUE["dp"]) & (graph.kind[after] == KIND["reduce_scatter"]) & is_pass[before]
     out[after[reduced]] = graph.cost_key[before[reduced]]
+    left: dict[tuple[int, ...], list[int]] = {}
+    for stage, both in enumerate(lowered.actions.stage_ranks):
+        left.setdefault(both, []).append(stage)
+    for task in np.flatnonzero(graph.kind == KIND["all_reduce"]).tolist():
+        members = graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]]
+        stages = left.get(tuple(sorted(graph.streams.rank[members].tolist())), [])
+        if len(members) == 2 and stages:  # stage by stage on one pair's streams; the norm comes after them
+            out[task] = PAIRED - stages.pop(0)
     return out

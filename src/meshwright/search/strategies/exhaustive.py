@@ -194,9 +194,8 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
         exchanged = regions.exchanges.exchanged(scope.core, kept.inners, kept.states)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         legal = kept.legal()
-        slow = bound_s * (1 - ROUNDING) > walk.worth_s
-        slow &= legal
-        full = legal & ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
+        slow = legal & (bound_s * (1 - ROUNDING) > walk.worth_s)
+        full = _full(walk, regions, kept, costs, legal & ~slow)
         bound_s[slow | full | ~legal] = np.inf
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
         region = Region(kept, costs, bound_s, paths_s) if np.isfinite(bound_s).any() else None
@@ -205,6 +204,17 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
         for reason, count in rejected.items():
             walk.reject(reason, count)
     return region
+
+
+def _full(walk: Walk, regions: Regions, scope: Scope, costs: Costs, among: np.ndarray) -> np.ndarray:
+    """Which of the plans `among` [A, B, C] do not fit."""
+    out = np.zeros_like(among)
+    a, b = np.flatnonzero(among.any(axis=(1, 2))), np.flatnonzero(among.any(axis=(0, 2)))
+    if len(a):
+        part = scope._replace(inners=scope.inners.take(a), pipelines=tuple(scope.pipelines[i] for i in b.tolist()))
+        need = memory_bytes(regions, part, costs.rows(a))
+        out[np.ix_(a, b)] = need * (1 - ROUNDING) > walk.capacity_bytes
+    return out & among
 
 
 def _worth(walk: Walk, bound_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
