@@ -4,9 +4,9 @@ Run: python -m bench.overhead [--repeats 12] [--json] [PLAN ...]
 
 A turn is some steps of a small model on two gloo processes of one torch thread: as they are; recorded; with a
 checkpoint written before the first of them; and with one copied and written beside them (what `meshwright run` does).
-The clock stops when the checkpoint is on the disk. Turns follow each other in every order equally often; a ratio is the median
-over the rounds with the interval of its order statistics (:func:`bench.executor.ratio`), of the time that passes and of
-the processors' time.
+The clock stops when the checkpoint is on the disk. Turns follow each other in every order equally often; a ratio is the
+median over the rounds with the interval of its order statistics (:func:`bench.executor.ratio`), of the time that passes
+and of the processors' time.
 """
 
 from __future__ import annotations

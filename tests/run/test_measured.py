@@ -84,8 +84,9 @@ def order(one, kinds, first, second):
             assert end[tuple(w)] <= one.start_s[i]
 
 
-def test_a_measured_step_replays_as_long_as_it_took():
-    found = launch(2, job, "pp2 mb1 1f1b", 2)[0]
+@pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
+def test_a_measured_step_replays_as_long_as_it_took(text):
+    found = launch(2, job, text, 2)[0]
     for step in steps(found):
         rebuilt = typical(step.timeline)
         # host time is kept before tasks, so all that can differ is what overlaps against the rules

@@ -20,8 +20,7 @@ One process does it, a tensor at a time; the plan and the number of processes th
 
 Exit code 0: written; 2: the question is wrong, or the checkpoint is not whole."""
 COMMAND = "weights"
-#: --dtype -> the name of torch's type.
-DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DTYPES = ("fp32", "bf16", "fp16")
 WANTED = {"checkpoint": "CHECKPOINT, a folder that run wrote into --out", "to": "--to FOLDER, a new folder"}
 FORMAT_VERSION = 1
 
@@ -53,16 +52,14 @@ def run(argv: list[str]) -> int:
     config = _config(given.model, wrong)
     if wrong:
         raise MeshwrightError(wrong)
-    import torch
-
     from meshwright.run.checkpoint_format import find
+    from meshwright.run.settings import DTYPES as TYPES
     from meshwright.run.weights import export_weights
 
     checkpoint = find(given.checkpoint)
     if config is not None:
         _same_model(checkpoint, given.model)
-    dtype = getattr(torch, DTYPES[given.dtype]) if given.dtype else None
-    made = export_weights(checkpoint, given.to, dtype=dtype, config=config)
+    made = export_weights(checkpoint, given.to, dtype=TYPES[given.dtype] if given.dtype else None, config=config)
     files = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
     if given.json:
         said = {"format_version": FORMAT_VERSION, "checkpoint": str(checkpoint), "folder": str(made), "files": files}

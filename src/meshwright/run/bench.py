@@ -24,9 +24,9 @@ import torch.distributed as dist
 
 from meshwright.plan import Pipeline, Plan
 from meshwright.run.attention import attend
-from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
 from meshwright.run.data import Batch
-from meshwright.run.fsdp import sharded_unit
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
 from meshwright.run.record import Off, Recorder, Recording, install
@@ -35,21 +35,12 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
-REPEATS = 5
-#: One repeat of a short operation runs it until so much time has gone by.
-SPAN_S = 20e-3
-#: Work between two collectives of a step, seconds on a core of its own.
-BETWEEN_S = 2e-3
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), (32.0, 128.0, 512.0, 2048.0)
 #: Products of more operations than a core does in about a fifth of a second say nothing new.
 LARGEST_FLOPS = 4e9
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
-COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-#: Units of fully sharded parameters: bytes, parameters of each (those of a Llama's layer), repeats.
-STAGED_BYTES, STAGED_PARAMETERS, STAGED_REPEATS = tuple(4.0**e for e in range(7, 14)), 9, 12
 
 
 class Layer(NamedTuple):
@@ -74,15 +65,6 @@ LAYERS = (
 )
 LAYERS_EACH, MICROBATCHES = 3, 4
 VOCAB = 1024
-
-
-class Timed(msgspec.Struct, frozen=True):
-    """Mean seconds of the repeats, their interquartile range over the median and, of a collective, the seconds that a
-    rank's processor was busy with it."""
-
-    seconds: float
-    spread: float
-    busy: float = 0.0
 
 
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,18 +111,18 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
     busy = min(cores, 8)
     say(f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}")
     kernels = start(_kernels, num_ranks=busy, device=kind)
-    collectives: dict[str, list[Timed]] = {}
+    exchanges: dict[str, list[Timed]] = {}
     say("fully sharded layers between 2 processes")
-    staging = start(_staging, num_ranks=2, device=kind) if kind == "cpu" or cores > 1 else {}
+    staged = start(staging, num_ranks=2, device=kind) if kind == "cpu" or cores > 1 else {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
         say(f"collectives between {ranks} processes")
-        collectives |= msgspec.convert(start(_collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
+        exchanges |= msgspec.convert(start(collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
         ranks *= 2
     found = msgspec.convert(kernels, dict[str, object])
     return msgspec.convert(
         found
-        | {"collectives": collectives, "staging": staging, "cores": cores, "kind": kind}
+        | {"collectives": exchanges, "staging": staged, "cores": cores, "kind": kind}
         | {"seconds": time.perf_counter() - begun},
         Machine,
         strict=False,
@@ -148,7 +130,7 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
 
 
 def _kernels(world: World) -> dict[str, object]:
-    clock = _Clock(world)
+    clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
     out["gemm"] = {d: list(_gemms(clock, DTYPES[d])) for d in dtypes}
@@ -161,57 +143,7 @@ def _kernels(world: World) -> dict[str, object]:
     return msgspec.to_builtins(out)
 
 
-class _Clock:
-    """Times functions on all processes of a job at once."""
-
-    def __init__(self, world: World):
-        self.world, self.device = world, world.device
-        self.now = time.perf_counter if self.device.type == "cuda" else time.process_time
-
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def together(self) -> None:
-        """All processes go on from here at about the same time."""
-        self.sync()
-        if self.world.size > 1:
-            dist.barrier()
-
-    def once(self, run: Callable[[], object], count: int) -> float:
-        self.sync()
-        begun = self.now()
-        for _ in range(count):
-            run()
-        self.sync()
-        return (self.now() - begun) / count
-
-    def both(self, run: Callable[[], object], count: int) -> tuple[float, float]:
-        """Seconds of a call: those that pass, and those of this process's processor time."""
-        self.together()
-        begun, busy = time.perf_counter(), time.process_time()
-        for _ in range(count):
-            run()
-        self.sync()
-        return (time.perf_counter() - begun) / count, (time.process_time() - busy) / count
-
-    def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
-        """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
-        self.once(run, 2)
-        count = count or max(1, int(SPAN_S / max(self.once(run, 1), 1e-7)))
-        self.together()
-        return mean([self.once(run, count) for _ in range(REPEATS)])
-
-
-def mean(seconds: Iterable[float]) -> Timed:
-    """Of the repeats, without the slowest tenth: what a machine does once in a while is no part of an operation."""
-    ordered = sorted(seconds)
-    kept = ordered[: max(1, len(ordered) - len(ordered) // 10)]
-    spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
-    return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])
-
-
-def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
+def _gemms(clock: Clock, dtype: torch.dtype) -> Iterable[Timed]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in GEMM_M:
         for n in GEMM_NK:
@@ -228,7 +160,7 @@ def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
                 yield Timed(found.seconds * scale, found.spread)
 
 
-def _attentions(clock: _Clock, dtype: torch.dtype, *, backward: bool) -> Iterable[Timed]:
+def _attentions(clock: Clock, dtype: torch.dtype, *, backward: bool) -> Iterable[Timed]:
     lone = Group(name="cp", ranks=(0,), index=0)
     for heads in ATTENTION[0]:
         for tokens in ATTENTION[1]:
@@ -257,7 +189,7 @@ def _attentions(clock: _Clock, dtype: torch.dtype, *, backward: bool) -> Iterabl
                 yield Timed(found.seconds * scale, found.spread)
 
 
-def _elementwise(clock: _Clock) -> Iterable[Timed]:
+def _elementwise(clock: Clock) -> Iterable[Timed]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
     for size in ELEMENTWISE:
         x = torch.randn(max(1, int(size / 12)), device=clock.device)
@@ -266,7 +198,7 @@ def _elementwise(clock: _Clock) -> Iterable[Timed]:
         yield clock.time(lambda x=x, y=y, out=out: torch.mul(x, y, out=out))
 
 
-def _slowdown(clock: _Clock, world: World) -> float:
+def _slowdown(clock: Clock, world: World) -> float:
     """Share of its speed that a core loses to products while an all-reduce runs beside them."""
     if world.size == 1:
         return 0.0
@@ -295,7 +227,7 @@ def _slowdown(clock: _Clock, world: World) -> float:
     return float(min(1.0, max(0.0, float(found) / world.size)))
 
 
-def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
+def _passes(clock: Clock, layer: Layer, dtype: str) -> PassTimes:
     """One model trained by the executor for a few steps on every core, each for itself."""
     model = transformer(
         layers=LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
@@ -339,118 +271,6 @@ def plan_of(layer: Layer) -> Plan:
     return msgspec.structs.replace(alone().plan, pipeline=Pipeline(microbatch=layer.microbatch))
 
 
-def _collectives(world: World) -> dict[str, list[Timed]]:
-    clock = _Clock(world)
-    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
-    out: dict[str, list[Timed]] = {}
-    a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
-    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds * min(1.0, world.size / world.local_size)))
-
-    def work() -> None:
-        for _ in range(products):
-            a @ b
-
-    for op in OPS:
-        for size in COLLECTIVE_BYTES:
-            run = _collective(op, int(size), group, world.device)
-            count = 10 if size < 1e6 else 4
-
-            def both(run: Callable[[], object] = run) -> None:
-                work()
-                run()
-
-            clock.once(both, 2)
-            pairs = [(clock.both(work, count), clock.both(both, count)) for _ in range(REPEATS)]
-            cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
-            spread = mean([with_[0] for _, with_ in pairs]).spread
-            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
-    return msgspec.to_builtins(out)
-
-
-def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
-    """What the second of each pair takes longer than the first, over repeats and ranks; not less than what can be told
-    apart from nothing."""
-    without, with_ = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
-    found = torch.stack([(with_ - without).median(), 0.02 * with_.median()])
-    on_device = found.to(torch.float32).to(world.device)
-    dist.all_reduce(on_device)
-    return max(on_device.tolist()) / world.size
-
-
-def _staging(world: World) -> dict[str, list[Timed]]:
-    """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
-    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
-    is what a forward and backward take more than with parameters that are whole, less its two gathers."""
-    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
-    out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
-    for size in STAGED_BYTES:
-        width = max(1, int(size) // 4 // STAGED_PARAMETERS)
-        plain, sharded = (_Unit(width).to(world.device) for _ in range(2))
-        unit = sharded_unit(sharded, group)
-        x = torch.ones(width, device=world.device, requires_grad=True)
-
-        def step(module: torch.nn.Module, x: torch.Tensor = x) -> None:
-            module(x).backward()
-            for parameter in module.parameters():
-                parameter.grad = None
-
-        def gather(unit=unit) -> None:
-            unit.unshard()
-            unit.reshard()
-
-        runs = (lambda plain=plain: step(plain), lambda unit=unit: step(unit), gather)
-        found = [[_own(run) for _ in range(STAGED_REPEATS)] for run in runs]
-        whole, cut, gathers = (torch.tensor(f[2:]).median() for f in found)
-        cost = torch.stack([gathers, (cut - whole - 2 * gathers).clamp(min=0.1 * gathers)])
-        dist.all_reduce(cost)
-        for name, seconds in zip(out, (cost / world.size).tolist(), strict=True):
-            out[name].append(Timed(seconds, 0.1))
-    return msgspec.to_builtins(out)
-
-
-def _own(run: Callable[[], object]) -> float:
-    """Seconds of this thread's processor time."""
-    begun = time.thread_time()
-    run()
-    return time.thread_time() - begun
-
-
-class _Unit(torch.nn.Module):
-    """As many parameters as a layer has, each read once forward and written a gradient of once backward."""
-
-    def __init__(self, width: int):
-        super().__init__()
-        self.weights = torch.nn.ParameterList([torch.ones(width) for _ in range(STAGED_PARAMETERS)])
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return sum(torch.dot(x, w) for w in self.weights)
-
-
-def _collective(op: str, size: int, group: Group, device: torch.device) -> Callable[[], object]:
-    """A collective of `size` bytes as nccl-tests counts them."""
-    n = group.size
-    whole = torch.ones(max(1, size // 4 // n) * n, device=device)
-    shard = torch.ones(len(whole) // n, device=device)
-    if op == "all_reduce":
-        return lambda: dist.all_reduce(whole)
-    if op == "all_gather":
-        return lambda: gather_async(whole, shard, group).wait()
-    if op == "reduce_scatter":
-        return lambda: reduce_scatter_async(shard, whole, group).wait()
-    if op == "all_to_all":
-        other = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(other, whole)
-
-    def send() -> None:
-        """To the next rank while the one before sends here: as pipeline ranks do."""
-        got = torch.empty_like(whole)
-        works = [dist.isend(whole, (group.index + 1) % n), dist.irecv(got, (group.index - 1) % n)]
-        for work in works:
-            work.wait()
-
-    return send
-
-
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -465,3 +285,9 @@ def _name(device: torch.device) -> str:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return "processor"
+
+
+__all__ = [
+    "ATTENTION", "COLLECTIVE_BYTES", "ELEMENTWISE", "GEMM_M", "GEMM_NK", "LAYERS", "LAYERS_EACH", "MICROBATCHES", "OPS",
+    "REPEATS", "STAGED_BYTES", "VOCAB", "Layer", "Machine", "PassTimes", "Timed", "mean", "measure", "plan_of",
+]  # fmt: skip

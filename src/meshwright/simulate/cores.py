@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.graph import KIND
 from meshwright.lower import Lowered
-from meshwright.simulate import engine, events
+from meshwright.simulate import events
 from meshwright.simulate.engine import Times
 from meshwright.simulate.price import Priced
 
@@ -27,14 +27,6 @@ def crowded(lowered: Lowered) -> int:
     return cores if ranks >= cores else 0
 
 
-def times(lowered: Lowered, priced: Priced) -> Times:
-    """Start and end of every task of a lowered plan, seconds: the in-order engine's, unless cores are shared."""
-    cores = crowded(lowered)
-    if not cores:
-        return engine.times(lowered.graph, priced.durations)
-    return _as_flows(lowered, priced, cores)
-
-
 def processor_seconds(lowered: Lowered, priced: Priced) -> float:
     """Seconds of processor time of a step on all ranks together."""
     graph, work = lowered.graph, np.maximum(priced.durations - priced.wait, 0.0)
@@ -42,14 +34,16 @@ def processor_seconds(lowered: Lowered, priced: Priced) -> float:
     return float((np.add.reduceat(members, graph.member_ptr[:-1]) * work[graph.cost_key]).sum())
 
 
-def _as_flows(lowered: Lowered, priced: Priced, cores: int) -> Times:
-    """Every task waits first and then is work. Links are each rank's own core, each rank's exchanges, which take no
-    more than a core either, and the cores of all nodes; a second of work takes a second of each that it crosses."""
+def times(lowered: Lowered, priced: Priced) -> Times:
+    """Start and end of every task of a lowered plan, seconds. Every task waits first and then is work. Links are each
+    rank's own core, each rank's exchanges, which take no more than a core either, and the cores of all nodes; a second
+    of work takes a second of each that it crosses."""
     graph, island = lowered.graph, lowered.mesh.cluster.islands[0]
     nodes = -(-lowered.mesh.num_ranks // island.node.devices)
+    cores = nodes * island.device.cores
     work = np.maximum(priced.durations - priced.wait, 0.0)
     count, classes = graph.streams.multiplicity, len(graph.streams.ranks)
-    capacity = [float(m) for m in (*count, *count)] + [float(cores * nodes)]
+    capacity = [float(m) for m in (*count, *count)] + [float(cores)]
     own = np.isin(graph.kind, OWN).tolist()
     flows = {}
     for task in np.flatnonzero(work[graph.cost_key] > 0).tolist():

@@ -19,7 +19,7 @@ from meshwright.prediction import Prediction
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
-from meshwright.simulate import ports
+from meshwright.simulate import engine
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -38,15 +38,15 @@ KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's prediction beside its measured steps.
 
-    ``shared_s`` is the predicted step when exchanges that meet on a rank's port share it (``simulate/ports.py``), which
-    they do here; the prediction itself lets them pass each other. ``steps_s`` are the measured step times after the
+    Exchanges that meet on a rank's port share it (``simulate/ports.py``); ``apart_s`` is the predicted step if they
+    passed each other. ``steps_s`` are the measured step times after the
     warm-up, ``timeline`` all of them one after another, every rank apart. ``disturbed`` steps more were left out,
     because the machine stood still in them. ``late_s`` is the 95th percentile of how much later than meant a sleep
     ended: far below a task's length, or the machine was too busy to believe the steps.
     """
 
     prediction: Prediction
-    shared_s: float
+    apart_s: float
     links: Links
     cluster: Cluster
     scale: float
@@ -70,9 +70,9 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
         return self.prediction.step_time_s / self.step_time_s - 1
 
     @property
-    def shared_error(self) -> float:
-        """The same of the step whose exchanges share ports."""
-        return self.shared_s / self.step_time_s - 1
+    def apart_error(self) -> float:
+        """The same of the step whose exchanges pass each other."""
+        return self.apart_s / self.step_time_s - 1
 
 
 def emulate(
@@ -131,7 +131,8 @@ def on_hosts(
         scale = compute_s * _slowing(model, cluster, target, train, plan, links)
     costs = emulated_costs(cluster, links, scale)
     prediction = predict(model, target, train, plan, costs=costs, detail=False)
-    lowered = simulate(plan, model, target, train, costs).lowered
+    run = simulate(plan, model, target, train, costs)
+    lowered = run.lowered
     script = script_of(lowered, costs)
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
     measured, disturbed = _undisturbed(hosts, script, repeats, timeout)
@@ -139,7 +140,7 @@ def on_hosts(
     sleeps = measured.late[measured.late != 0]
     return Emulated(
         prediction=prediction,
-        shared_s=float(ports.times(lowered, costs)[1].max()),
+        apart_s=float(engine.times(lowered.graph, run.priced.durations)[1].max()),
         links=links,
         cluster=target,
         scale=scale,
