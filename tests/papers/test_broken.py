@@ -8,6 +8,7 @@ from meshwright.papers.checks import (
     bandwidth,
     checkpoints,
     checks,
+    codecs,
     data_parallel,
     dispatch,
     layouts,
@@ -116,6 +117,17 @@ def test_overlap_and_operators_that_change_nothing(monkeypatch):
     same = [line._replace(words=megascale.LINES[0].words) for line in megascale.LINES]
     monkeypatch.setattr(megascale, "LINES", tuple(same))
     assert reached("megascale") != WORKS
+
+
+def test_ternary_codes_without_chance(monkeypatch):
+    biased = lambda gradients, rng, clip=2.5: np.abs(gradients).max() * np.sign(gradients)  # noqa: E731
+    monkeypatch.setattr(codecs, "ternary", biased)
+    assert reached("terngrad") != WORKS
+
+
+def test_votes_that_are_all_the_same(monkeypatch):
+    monkeypatch.setattr(codecs, "lion_votes", lambda momentum, slopes: np.ones_like(slopes))
+    assert reached("dist-lion") != WORKS
 
 
 def test_averages_that_wait_for_the_link(monkeypatch):

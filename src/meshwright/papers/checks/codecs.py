@@ -114,4 +114,128 @@ def one_byte() -> Outcome:
     )
 
 
-CHECKS = {"powersgd": Check(powersgd), "one-byte": Check(one_byte)}
+class Shards:
+    """Least squares whose examples lie on workers, [workers, examples, weights]."""
+
+    def __init__(self, workers: int = 8, weights: int = 10, seed: int = 5):
+        rng = np.random.default_rng(seed)
+        self.features = rng.standard_normal((workers, 64, weights))
+        self.targets = self.features @ rng.standard_normal(weights) + 0.1 * rng.standard_normal((workers, 64))
+
+    def slopes(self, w: np.ndarray) -> np.ndarray:
+        """Every worker's gradient at `w`, [workers, weights]."""
+        wrong = self.features @ w - self.targets
+        return np.einsum("rni,rn->ri", self.features, wrong) / self.features.shape[1]
+
+    def loss(self, w: np.ndarray) -> float:
+        return float(np.mean((self.features @ w - self.targets) ** 2))
+
+
+def ternary(gradients: np.ndarray, rng: np.random.Generator, clip: float = 2.5) -> np.ndarray:
+    """TernGrad: every worker's [workers, n] gradient, clipped at `clip` deviations, as -s, 0 or s with the expectation
+    of the gradient; s is the largest of all workers, so that sums have few levels (Wen et al., 2017)."""
+    bound = clip * gradients.std(axis=1, keepdims=True)
+    held = np.clip(gradients, -bound, bound)
+    scale = np.abs(held).max()
+    return scale * np.sign(held) * (rng.random(held.shape) < np.abs(held) / scale)
+
+
+def terngrad() -> Outcome:
+    """The code's expectation and size, and where steps with it end."""
+    rng = np.random.default_rng(0)
+    gradients = rng.uniform(-1, 1, (4, 200))  # nothing lies beyond 2.5 deviations
+    mean = np.mean([ternary(gradients, rng) for _ in range(4000)], axis=0)
+    levels = len(np.unique(ternary(gradients, rng)))
+    problem = Shards()
+    exact, coded = np.zeros(10), np.zeros(10)
+    for step in range(1, 4001):
+        rate = 0.1 / (1 + step / 100)
+        exact = exact - rate * problem.slopes(exact).mean(axis=0)
+        coded = coded - rate * ternary(problem.slopes(coded), rng).mean(axis=0)
+    return Outcome(
+        figures=(
+            Figure(
+                "bits of a number sent, 32 over those of its levels",
+                32 / np.log2(3),
+                32 / np.log2(levels),
+                "x",
+                WITHIN,
+                1e-9,
+            ),
+            Figure(
+                "largest error of the mean of 4000 codes",
+                None,
+                float(np.abs(mean - gradients).max()),
+                "",
+                AT_MOST,
+                0.06,
+            ),
+            Figure(
+                "loss of coded over exact steps", None, problem.loss(coded) / problem.loss(exact), "x", AT_MOST, 1.05
+            ),
+        ),
+        facts=(Fact("sums over workers have 2 N + 1 levels", _sum_levels(gradients, rng) <= 2 * len(gradients) + 1),),
+        baseline="the same steps with 32-bit gradients",
+        assumptions=("least squares, 8 workers, falling rates; the paper's accuracies are not simulated",),
+    )
+
+
+def _sum_levels(gradients: np.ndarray, rng: np.random.Generator) -> int:
+    sums = ternary(gradients, rng).sum(axis=0)
+    return len(np.unique(np.round(sums / np.abs(gradients).max(), 6)))
+
+
+def lion_votes(momentum: np.ndarray, slopes: np.ndarray, beta: float = 0.9) -> np.ndarray:
+    """What a worker of Distributed Lion sends: the sign of its interpolated momentum, one bit a number (Liu et al.,
+    2024, 2404.00438)."""
+    return np.where(beta * momentum + (1 - beta) * slopes >= 0, 1.0, -1.0)
+
+
+def dist_lion() -> Outcome:
+    """Workers that send a bit a number and receive the majority's, against Lion on the mean gradient."""
+    weights = 16  # whole bytes of signs
+    problem = Shards(9, weights)
+    together, voted, averaged = (np.zeros(weights) for _ in range(3))
+    memory = np.zeros(weights)
+    own = {"voted": np.zeros((9, weights)), "averaged": np.zeros((9, weights))}
+    sent = received = 0
+    for step in range(1, 4001):
+        rate = 0.01 / (1 + step / 200)
+        slope = problem.slopes(together).mean(axis=0)
+        together = together - rate * np.sign(0.9 * memory + 0.1 * slope)
+        memory = 0.99 * memory + 0.01 * slope
+        for name, w in (("voted", voted), ("averaged", averaged)):
+            slopes = problem.slopes(w)
+            votes = lion_votes(own[name], slopes)
+            change = np.sign(votes.sum(axis=0)) if name == "voted" else votes.mean(axis=0)
+            w -= rate * change
+            own[name] = 0.99 * own[name] + 0.01 * slopes
+            if name == "voted":
+                sent += 8 * np.packbits(votes[0] > 0).nbytes
+                received += len(np.unique(np.abs(change))) * weights
+    best = problem.loss(together)
+    return Outcome(
+        figures=(
+            Figure("bits a number costs a worker to send", 1, sent / (4000 * weights), "", WITHIN, 0.0),
+            Figure(
+                "loss of majority votes over Lion on the mean gradient",
+                None,
+                problem.loss(voted) / best,
+                "x",
+                AT_MOST,
+                1.1,
+            ),
+            Figure("loss of averaged votes over it", None, problem.loss(averaged) / best, "x", AT_MOST, 1.1),
+        ),
+        facts=(Fact("a majority of an odd number of workers is one bit as well", received == 4000 * weights),),
+        baseline="Lion on the mean of all workers' gradients",
+        assumptions=("least squares, 9 workers, falling rates; the abstract gives no figures",),
+    )
+
+
+CHECKS = {
+    "powersgd": Check(powersgd),
+    "one-byte": Check(one_byte),
+    "terngrad": Check(terngrad),
+    "dist-lion": Check(dist_lion),
+}

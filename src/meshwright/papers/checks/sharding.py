@@ -18,9 +18,7 @@ SHAPES = {"20B": (44, 6144, 64), "22B": (48, 6144, 48), "175B": (96, 12288, 96),
 
 
 PLANS = "the plan, batch and recomputation behind it are not known here, nor whether recomputed work is counted"
-SCOPES = (
-    "one scope for all states, nothing quantised; at collectives priced near the links' rate there is little to gain"
-)
+SCOPES = "one scope for all states, nothing quantised; at collectives priced near the links' rate little is to gain"
 
 
 def frontier(size: str, gcds: int, batch: int, words: str) -> Prediction:
