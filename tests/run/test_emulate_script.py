@@ -14,6 +14,7 @@ from meshwright.predict import simulate
 from meshwright.run.emulate.hosts import Hosts
 from meshwright.run.emulate.network import Link, Links, emulated, emulated_costs, fit, messages
 from meshwright.run.emulate.script import RECEIPT, Script, members, script_of
+from meshwright.simulate import engine
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import parse as workload
 
@@ -108,12 +109,14 @@ def price(what: str, num_bytes: int, n: int) -> float:
 
 
 def both(llama, plan: str, train: str) -> tuple[float, Script]:
-    """The predicted step and the script of a plan on four hosts."""
+    """The predicted step, of exchanges that pass each other as on the virtual clock, and the script of a plan on four
+    hosts."""
     hosts, links = Hosts(4, 2e8), Links(link=LINK, inside=None)
     devices = cluster.load("4xh100")
     target, costs = emulated(devices, links, hosts), emulated_costs(devices, links, 100.0)
     run = simulate(parse(plan).on(4), llama, target, workload(train), costs)
-    return run.step_time_s, script_of(run.lowered, costs)
+    _, end = engine.times(run.lowered.graph, run.priced.durations)
+    return float(end.max()), script_of(run.lowered, costs)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

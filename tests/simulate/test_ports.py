@@ -10,7 +10,8 @@ from meshwright.cost import standard
 from meshwright.graph import KIND
 from meshwright.lower.step import Pass
 from meshwright.plan import parse
-from meshwright.predict import simulate
+from meshwright.predict import predict, simulate
+from meshwright.search.evaluate import Evaluator
 from meshwright.simulate import ports
 from meshwright.simulate.price import Pricer
 from meshwright.spec import cluster, model
@@ -90,3 +91,24 @@ def test_passes_are_cut_at_the_exchanges_inside_them_without_losing_time(llama):
         kernels = sum(costs.price(e.work, device).seconds for e in entries if e.queue == "compute")
         assert sum(n.seconds for n in nodes) == pytest.approx(kernels)
         assert [n.work for n in nodes if n.work] == [e.work for e in entries if e.queue != "compute"]
+
+
+def test_a_cluster_that_shares_ports_is_predicted_so_and_still_adds_up(llama):
+    """The same cluster with and without: the prediction is that of its engine, and its parts sum to the step."""
+    where, train = cluster.load("4xh100"), workload("batch=16,seq=2048")
+    (island,) = where.islands
+
+    def linked(shared: bool):
+        levels = tuple(msgspec.structs.replace(v, gb_s=5.0, shared_ports=shared) for v in island.levels)
+        return msgspec.structs.replace(where, islands=(msgspec.structs.replace(island, levels=levels),))
+
+    where, sharing = linked(False), linked(True)
+    plan = parse("dp4 zero3 mb1").on(4)
+    costs = standard()
+    apart, found = (predict(llama, c, train, plan, costs=costs, detail=False) for c in (where, sharing))
+    run = simulate(plan, llama, sharing, train, costs)
+    assert found.step_time_s == ports.times(run.lowered, costs)[1].max() > apart.step_time_s
+    assert sum(found.attribution.values()) == pytest.approx(found.step_time_s, rel=1e-9)
+    low, high = found.step_time_interval_s
+    assert low <= found.step_time_s <= high and high - low < 2 * found.step_time_s
+    assert Evaluator(llama, sharing, train, costs)(plan).step_time_s == pytest.approx(found.step_time_s)

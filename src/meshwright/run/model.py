@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.plan import Plan
+from meshwright.run.activation import activate
 from meshwright.run.attention import attend
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
@@ -260,53 +261,6 @@ class Mlp(nn.Module):
         return self.down(activate(up, self.spec))
 
 
-def activate(up: torch.Tensor, spec: Dense | Moe) -> torch.Tensor:
-    """The activation of what came up, [..., 2 * ffn] (gate first) when gated."""
-    function = ACTIVATIONS[spec.activation]
-    if not spec.gated:
-        return function(up)
-    if function is F.silu:
-        return _Gated.apply(up)
-    gate, linear = up.chunk(2, dim=-1)
-    return function(gate) * linear
-
-
-class _Gated(torch.autograd.Function):
-    """silu(gate) * linear of both side by side; their gradients are written side by side too."""
-
-    @staticmethod
-    def forward(ctx, up):
-        gate, linear = up.chunk(2, dim=-1)
-        opened = F.silu(gate)
-        ctx.save_for_backward(up, opened)
-        return opened * linear
-
-    @staticmethod
-    def backward(ctx, grad):
-        up, opened = ctx.saved_tensors
-        gate, linear = up.chunk(2, dim=-1)
-        out = torch.empty_like(up)
-        to_gate, to_linear = out.chunk(2, dim=-1)
-        torch.mul(grad, opened, out=to_linear)
-        torch.ops.aten.silu_backward.grad_input(grad * linear, gate, grad_input=to_gate)
-        return out
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_new": _gelu_tanh,
-    "gelu_pytorch_tanh": _gelu_tanh,
-    "gelu_tanh": _gelu_tanh,
-    "relu": F.relu,
-}
-
-
 class Layer(nn.Module):
     """One block: x + attention(norm(x)), then + mlp(norm(x))."""
 
@@ -443,4 +397,4 @@ class Stage(nn.Module):
         return self.head(x, p) if self.head is not None else x
 
 
-__all__ = ["Embedding", "Head", "Layer", "Pass", "Shared", "Stage", "activate", "copy_to", "gather_dim"]
+__all__ = ["Embedding", "Head", "Layer", "Pass", "Shared", "Stage", "copy_to", "gather_dim"]

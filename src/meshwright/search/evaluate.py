@@ -21,6 +21,7 @@ from meshwright.plan import Plan
 from meshwright.predict import Simulated, rank_memory, simulate
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
+from meshwright.simulate.clock import shares_ports
 from meshwright.simulate.engine import times
 from meshwright.simulate.schedule_times import takes_times
 from meshwright.spec.cluster import Cluster
@@ -54,7 +55,7 @@ class Evaluator:
         """The plan must be legal, with ``dp`` filled in."""
         same = None
         alike = len(self.cluster.islands) == 1 and not self.cluster.islands[0].device.synchronous
-        if alike and not takes_times(plan):
+        if alike and not shares_ports(self.cluster) and not takes_times(plan):
             same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
         if same is None:
             return self._judged(simulate(plan, self.model, self.cluster, self.train, self.costs), plan)

@@ -11,14 +11,20 @@ from meshwright.lower import Lowered
 from meshwright.simulate import cores, engine, ports
 from meshwright.simulate.engine import Times
 from meshwright.simulate.price import Priced
+from meshwright.spec.cluster import Cluster
 
 #: Tasks of a step up to which exchanges inside passes share ports too; each becomes many.
 CUT_TASKS = 5_000
 
 
+def shares_ports(cluster: Cluster) -> bool:
+    """Whether exchanges that meet on a port of the cluster share it."""
+    return any(level.shared_ports for island in cluster.islands for level in island.levels)
+
+
 def times(lowered: Lowered, priced: Priced, costs: Costs) -> Times:
     """Start and end of every task, seconds. `costs` are those that `priced` comes from."""
-    if any(level.shared_ports for island in lowered.mesh.cluster.islands for level in island.levels):
+    if shares_ports(lowered.mesh.cluster):
         return ports.times(lowered, costs, inside=lowered.graph.num_tasks <= CUT_TASKS)
     if cores.crowded(lowered):
         return cores.times(lowered, priced)
