@@ -43,12 +43,15 @@ def keep_memory() -> bool:
     return all(told)
 
 
-def prefer(pid: int | None = None) -> None:
+def prefer(pid: int | None = None, *, at_once: bool = False) -> None:
     """Let a process (this one if left out), all its threads and those it starts run before other work of this machine,
-    as far as it is allowed: for times that other programs must not change."""
+    as far as it is allowed: for times that other programs must not change. `at_once`: it mostly sleeps, and runs the
+    moment it wakes."""
     pid = os.getpid() if pid is None else pid
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, pid, -15)
+    if not at_once:
+        return
     tasks = Path(f"/proc/{pid}/task")
     for thread in [int(t.name) for t in tasks.iterdir()] if tasks.is_dir() else [pid]:
         with contextlib.suppress(OSError, AttributeError):
