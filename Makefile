@@ -48,6 +48,9 @@ lint: .venv/dev
 bench: .venv/dev
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.emulated
+	$(BIN)/python -m bench.executor
+	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.here --rounds 3
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict

@@ -3,9 +3,9 @@
 Run: python -m bench.emulated [--repeats 5] [--json] [ROW ...]
 
 Each row is one plan on emulated hosts (``meshwright emulate``): the prediction knows the link from one calibration and
-nothing else. The last column is the error when exchanges that meet on a rank's port share it. In ``PLANS`` exchanges
-are shorter than what they run beside, as in plans that are worth running; ``CROWDED`` are those that fill the ports,
-where letting exchanges pass each other is wrong by up to a factor, and are summed up apart.
+nothing else. Exchanges that meet on a rank's port share it; the last column is the error if they passed each other. In
+``PLANS`` exchanges are shorter than what they run beside, as in plans that are worth running; ``CROWDED`` are those
+that fill the ports, and are summed up apart.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def line(row: Row, done: Emulated) -> str:
     return (
         f"{row.plan:24s} {row.train:18s} {where:16s} {done.prediction.step_time_s * 1e3:9.1f} "
         f"{done.step_time_s * 1e3:9.1f} ({low * 1e3:.1f} to {high * 1e3:.1f}) {done.error:+7.1%} "
-        f"{done.shared_error:+7.1%}"
+        f"{done.apart_error:+7.1%}"
     )
 
 
@@ -158,25 +158,25 @@ def _wanted(row: Row, words: list[str]) -> bool:
 
 
 def summary(found: list[tuple[Row, Emulated]]) -> dict[str, object]:
-    """Errors of some rows, as predicted and sharing ports, and the rows."""
+    """Errors of some rows, as predicted and with exchanges that pass each other, and the rows."""
     errors = [abs(done.error) for _, done in found]
-    shared = [abs(done.shared_error) for _, done in found]
+    apart = [abs(done.apart_error) for _, done in found]
     rows = [
         row._asdict()
         | {
             "predicted_s": done.prediction.step_time_s,
-            "sharing_ports_s": done.shared_s,
+            "apart_s": done.apart_s,
             "measured_s": done.steps_s,
             "error": done.error,
-            "error_sharing_ports": done.shared_error,
+            "error_apart": done.apart_error,
         }
         for row, done in found
     ]
     return {
         "median_error": median(errors),
         "worst_error": max(errors),
-        "median_error_sharing_ports": median(shared),
-        "worst_error_sharing_ports": max(shared),
+        "median_error_apart": median(apart),
+        "worst_error_apart": max(apart),
         "rows": rows,
     }
 
@@ -184,7 +184,7 @@ def summary(found: list[tuple[Row, Emulated]]) -> dict[str, object]:
 def in_words(name: str, found: dict) -> str:
     return (
         f"{len(found['rows'])} {name}: median error {found['median_error']:.1%}, worst {found['worst_error']:.1%}; "
-        f"sharing ports {found['median_error_sharing_ports']:.1%}, {found['worst_error_sharing_ports']:.1%}"
+        f"if exchanges passed each other {found['median_error_apart']:.1%}, {found['worst_error_apart']:.1%}"
     )
 
 

@@ -6,21 +6,23 @@ Run: python -m bench.search [QUESTION ...]     questions: 8b, 405b (default: bot
 from __future__ import annotations
 
 import argparse
-from time import perf_counter
+from time import process_time
 
 import meshwright as mw
 from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.regions import Regions
-from meshwright.search.space import cores, default, inners, pipelines, plan_of, states
+from meshwright.search.space import cores, default, inners, pipelines, states
+from meshwright.search.strategies import exhaustive
+from meshwright.search.walk import Walk
 
 #: Name -> model, cluster, workload, and the seconds a warm search may take.
 QUESTIONS = {
     "8b": ("llama3-8b", "8xh100", "batch=64,seq=8192", 1.0),
     "405b": ("llama3-405b", "16384xh100", "batch=2048,seq=8192", 10.0),
 }
-REGIONS, PLANS = 40, 300
+REGIONS = 40
 
 
 def main() -> None:
@@ -49,39 +51,35 @@ def _scopes(name: str) -> list[Scope]:
     for core in cores(space, model, cluster, train):
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
             parts = inners(space, core, model, cluster, train)
-            usual = [i for i in parts if i.order == parts[0].order]
+            usual = parts.take(parts.order == parts.order[0])
             found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster, train)))
     return found
 
 
 def _bounds(name: str) -> float:
-    """Plans bounded in a second, layers priced and schedules timed on the way."""
+    """Plans bounded in a second of one core, layers priced and schedules timed on the way."""
     regions = Regions(Evaluator(*_asked(name)))
     scopes = _scopes(name)
-    began, count = perf_counter(), 0
+    began, count = process_time(), 0
     for scope in scopes:
         costs = regions.costs(scope.core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
-        exchanged = regions.exchanged(scope.core, scope.inners, scope.states)
+        exchanged = regions.exchanges.exchanged(scope.core, scope.inners, scope.states)
         count += step_seconds(regions, scope, costs, paths_s, least, exchanged).size
-    return count / (perf_counter() - began)
+    return count / (process_time() - began)
 
 
 def _evaluations(name: str) -> float:
-    """Plans evaluated in a second, the first of each structure lowered on the way."""
-    evaluator = Evaluator(*_asked(name))
-    plans = [
-        plan_of(s.core, inner, piped, state)
-        for s in _scopes(name)
-        for piped in s.pipelines
-        if piped.schedule in ("1f1b", "interleaved", "zb-h1", "zb-v")
-        for inner in s.inners[:3]
-        for state in s.states[1:3]
-    ][:PLANS]
-    began = perf_counter()
+    """Plans evaluated in a second of one core: those that a search evaluates, from nothing."""
+    asked = _asked(name)
+    walk = Walk(default(*asked), Evaluator(*asked), keep=1)
+    exhaustive.run(walk)
+    plans = [tried.plan for tried in walk.tried.values()]
+    evaluator = Evaluator(*asked)
+    began = process_time()
     for plan in plans:
         evaluator(plan)
-    return len(plans) / (perf_counter() - began)
+    return len(plans) / (process_time() - began)
 
 
 if __name__ == "__main__":

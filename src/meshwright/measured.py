@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph import KIND
+from meshwright.graph import ATTRIBUTES, KIND
 from meshwright.timeline import Timeline
 
 #: The entry of a timeline's identity that says when its steps began and ended: ``begin:end`` in seconds, by spaces.
@@ -89,6 +89,28 @@ def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timel
         start_s=timeline.start_s[chosen] - begin_s,
         end_s=timeline.end_s[chosen] - begin_s,
         waited_for=position[timeline.waited_for[chosen]],
+    )
+
+
+def in_turn(found: list[Timeline], seconds: list[float]) -> Timeline:
+    """Steps of one job, each with times from its own begin, one after another: step i takes ``seconds[i]``. What
+    :func:`steps` takes apart again."""
+    first, width = found[0], int(max(t.task.max(initial=-1) for t in found)) + 1
+    begin = np.concatenate(([0.0], np.cumsum(seconds)))
+    spans = np.concatenate(([0], np.cumsum([t.num_spans for t in found])))
+    attributes = np.concatenate([t.attributes for t in found], axis=1)
+    attributes[ATTRIBUTES.index("step")] = np.repeat(np.arange(len(found)), np.diff(spans))
+    waited_for = [np.where(t.waited_for >= 0, t.waited_for + at, -1) for t, at in zip(found, spans.tolist())]
+    return msgspec.structs.replace(
+        first,
+        **{name: np.concatenate([getattr(t, name) for t in found]) for name in ("rank", "queue", "kind", "cost_key")},
+        task=np.concatenate([t.task + i * width for i, t in enumerate(found)]).astype(np.int32),
+        attributes=attributes,
+        start_s=np.concatenate([t.start_s + at for t, at in zip(found, begin.tolist())]),
+        end_s=np.concatenate([t.end_s + at for t, at in zip(found, begin.tolist())]),
+        waited_for=np.concatenate(waited_for).astype(np.int32),
+        identity=first.identity
+        | {"source": "measured", STEP_BOUNDS: bounds_text(list(zip(begin[:-1].tolist(), begin[1:].tolist())))},
     )
 
 

@@ -18,7 +18,7 @@ from meshwright.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.provenance import assumptions, identity, warnings
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
-from meshwright.simulate.cores import times
+from meshwright.simulate.clock import times
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Priced, Pricer
@@ -50,13 +50,15 @@ ERROR_CLASS = {
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
-    error of whole steps that their parts do not explain (the framework's)."""
+    error of whole steps that their parts do not explain (the framework's); ``schedule_params`` what the schedule was
+    built for, besides its size."""
 
     lowered: Lowered
     priced: Priced
     start_s: np.ndarray
     end_s: np.ndarray
     step_sigma: float = 0.0
+    schedule_params: dict[str, object] = {}
 
     @property
     def step_time_s(self) -> float:
@@ -66,14 +68,15 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
 def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
     """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
     lowered = lower(plan, model, cluster, train)
-    priced = Pricer(lowered, costs).all()
+    priced, params = Pricer(lowered, costs).all(), {}
     if takes_times(plan):
         # a schedule made for given times: first priced under equal ones, then ordered for its own
-        lowered = lower(plan, model, cluster, train, measured_times(lowered, priced))
+        params = measured_times(lowered, priced)
+        lowered = lower(plan, model, cluster, train, params)
         priced = Pricer(lowered, costs).all()
-    start, end = times(lowered, priced.durations)
+    start, end = times(lowered, priced, costs)
     sigma = costs.framework.step_sigma
-    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma)
+    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma, schedule_params=params)
 
 
 def predict(
@@ -125,6 +128,7 @@ def predict(
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,
+        schedule_params=run.schedule_params,
         identity=who,
     )
 
@@ -248,7 +252,11 @@ def interval_draws(run: Simulated) -> np.ndarray:
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
     whole = np.exp(rng.permutation(normal) * run.step_sigma)
-    return whole * makespans(run.lowered.graph, np.ascontiguousarray((run.priced.parts @ factors).T))
+    graph, durations = run.lowered.graph, np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
+    alone, *drawn = makespans(graph, np.ascontiguousarray(durations)).tolist()
+    # where ranks share cores or ports a step takes longer than in order, and its draws as much longer
+    shared = run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0
+    return whole * np.array(drawn) * shared
 
 
 def class_sigma(run: Simulated) -> dict[str, float]:
@@ -297,8 +305,8 @@ def sensitivities(
     named += [(level, f"{level} links 10% faster") for level in levels]
     out = []
     for name, what in named:
-        priced = Pricer(run.lowered, costs.faster(name, 1.1)).all()
-        _, end = times(run.lowered, priced.durations)
+        faster = costs.faster(name, 1.1)
+        _, end = times(run.lowered, Pricer(run.lowered, faster).all(), faster)
         change = float(end.max()) / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))

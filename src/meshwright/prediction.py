@@ -96,6 +96,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     own operations (6 per active parameter and token, and attention's), ``hfu`` the recomputed ones too, both
     over the devices' dense peak at the compute precision. ``bound_s`` is the roofline: the same operations
     at peak rate with nothing else. ``warnings`` are things the user should know before believing the answer.
+    ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
     """
 
     model: Model
@@ -120,6 +121,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline
     zooms: tuple[Zoom, ...]
     stage_layers: tuple[tuple[int, ...], ...]
+    schedule_params: dict[str, Any]
     identity: dict[str, str]
 
     @property

@@ -11,7 +11,7 @@ import msgspec
 from meshwright.spec.workload import DTYPE_BYTES
 
 
-class Gemm(msgspec.Struct, frozen=True, kw_only=True):
+class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C.
 
     One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
@@ -38,7 +38,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch * (operand + self.out_bytes * self.m * self.n * (2 if self.accumulate else 1))
 
 
-class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True):
+class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One product per local expert: ``rows`` tokens in all, spread over ``groups`` weights [k, n].
 
     The busiest rank holds ``imbalance`` times the mean (already in ``rows`` of the pricing, not here)."""
@@ -64,7 +64,7 @@ class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True):
         return weights + rows * (self.k * element + self.n * (element if self.weight_gradient else self.out_bytes))
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True):
+class Attention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The attention core of ``batch`` sequences: scores, softmax, weighted sum, fused (FlashAttention,
     Dao 2307.08691). ``pairs`` is the number of (query, key) pairs per head and sequence that a mask leaves."""
 
@@ -93,7 +93,7 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         return self.batch * 2.0 * (q + kv) * (2.5 if self.backward else 1.0)
 
 
-class Elementwise(msgspec.Struct, frozen=True, kw_only=True):
+class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
     ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation)."""
 
@@ -102,7 +102,7 @@ class Elementwise(msgspec.Struct, frozen=True, kw_only=True):
     fused: bool = False
 
 
-class Hop(msgspec.Struct, frozen=True, kw_only=True):
+class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One level a group of ranks spans. ``members`` children take part; ``gb_s`` is what one child's port gives
     this group, per direction, when all sibling groups send too; ``below`` group members sit under each child."""
 
@@ -116,14 +116,14 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True):
     scale_out: bool = False
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The ranks of one collective, as the levels they span from the inside out."""
 
     size: int
     hops: tuple[Hop, ...]
 
 
-class Collective(msgspec.Struct, frozen=True, kw_only=True):
+class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;
     all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer."""
 
@@ -132,7 +132,15 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
     group: Group
 
 
-Work = Gemm | GroupedGemm | Attention | Elementwise | Collective
+class Staging(msgspec.Struct, frozen=True, kw_only=True):
+    """What is copied around an exchange of fully sharded parameters, and the bookkeeping: of a ``gather`` from shards
+    into a buffer and from there into parameters, of a ``reduce`` from gradients into a buffer (torch's FSDP2)."""
+
+    what: str
+    num_bytes: float
+
+
+Work = Gemm | GroupedGemm | Attention | Elementwise | Collective | Staging
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

@@ -120,3 +120,19 @@ def test_too_few_rows_are_said_and_not_fitted(tmp_path):
     table(tmp_path, "training_steps", [step()] * 7)
     assert list(framework.fit_all(tmp_path, standard, progress=said.append)) == []
     assert "7 timed rows are too few" in said[0]
+
+
+def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
+    old = {f.name: f for f in framework.frameworks().values()}["deepspeed"]
+    assert "exchange_share from" in old.source
+    fit = framework.Fit(
+        framework="deepspeed", constants={"host_us_per_pass": 7.0}, rows=9, groups=2, in_sample=0.1, left_out=None
+    )
+    peaks = framework_memory.MemoryFit(
+        framework="deepspeed", activation_copies=1.5, allocator_slack=None, rows=21, in_sample=0.2, left_out=0.3
+    )
+    new = framework.profiles([fit], [peaks])["deepspeed"]
+    parts = new.source.split("; ")
+    assert parts[0].startswith("host times and passes fitted to 9 measured steps of 2 models")
+    assert parts[1].startswith("exchange_share from")
+    assert parts[2:] == ["memory fitted to 21 measured peaks: 20.0% mean error in sample, 30.0% with models left out"]

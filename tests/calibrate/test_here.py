@@ -9,13 +9,17 @@ from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework
 from meshwright.cost.measured import Link, Table
 from meshwright.errors import MeshwrightError
+from meshwright.graph import KIND
+from meshwright.lower.step import Exchange
 from meshwright.plan import parse
 from meshwright.predict import simulate
 from meshwright.run import bench
+from meshwright.simulate.cores import processor_seconds
+from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Elementwise, Gemm, Group
+from meshwright.work import Collective, Elementwise, Gemm, Group, Staging
 
 FLOPS, BYTES = 5e10, 8e9
 
@@ -43,6 +47,7 @@ def machine(passes=()):
             for op in bench.OPS
             for n in (2, 4)
         },
+        staging={what: [timed(1e-5 + size / 4e9) for size in bench.STAGED_BYTES] for what in ("gather", "reduce")},
         passes=list(passes),
         comm_slowdown=0.5,
         seconds=1.0,
@@ -135,10 +140,77 @@ def _step(cluster, plan):
 def test_twice_as_many_ranks_as_cores_take_twice_as_long_to_compute(at_home):
     quiet = msgspec.structs.replace(machine([_pass(layer) for layer in bench.LAYERS]), comm_slowdown=0.0)
     here.write(quiet, at_home)
-    two, four = _step(load("2xhere"), "dp2 mb1"), _step(load("4xhere"), "dp4 mb1")
+    two, four = (_step(load(f"{n}xhere"), f"dp{n} mb1 overlap=none") for n in (2, 4))
     passes = [float((r.end_s - r.start_s)[np.isin(r.lowered.graph.kind, (0, 3))].sum()) for r in (two, four)]
     # half the microbatches a rank, each at half the speed
     assert passes[1] == pytest.approx(passes[0], rel=1e-9)
+
+
+def _apart(seconds, busy):
+    """The machine's collectives with the same time and processor time at every size, from 2 ranks to 4."""
+
+    def table(n):
+        return [bench.Timed(seconds[n], 0.0, busy[n]) for _ in bench.COLLECTIVE_BYTES]
+
+    quiet = machine([_pass(layer) for layer in bench.LAYERS])
+    return msgspec.structs.replace(quiet, collectives={f"{op} {n}": table(n) for op in bench.OPS for n in (2, 4)})
+
+
+def test_of_more_ranks_than_cores_a_collective_s_processor_time_came_one_after_the_other(at_home):
+    # 2 ranks on 2 cores: 5 ms of which 1 ms works; 4 ranks: 9 ms, of which 3 ms on either of the cores' two ranks
+    known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
+    here.write(known, at_home)
+    device, link = load("2xhere").islands[0].device, Link(here.tables(known))
+    for ranks, seconds, wait in ((2, 5e-3, 4e-3), (4, 6e-3, 3e-3)):
+        found = link(Collective(op="all_reduce", num_bytes=4096.0, group=Group(size=ranks, hops=())), device)
+        assert (found.seconds, found.wait) == (pytest.approx(seconds), pytest.approx(wait))
+
+
+def test_ranks_that_share_cores_share_the_work_of_collectives_and_not_their_waiting(at_home):
+    known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
+    here.write(known, at_home)
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(known)),))
+    found = simulate(parse("tp2 dp2 mb4 overlap=none"), MODEL, load("4xhere"), TRAIN, costs)
+    (forward,) = np.unique(found.lowered.graph.cost_key[found.lowered.graph.kind == 0])
+    seconds, wait = found.priced.durations[forward], found.priced.wait[forward]
+    # 4 layers with 4 collectives each, and those of the head
+    assert wait == pytest.approx(4e-3 * round(wait / 4e-3)) and round(wait / 4e-3) >= 16
+    took = (found.end_s - found.start_s)[found.lowered.graph.kind == 0]
+    assert took == pytest.approx(wait + 2 * (seconds - wait))
+
+
+def test_an_exchange_beside_passes_takes_their_cores(at_home):
+    """Two ranks on two cores reduce while they compute: together they take all the processor time there is."""
+    known = _apart({2: 20e-3, 4: 20e-3}, {2: 20e-3, 4: 20e-3})
+    here.write(known, at_home)
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(known)),))
+    found = simulate(parse("dp2 mb1"), MODEL, load("2xhere"), TRAIN, costs)
+    kinds = found.lowered.graph.kind
+    beside = (found.end_s - found.start_s)[kinds == 3]  # backwards
+    alone = found.priced.durations[found.lowered.graph.cost_key[kinds == 3]]
+    assert (beside / alone).max() > 1.5
+    assert found.step_time_s == pytest.approx(processor_seconds(found.lowered, found.priced) / 2)
+
+
+def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_processor(at_home):
+    known = machine([_pass(layer) for layer in bench.LAYERS])
+    here.write(known, at_home)
+    link = Link(here.tables(known))
+    bare = Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0, host_us_per_collective=0.0)
+    costs = Costs(bare, (link,))
+    whole, sharded = (simulate(parse(f"dp2 {z} mb1"), MODEL, load("2xhere"), TRAIN, costs) for z in ("zero2", "zero3"))
+    host = sharded.priced.parts[:, CAUSES.index("host")]
+    key = sharded.lowered.graph.cost_key[sharded.lowered.graph.kind == 0][1]  # a layer in the middle
+    sizes = {k.steps[0][1] for k in sharded.lowered.keys if isinstance(k, Exchange) and k.steps[0][0] == "all_gather"}
+    device = load("2xhere").islands[0].device
+    copies = [link(Staging(what="gather", num_bytes=size), device).seconds for size in sizes]
+    assert host[key] == pytest.approx(min(copies))  # of a layer alone, with no table beside it
+    assert host[key] > 0 == whole.priced.parts[:, CAUSES.index("host")].max()
+    graph = sharded.lowered.graph
+    gathers = graph.kind == KIND["all_gather"]
+    passes = np.isin(graph.kind, (0, 3))
+    for start, end in zip(sharded.start_s[gathers], sharded.end_s[gathers]):
+        assert not ((sharded.start_s[passes] < end - 1e-9) & (sharded.end_s[passes] > start + 1e-9)).any()
 
 
 def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):

@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
-from meshwright.cost.framework import Framework
+from meshwright.cost.framework import Defaults, Framework
 from meshwright.lower.ends import head
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
@@ -18,7 +18,7 @@ from meshwright.simulate.layer import CAUSES, cost
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.workload import Train
-from meshwright.work import Attention, Collective, Gemm
+from meshwright.work import Attention, Collective, Elementwise, Gemm
 from tests.random_plans import GPT, MIXTURE, sized
 
 S = 128
@@ -117,6 +117,41 @@ def test_an_exchange_that_reaches_a_tenth_of_the_network_takes_longer():
     assert times[0] < times[1]
 
 
+def test_a_separate_accumulation_reads_the_gradient_and_reads_and_writes_the_sum():
+    fused = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=0.0)
+    apart = msgspec.structs.replace(fused, defaults=Defaults(accumulation="separate"))
+    work = Gemm(m=4096, n=4096, k=2048, out_bytes=4.0, accumulate=True)
+    alone = Gemm(m=4096, n=4096, k=2048, out_bytes=2.0)
+    added = Elementwise(num_bytes=4096 * 4096 * (2 + 4 + 4), fused=True)
+    a, b = Costs(apart), Costs(fused)
+    assert a.price(work, H100).seconds == pytest.approx(b.price(alone, H100).seconds + b.price(added, H100).seconds)
+    # the sum is touched once a microbatch, whatever its tokens, so what it costs a token falls with the microbatch
+    longer = msgspec.structs.replace(work, k=8192), msgspec.structs.replace(alone, k=8192)
+    extra = [a.price(w, H100).seconds - b.price(o, H100).seconds for w, o in ((work, alone), longer)]
+    assert extra[0] == pytest.approx(extra[1])
+    # and the host issues one more kernel for every weight
+    pieces = stages("dp1").pieces(0)
+    issue = [
+        cost(program(pieces, "W"), H100, Costs(msgspec.structs.replace(f, host_us_per_kernel=1e4))).seconds
+        for f in (apart, fused)
+    ]
+    assert issue[0] == pytest.approx(2 * issue[1], rel=1e-2)
+
+
+def test_a_variant_at_a_lower_power_limit_runs_products_at_the_cube_root_of_the_power():
+    costs = standard()
+    work = Gemm(m=16384, n=16384, k=16384)
+    slow = msgspec.structs.replace(H100, name="h100_slow", differs_from="h100_sxm: limited", tdp_w=350.0)
+    ratio = costs.price(work, slow).seconds / costs.price(work, H100).seconds
+    assert ratio == pytest.approx(2 ** (1 / 3), rel=0.02)
+    # a variant with a rated peak of its own says itself what it runs at
+    rated = msgspec.structs.replace(slow, name="h100_rated", peak_flops={**H100.peak_flops, "bf16": 500e12})
+    assert costs.price(work, rated).seconds > costs.price(work, slow).seconds
+    # bytes per second are not the cores' clock
+    copy = Elementwise(num_bytes=1e9, fused=True)
+    assert costs.price(copy, slow).seconds == costs.price(copy, H100).seconds
+
+
 @pytest.mark.parametrize(
     "said, profile",
     [
@@ -125,7 +160,9 @@ def test_an_exchange_that_reaches_a_tenth_of_the_network_takes_longer():
         ("megatron-bridge 26.06.01", "megatron-bridge-26.06"),
         ("megatron-lm zero3", "deepspeed"),
         ("megatron-lm zero1", "megatron-lm"),
-        ("megatron-deepspeed", "megatron-lm"),
+        ("megatron-deepspeed", "megatron-deepspeed"),
+        ("torchtitan compile", "torchtitan-compile"),
+        ("torchtitan", "torchtitan"),
         ("megatron-deepspeed zero1", "deepspeed"),
     ],
 )

@@ -7,6 +7,7 @@ being calibrated; ``...`` and empty lines stand for any lines.
 """
 
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -32,9 +33,9 @@ def pages_with(language):
 @pytest.mark.parametrize("page", pages_with("python"))
 def test_python_blocks_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    namespace = {"__name__": page.stem}
-    for text in blocks(page, "python"):
-        exec(compile(text, f"{page.name}: python block", "exec"), namespace)
+    together = tmp_path / f"{page.stem}_blocks.py"
+    together.write_text("\n".join(blocks(page, "python")), encoding="utf-8")
+    runpy.run_path(str(together))
 
 
 def commands(text):

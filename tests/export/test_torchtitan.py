@@ -1,6 +1,7 @@
 """TorchTitan's Python form: its fields, its degrees, and TorchTitan's own reader where it is installed."""
 
 import ast
+import runpy
 import sys
 
 import pytest
@@ -78,12 +79,10 @@ def test_a_rank_takes_its_share_into_a_pipeline_and_a_microbatch_without_one():
     assert ast.literal_eval(alone["TrainingConfig"]["local_batch_size"]) == 2
 
 
-def test_uneven_stages_are_module_names_in_stage_order():
+def test_uneven_stages_are_module_names_in_stage_order(tmp_path):
     text = ask("torchtitan", "llama3-8b", "16xh100", "batch=64,seq=2048", "pp2 vpp2 fsdp stages=7,9,9,7").text
-    namespace = {}
-    function = text[text.index("LAYERS_PER_STAGE") : text.index("def planned")]
-    exec(function, namespace)
-    parts = namespace["modules_per_stage"]()
+    (tmp_path / "stages.py").write_text(text[text.index("LAYERS_PER_STAGE") : text.index("def planned")])
+    parts = runpy.run_path(str(tmp_path / "stages.py"))["modules_per_stage"]()
     assert parts[0] == ["tok_embeddings", *(f"layers.{i}" for i in range(7))]
     assert parts[1] == [f"layers.{i}" for i in range(7, 16)]
     assert parts[3] == [*(f"layers.{i}" for i in range(25, 32)), "norm", "lm_head"]

@@ -51,6 +51,13 @@ def test_the_degrees_read_back_are_those_of_the_plan(model, on, train, words):
     assert tuple(degrees) == CASES[model, on, train, words]
 
 
+def test_recompute_by_operators_is_its_selective_policy():
+    question = ("llama3-8b", "8xh100", "batch=64,seq=8192")
+    wanted = {"mode": "selective", "selective_ac_option": "op"}
+    assert read(*question, "fsdp operators")["activation_checkpoint"] == wanted
+    assert read(*question, "fsdp full")["activation_checkpoint"] == {"mode": "full"}
+
+
 def test_the_header_and_the_module_name_the_version():
     import meshwright.export.torchtitan_toml as exporter
 

@@ -6,12 +6,14 @@ t tensor-parallel ranks. LayerNorms, biases and residuals as in the paper's figu
 
 import pytest
 
+from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
 from meshwright.plan import parse
 from meshwright.spec import cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
+from meshwright.work import Attention, Gemm
 
 S, H, A, V = 2048, 6144, 64, 51200  # the paper's 22B model
 GPT = transformer(layers=48, hidden=H, heads=A, vocab=V, max_seq_len=S, name="gpt-22b")
@@ -110,3 +112,35 @@ def test_the_weight_gradient_needs_the_inputs_of_the_products_and_their_output_g
     # 8sh + 2sh (Qi et al. 2401.10241 count the former 32h with what B keeps otherwise).
     found = stages("mb1 unfused")
     assert found.activations(type(found.compositions[0])((Unit(0, "none"),))).held == S * H * (14 + 18)
+
+
+LLAMA = transformer(layers=4, hidden=4096, heads=32, kv_heads=8, ffn=14336, vocab=1024, gated=True, max_seq_len=S)
+
+
+def test_recompute_by_operators_keeps_every_second_product_of_a_llama_layer():
+    # by hand, features a token: q, v, gate and down (first, third, fifth, seventh product), the layer's input, and
+    # the attention core's output with one fp32 log-sum-exp a head
+    features = (4096 + 1024 + 14336 + 4096) + 4096 + 4096
+    wanted = S * (2 * features + 4 * 32)
+    assert saved("mb1 operators", model=LLAMA, dropout=False, dtype="bf16") == wanted
+    assert saved("mb3 operators", model=LLAMA, dropout=False, dtype="bf16") == 3 * wanted
+
+
+def test_recompute_by_operators_repeats_the_other_products_and_no_attention():
+    pieces = stages("mb1 operators", LLAMA, dropout=False, dtype="bf16").pieces(0)
+    again = [e for e in program(pieces, "BW", recompute="operators") if e.again]
+    products = [e.work for e in again if isinstance(e.work, Gemm)]
+    # k of the fused qkv, the output projection, up of the fused gate and up
+    assert [(w.n, w.k) for w in products] == [(1024, 4096), (4096, 4096), (14336, 4096)]
+    assert not any(isinstance(e.work, Attention) for e in again)
+    # nothing reads what comes after the last product, so it is not repeated
+    assert "mlp activation" in {e.name for e in again}
+    assert "mlp residual" not in {e.name for e in again}
+
+
+def test_recompute_by_operators_keeps_what_was_scattered_and_gathers_again():
+    pieces = stages("tp8 mb1 operators", LLAMA, dropout=False, dtype="bf16").pieces(0)
+    again = [e.work.op for e in program(pieces, "BW", recompute="operators") if e.again and e.queue == "tp"]
+    assert set(again) == {"all_gather"}
+    whole = [e.work.op for e in program(pieces, "BW", recompute="full") if e.again and e.queue == "tp"]
+    assert set(whole) == {"all_gather", "reduce_scatter"}

@@ -23,6 +23,7 @@ REFUSED = [
     ("tp2 overlap=tp", LLAMA, TRAIN, "P033", "overlap"),
     ("dp2 zero3", MOE, TRAIN, "P033", "zero2"),
     ("dp2 loss=fused", LLAMA, TRAIN, "P033", "fused loss"),
+    ("dp2 operators", LLAMA, TRAIN, "P033", "recompute by operators"),
 ]
 
 

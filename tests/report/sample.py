@@ -197,6 +197,7 @@ def prediction(
         run=RUN,
         timeline=timeline,
         zooms=(layer("block, forward"), layer("block, backward")),
+        schedule_params={},
         stage_layers=tuple((80 // num_stages,) for _ in range(num_stages)),
         identity={"meshwright": "0.1.0", "model": "a1b2c3", "plan": "d4e5f6", "costs": "h100_sxm roofline"},
     )

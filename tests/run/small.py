@@ -38,7 +38,16 @@ def batch(train: Train, vocab: int, step: int, dp: int = 1, index: int = 0, *, d
     return Batch(tokens[mine], None if cuts is None else cuts[mine])
 
 
-def train_steps(rank: int, model, plan_text: str, train: Train, steps: int = 1, documents: bool = False, **settings):
+def train_steps(
+    rank: int,
+    model,
+    plan_text: str,
+    train: Train,
+    steps: int = 1,
+    documents: bool = False,
+    schedule_params: dict | None = None,
+    **settings,
+):
     """What one process of a job saw: losses, gradient norms, and its pieces as (key, parts' names and blocks)."""
     plan = parse(plan_text)
     plan = (
@@ -47,7 +56,8 @@ def train_steps(rank: int, model, plan_text: str, train: Train, steps: int = 1, 
         else plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp)
     )
     mesh = build(plan)
-    trainer = Trainer(model, plan, train, mesh, settings=Settings(**({"precision": "float64", "lr": 1e-3} | settings)))
+    known = Settings(**({"precision": "float64", "lr": 1e-3} | settings))
+    trainer = Trainer(model, plan, train, mesh, settings=known, schedule_params=schedule_params)
     seen, gradients = [], []
 
     def keep() -> None:

@@ -10,6 +10,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
+from meshwright.measured import steps
 from meshwright.plan import parse
 from meshwright.run.emulate import hosts as emulated_hosts
 from meshwright.run.emulate.hosts import Hosts, missing
@@ -50,10 +51,17 @@ def test_predicted_steps_are_measured_on_four_hosts(llama):
 
 def _has_the_keys_of_the_simulated(done) -> None:
     """Every task of the prediction ran on as many ranks as it has, after what it waited for."""
-    simulated, measured = done.prediction.timeline, done.timeline
+    found = steps(done.timeline)
+    assert [step.seconds for step in found] == pytest.approx(done.steps_s)
+    for step in found:
+        _has_those_of_a_step(done.prediction.timeline, step.timeline)
+
+
+def _has_those_of_a_step(simulated, measured) -> None:
     times = np.array(simulated.multiplicity)[simulated.rank]
+    own = measured.task % (simulated.task.max() + 1)
     for task in np.unique(simulated.task):
-        here = measured.task == task
+        here = own == task
         assert here.sum() == times[simulated.task == task].sum()
         assert set(measured.kind[here]) == set(simulated.kind[simulated.task == task])
     assert (measured.end_s >= measured.start_s).all()
@@ -108,7 +116,11 @@ def test_numbers_that_cannot_be_are_refused(option, value, capsys):
     assert f"{option} {value}" in said
 
 
-def test_more_ranks_than_a_machine_holds_are_refused(capsys):
-    asked = ["emulate", "llama3-8b", "--on", "64xh100", "--train", "batch=64,seq=64", "--plan", "dp64"]
+@pytest.mark.parametrize(("words", "code"), [("64xh100 dp64", "U003"), ("4xh100 tp3", "P"), ("2xh100 pp2 dp2", "P")])
+def test_what_is_not_emulated_is_refused_before_anything_is_said_to_begin(words, code, capsys):
+    on, _, plan = words.partition(" ")
+    asked = ["emulate", "llama3-8b", "--on", on, "--train", "batch=64,seq=64", "--plan", plan]
     assert main(asked) == 2
-    assert "error[U003]" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"error[{code}" in said
+    assert "emulating" not in said

@@ -9,8 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright import schedules
+from meshwright.cost import standard
+from meshwright.lower import order
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
+from meshwright.predict import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run.processes import launch
@@ -36,12 +39,18 @@ def reference(model: str, steps: int, documents: bool, train: Train = TRAIN):
     return launch(1, train_steps, MODELS[model](), f"tp1 mb{train.global_batch}", train, steps, documents)
 
 
-def compare(model: str, plan: str, steps: int = 1, documents: bool = False, train: Train = TRAIN) -> None:
+def compare(
+    model: str,
+    plan: str,
+    steps: int = 1,
+    documents: bool = False,
+    train: Train = TRAIN,
+    schedule_params: dict | None = None,
+) -> None:
     expected = reference(model, steps, documents, train)
     ranks = parse(plan).layout
-    got = launch(
-        ranks.tp * ranks.pp * ranks.cp * max(1, ranks.dp), train_steps, MODELS[model](), plan, train, steps, documents
-    )
+    count = ranks.tp * ranks.pp * ranks.cp * max(1, ranks.dp)
+    got = launch(count, train_steps, MODELS[model](), plan, train, steps, documents, schedule_params)
     for ours, theirs in zip(got[0][0], expected[0][0], strict=True):
         assert ours == pytest.approx(theirs, rel=TOLERANCE)
     for which in (1, 2):  # gradients of the first step, parameters after the last
@@ -168,3 +177,13 @@ def test_random_legal_plans(plan, model):
     found += unexecutable(read, MODELS[model](), TRAIN)
     if not found:
         compare(model, plan)
+
+
+def test_a_schedule_made_for_given_times_is_run_in_the_order_that_was_simulated():
+    """The last of four ranks is slow: the order is another than for equal times, and trains the same."""
+    plan, model = parse("pp4 zb-auto mb1").on(4), MODELS["llama"]()
+    found = simulate(plan, model, load("4xh100"), TRAIN, standard())
+    assert found.schedule_params["t_f"][3] > found.schedule_params["t_f"][1]  # it has the head
+    ordered = order(plan, 8, found.schedule_params)
+    assert ordered.text() == found.lowered.actions.text() != order(plan, 8, {}).text()
+    compare("llama", "pp4 zb-auto mb1", schedule_params=found.schedule_params)

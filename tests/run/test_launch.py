@@ -1,6 +1,8 @@
 """Processes of a job: started, ended together, and one message that names the rank, the host and the cause."""
 
 import os
+import platform
+import resource
 import signal
 import socket
 import subprocess
@@ -293,3 +295,20 @@ def test_a_launched_rank_that_is_killed_is_mourned_by_its_neighbour(wait, tmp_pa
     ended = ranks(tmp_path, f"if rank == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
     assert [code for code, _, _ in ended] == [1, -9]
     assert f"rank 1 on {HOST} died: nothing heard of it for 2 s" in ended[0][2]
+
+
+def pages_handed_again(world):
+    """Pages that a process is handed while it allocates and frees the same 200 MB five times more."""
+    counts = []
+    for _ in range(6):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        held = [torch.ones(5 << 20) for _ in range(10)]
+        held.clear()
+        counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    return sum(counts[1:])
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_a_rank_keeps_the_memory_that_it_frees():
+    # by itself the C library gives all of it back two times or more
+    assert launch.start(pages_handed_again, num_ranks=1, device="cpu") < 200e6 / resource.getpagesize()

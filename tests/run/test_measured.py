@@ -52,6 +52,8 @@ def job(rank, text, size):
         ("pp2 mb1 zb-h1", 2, {"F": 16, "B": 16, "W": 16, "BW": 0, "pp_forward": 8}),
         # four replicas' microbatches each; four layers' gradients and the norm, on both
         ("dp2 mb1", 2, {"F": 8, "BW": 8, "dp": 10, "optimizer": 2}),
+        # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five
+        ("dp2 mb1 zero3", 2, {"F": 8, "BW": 8, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2}),
         ("pp2 dp2 mb2 zero1", 4, {"F": 8, "BW": 8, "pp_forward": 4, "optimizer": 4}),
     ],
 )
@@ -82,8 +84,9 @@ def order(one, kinds, first, second):
             assert end[tuple(w)] <= one.start_s[i]
 
 
-def test_a_measured_step_replays_as_long_as_it_took():
-    found = launch(2, job, "pp2 mb1 1f1b", 2)[0]
+@pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
+def test_a_measured_step_replays_as_long_as_it_took(text):
+    found = launch(2, job, text, 2)[0]
     for step in steps(found):
         rebuilt = typical(step.timeline)
         # host time is kept before tasks, so all that can differ is what overlaps against the rules

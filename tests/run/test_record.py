@@ -185,7 +185,6 @@ class Device:
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 7)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _: 9)
-        monkeypatch.setattr("meshwright.run.record._now", lambda: self.host_ns)
 
     def synchronize(self, *_):
         self.host_ns = max(self.host_ns, self.busy_ns)
@@ -199,7 +198,7 @@ class Device:
 def test_on_a_gpu_spans_are_when_kernels_ran_not_when_they_were_launched(monkeypatch):
     """Kernels of 3 ms launched every 10 us: on the device they follow each other; nothing waits inside a step."""
     device = Device(monkeypatch)
-    recorder = Recorder(device=torch.device("cuda"), keep=2)
+    recorder = Recorder(device=torch.device("cuda"), keep=2, now=lambda: device.host_ns)
     for step in range(4):
         recorder.step_begin(step)
         begin = device.host_ns
@@ -222,7 +221,8 @@ def test_on_a_gpu_spans_are_when_kernels_ran_not_when_they_were_launched(monkeyp
 
 def test_on_a_gpu_a_watched_collective_ends_on_its_stream(monkeypatch):
     device = Device(monkeypatch)
-    recorder, work = Recorder(device=torch.device("cuda")), Work()
+    recorder = Recorder(device=torch.device("cuda"), now=lambda: device.host_ns)
+    work = Work()
     recorder.step_begin(0)
     token = recorder.start("all_reduce", "dp")
     recorder.watch(work, token)

@@ -62,7 +62,7 @@ def everything(space, model, where, train):
                 for state in states(space, core, where, train):
                     among = states(space, core, where, train)
                     apart = inner.shares == EVEN or exchanges_once(core, state)
-                    if apart and together(core, piped, state, among):
+                    if apart and together(core.pp, piped, state, among):
                         yield core, inner, piped, state
 
 

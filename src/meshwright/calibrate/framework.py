@@ -21,6 +21,7 @@ from meshwright.cost.framework import FORMAT_VERSION, Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.predict import simulate
+from meshwright.spec.layers import Moe
 from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case
 from meshwright.validate.measured import refuse
@@ -32,14 +33,18 @@ from meshwright.validate.tables import numbered as numbered_rows
 CONSTANTS: dict[str, tuple[str, float, float]] = {
     "elementwise_passes": ("bytes moved over bytes needed", 1.0, 8.0),
     "host_us_per_kernel": ("us", 2.0, 200.0),
-    "host_us_per_collective": ("us", 5.0, 800.0),
+    "host_us_per_collective": ("us", 5.0, 200.0),
     "host_us_per_pass": ("us", 10.0, 10_000.0),
+    "host_us_per_dispatch": ("us", 10.0, 10_000.0),
 }
+#: Constants that only rows with experts say anything of.
+OF_MIXTURES = ("host_us_per_dispatch",)
 START = {
     "elementwise_passes": 2.0,
     "host_us_per_kernel": 10.0,
     "host_us_per_collective": 40.0,
     "host_us_per_pass": 100.0,
+    "host_us_per_dispatch": 100.0,
 }
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
@@ -49,6 +54,9 @@ MAX_FOLDS = 5
 PRIOR = 5e-4
 #: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
 NUDGE, SHARP = 0.1, 0.005
+#: How the parts of a profile's source begin that a fit writes, and those that it ends.
+TIMES, MEMORY = "host times and passes fitted to", "memory fitted to"
+UNFITTED = "not measured apart"
 #: Fewer rows than this cannot tell the constants apart.
 MIN_ROWS = 8
 
@@ -167,7 +175,8 @@ def search(
     errors, walks the narrow valleys in which one constant stands for another.
     """
     weight = _weights(found)
-    names = list(CONSTANTS)
+    mixtures = any(isinstance(block.mlp, Moe) for t in found for block in t.asked.model.blocks)
+    names = [name for name in CONSTANTS if mixtures or name not in OF_MIXTURES]
     least, most = (np.log([CONSTANTS[n][i] for n in names]) for i in (1, 2))
 
     def errors(at: np.ndarray) -> np.ndarray:
@@ -229,27 +238,35 @@ def report(fits: list[Fit]) -> list[str]:
     return lines
 
 
+def _resourced(source: str, start: str, said: str) -> str:
+    """A profile's source with the part that starts like this said anew; what it says of other constants stays."""
+    ends = (TIMES, UNFITTED) if start == TIMES else (start,)
+    parts = [part for part in source.split("; ") if part and not part.startswith(ends)]
+    place = 0 if start == TIMES else len(parts)
+    return "; ".join([*parts[:place], said, *parts[place:]])
+
+
 def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
     """The catalog's profiles with what was fitted in them; those without a fit keep their flagged defaults."""
     found = dict(frameworks())
     for fit in fits:
         outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
-        said = f"host times and passes fitted to {fit.rows} measured steps of {fit.groups} models: "
+        said = f"{TIMES} {fit.rows} measured steps of {fit.groups} models: "
         said += f"{fit.in_sample:.1%} mean error in sample{outside}"
+        old = found[fit.framework]
         # the standard deviation of a normal error is 1.25 times its mean absolute value
         sigma = round(1.25 * (fit.in_sample if fit.left_out is None else fit.left_out), 3)
         found[fit.framework] = msgspec.structs.replace(
-            found[fit.framework], **fit.constants, step_sigma=sigma, source=said, flagged=False
+            old, **fit.constants, step_sigma=sigma, source=_resourced(old.source, TIMES, said), flagged=False
         )
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
         if one.allocator_slack is not None:
             changed["allocator_slack"] = one.allocator_slack
-        said = f"; memory fitted to {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
+        said = f"{MEMORY} {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
         said += "" if one.left_out is None else f", {one.left_out:.1%} with models left out"
         old = found[one.framework]
-        before = old.source.split("; memory fitted to ")[0]
-        found[one.framework] = msgspec.structs.replace(old, **changed, source=before + said)
+        found[one.framework] = msgspec.structs.replace(old, **changed, source=_resourced(old.source, MEMORY, said))
     return found
 
 

@@ -17,6 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.predict import OVERHEAD, dynamic_copies, rank_memory, simulate
 from meshwright.validate.cases import case
+from meshwright.validate.steps import logging
 from meshwright.validate.tables import find, number, rows
 
 COPIES = tuple(round(1.0 + 0.1 * i, 1) for i in range(21))
@@ -85,7 +86,10 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
         costs = shared.setdefault(plain.name, costs_of(plain))
         run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs)
         ranks = []
-        for rank in rank_memory(run, costs, asked.plan):
+        everyone = rank_memory(run, costs, asked.plan)
+        whose = asked.framework.defaults.logs
+        # which rank is the fullest depends on the constants, so all of them are kept where that is the one
+        for rank in everyone if whose == "fullest" else logging(everyone, whose):
             copied = sum(rank.alive.get(c, 0.0) / 2.0 for c, n in dynamic_copies(costs, asked.plan).items() if n == 2.0)
             tensors = sum(v for c, v in rank.alive.items() if c not in OVERHEAD)
             ranks.append((tensors - 2.0 * copied, copied))

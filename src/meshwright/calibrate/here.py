@@ -55,7 +55,8 @@ def tables(machine: Machine) -> Measured:
 
     def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
         spread = float(np.median([t.spread for t in timed])) / 1.35  # interquartile range to standard deviation
-        return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread)
+        busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
+        return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
     gemm = (bench.GEMM_M, bench.GEMM_NK, bench.GEMM_NK)
     return Measured(
@@ -66,6 +67,8 @@ def tables(machine: Machine) -> Measured:
         attention_backward={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention_backward.items()},
         elementwise=of((bench.ELEMENTWISE,), machine.elementwise),
         collectives={name: of((bench.COLLECTIVE_BYTES,), timed) for name, timed in machine.collectives.items()},
+        staging={what: of((bench.STAGED_BYTES,), timed) for what, timed in machine.staging.items()},
+        cores=machine.cores if machine.kind == "cpu" else 1,
     )
 
 

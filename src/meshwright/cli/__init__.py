@@ -15,6 +15,7 @@ COMMANDS = {
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "run": "Train a plan for real with torch.distributed, with its prediction beside it",
+    "weights": "A checkpoint of a run as published weights: safetensors with Hugging Face's names",
     "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
     "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
     "replay": "What a measured step would take on a faster link, under another schedule or bucket size",

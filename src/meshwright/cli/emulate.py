@@ -47,7 +47,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scale: options.text(
         "FACTOR", "How many times slower than its device a rank computes; so that a step computes 0.6 s if left out."
     ) = ""
-    trace: options.text("FILE", "Write the measured timeline of every rank, step.json.gz.") = ""
+    trace: options.text("FILE", "Write the measured timeline of every step and rank, step.json.gz.") = ""
     predicted: options.text("FILE", "Write the predicted timeline too, for meshwright compare.") = ""
     json: options.JSON = False
 
@@ -71,10 +71,10 @@ def run(argv: list[str]) -> int:
 
     model, cluster, train, plan = parts
     plan = plan.on(cluster.num_devices)
-    note(f"emulating {plan.layout.num_ranks} ranks, {int(per_host)} a host, links of {rate / 1e6:g} Mbit/s")
+    what = f"emulating {plan.layout.num_ranks} ranks, {int(per_host)} a host, links of {rate / 1e6:g} Mbit/s"
     done = emulate(
         model, cluster, train, plan,
-        rate_bits_s=rate, repeats=int(repeats), scale=scale, ranks_per_host=int(per_host),
+        rate_bits_s=rate, repeats=int(repeats), scale=scale, ranks_per_host=int(per_host), begun=lambda: note(what),
     )  # fmt: skip
     if given.json:
         print_json(_as_json(done))
@@ -120,12 +120,12 @@ def _as_json(done: Emulated) -> dict[str, object]:
         "scale": done.scale,
         "links": msgspec.to_builtins(done.links),
         "predicted_s": done.prediction.step_time_s,
-        "predicted_sharing_ports_s": done.shared_s,
+        "predicted_apart_s": done.apart_s,
         "measured_s": done.step_time_s,
         "measured_spread_s": done.spread_s,
         "steps_s": done.steps_s,
         "error": done.error,
-        "error_sharing_ports": done.shared_error,
+        "error_apart": done.apart_error,
         "sleep_late_s": done.late_s,
         "disturbed_steps": done.disturbed,
         "identity": done.prediction.identity,
@@ -144,7 +144,7 @@ def _render(done: Emulated, out: Console) -> None:
     out.print(f"  compute    {done.scale:,.3g} times slower than the device")
     out.print(f"  predicted  {done.prediction.step_time_s * 1e3:,.1f} ms ({done.error:+.1%})")
     out.print(
-        f"             {done.shared_s * 1e3:,.1f} ms ({done.shared_error:+.1%}) if exchanges on one port share it"
+        f"             {done.apart_s * 1e3:,.1f} ms ({done.apart_error:+.1%}) if exchanges on a port passed each other"
     )
     out.print(
         f"  measured   {done.step_time_s * 1e3:,.1f} ms, median of {len(done.steps_s)} "

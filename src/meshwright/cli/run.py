@@ -183,6 +183,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         ideal_s=prediction.mfu * prediction.step_time_s,
         trace=given.trace,
         identity=prediction.identity,
+        schedule_params=prediction.schedule_params,
     )
 
 

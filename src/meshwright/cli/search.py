@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """Search the whole space of plans: which is fastest, how sure that is, and why the others lost.
 
 Facets: tp cp pp dp mb ep etp order sp algorithm recompute recompute_layers attention dtype grads master
-moments overlap imbalance loss schedule vpp stages zero shard (meshwright explain says what they are).
+moments overlap imbalance loss shares schedule vpp stages zero shard (meshwright explain says what they are).
 
 Exit code 0: found; 1: nothing fits; 2: the question is wrong. Ctrl-C ends the search with what was found."""
 ASKED = ("model", "on", "train")

@@ -12,17 +12,19 @@ from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
+from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
 
 class Estimate(NamedTuple):
     """Seconds of one work item. ``cause`` is the class its error is shared with (gemm, attention, elementwise,
-    network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered."""
+    network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered. ``wait`` are
+    those of the seconds in which the device is free for others: known of collectives between processor cores."""
 
     seconds: float
     cause: str
     source: str
     sigma: float
+    wait: float = 0.0
 
 
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not
@@ -58,10 +60,14 @@ class Costs:
         """The same costs with one class of work, one level of links, or the host `factor` times faster."""
         framework = self.framework
         if name == "host":
-            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass")
+            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
             faster = {field: getattr(framework, field) / factor for field in times}
             framework = msgspec.structs.replace(framework, **faster)
         return _Faster(self, framework, name, factor)
+
+    def adds_apart(self, work: Work) -> bool:
+        """Whether a weight gradient is added to the sum of the microbatches by a kernel of its own."""
+        return isinstance(work, Gemm) and work.accumulate and self.framework.defaults.accumulation == "separate"
 
     def price(self, work: Work, device: Device) -> Estimate:
         key = (device.name, work)
@@ -79,11 +85,24 @@ class Costs:
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
+        if self.adds_apart(work):
+            return self._added(work, device)
+        return self._answer(work, device)
+
+    def _answer(self, work: Work, device: Device) -> Estimate:
         for link in self._links:
             answer = link(work, device)
             if answer is not None:
                 return answer
         return roofline_estimate(work, device)
+
+    def _added(self, work: Gemm, device: Device) -> Estimate:
+        """A weight gradient in the operands' precision, then a kernel that reads it and adds it to the sum."""
+        element = max(2.0, DTYPE_BYTES[work.dtype])
+        alone = self._answer(msgspec.structs.replace(work, out_bytes=element, accumulate=False), device)
+        size = work.batch * work.m * work.n * (element + 2 * work.out_bytes)
+        added = self._answer(Elementwise(num_bytes=size, fused=True), device)
+        return alone._replace(seconds=alone.seconds + added.seconds)
 
 
 def _aligned(work: Gemm) -> bool:
@@ -127,6 +146,8 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
             return _estimate(roofline.elementwise_seconds(work, device), "elementwise")
         case Collective():
             return _estimate(collectives.collective_seconds(work), "network")
+        case Staging():  # a stream of its own hides it
+            return Estimate(0.0, "host", "roofline", 0.0)
 
 
 def _estimate(seconds: float, cause: str) -> Estimate:

@@ -47,11 +47,11 @@ class Shape(NamedTuple):
     nodes: tuple[tuple[float, ...], ...]
 
 
-def hardware(device: Device, dtype: str) -> tuple[float, ...]:
+def hardware(device: Device, dtype: str, *, slower: float = 1.0) -> tuple[float, ...]:
     """(multiprocessors, FLOP/s of one, memory bytes/s, L2 bytes/s of one multiprocessor, L2 bytes, matrix FLOP
-    per four exponentials)."""
-    clock = (device.clock_mhz or 1500.0) * 1e6
-    per_sm = peak_flops(device, dtype) / device.num_sms
+    per four exponentials), at a clock ``slower`` times the device's."""
+    clock = (device.clock_mhz or 1500.0) * 1e6 * slower
+    per_sm = peak_flops(device, dtype) * slower / device.num_sms
     exponentials = per_sm / clock / (4.0 * EXP_PER_CLOCK)
     l2 = float(device.l2_bytes or 6e6)
     return float(device.num_sms), per_sm, device.memory_gb_s * 1e9, L2_BYTES_PER_CLOCK * clock, l2, exponentials

@@ -21,6 +21,7 @@ from meshwright.cost.chain import EXTRAPOLATED, Estimate, Link
 from meshwright.cost.curve import FADE_OCTAVES, Fit, Profile, Residual, Shape, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD
 from meshwright.cost.curves_gemm import GEMM, GROUPED
+from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
@@ -119,7 +120,7 @@ class Curve:
         self.owner = owner.name
         self.op, self.seconds, self.axes = fit.op, shape.seconds, shape.axes
         self.constants = tuple(fit.constants[c.name] for c in shape.constants)
-        self.hardware = hardware(device, dtype)
+        self.hardware = hardware(device, dtype, slower=_clock_under_limit(owner, device, dtype))
         self.residual = Residual(fit)
         self.sigma = fit.sigma
         self.shared_bound = 1.0 if fit.shared_bound else 0.0
@@ -224,6 +225,16 @@ def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
         return fit
     ratio = forward[here[0]].constants["of_peak"] / forward[owner.name].constants["of_peak"]
     return msgspec.structs.replace(fit, constants={**fit.constants, "of_peak": fit.constants["of_peak"] * ratio})
+
+
+def _clock_under_limit(owner: Device, device: Device, dtype: str) -> float:
+    """What is left of the clock where a variant of the owner, of the same rated peak, runs at a lower power limit:
+    dynamic power goes as the clock times the voltage squared, and the voltage as the clock, so the clock goes as the
+    cube root. Variants rated lower by their maker (H100 NVL: 0.84 at 400 of 700 W, the law 0.83) say so themselves."""
+    variant = device.differs_from.partition(":")[0] == owner.name
+    if not variant or not owner.tdp_w or not device.tdp_w or peak_flops(owner, dtype) != peak_flops(device, dtype):
+        return 1.0
+    return min(1.0, (device.tdp_w / owner.tdp_w) ** (1 / 3))
 
 
 def _generation(device: Device) -> int:

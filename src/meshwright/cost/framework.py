@@ -21,9 +21,12 @@ FORMAT_VERSION = 1
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the framework does unless told: ``attention`` kernel (``flash``: the generation of FlashAttention it is on
     every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks (attention
-    beside the MLP), ``streams`` (slices of a product run on several), ``overlap`` (plan words, and ``ep between
-    nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, ``sp`` under tensor parallelism,
-    ``params``, ``grads`` and ``master`` precision; ``source`` says where that is documented."""
+    beside the MLP), ``streams`` (slices of a product run on several), ``accumulation`` of a microbatch's weight
+    gradients (``fused`` into the product, or a ``separate`` kernel that reads them again), ``overlap`` (plan words,
+    and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, what it calls
+    ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
+    precision, and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank; ``source``
+    says where that is documented."""
 
     attention: str = "flash"
     flash: int = 0
@@ -32,11 +35,14 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     overlap: tuple[str, ...] = ("dp", "pp")
     parallel: bool = False
     streams: bool = True
+    accumulation: str = "fused"
     recompute: str = "none"
+    selective: str = "selective"
     sp: bool = True
     params: str = "bf16"
     grads: str = "fp32"
     master: str = "fp32"
+    logs: str = "fullest"
     source: str = ""
 
 
@@ -47,6 +53,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
     layer is bound by). ``host_us_per_collective``: CPU time to issue one collective. ``host_us_per_pass``: CPU time
     per microbatch and pass over a stage that nothing hides (schedule bookkeeping, waiting on messages).
+    ``host_us_per_dispatch``: time a device waits in a forward of a mixture whose experts drop no token: the host reads
+    how many each expert got before it can size the exchange and the products, and its queue of kernels is empty then.
     ``exchange_share``: share of the bandwidth between nodes that its exchange of parameters and gradients reaches.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
@@ -62,6 +70,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_kernel: float = 10.0
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
+    host_us_per_dispatch: float = 0.0
     exchange_share: float = 1.0
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30

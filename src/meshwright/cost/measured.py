@@ -17,18 +17,20 @@ from meshwright import catalog
 from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.errors import MeshwrightError
 from meshwright.spec.hardware import Device
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Work
+from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """``seconds`` at every point of the grid ``axes`` (each ascending), the last axis fastest; ``spread`` the relative
-    interquartile range of the repeats, in the median over the points."""
+    interquartile range of the repeats, in the median over the points. ``busy``, of collectives: the seconds of a rank's
+    processor at every point."""
 
     axes: tuple[tuple[float, ...], ...]
     seconds: tuple[float, ...]
     spread: float = 0.0
+    busy: tuple[float, ...] = ()
 
     def at(self, x: tuple[float, ...]) -> tuple[float, bool]:
         """(seconds, inside the grid?) at a point; a coordinate outside is moved to the edge."""
@@ -54,7 +56,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Everything timed on a machine: ``gemm`` (m, n, k), ``attention`` and ``attention_backward`` (batch * heads,
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
-    operation and ranks (``all_reduce 2``)."""
+    operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
+    and a ``reduce`` of fully sharded parameters."""
 
     format_version: int
     source: str
@@ -63,6 +66,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     attention_backward: dict[str, Table]
     elementwise: Table
     collectives: dict[str, Table] = {}
+    staging: dict[str, Table] = {}
+    cores: int = 1
 
 
 class Link:
@@ -86,6 +91,8 @@ class Link:
                 return self._elementwise(work)
             case Collective():
                 return self._collective(work)
+            case Staging():
+                return self._staging(work)
         return None
 
     def _answer(self, table: Table, point: tuple[float, ...], cause: str, times: float = 1.0) -> Estimate:
@@ -131,8 +138,25 @@ class Link:
         if not known:
             return None
         nearest = min(known, key=lambda n: (abs(log(n / ranks)), n))
-        found = self._answer(self.tables.collectives[f"{work.op} {nearest}"], (work.num_bytes,), "network")
-        return found if nearest == ranks else found._replace(seconds=found.seconds * ranks / nearest, sigma=0.3)
+        table = self.tables.collectives[f"{work.op} {nearest}"]
+        found = self._answer(table, (work.num_bytes,), "network")
+        if table.busy:
+            found = self._apart(found, table, work.num_bytes, nearest)
+        if nearest == ranks:
+            return found
+        more = ranks / nearest
+        return found._replace(seconds=found.seconds * more, wait=found.wait * more, sigma=0.3)
+
+    def _apart(self, found: Estimate, table: Table, num_bytes: float, ranks: int) -> Estimate:
+        """A collective as it is for ranks with a core each: what its processor does, and what it waits for. Of more
+        ranks than cores the processors' seconds came one after the other when it was timed."""
+        busy = self._answer(msgspec.structs.replace(table, seconds=table.busy), (num_bytes,), "network").seconds
+        wait = max(0.0, found.seconds - busy * max(1.0, ranks / self.tables.cores))
+        return found._replace(seconds=busy + wait, wait=wait)
+
+    def _staging(self, work: Staging) -> Estimate | None:
+        table = self.tables.staging.get(work.what)
+        return None if table is None else self._answer(table, (work.num_bytes,), "host")
 
 
 @cache

@@ -175,14 +175,16 @@ def always_overlapped(r: Request) -> Iterator[Gap]:
         )
 
 
-def no_partial_recompute(r: Request, keeps: str) -> Iterator[Gap]:
-    """Recompute is all or nothing: no attention core alone, no first layers alone."""
+def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> Iterator[Gap]:
+    """Recompute is all or nothing: no attention core alone, no first layers alone, and only if `operators` is said
+    all but every second matrix product."""
     memory = r.plan.memory
-    if memory.recompute == "selective":
+    partial = {"selective": "the attention core alone", "operators": "all but every second matrix product"}
+    if memory.recompute in partial and not (operators and memory.recompute == "operators"):
         yield Gap(
             facet="memory.recompute",
-            value="selective",
-            reason=f"it cannot recompute the attention core alone: {keeps}",
+            value=memory.recompute,
+            reason=f"it cannot recompute {partial[memory.recompute]}: {keeps}",
             help="say full, or nothing: with the flash kernel selective frees little",
             mend={"memory.recompute": "none" if memory.attention == "flash" else "full", "memory.layers": 0},
         )

@@ -128,6 +128,14 @@ def _zero(r: Request) -> Iterator[Gap]:
 
 def _recompute(r: Request) -> Iterator[Gap]:
     memory = r.plan.memory
+    if memory.recompute == "operators":
+        yield Gap(
+            facet="memory.recompute",
+            value="operators",
+            reason="it recomputes the attention core or whole layers, no single products",
+            help="say full",
+            mend={"memory.recompute": "full"},
+        )
     if memory.layers and memory.recompute == "selective":
         yield Gap(
             facet="memory.layers",

@@ -35,7 +35,7 @@ def limits(r: Request) -> Iterator[Gap]:
     quantized = ("fp8", "mxfp8") if r.has_experts else tuple(CONVERTERS)
     yield from titan.limits(r, load(NAME), quantized)
     yield from _context(r)
-    yield from _tensor(r)
+    yield from titan.whole_heads(r)
     yield from _expert_tensor(r)
 
 
@@ -43,17 +43,6 @@ def _context(r: Request) -> Iterator[Gap]:
     yield from shared.context(r, ("allgather",), "FlexAttention gathers keys and values over the context ranks")
     count = (r.layout.tp if r.layout.sp else 1) * (2 * r.layout.cp if r.layout.cp > 1 else 1)
     yield from shared.pieces(r, count, "every tensor-parallel rank takes one, every context-parallel rank two")
-
-
-def _tensor(r: Request) -> Iterator[Gap]:
-    heads = min(block.attention.kv_heads for block in r.model.blocks)
-    if heads % r.layout.tp:
-        yield Gap(
-            facet="layout.tp",
-            value=f"tp{r.layout.tp}",
-            reason=f"it does not copy key-value heads, and {r.model.name} has {heads}",
-            help=f"take a tp that divides {heads}",
-        )
 
 
 def _expert_tensor(r: Request) -> Iterator[Gap]:

@@ -35,8 +35,9 @@ WHOLE_BF16 = {"precision.grads": "bf16", "precision.master": "none", "precision.
 MIXED = {"precision.grads": "fp32", "precision.master": "fp32", "precision.moments": "fp32"}
 
 
-def limits(r: Request, target: Target, quantized: tuple[str, ...]) -> Iterator[Gap]:
-    """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for."""
+def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators: bool = False) -> Iterator[Gap]:
+    """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for;
+    `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from _model(r, target)
@@ -47,10 +48,22 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...]) -> Iterator[G
     yield from _rounds(r)
     yield from _pipeline(r)
     yield from _experts(r)
-    yield from shared.no_partial_recompute(r, "its own selective policy picks single operators")
+    yield from shared.no_partial_recompute(r, "its selective policy picks operators", operators=operators)
     yield from _kernel(r)
     yield from _precision(r, quantized)
     yield from _overlap(r)
+
+
+def whole_heads(r: Request) -> Iterator[Gap]:
+    """Tensor parallelism splits key-value heads and copies none."""
+    heads = min(block.attention.kv_heads for block in r.model.blocks)
+    if heads % r.layout.tp:
+        yield Gap(
+            facet="layout.tp",
+            value=f"tp{r.layout.tp}",
+            reason=f"it does not copy key-value heads, and {r.model.name} has {heads}",
+            help=f"take a tp that divides {heads}",
+        )
 
 
 def _model(r: Request, target: Target) -> Iterator[Gap]:

@@ -18,6 +18,11 @@ from meshwright.spec.toml_text import dumps
 NAME, FILE = "torchtitan-toml", "meshwright.toml"
 #: How key-value shards travel: a ring is made of all-to-alls, a rotation each.
 ROTATE = {"ring": "alltoall", "allgather": "allgather"}
+RECOMPUTE = {
+    "none": {"mode": "none"},
+    "full": {"mode": "full"},
+    "operators": {"mode": "selective", "selective_ac_option": "op"},
+}
 OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 KEPT_IN_BF16 = ["output", "router.gate"]
 #: Compute precision -> converters, and the tables that they read.
@@ -29,7 +34,7 @@ QUANTIZED = {
 
 def limits(r: Request) -> Iterator[Gap]:
     """What TorchTitan 0.2.2 cannot express."""
-    yield from titan.limits(r, load(NAME), tuple(QUANTIZED))
+    yield from titan.limits(r, load(NAME), tuple(QUANTIZED), operators=True)
     yield from shared.context(r, tuple(ROTATE), "keys and values rotate or are gathered, heads stay where they are")
     pieces = 2 * r.layout.cp * r.layout.tp
     yield from shared.pieces(r, pieces, "every rank of tensor and of context parallelism takes two")
@@ -48,14 +53,7 @@ def _tensor(r: Request) -> Iterator[Gap]:
             help="say sp",
             mend={"layout.sp": True},
         )
-    heads = min(block.attention.kv_heads for block in r.model.blocks)
-    if heads % r.layout.tp:
-        yield Gap(
-            facet="layout.tp",
-            value=f"tp{r.layout.tp}",
-            reason=f"it does not copy key-value heads, and {r.model.name} has {heads}",
-            help=f"take a tp that divides {heads}",
-        )
+    yield from titan.whole_heads(r)
 
 
 def _expert_tensor(r: Request) -> Iterator[Gap]:
@@ -116,13 +114,12 @@ def _tables(r: Request) -> dict[str, object]:
     model = {"name": known.module, "flavor": known.flavor, "hf_assets_path": "<HF_ASSETS_PATH>"}
     if r.compute in QUANTIZED:
         model["converters"] = _converters(r)
-    full = r.plan.memory.recompute == "full"
     compiled = r.compute in QUANTIZED or (r.plan.overlap.tp and r.layout.tp > 1)
     return {
         "model": model,
         "optimizer": {"name": OPTIMIZERS[r.train.optimizer]},
         "training": {"dataset": "<DATASET>", **titan.training(r)},
-        "activation_checkpoint": {"mode": "full" if full else "none"},
+        "activation_checkpoint": RECOMPUTE[r.plan.memory.recompute],
         **({"compile": {"enable": True}} if compiled else {}),
         **({"quantize": _quantize(r)} if r.compute in QUANTIZED else {}),
         "parallelism": _parallelism(r),

@@ -14,7 +14,7 @@ from meshwright.lower.exchange import Exchanger
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import add_memory
 from meshwright.lower.stages import Stages
-from meshwright.lower.step import Key, Tables, add_compute, add_sends, verify
+from meshwright.lower.step import Key, Tables, add_compute, add_sends, gathers_again, verify
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions
 from meshwright.spec.cluster import Cluster
@@ -43,6 +43,7 @@ def lower(
     Raises:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
+    plan = _as_executed(plan, cluster)
     mesh = Mesh(plan, cluster)  # 1. axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # 2-4. layers to stages, stages to pieces
     params = schedule_params or {}
@@ -69,6 +70,14 @@ def lower(
         actions=orders[0],
         static_bytes=static,
     )
+
+
+def _as_executed(plan: Plan, cluster: Cluster) -> Plan:
+    """The plan with the overlap that there can be: torch's fully sharded layers ask for parameters and reduce gradients
+    by calls that return when it is done, which only a device that is handed its work ahead of time does not feel."""
+    if gathers_again(plan.layout) and cluster.islands[0].device.synchronous:
+        return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(plan.overlap, dp=False))
+    return plan
 
 
 def order(plan: Plan, count: int, params: dict[str, object]) -> Actions:

@@ -188,6 +188,7 @@ def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: in
             core=True,
             saved=inputs + own_output,
             core_saved=batch * queries * heads * 4.0,
+            outputs=(batch * queries * heads * (spec.v_head_dim * c.element + 4.0),),
             ring=ring,
             **exchange,
         )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.graph import GraphBuilder, TaskGraph
+from meshwright.lower.operators import repeated
 from meshwright.lower.pieces import Piece
 from meshwright.plan import Overlap
 from meshwright.work import Collective, Gemm, Work
@@ -62,6 +63,8 @@ def program(pieces: list[Piece], which: str, *, recompute: str = "none", overlap
     else:
         if recompute == "full":
             _forward(p, pieces, overlap_tp, again=True)
+        elif recompute == "operators":
+            _forward(p, repeated(pieces), False, again=True)
         _backward(p, pieces, with_weight=which == "BW", core_again=recompute == "selective", overlap_tp=overlap_tp)
     return p.entries
 

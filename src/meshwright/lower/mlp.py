@@ -12,6 +12,9 @@ from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, 
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm
 
+#: The piece that sorts tokens by expert: its forward needs to know how many each gets.
+SORTED = "permute tokens"
+
 
 def mlp(c: Context, block: Block) -> list[Piece]:
     """Norm, MLP and residual addition of one block."""
@@ -64,7 +67,7 @@ def experts(c: Context, spec: Moe) -> list[Piece]:
     pieces = [
         _router(c, spec, tokens),
         Piece(
-            name="permute tokens",
+            name=SORTED,
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
             backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
         ),
@@ -94,6 +97,7 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
         backward=Gemm(m=tokens, n=c.model.hidden, k=spec.experts, dtype=c.attention_dtype),
         weight=Gemm(m=c.model.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
         saved=2 * scores + c.shard_tokens * c.model.hidden * c.element,
+        outputs=(scores,),
     )
 
 
@@ -140,6 +144,7 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
             saved=0.0 if frozen else saved,
             held=0.0 if frozen else saved,
             gradient=0.0 if frozen else rows * n * e * imbalance,
+            outputs=(rows * n * e * imbalance,),
         )
     )
     return pieces

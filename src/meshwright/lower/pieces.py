@@ -20,7 +20,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward; ``held`` of them (GEMM
     inputs) until W, plus ``gradient`` bytes (GEMM output gradients) from B to W. ``core`` marks what selective
-    recompute drops and repeats. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
+    recompute drops and repeats. ``outputs`` are the bytes of the results of its matrix products one by one (q, k and v
+    are three), or of an attention core that never stores its scores: what recompute by operators may keep.
+    ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
     2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of
     ``exchange`` (forward) or ``exchange_back``. ``joins`` marks a collective that
     may be sliced with the GEMM next to it.
@@ -37,6 +39,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     gradient: float = 0.0
     core: bool = False
     core_saved: float = 0.0
+    outputs: tuple[float, ...] = ()
     ring: int = 1
     exchange: Collective | None = None
     exchange_back: Collective | None = None
@@ -128,6 +131,7 @@ def linear(c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | N
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
             weight=None if frozen else Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True),
             gradient=0.0 if frozen else m * n * e,
+            outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),
             **({} if frozen else saved),
         )
     )

@@ -68,28 +68,33 @@ def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], 
         for rank in ranks:
             held[rank].append(stage)
     known: dict[tuple[int, ...], dict[str, float]] = {}  # equal stages are one object
+    each: dict[int, dict[str, float]] = {}
+    for composition in stages.compositions:
+        if id(composition) not in each:
+            each[id(composition)] = static_bytes(stages.plan, stages.train, stages.total_params(composition.units))
     out = []
     for mine in held:
         same = tuple(id(stages.compositions[s]) for s in mine)
         if same not in known:
-            known[same] = _static(stages, mine)
+            known[same] = _static(stages, mine, each)
         out.append(known[same])
     return tuple(out)
 
 
-def _static(stages: Stages, held: list[int]) -> dict[str, float]:
+def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) -> dict[str, float]:
     plan = stages.plan
     out: dict[str, float] = {}
-    gathered = []
+    gathered = 0.0
     for stage in held:
         composition = stages.compositions[stage]
-        for name, size in static_bytes(plan, stages.train, stages.total_params(composition.units)).items():
+        for name, size in each[id(composition)].items():
             out[name] = out.get(name, 0.0) + size
-        parts = [gathered_bytes(plan, stages.total_params(s), stages.train) for s in composition.segments]
-        # without a pipeline two layers are gathered at a time; under one the stage stays gathered
-        gathered.append(sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts))
-    if any(gathered):
-        out["gathered parameters"] = sum(gathered)
+        if plan.layout.zero == 3:
+            parts = [gathered_bytes(plan, stages.total_params(s), stages.train) for s in composition.segments]
+            # without a pipeline two layers are gathered at a time; under one the stage stays gathered
+            gathered += sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts)
+    if gathered:
+        out["gathered parameters"] = gathered
     if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]

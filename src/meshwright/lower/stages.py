@@ -20,14 +20,14 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
-class Unit(msgspec.Struct, frozen=True):
+class Unit(msgspec.Struct, frozen=True, cache_hash=True):
     """A layer as it is run: ``kind`` is a block's index, ``"embedding"`` or ``"head"``; ``recompute`` its mode."""
 
     kind: int | str
     recompute: str
 
 
-class Composition(msgspec.Struct, frozen=True, dict=True):
+class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     """The units of a stage in order; ``segments`` groups them layer by layer (embedding and head join the layer
     next to them), which is how gradients and gathered parameters are exchanged."""
 

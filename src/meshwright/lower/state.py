@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.lower.operators import kept_bytes
 from meshwright.lower.pieces import Context, Piece
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
@@ -30,7 +31,13 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     low: float = 0.0
 
     def __add__(self, other: Params) -> Params:
-        return Params(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
+        return Params(
+            dense=self.dense + other.dense,
+            expert=self.expert + other.expert,
+            trained_dense=self.trained_dense + other.trained_dense,
+            trained_expert=self.trained_expert + other.trained_expert,
+            low=self.low + other.low,
+        )
 
 
 def block_params(plan: Plan, model: Model, train: Train, kind: int) -> Params:
@@ -170,6 +177,9 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
     if recompute == "full":
         # only the layer's input stays; its activations come back while it is recomputed
         entry = c.shard_tokens * c.model.hidden * c.element
+        return Activations(saved=entry, held=held, working=everything + passing)
+    if recompute == "operators":
+        entry = c.shard_tokens * c.model.hidden * c.element + kept_bytes(pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0

@@ -20,7 +20,7 @@ from meshwright.work import Group
 PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
 
-class Pass(msgspec.Struct, frozen=True):
+class Pass(msgspec.Struct, frozen=True, cache_hash=True):
     """One pass over some units on the ranks around ``start`` (device class ``device``); ``beside`` are the exchanges
     ("gather", "reduce") that run while it does, ``share`` the part of the stage's pass that this is."""
 
@@ -32,19 +32,19 @@ class Pass(msgspec.Struct, frozen=True):
     share: float = 1.0
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, cache_hash=True):
     """Activations or their gradient from one stage to the next."""
 
     group: Group
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class Exchange(msgspec.Struct, frozen=True, cache_hash=True):
     """Collectives over data-parallel groups, one after the other: (op, bytes, group) each."""
 
     steps: tuple[tuple[str, float, Group], ...]
 
 
-class Update(msgspec.Struct, frozen=True):
+class Update(msgspec.Struct, frozen=True, cache_hash=True):
     """The optimizer on this many parameters of a rank."""
 
     params: float
@@ -105,7 +105,7 @@ def reduced_after(actions: Actions, layout: Layout) -> np.ndarray:
 
 def rounds(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
     """The first and the last pass of every round (see :func:`reduced_after`), bool [actions] each."""
-    chosen = np.flatnonzero(np.isin(actions.kind, (W, BW)))
+    chosen = np.flatnonzero((actions.kind == W) | (actions.kind == BW))
     place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
     new = np.append(True, place[1:] != place[:-1])
     first, last = np.zeros(len(actions), bool), np.zeros(len(actions), bool)

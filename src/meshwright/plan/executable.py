@@ -106,6 +106,9 @@ def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.memory.attention == "unfused":
         nearest = _with(plan, "memory", attention="flash")
         yield _bad("P033", "unfused attention is priced and not run", "memory.attention = unfused", nearest)
+    if plan.memory.recompute == "operators":
+        nearest = _with(plan, "memory", recompute="full")
+        yield _bad("P033", "recompute by operators is priced and not run", "memory.recompute = operators", nearest)
     if plan.memory.loss != "eager":
         nearest = _with(plan, "memory", loss="eager")
         yield _bad("P033", "a fused loss is priced and not run", f"memory.loss = {plan.memory.loss}", nearest)

@@ -10,7 +10,9 @@ import msgspec
 
 #: Mesh axes from the innermost (closest devices) out, as Megatron-Core lays them (Narayanan et al. 2104.04473).
 DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
-RECOMPUTE_MODES = ("none", "selective", "full")
+#: ``selective`` repeats the attention core (Korthikanti et al. 2205.05198), ``operators`` all but the outputs of the
+#: attention core and of every second matrix product (TorchTitan's selective policy "op"), ``full`` the whole layer.
+RECOMPUTE_MODES = ("none", "selective", "operators", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
 LOSS_KERNELS = ("eager", "fused")

@@ -11,7 +11,8 @@ Hu et al., dPRO, 2205.02473):
 * the optimizer needs every exchange on its rank; any other collective the last pass that had ended on each member;
 * what a span is known to have waited for (``waited_for``) it needs.
 
-A span of another queue that lies inside a pass (a tensor-parallel collective) is part of it. A pass during which an
+A span of another queue that lies inside a pass (a tensor-parallel collective, or an exchange of layers that are fully
+sharded, which a pass on a processor waits for) is part of it. A pass during which an
 exchange begins is cut there. Time before a task that no dependency explains is kept as host time in front of it.
 """
 
@@ -31,6 +32,8 @@ from meshwright.timeline import Timeline
 
 #: Queues whose collectives a pass waits for inside itself.
 INNER = ("tp", "cp", "ep", "dp_gather")
+#: Queues of the exchanges of fully sharded layers.
+FULLY_SHARDED = ("dp", "dp_gather")
 _PASSES = {"F": "F", "B": "B", "BW": "B W", "W": "W"}
 #: Times closer than this are the same: a trace's rounding.
 EPSILON_S = 2e-9
@@ -86,7 +89,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
     """The tasks of one step's timeline and what each waits for. `plan` says whether sends and exchanges overlap
     compute; without it the spans do."""
     tasks, position = _tasks(timeline), {}
-    tasks = _inside(tasks, timeline)
+    tasks = _inside(tasks, timeline, FULLY_SHARDED if plan is not None and _gathers_again(plan) else ())
     tasks = _cut(tasks)
     for i, task in enumerate(tasks):
         task.number = i
@@ -170,25 +173,34 @@ class _Passes:
         return self.of[rank][i] if i >= 0 else None
 
 
-def _inside(tasks: list[Task], timeline: Timeline) -> list[Task]:
-    """Without the collectives that lie inside a pass on every member: those are part of it."""
+def _gathers_again(plan: Plan) -> bool:
+    """Whether parameters are gathered in every pass."""
+    return plan.layout.zero == 3 and plan.layout.pp == 1 and plan.layout.shard_group > 1
+
+
+def _inside(tasks: list[Task], timeline: Timeline, waited: tuple[str, ...] = ()) -> list[Task]:
+    """Without the collectives that lie inside a pass on every member: those are part of it. Passes that are whole wait
+    for those of the queues `waited`."""
     passes, out = _Passes(tasks), []
     for task in tasks:
-        around = [_around(passes, s, task, timeline) for s in task.spans] if task.queue in INNER else [None]
+        inner = task.queue in INNER or task.queue in waited
+        around = [_around(passes, s, task, timeline, waited) for s in task.spans] if inner else [None]
         if any(a is None for a in around):
             out.append(task)
             continue
         for outer in around:
-            inner = (task.kind, task.queue)
-            outer.inner_s = outer.inner_s | {inner: outer.inner_s.get(inner, 0.0) + task.seconds}
+            what = (task.kind, task.queue)
+            outer.inner_s = outer.inner_s | {what: outer.inner_s.get(what, 0.0) + task.seconds}
     return out
 
 
-def _around(passes: _Passes, span: int, task: Task, timeline: Timeline) -> Task | None:
+def _around(passes: _Passes, span: int, task: Task, timeline: Timeline, waited: tuple[str, ...]) -> Task | None:
     """The pass of the same rank that one member of a collective lies inside."""
     found = passes.running(int(timeline.rank[span]), float(timeline.start_s[span]))
     if found is None or timeline.end_s[span] > found.end_s + EPSILON_S:
         return None
+    if task.queue in waited:
+        return found if task.stage == found.stage and found.layer < 0 else None
     # a gather for a later pass only happens to run meanwhile
     ahead = task.queue == "dp_gather" and (task.stage, task.microbatch) != (found.stage, found.microbatch)
     ahead = ahead or (task.queue == "dp_gather" and found.layer >= 0)

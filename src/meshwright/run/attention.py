@@ -8,6 +8,9 @@ heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import torch
 
 from meshwright.run.collect import all_gather, reduce_scatter
@@ -98,9 +101,10 @@ def attend(
         )
         return _to_heads(out, inner)
     seq_len = q.shape[1] * cp.size
-    held = [runs_of(seq_len, cp.size, i, balanced=_balanced(algorithm, causal)) for i in range(cp.size)]
+    held = _held(seq_len, cp.size, _balanced(algorithm, causal))
     if algorithm == "ring":
-        hops = Hops(_around(held, cp.index, rule, documents), rule)
+        around = _around_whole(held, cp.index, rule) if documents is None else _around(held, cp.index, rule, documents)
+        hops = Hops(around, rule)
         return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)
     if algorithm != "allgather":
         raise ValueError(f"no context-parallel algorithm {algorithm!r}")
@@ -110,6 +114,17 @@ def attend(
     return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
 
 
+@cache
+def _held(seq_len: int, size: int, balanced: bool) -> tuple[tuple[Run, ...], ...]:
+    """The runs of every rank."""
+    return tuple(runs_of(seq_len, size, i, balanced=balanced) for i in range(size))
+
+
+@cache
+def _around_whole(held: tuple[tuple[Run, ...], ...], index: int, rule: Rule) -> tuple[tuple[Block, ...], ...]:
+    return _around(held, index, rule, None)
+
+
 def _visible(
     queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, documents: torch.Tensor | None
 ) -> tuple[Block, ...]:
@@ -117,7 +132,7 @@ def _visible(
 
 
 def _around(
-    held: list[tuple[Run, ...]], index: int, rule: Rule, documents: torch.Tensor | None
+    held: Sequence[tuple[Run, ...]], index: int, rule: Rule, documents: torch.Tensor | None
 ) -> tuple[tuple[Block, ...], ...]:
     """The blocks of each hop of the ring, up to the last hop in which any rank has work."""
     size = len(held)
@@ -165,7 +180,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _gathered(
-    k: torch.Tensor, v: torch.Tensor, held: list[tuple[Run, ...]], group: Group
+    k: torch.Tensor, v: torch.Tensor, held: Sequence[tuple[Run, ...]], group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the whole sequence, in its order; they travel in one message."""
     if group.alone:
@@ -175,7 +190,7 @@ def _gathered(
     return _in_order(keys.reshape(-1, *k.shape), held), _in_order(values.reshape(-1, *v.shape), held)
 
 
-def _in_order(ranks: torch.Tensor, held: list[tuple[Run, ...]]) -> torch.Tensor:
+def _in_order(ranks: torch.Tensor, held: Sequence[tuple[Run, ...]]) -> torch.Tensor:
     """[ranks, b, n, heads, d] of tokens in these runs as [b, S, heads, d]."""
     pieces = {
         run: piece

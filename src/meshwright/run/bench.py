@@ -2,9 +2,13 @@
 
 Every core runs the same work at the same time, as ranks do: what two cores share (memory, caches, clocks) is in the
 figures. Each is the mean of repeats after a warm-up, because a step is a sum of many such operations and feels their
-mean. Layers are timed as the executor runs them, which is where host times come from; collectives between 2 ranks and
-more, also more than there are cores, and between products as in a step: what it costs to wait for the slower of ranks
-that do not keep time exactly, and to wake up again, is part of a collective.
+mean. Layers are timed as the executor runs them, which is where host times come from. On the CPU the time of what
+computes is that of the processor, which other work on the machine does not lengthen.
+
+Collectives are timed between 2 ranks and more, also more than there are cores, and between products as in a step: what
+it costs to wait for the slower of ranks that do not keep time exactly, and to wake up again, is part of a collective.
+Beside the time that passes stands the processor's time that a rank spends in it, on all its threads: ranks that share
+cores wait for each other's processor time, and while a collective waits its core is free for others.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import torch.distributed as dist
 
 from meshwright.plan import Pipeline, Plan
 from meshwright.run.attention import attend
-from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
 from meshwright.run.data import Batch
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
@@ -30,19 +35,12 @@ from meshwright.run.trainer import Trainer
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
-REPEATS = 5
-#: One repeat of a short operation runs it until so much time has gone by.
-SPAN_S = 20e-3
-#: Work between two collectives of a step, seconds on a core of its own.
-BETWEEN_S = 2e-3
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), (32.0, 128.0, 512.0, 2048.0)
 #: Products of more operations than a core does in about a fifth of a second say nothing new.
 LARGEST_FLOPS = 4e9
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
-COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 
 
 class Layer(NamedTuple):
@@ -69,13 +67,6 @@ LAYERS_EACH, MICROBATCHES = 3, 4
 VOCAB = 1024
 
 
-class Timed(msgspec.Struct, frozen=True):
-    """Mean seconds of the repeats, and their interquartile range over the median."""
-
-    seconds: float
-    spread: float
-
-
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor took for one model on one core, seconds: a forward, a backward (both of a microbatch through
     the whole model), the optimizer."""
@@ -88,7 +79,9 @@ class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``."""
+    """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``;
+    ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
+    by bytes."""
 
     kind: str
     cores: int
@@ -100,6 +93,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     attention_backward: dict[str, list[Timed]]
     elementwise: list[Timed]
     collectives: dict[str, list[Timed]]
+    staging: dict[str, list[Timed]]
     passes: list[PassTimes]
     comm_slowdown: float
     seconds: float
@@ -117,74 +111,39 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
     busy = min(cores, 8)
     say(f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}")
     kernels = start(_kernels, num_ranks=busy, device=kind)
-    collectives: dict[str, list[Timed]] = {}
+    exchanges: dict[str, list[Timed]] = {}
+    say("fully sharded layers between 2 processes")
+    staged = start(staging, num_ranks=2, device=kind) if kind == "cpu" or cores > 1 else {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
         say(f"collectives between {ranks} processes")
-        collectives |= msgspec.convert(start(_collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
+        exchanges |= msgspec.convert(start(collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
         ranks *= 2
     found = msgspec.convert(kernels, dict[str, object])
     return msgspec.convert(
-        found | {"collectives": collectives, "cores": cores, "kind": kind, "seconds": time.perf_counter() - begun},
+        found
+        | {"collectives": exchanges, "staging": staged, "cores": cores, "kind": kind}
+        | {"seconds": time.perf_counter() - begun},
         Machine,
         strict=False,
     )
 
 
 def _kernels(world: World) -> dict[str, object]:
-    clock = _Clock(world)
+    clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
     out["gemm"] = {d: list(_gemms(clock, DTYPES[d])) for d in dtypes}
     out["attention"] = {d: list(_attentions(clock, DTYPES[d], backward=False)) for d in dtypes}
     out["attention_backward"] = {d: list(_attentions(clock, DTYPES[d], backward=True)) for d in dtypes}
     out["elementwise"] = list(_elementwise(clock))
-    out["comm_slowdown"] = _slowdown(clock, world)
+    # on the CPU exchanges and products share cores, and the time of both is known
+    out["comm_slowdown"] = _slowdown(clock, world) if world.device.type == "cuda" else 0.0
     out["passes"] = [_passes(clock, layer, dtypes[0]) for layer in LAYERS]
     return msgspec.to_builtins(out)
 
 
-class _Clock:
-    """Times functions on all processes of a job at once."""
-
-    def __init__(self, world: World):
-        self.world, self.device = world, world.device
-
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-    def together(self) -> None:
-        """All processes go on from here at about the same time."""
-        self.sync()
-        if self.world.size > 1:
-            dist.barrier()
-
-    def once(self, run: Callable[[], object], count: int) -> float:
-        self.sync()
-        begun = time.perf_counter()
-        for _ in range(count):
-            run()
-        self.sync()
-        return (time.perf_counter() - begun) / count
-
-    def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
-        """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
-        self.once(run, 2)
-        count = count or max(1, int(SPAN_S / max(self.once(run, 1), 1e-7)))
-        self.together()
-        return mean([self.once(run, count) for _ in range(REPEATS)])
-
-
-def mean(seconds: Iterable[float]) -> Timed:
-    """Of the repeats, without the slowest tenth: what a machine does once in a while is no part of an operation."""
-    ordered = sorted(seconds)
-    kept = ordered[: max(1, len(ordered) - len(ordered) // 10)]
-    spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
-    return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])
-
-
-def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
+def _gemms(clock: Clock, dtype: torch.dtype) -> Iterable[Timed]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in GEMM_M:
         for n in GEMM_NK:
@@ -201,7 +160,7 @@ def _gemms(clock: _Clock, dtype: torch.dtype) -> Iterable[Timed]:
                 yield Timed(found.seconds * scale, found.spread)
 
 
-def _attentions(clock: _Clock, dtype: torch.dtype, *, backward: bool) -> Iterable[Timed]:
+def _attentions(clock: Clock, dtype: torch.dtype, *, backward: bool) -> Iterable[Timed]:
     lone = Group(name="cp", ranks=(0,), index=0)
     for heads in ATTENTION[0]:
         for tokens in ATTENTION[1]:
@@ -230,7 +189,7 @@ def _attentions(clock: _Clock, dtype: torch.dtype, *, backward: bool) -> Iterabl
                 yield Timed(found.seconds * scale, found.spread)
 
 
-def _elementwise(clock: _Clock) -> Iterable[Timed]:
+def _elementwise(clock: Clock) -> Iterable[Timed]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
     for size in ELEMENTWISE:
         x = torch.randn(max(1, int(size / 12)), device=clock.device)
@@ -239,7 +198,7 @@ def _elementwise(clock: _Clock) -> Iterable[Timed]:
         yield clock.time(lambda x=x, y=y, out=out: torch.mul(x, y, out=out))
 
 
-def _slowdown(clock: _Clock, world: World) -> float:
+def _slowdown(clock: Clock, world: World) -> float:
     """Share of its speed that a core loses to products while an all-reduce runs beside them."""
     if world.size == 1:
         return 0.0
@@ -268,7 +227,7 @@ def _slowdown(clock: _Clock, world: World) -> float:
     return float(min(1.0, max(0.0, float(found) / world.size)))
 
 
-def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
+def _passes(clock: Clock, layer: Layer, dtype: str) -> PassTimes:
     """One model trained by the executor for a few steps on every core, each for itself."""
     model = transformer(
         layers=LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
@@ -278,17 +237,17 @@ def _passes(clock: _Clock, layer: Layer, dtype: str) -> PassTimes:
     mesh = alone(device=clock.device)
     plan = msgspec.structs.replace(mesh.plan, pipeline=Pipeline(microbatch=layer.microbatch))
     trainer = Trainer(model, plan, train, mesh, settings=Settings())
-    record = Recorder(device=clock.device, warmup=2)
+    record = Recorder(device=clock.device, warmup=2, now=time.process_time_ns)
     install(record)
     steps = []
     for step in range(2 + 2 * REPEATS):
         generator = torch.Generator().manual_seed(step)
         tokens = torch.randint(0, VOCAB, (train.global_batch, layer.seq + 1), generator=generator)
         clock.together()
-        begun = time.perf_counter()
+        begun = clock.now()
         trainer.step(Batch(tokens, None))
         clock.sync()
-        steps.append(time.perf_counter() - begun)
+        steps.append(clock.now() - begun)
     install(Off())
     spans = record.recording()
     return PassTimes(
@@ -312,64 +271,6 @@ def plan_of(layer: Layer) -> Plan:
     return msgspec.structs.replace(alone().plan, pipeline=Pipeline(microbatch=layer.microbatch))
 
 
-def _collectives(world: World) -> dict[str, list[Timed]]:
-    clock = _Clock(world)
-    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
-    out: dict[str, list[Timed]] = {}
-    a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
-    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds * min(1.0, world.size / world.local_size)))
-
-    def work() -> None:
-        for _ in range(products):
-            a @ b
-
-    for op in OPS:
-        for size in COLLECTIVE_BYTES:
-            run = _collective(op, int(size), group, world.device)
-            count = 10 if size < 1e6 else 4
-
-            def both(run: Callable[[], object] = run) -> None:
-                work()
-                run()
-
-            alone_, beside = [], []
-            clock.once(both, 2)
-            for _ in range(REPEATS):
-                clock.together()
-                alone_.append(clock.once(work, count))
-                clock.together()
-                beside.append(clock.once(both, count))
-            plain, whole = mean(alone_), mean(beside)
-            cost = max(whole.seconds - plain.seconds, 0.02 * whole.seconds)
-            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, whole.spread))
-    return msgspec.to_builtins(out)
-
-
-def _collective(op: str, size: int, group: Group, device: torch.device) -> Callable[[], object]:
-    """A collective of `size` bytes as nccl-tests counts them."""
-    n = group.size
-    whole = torch.ones(max(1, size // 4 // n) * n, device=device)
-    shard = torch.ones(len(whole) // n, device=device)
-    if op == "all_reduce":
-        return lambda: dist.all_reduce(whole)
-    if op == "all_gather":
-        return lambda: gather_async(whole, shard, group).wait()
-    if op == "reduce_scatter":
-        return lambda: reduce_scatter_async(shard, whole, group).wait()
-    if op == "all_to_all":
-        other = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(other, whole)
-
-    def send() -> None:
-        """To the next rank while the one before sends here: as pipeline ranks do."""
-        got = torch.empty_like(whole)
-        works = [dist.isend(whole, (group.index + 1) % n), dist.irecv(got, (group.index - 1) % n)]
-        for work in works:
-            work.wait()
-
-    return send
-
-
 def _memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
@@ -384,3 +285,9 @@ def _name(device: torch.device) -> str:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return "processor"
+
+
+__all__ = [
+    "ATTENTION", "COLLECTIVE_BYTES", "ELEMENTWISE", "GEMM_M", "GEMM_NK", "LAYERS", "LAYERS_EACH", "MICROBATCHES", "OPS",
+    "REPEATS", "STAGED_BYTES", "VOCAB", "Layer", "Machine", "PassTimes", "Timed", "mean", "measure", "plan_of",
+]  # fmt: skip

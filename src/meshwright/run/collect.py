@@ -14,8 +14,8 @@ from meshwright.run.mesh import Group
 from meshwright.run.record import recorder
 
 # named differently from torch 2.13 on; the old names warn there
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def all_gather(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch.Tensor:
@@ -24,7 +24,7 @@ def all_gather(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch.Ten
         return x
     out = x.new_empty((x.shape[0] * group.size, *x.shape[1:]))
     with recorder().span("all_gather", queue):
-        _all_gather(out, x.contiguous(), group=group.handle)
+        all_gather_single(out, x.contiguous(), group=group.handle)
     return out
 
 
@@ -34,7 +34,7 @@ def reduce_scatter(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch
         return x
     out = x.new_empty((x.shape[0] // group.size, *x.shape[1:]))
     with recorder().span("reduce_scatter", queue):
-        _reduce_scatter(out, x.contiguous(), group=group.handle)
+        reduce_scatter_single(out, x.contiguous(), group=group.handle)
     return out
 
 
@@ -50,12 +50,12 @@ def all_reduce(
 
 def gather_async(out: torch.Tensor, shard: torch.Tensor, group: Group) -> dist.Work:
     """Start filling `out` [n * size] with every rank's `shard` [n]."""
-    return _all_gather(out, shard, group=group.handle, async_op=True)
+    return all_gather_single(out, shard, group=group.handle, async_op=True)
 
 
 def reduce_scatter_async(out: torch.Tensor, whole: torch.Tensor, group: Group) -> dist.Work:
     """Start summing `whole` [n * size] over the group into each rank's `out` [n]."""
-    return _reduce_scatter(out, whole, group=group.handle, async_op=True)
+    return reduce_scatter_single(out, whole, group=group.handle, async_op=True)
 
 
 class _Sum(torch.autograd.Function):

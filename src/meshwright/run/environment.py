@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 from pathlib import Path
+
+#: Parameters of glibc's ``mallopt``, and what they are set to: free memory at the end of the heap that is kept, and the
+#: size from which a block is a mapping of its own (the largest that glibc allows).
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**25)
 
 
 def launched() -> bool:
@@ -25,6 +30,17 @@ def num_cores() -> int:
 def num_threads(local_size: int) -> int:
     """torch's threads in each of the processes of a machine, so that together they have its cores."""
     return max(1, num_cores() // local_size)
+
+
+def keep_memory() -> bool:
+    """Have this process keep the memory it frees for its next step, rather than give it back to the system and be
+    handed it again page by page, each page cleared; whether the C library can be told so (glibc)."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    told = [mallopt(*which) for which in (_TRIM_THRESHOLD, _MMAP_THRESHOLD)]
+    return all(told)
 
 
 def prefer(pid: int | None = None) -> None:

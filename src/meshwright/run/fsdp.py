@@ -7,7 +7,7 @@ instead of means, gradients that tensor-parallel ranks have parts of, and pieces
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from meshwright.run.mesh import Mesh
+from meshwright.run.collect import all_gather_single, reduce_scatter_single
+from meshwright.run.mesh import Group, Mesh
 from meshwright.run.model import Stage
+from meshwright.run.record import recorder
 from meshwright.run.sync import Held
 
 
@@ -31,10 +33,11 @@ class Sharded:
         device_mesh = _device_mesh(mesh)
         for unit in (*stage.layers, stage):
             fully_shard(unit, mesh=device_mesh, mp_policy=policy)
-        for module in stage.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(1.0)
-                module.set_force_sum_reduction_for_comms(True)
+            unit.set_gradient_divide_factor(1.0)
+            unit.set_force_sum_reduction_for_comms(True)
+        for number, unit in enumerate((*stage.layers, stage)):
+            # what belongs to no layer is exchanged with the first, for whoever reads the spans
+            _recorded(unit, mesh["shard"], stage.stage, number if unit is not stage else 0)
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -97,6 +100,63 @@ class Sharded:
 
     def ready(self) -> None:
         """Nothing to wait for: layers gather themselves."""
+
+
+def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
+    """A module whose parameters are fully sharded as those of a stage's layers are."""
+    mesh = DeviceMesh.from_group(group.handle, next(module.parameters()).device.type, mesh_dim_names=("shard",))
+    return fully_shard(module, mesh=mesh, reshard_after_forward=True)
+
+
+def _recorded(unit: FSDPModule, group: Group, stage: int, layer: int) -> None:
+    """Make a unit's exchanges spans of the recorder."""
+    said = {"stage": stage, "layer": layer, "group": group.ranks}
+    unit.set_custom_all_gather(_Gather(said))
+    unit.set_custom_reduce_scatter(_Reduce(said))
+
+
+class _Exchange:
+    """What torch calls for memory and for an exchange of a unit (its ``Comm``)."""
+
+    def __init__(self, said: dict[str, object]):
+        self.said = said
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_Exchange):
+    def __call__(
+        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+    ) -> dist.Work | None:
+        record = recorder()
+        token = record.start("all_gather", "dp_gather", num_bytes=output_tensor.nbytes, **self.said)
+        work = all_gather_single(output_tensor, input_tensor, group=group, async_op=async_op)
+        return _ended(record, work, token)
+
+
+class _Reduce(_Exchange):
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: dist.ReduceOp,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        record = recorder()
+        token = record.start("reduce_scatter", "dp", num_bytes=input_tensor.nbytes, **self.said)
+        work = reduce_scatter_single(output_tensor, input_tensor, group=group, op=op, async_op=async_op)
+        return _ended(record, work, token)
+
+
+def _ended(record, work: dist.Work | None, token: int) -> dist.Work | None:
+    """The span is over with the call, or with the work that it began."""
+    if work is None:
+        record.stop(token)
+    else:
+        record.watch(work, token)
+    return work
 
 
 class _About:

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.environment import launched, num_threads
+from meshwright.run.environment import keep_memory, launched, num_threads
 
 #: How long the others may take to say why they ended once a rank has died; then they are killed.
 GRACE_S = 1.5
@@ -182,6 +182,7 @@ def _device_type(device: str, local_size: int) -> str:
 def _open(world: World, timeout_s: float, **where: Any) -> None:
     """Threads, device and the default process group of a rank."""
     torch.set_num_threads(num_threads(world.local_size))
+    keep_memory()
     more: dict[str, Any] = {}
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)

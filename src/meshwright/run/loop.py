@@ -55,8 +55,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     ``corpus`` is the folder of a tokenised corpus; when it is "" every machine builds its own of ``text``. ``steps``
     are done in all, those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the
-    end alone. ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``quiet`` prints no
-    progress.
+    end alone. ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are
+    the prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
     """
 
     model: Model
@@ -75,6 +75,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
     quiet: bool = False
     identity: dict[str, str] = {}
+    schedule_params: dict[str, Any] = {}
 
 
 class Summary(msgspec.Struct, kw_only=True):
@@ -102,7 +103,7 @@ def train(world: World, job: Job) -> dict[str, Any]:
     """
     place = mesh.build(job.plan, device=world.device)
     corpus = open_corpus(world, job, place)
-    trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings)
+    trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
     begin(job, trainer)
     run = _Run(job, trainer, corpus)
     with closing(run), _traced(job, place, job.steps - trainer.step_count):

@@ -36,10 +36,9 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: Group) -> torch.Tensor:
-    """Loss per token [...] of logits [..., n], this rank's columns from `first` on, for targets [...]; at least fp32.
-    Equal on all ranks of `tp`."""
+    """Loss of all tokens together, of logits [..., n], this rank's columns from `first` on, for targets [...]; at least
+    fp32. Equal on all ranks of `tp`."""
     if tp.alone:
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        losses = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
-        return losses.view(targets.shape)
-    return _CrossEntropy.apply(logits, targets, first, tp)
+        return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
+    return _CrossEntropy.apply(logits, targets, first, tp).sum()

@@ -35,7 +35,7 @@ class Pass(NamedTuple):
     """What one microbatch brings along through every layer of a rank.
 
     ``tokens``, ``targets`` int64 [b, s] on this context-parallel rank, ``positions`` int64 [s] in the sequence,
-    ``documents`` int32 [b, S] of the whole sequences or None, ``rotary`` the cosines and sines [s, width], ``rows``
+    ``documents`` int32 [b, S] of the whole sequences or None, ``rotary`` the cosines and sines [s, 1, width], ``rows``
     int64 [s, b] numbers of the tokens in the global batch, ``scale`` what the summed loss is multiplied by.
     """
 
@@ -265,8 +265,31 @@ def activate(up: torch.Tensor, spec: Dense | Moe) -> torch.Tensor:
     function = ACTIVATIONS[spec.activation]
     if not spec.gated:
         return function(up)
+    if function is F.silu:
+        return _Gated.apply(up)
     gate, linear = up.chunk(2, dim=-1)
     return function(gate) * linear
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * linear of both side by side; their gradients are written side by side too."""
+
+    @staticmethod
+    def forward(ctx, up):
+        gate, linear = up.chunk(2, dim=-1)
+        opened = F.silu(gate)
+        ctx.save_for_backward(up, opened)
+        return opened * linear
+
+    @staticmethod
+    def backward(ctx, grad):
+        up, opened = ctx.saved_tensors
+        gate, linear = up.chunk(2, dim=-1)
+        out = torch.empty_like(up)
+        to_gate, to_linear = out.chunk(2, dim=-1)
+        torch.mul(grad, opened, out=to_linear)
+        torch.ops.aten.silu_backward.grad_input(grad * linear, gate, grad_input=to_gate)
+        return out
 
 
 def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
@@ -395,8 +418,7 @@ class Head(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """The loss summed over this microbatch's tokens on this context-parallel rank, times ``p.scale``."""
-        losses = cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp)
-        return losses.sum() * p.scale
+        return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 
 class Stage(nn.Module):

@@ -15,6 +15,7 @@ import os
 import resource
 import socket
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -27,7 +28,6 @@ from meshwright.graph import KIND, QUEUE
 
 #: Spans a block has room for at first; it doubles.
 CAPACITY = 1024
-_now = time.perf_counter_ns
 
 
 class Label(NamedTuple):
@@ -127,9 +127,16 @@ class Recorder:
     on = True
 
     def __init__(
-        self, *, rank: int = 0, device: torch.device | None = None, warmup: int = 0, keep: int | None = None
+        self,
+        *,
+        rank: int = 0,
+        device: torch.device | None = None,
+        warmup: int = 0,
+        keep: int | None = None,
+        now: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        self.rank, self.warmup, self.keep = rank, warmup, keep
+        """`now` is the host's clock, nanoseconds."""
+        self.rank, self.warmup, self.keep, self._now = rank, warmup, keep, now
         self.device = device or torch.device("cpu")
         self._gpu = self.device.type == "cuda"
         self._labels: dict[Label, int] = {}
@@ -152,13 +159,13 @@ class Recorder:
         self._blocks.append(block)
         self._block = block
         self.sample_memory()
-        block.begin = _now()
+        block.begin = self._now()
 
     def step_end(self) -> None:
         """The step is over. Does not wait for the device."""
         if self._block is None:
             return
-        self._block.end = _now()
+        self._block.end = self._now()
         self.sample_memory()
         self._block = None
 
@@ -198,7 +205,7 @@ class Recorder:
         block.ended[at] = -1
         if block.marks is not None:
             self._mark(block, at, 0)
-        block.started[at] = _now()
+        block.started[at] = self._now()
         return at
 
     def stop(self, token: int) -> None:
@@ -206,7 +213,7 @@ class Recorder:
         block = self._block
         if token < 0 or block is None:
             return
-        block.ended[token] = _now()
+        block.ended[token] = self._now()
         if block.marks is not None:
             self._mark(block, token, 1)
 
@@ -231,7 +238,7 @@ class Recorder:
             block.ended[token] = 0
             return
         late = block.late
-        future.then(lambda _: late.append((token, _now())))
+        future.then(lambda _: late.append((token, self._now())))
 
     def sample_memory(self) -> None:
         """Note the memory in use now: of the GPU what torch allocated, else what the process holds."""
@@ -241,7 +248,7 @@ class Recorder:
             held, peak = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
         else:
             held = peak = self._resident()
-        self._block.memory.append(Memory(_now(), held, peak))
+        self._block.memory.append(Memory(self._now(), held, peak))
 
     def recording(self) -> Recording:
         """Everything kept. On a GPU waits for it."""
@@ -287,7 +294,7 @@ class Recorder:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         torch.cuda.synchronize(self.device)
-        self._anchors = [*self._anchors[:1], (_now(), event)]
+        self._anchors = [*self._anchors[:1], (self._now(), event)]
 
     def _times(self, block: _Block) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Start and end of the block's spans on the host's clock."""

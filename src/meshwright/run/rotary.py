@@ -25,10 +25,10 @@ def frequencies(width: int, n: Numerics) -> torch.Tensor:
 
 
 def tables(positions: torch.Tensor, width: int, n: Numerics, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, width] for positions [s]."""
+    """Cosines and sines [s, 1, width] for positions [s]; the sines that a first half is turned with are negative."""
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies(width, n).to(positions.device)
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    cos, sin = (torch.cat(halves, dim=-1) for halves in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
+    return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
 
 
 class _Turn(torch.autograd.Function):
@@ -46,14 +46,11 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    half = cos.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-    signed = torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
-    return torch.addcmul(x * cos.unsqueeze(1), swapped, signed.unsqueeze(1))
+    return torch.addcmul(x * cos, x.roll(cos.shape[-1] // 2, -1), sin)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, width]."""
+    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width]."""
     width = cos.shape[-1]
     if width == x.shape[-1]:
         return _Turn.apply(x, cos, sin)

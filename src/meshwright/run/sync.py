@@ -53,12 +53,21 @@ class _Sink:
     def __init__(self, bucket: Bucket, at: int, parameter: nn.Parameter):
         self.bucket, self.at, self.shape, self.size = bucket, at, parameter.shape, parameter.numel()
         self.round = 0
+        #: The view that was made last, and of what.
+        self.whole: torch.Tensor | None = None
+        self.view: torch.Tensor | None = None
 
     def _view(self) -> tuple[torch.Tensor, bool]:
         """Where the gradient goes, and whether there is something to add to."""
         whole = self.bucket.gradient_buffer()
         begun, self.round = self.round == self.bucket.round, self.bucket.round
-        return whole[self.at : self.at + self.size].view(self.shape), begun
+        if self.whole is not whole:
+            self.whole, self.view = whole, whole[self.at : self.at + self.size].view(self.shape)
+        return self.view, begun
+
+    def forget(self) -> None:
+        """Let go of the memory that the view is of."""
+        self.whole = self.view = None
 
     def add(self, gradient: torch.Tensor) -> None:
         view, begun = self._view()
@@ -204,6 +213,8 @@ class Bucket:
         self._summed = True
         if self.rounds:
             self._gradient = None
+            for parameter in self.parameters:
+                parameter.sink.forget()
 
     # -- around the update
 

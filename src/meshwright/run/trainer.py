@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,9 +41,19 @@ class StepResult(NamedTuple):
 
 
 class Trainer:
-    """Trains `model` under a legal, executable `plan` on the rank that `mesh` is."""
+    """Trains `model` under a legal, executable `plan` on the rank that `mesh` is. `schedule_params`: the times that a
+    schedule made for given ones is made for, as a prediction has them; equal times when they are left out."""
 
-    def __init__(self, model: Model, plan: Plan, train: Train, mesh: Mesh, *, settings: Settings | None = None):
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        train: Train,
+        mesh: Mesh,
+        *,
+        settings: Settings | None = None,
+        schedule_params: Mapping[str, Any] | None = None,
+    ):
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
         self.settings = settings = settings or Settings()
         self.step_count = 0
@@ -65,7 +75,7 @@ class Trainer:
             seed=settings.seed,
             causal=train.causal,
         )
-        actions = order(plan, plan.num_microbatches(train.global_batch), {})
+        actions = order(plan, plan.num_microbatches(train.global_batch), dict(schedule_params or {}))
         self.stages = _stages(shared, actions)
         for stage in self.stages.values():
             for parameter in stage.parameters():

@@ -106,6 +106,9 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         rank = np.repeat(np.arange(len(lengths)), lengths)
         held = np.zeros((num_stages, len(lengths)), dtype=bool)
         held[flat_stage, rank] = True
+        stage_ranks: list[list[int]] = [[] for _ in range(num_stages)]
+        for s, r in np.argwhere(held).tolist():
+            stage_ranks[s].append(r)
         return cls(
             name=name,
             num_ranks=len(lengths),
@@ -115,5 +118,5 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
             kind=np.concatenate(kind).astype(np.uint8),
             stage=flat_stage,
             microbatch=np.concatenate(microbatch).astype(np.int32),
-            stage_ranks=tuple(tuple(np.flatnonzero(row).tolist()) for row in held),
+            stage_ranks=tuple(map(tuple, stage_ranks)),
         )

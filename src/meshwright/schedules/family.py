@@ -94,6 +94,14 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             if key not in self.params
         ]
 
+    def rank_of_stage(self, num_ranks: int, vpp: int) -> list[int] | None:
+        """The rank that holds each stage; None where two ranks do."""
+        if self.placement == "bidirectional":
+            return None
+        down = list(range(num_ranks))
+        turns = self.placement in ("v", "wave")
+        return [r for chunk in range(vpp) for r in (down[::-1] if turns and chunk % 2 else down)]
+
     def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Shape:
         """The shape with the family's defaults filled in."""
         return Shape(

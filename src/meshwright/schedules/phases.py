@@ -33,9 +33,9 @@ def unfold(phases: Sequence[tuple[int, str]]) -> np.ndarray:
     microbatch = np.empty(len(kind), dtype=np.int64)
     # A full backward counts with the backwards to the inputs.
     way = 3 * np.where(kind == BW, B, kind) + chunk
-    for each in range(9):
-        mine = np.flatnonzero(way == each)
-        microbatch[mine] = np.arange(len(mine))
+    alike = np.argsort(way, kind="stable")
+    count = np.bincount(way)
+    microbatch[alike] = np.arange(len(way)) - np.repeat(np.cumsum(count) - count, count)
     owed = np.flatnonzero((kind == W) & (chunk == ANY))
     if len(owed):
         split = np.flatnonzero(kind == B)

@@ -13,12 +13,13 @@ stage, plus one pass's working set.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.search.columns import Costs, Exchanged, spread
+from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
@@ -31,31 +32,19 @@ class Scope(NamedTuple):
     """The parts of one core's region: its plans are their combinations, but for those that do not go together."""
 
     core: Core
-    inners: Sequence[Inner]
-    pipelines: Sequence[Piped]
-    states: Sequence[State]
+    inners: Inners
+    pipelines: tuple[Piped, ...]
+    states: tuple[State, ...]
 
     def legal(self) -> np.ndarray:
         """Which parts go together, bool [A, B, C]."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
-        if all(state.zero < 2 for state in self.states):
-            return np.broadcast_to(True, shape)
-        shared = np.array([inner.shares != EVEN for inner in self.inners])
-        if not shared.any():
-            return np.broadcast_to(self._pairs(), shape)
+        pairs = _pairs(self.core.pp, self.pipelines, self.states)
+        shared = np.array([rest.shares != EVEN for rest in self.inners.rests])[self.inners.rest]
+        if not shared.any() or all(state.zero < 2 for state in self.states):
+            return np.broadcast_to(pairs, shape)
         once = np.array([exchanges_once(self.core, state) for state in self.states])
-        return self._pairs() & (once | ~shared[:, None])[:, None, :]
-
-    def _pairs(self) -> np.ndarray:
-        """Which schedules go with which state parts, bool [B, C]."""
-        among = set(self.states)
-        rows: dict[tuple[str, bool], list[bool]] = {}  # chunks matter only as one or more
-        for piped in self.pipelines:
-            same = piped.schedule, piped.vpp > 1
-            if same not in rows:
-                rows[same] = [together(self.core, piped, state, among) for state in self.states]
-        pairs = [rows[piped.schedule, piped.vpp > 1] for piped in self.pipelines]
-        return np.array(pairs, bool).reshape(len(self.pipelines), len(self.states))
+        return pairs & (once | ~shared[:, None])[:, None, :]
 
     def size(self) -> int:
         """Plans of the region."""
@@ -63,39 +52,50 @@ class Scope(NamedTuple):
         return int(legal.sum()) if legal.strides[0] else len(self.inners) * int(legal[:1].sum())
 
 
+@lru_cache(maxsize=4096)
+def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> np.ndarray:
+    """Which schedules go with which state parts, bool [B, C]."""
+    among = set(states)
+    rows: dict[tuple[str, bool], list[bool]] = {}  # chunks matter only as one or more
+    for piped in pipelines:
+        same = piped.schedule, piped.vpp > 1
+        if same not in rows:
+            rows[same] = [together(pp, piped, state, among) for state in states]
+    pairs = [rows[piped.schedule, piped.vpp > 1] for piped in pipelines]
+    return np.array(pairs, bool).reshape(len(pipelines), len(states))
+
+
+def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+    """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule
+    built; 0 where ranks are not alike or stages are dealt."""
+    work = regions.work(scope.core, scope.pipelines)
+    if work is None:
+        return np.zeros((len(scope.inners), len(scope.pipelines)))
+    return work.longest(costs.seconds, regions.host_s)
+
+
 def compute_seconds(
     regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Paths through the pipeline [A, B], and the blocks [A, B] of the smallest stage. `work_only`: only those paths
     that go through all passes of a rank."""
-    core = scope.core
+    core, rows = scope.core, regions.rows(scope.core, scope.pipelines, costs)
     out = np.empty((len(scope.inners), len(scope.pipelines)))
+    if rows is not None:
+        seconds = rows.longest(costs.seconds, costs.send, regions.host_s, work_only=work_only)
+        return seconds, np.broadcast_to(rows.least, out.shape)
     least = np.empty(out.shape)
     for b, piped in enumerate(scope.pipelines):
         for settled, one, chosen in regions.alternatives(core, scope.inners, piped):
             held = regions.counts(core.pp * piped.vpp, settled.stages)
             least[chosen, b] = max(1, int(held[:, : regions.kinds].sum(axis=1).min()))
             if regions.alike:
-                out[chosen, b] = _alike(regions, core, settled, costs, chosen, work_only=work_only)
+                one_row = regions.rows(core, (settled,), costs)
+                times, send = costs.seconds[:, chosen], costs.send[chosen]
+                out[chosen, b] = one_row.longest(times, send, regions.host_s, work_only=work_only)[:, 0]
             else:
                 out[chosen, b] = _unequal(regions, core, settled, costs, chosen, one, work_only=work_only)
     return out, least
-
-
-def _alike(
-    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], *, work_only: bool
-) -> np.ndarray:
-    """The longest path [chosen] where all ranks are alike."""
-    rows = regions.paths(core, piped, costs)
-    units = rows.passes @ regions.counts(core.pp * piped.vpp, piped.stages)  # [rows, 3, U]
-    times = costs.seconds if len(chosen) == costs.seconds.shape[1] else costs.seconds[:, chosen]
-    seconds = times[0] @ units[:, 0].T
-    if rows.split:  # a full backward among them counts as B, which it is no faster than
-        seconds = seconds + np.minimum(times[2], times[1]) @ units[:, 1].T + times[3] @ units[:, 2].T
-    else:
-        seconds = seconds + times[1] @ units[:, 1].T
-    seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
-    return seconds[:, int(work_only) :].max(axis=1)
 
 
 def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
@@ -130,13 +130,24 @@ def _paths(
     """The longest path [chosen] of a slice whose pipeline ranks are on the devices `row`."""
     rows = regions.paths(core, piped, costs, row)
     times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
-    seconds = times[0] @ rows.passes[:, 0].T
-    if rows.split:
-        seconds += np.minimum(times[2], times[1]) @ rows.passes[:, 1].T + times[3] @ rows.passes[:, 2].T
-    else:
-        seconds += times[1] @ rows.passes[:, 1].T
+    seconds = _passes(rows, times.min(axis=0), slice(None))
+    if len(times) > 1:  # a row of work is one rank's, at its own speed
+        for device in set(row):
+            mine = rows.timed + np.flatnonzero(np.array(row) == device)
+            held = regions.counts(core.pp * piped.vpp, piped.stages)
+            seconds[:, mine] = _passes(rows, costs.each[device][:, chosen] @ held.T, mine)
     seconds += costs.send[chosen, None] * rows.sends + regions.host_s * rows.passes.sum(axis=(1, 2))
-    return seconds[:, int(work_only) :].max(axis=1)
+    return seconds[:, int(work_only) * rows.timed :].max(axis=1)
+
+
+def _passes(rows: Paths, times: np.ndarray, which: slice | np.ndarray) -> np.ndarray:
+    """Seconds [chosen, rows] of some rows under times [4, chosen, S] of F, BW, B, W."""
+    passes = rows.passes[which]
+    if rows.split:  # a full backward among them counts as B, which it is no faster than
+        back = np.minimum(times[2], times[1]) @ passes[:, 1].T + times[3] @ passes[:, 2].T
+    else:
+        back = times[1] @ passes[:, 1].T
+    return times[0] @ passes[:, 0].T + back
 
 
 def _microbatch(
@@ -144,7 +155,8 @@ def _microbatch(
 ) -> np.ndarray:
     """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
     rows = regions.paths(core, piped, costs, row)
-    held, times = rows.held, regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks)
+    held = rows.held
+    times = regions.stage_seconds(core, piped, costs, chosen, row, rows.stage_ranks).min(axis=0)
     whole = times[0] + np.minimum(times[1], times[2] + times[3])
     return (whole @ (held / held.sum(axis=0)).T).max(axis=1)
 
@@ -158,7 +170,8 @@ def step_seconds(
     whole = costs.seconds[1][:, :kinds]
     late = costs.slowest[:, :, :kinds]
     longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
-    split = np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
+    rows = regions.rows(core, scope.pipelines, costs)
+    split = rows.split if rows else np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
     blocks = least[:, :, None]
@@ -167,7 +180,11 @@ def step_seconds(
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
     before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
     pairs = np.stack(
-        [regions.paired(core, scope.inners, p, n) for p, n in zip(scope.pipelines, least.min(axis=0))], axis=1
+        [
+            regions.exchanges.paired(core, scope.inners, p, n, _settled(regions, core, p, costs))
+            for p, n in zip(scope.pipelines, least.min(axis=0))
+        ],
+        axis=1,
     )
     after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])
@@ -177,11 +194,11 @@ def step_seconds(
     again = [c for c, state in enumerate(scope.states) if state.zero == 2]
     if core.pp > 1 and core.dp * core.cp > 1 and again:
         # a rank's dp queue takes every round's reductions, and slows the passes beside them
-        scattered = np.array([_scattered(regions, core, p, costs) for p in scope.pipelines])  # [B, ranks]
-        slowed = scattered.min(axis=1)[None, :, None] * slow * np.minimum(reduce, shortest)[:, :, again]
+        scattered = rows.scattered if rows else _scattered(regions, scope, costs)
+        slowed = scattered[None, :, 0, None] * slow * np.minimum(reduce, shortest)[:, :, again]
         slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
         slowed += (before + exchanged.last[:, None, :])[:, :, again]
-        queued = scattered.max(axis=1)[None, :, None] * reduce[:, :, again] + exchanged.last[:, None, again]
+        queued = scattered[None, :, 1, None] * reduce[:, :, again] + exchanged.last[:, None, again]
         total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
     return total
 
@@ -191,12 +208,18 @@ def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
     return regions.paths(core, piped._replace(stages=EVEN), costs)
 
 
-def _scattered(regions: Regions, core: Core, piped: Piped, costs: Costs) -> np.ndarray:
-    """Blocks whose gradients a rank [ranks] scatters in a step, as often as its rounds end."""
-    rounds = _settled(regions, core, piped, costs).rounds
-    if piped.stages == BALANCED:
-        return rounds.sum(axis=1)  # a stage holds a block at least
-    return rounds @ regions.counts(core.pp * piped.vpp, piped.stages)[:, : regions.kinds].sum(axis=1)
+def _scattered(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+    """Blocks whose gradients the least and the most busy rank [B, 2] scatters in a step, as often as its rounds end."""
+    out = []
+    for piped in scope.pipelines:
+        blocks = rounds = _settled(regions, scope.core, piped, costs).rounds
+        if piped.stages == BALANCED:
+            blocks = rounds.sum(axis=1)  # a stage holds a block at least
+        else:
+            held = regions.counts(scope.core.pp * piped.vpp, piped.stages)
+            blocks = rounds @ held[:, : regions.kinds].sum(axis=1)
+        out.append((blocks.min(), blocks.max()))
+    return np.array(out)
 
 
 def _every_microbatch(
@@ -223,9 +246,9 @@ def _every_microbatch(
 
 def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
-    core, framework = scope.core, regions.evaluator.costs.framework
-    constant = np.array([regions.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
-    unscattered = np.array([regions.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
+    constant = np.array([around.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    unscattered = np.array([around.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from meshwright.lower.layer import Entry
+from meshwright.lower.stages import Unit
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -38,7 +39,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Forward and backward [D, A, U] at least."""
         return self.each[:, 0] + np.minimum(self.each[:, 1], self.each[:, 2] + self.each[:, 3])
 
-    def rows(self, chosen: list[int]) -> Costs:
+    def rows(self, chosen: np.ndarray) -> Costs:
         """Some of the inner parts."""
         return Costs(
             each=self.each[:, :, chosen],
@@ -63,12 +64,24 @@ class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
     last: np.ndarray
 
 
+#: By queue, for some passes and each unit: (operation, bytes, how often).
+Waited = dict[str, list[list[list[tuple[str, float, int]]]]]
+
+
 class Alone(NamedTuple):
     """Layers without their place on the cluster: seconds of ``kernels`` [D, 4, U] on each kind of device in the passes
-    F, BW, B, W, and the collectives that F and B of each unit wait for, as (queue, operation, bytes, how often)."""
+    F, BW, B, W, and ``core`` [D, U] of what selective recompute repeats; and the collectives that F and B of each unit
+    wait for. ``number`` is its place among others."""
 
+    number: int
     kernels: np.ndarray
-    waited: tuple[tuple[list[tuple[str, str, float, int]], ...], ...]
+    core: np.ndarray
+    waited: Waited
+
+
+def units_of(kinds: int, recompute: str) -> tuple[Unit, ...]:
+    """The units in the order of the columns: the kinds of blocks, the embedding, the head."""
+    return (*(Unit(kind, recompute) for kind in range(kinds)), Unit("embedding", "none"), Unit("head", "none"))
 
 
 def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -82,13 +95,24 @@ def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarra
     return (weight[..., None] * each).min(axis=0) @ amount
 
 
-def waited_for(entries: Iterable[Entry], algorithm: str) -> list[tuple[str, str, float, int]]:
-    """The collectives that run one after the other with a pass's kernels: not those of a ring, which run beside it,
-    and not those inside an expert, whose group is another."""
-    beside = {"cp"} if algorithm == "ring" else set()
-    counted = Counter(
-        (e.queue, e.work.op, e.work.num_bytes)
-        for e in entries
-        if e.queue != "compute" and e.queue not in beside and " etp" not in e.name
-    )
-    return [(*what, times) for what, times in counted.items()]
+def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> Waited:
+    """The collectives that run one after the other with the kernels of some passes over each unit: not those of a ring,
+    which run beside it, and not those inside an expert, whose group is another."""
+    counted = [
+        [
+            Counter(
+                (e.queue, e.work.op, e.work.num_bytes)
+                for e in entries
+                if e.queue != "compute" and not (e.queue == "cp" and algorithm == "ring") and " etp" not in e.name
+            )
+            for entries in units
+        ]
+        for units in passes
+    ]
+    queues = dict.fromkeys(what[0] for units in counted for unit in units for what in unit)
+    return {
+        queue: [
+            [[(*what[1:], n) for what, n in unit.items() if what[0] == queue] for unit in units] for units in counted
+        ]
+        for queue in queues
+    }

@@ -79,7 +79,7 @@ class Evaluator:
 
     def _filled(self, skeleton: Skeleton, stages: Stages, mesh: Mesh, book: Book) -> Lowered:
         """The skeleton with this plan's sizes."""
-        kept = [activations(book, c) for c in skeleton.compositions]
+        kept = [activations(book, c) for c in skeleton.distinct]
         saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
         return Lowered(
             graph=skeleton.with_bytes(saved, held, working, stages),

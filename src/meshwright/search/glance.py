@@ -5,15 +5,18 @@ No layer is simulated, so a region that a glance rules out needs no price of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
 from meshwright.lower.layer import Entry
 from meshwright.lower.stages import Unit
 from meshwright.plan import Experts, Layout, Plan
-from meshwright.search.columns import Alone, Costs, spread, waited_for
+from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.layers import Book
+from meshwright.search.parts import Inners
 from meshwright.search.space import Core, Inner, bare
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
@@ -21,6 +24,17 @@ from meshwright.work import Collective, Group
 PASSES = ("F", "BW", "B", "W")
 #: The loss kernels that glances price.
 LOSS = "eager"
+
+
+class Glance(NamedTuple):
+    """All that a glance at a core sees: seconds ``each`` [D, 4, G, U]; ``near`` of an order plus ``brief`` of a rest is
+    the place among G."""
+
+    orders: tuple[tuple[str, ...], ...]
+    rests: tuple[Inner, ...]
+    near: np.ndarray
+    brief: np.ndarray
+    each: np.ndarray
 
 
 class Glances:
@@ -34,16 +48,14 @@ class Glances:
         self.alike = len(self.cluster.islands) == 1
         self.devices = tuple(self.layers.devices.values())
         self.names = [device.name for device in self.devices]
-        self._glances: dict[tuple, np.ndarray] = {}
+        self._waits: dict[tuple, np.ndarray] = {}
+        self._ends: dict[tuple, list[Entry]] = {}
+        self._glances: dict[Core, Glance] = {}
         self._nears: dict[tuple, int] = {}
         self._indices: dict[tuple, int] = {}
-        self._distinct: list[dict[str, Group]] = []
+        self._distinct: list[dict[str, tuple[int, Group]]] = []
+        self._numbers: dict[Group, int] = {}
         self._alones: dict[tuple, Alone] = {}
-
-    def units(self, recompute: str) -> tuple[Unit, ...]:
-        """The units in the order of the columns."""
-        blocks = tuple(Unit(kind, recompute) for kind in range(self.kinds))
-        return (*blocks, Unit("embedding", "none"), Unit("head", "none"))
 
     def groups_on(self, core: Core) -> np.ndarray:
         """Groups of tensor- and context-parallel ranks [D] that each kind of device could hold at most."""
@@ -66,93 +78,131 @@ class Glances:
         if found is None:
             plan = bare(core, *way)
             book = self.layers.book(plan, self.layers.mesh(plan))
-            programs = [[book.entries(u, which) for u in self.units("none")] for which in PASSES]
-            found = self._alones[same] = Alone(
-                kernels=np.array(
-                    [[[self._kernels(entries, d) for entries in row] for row in programs] for d in self.devices]
-                ),
-                waited=tuple(tuple(waited_for(entries, way[1]) for entries in programs[i]) for i in (0, 2)),
+            programs = [[self._entries(book, u, which) for u in units_of(self.kinds, "none")] for which in PASSES]
+            again = [self._entries(book, u, "B") for u in units_of(self.kinds, "selective")]
+            kernels = np.array(
+                [[[self._kernels(entries, d) for entries in row] for row in (*programs, again)] for d in self.devices]
             )
+            found = self._alones[same] = Alone(
+                number=len(self._alones),
+                kernels=kernels[:, :4],
+                core=kernels[:, 4] - kernels[:, 2],
+                waited=waited_for((programs[0], programs[2]), way[1]),
+            )
+        return found
+
+    def _entries(self, book: Book, unit: Unit, which: str) -> list[Entry]:
+        """The operators of a pass; those of the embedding and the head are the same for as many tokens."""
+        if not isinstance(unit.kind, str):
+            return book.entries(unit, which)
+        c = book.stages.context()
+        key = (unit.kind, which, c.tokens, c.tp, c.sp)
+        found = self._ends.get(key)
+        if found is None:
+            found = self._ends[key] = book.entries(unit, which)
         return found
 
     def _kernels(self, entries: list[Entry], device: Device) -> float:
         price = self.evaluator.costs.price
-        return sum(price(e.work, device).seconds for e in entries if e.queue == "compute")
+        return sum([price(e.work, device).seconds for e in entries if e.queue == "compute"])
 
-    def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
+    def costs(self, core: Core, inners: Inners) -> tuple[Costs, np.ndarray, np.ndarray]:
         """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
-        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own."""
-        columns = []
-        sizes = (core.tp, core.cp, core.mb, core.ep, core.etp)
-        near = {order: self._near(core, order) for order in dict.fromkeys(i.order for i in inners)}
-        known: dict[tuple, np.ndarray] = {}
-        for inner in inners:
-            again = inner.recompute == "full" and not inner.recompute_layers
-            way = (inner.sp, inner.algorithm, inner.attention)
-            waits = "tp" not in inner.overlap and "ep" not in inner.overlap
-            brief = (near[inner.order], way, again, inner.dtype, waits, inner.loss)
-            found = known.get(brief)
-            if found is None:
-                same = (sizes, *brief)
-                found = self._glances.get(same)
-                if found is None:
-                    found = self._glances[same] = self._glanced(core, inner, brief[0])
-                known[brief] = found
-            columns.append(found)
-        nothing = np.zeros((len(inners), self.num_units))
-        each = np.array(columns).transpose(1, 2, 0, 3)
-        return Costs(
-            each=each,
-            slowest=each.max(axis=0),
-            send=nothing[:, 0],
-            saved=nothing,
-            held=nothing,
-            working=nothing,
-        )
+        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own.
 
-    def _glanced(self, core: Core, inner: Inner, near: int) -> np.ndarray:
-        """Seconds [D, 4, U] of F, BW, B, W. A precision that is not the workload's and a loss other than the usual
-        make kernels faster: then nothing is known without pricing."""
-        if inner.dtype or inner.loss != LOSS:
-            return np.full((len(self.names), len(PASSES), self.num_units), 1e-30)
-        alone = self._alone(core, (inner.sp, inner.algorithm, inner.attention))
-        forward, whole, back, weight = alone.kernels.transpose(1, 0, 2)  # [D, U] each
-        if "tp" not in inner.overlap and "ep" not in inner.overlap and self.alike:
-            groups, device = self._distinct[near], next(iter(self.layers.devices.values()))
-            price = self.evaluator.costs.price
-            forward, back = (
-                kernels
-                + [
-                    sum(
-                        n * price(Collective(op=op, num_bytes=size, group=groups[queue]), device).seconds
-                        for queue, op, size, n in unit
+        Inner parts that a glance does not tell apart share a row: the costs of G rows, one of the inner parts of each
+        [G], and which row every inner part has [A]."""
+        found = self._glances.get(core)
+        if found is None or found.orders is not inners.orders or found.rests is not inners.rests:
+            found = self._glances[core] = self._glance(core, inners)
+        code, one, which = np.unique(
+            found.brief[inners.rest] + found.near[inners.order], return_index=True, return_inverse=True
+        )
+        each = found.each[:, :, code]
+        nothing = np.zeros((len(one), self.num_units))
+        rough = Costs(
+            each=each, slowest=each.max(axis=0), send=nothing[:, 0], saved=nothing, held=nothing, working=nothing
+        )
+        return rough, one, which
+
+    def near(self, core: Core, orders: tuple[tuple[str, ...], ...]) -> np.ndarray:
+        """Which groups layers communicate over under each of these orders [orders]; on islands that are not alike every
+        order has its own."""
+        if not self.alike:
+            return np.arange(len(orders))
+        return np.array([self._near(core, order) for order in orders])
+
+    def _brief(self, rest: Inner) -> tuple:
+        """What a glance sees of an inner part besides its order."""
+        mode = "none" if rest.recompute_layers else rest.recompute
+        # a precision that is not the workload's and a loss other than the usual make kernels faster
+        known = not rest.dtype and rest.loss == LOSS
+        waits = self.alike and "tp" not in rest.overlap and "ep" not in rest.overlap
+        way, shares = (rest.sp, rest.algorithm, rest.attention), None if self.alike else rest.shares
+        return way, mode == "full", mode == "selective", known, waits, shares
+
+    def _glance(self, core: Core, inners: Inners) -> Glance:
+        near, place = np.unique(self.near(core, inners.orders), return_inverse=True)
+        briefs: dict[tuple, int] = {}
+        brief = np.array([briefs.setdefault(self._brief(rest), len(briefs)) for rest in inners.rests])
+        which, among = np.divmod(np.arange(len(briefs) * len(near)), len(near))
+        each = self._glanced(core, list(briefs), which, near[among])
+        return Glance(inners.orders, inners.rests, place, brief * len(near), each)
+
+    def _glanced(self, core: Core, briefs: list[tuple], which: np.ndarray, near: np.ndarray) -> np.ndarray:
+        """Seconds [D, 4, G, U] of F, BW, B, W of these briefs on these groups. Where kernels are not known, nothing is
+        without pricing."""
+        alone = [self._alone(core, way) for way, *_ in briefs]
+        each = np.array([a.kernels for a in alone])[which]  # [G, D, 4, U]
+        forward, whole, back = each[:, :, 0], each[:, :, 1], each[:, :, 2]
+        full, core, known, waits = np.array([brief[1:5] for brief in briefs], bool)[which].T
+        if waits.any():
+            waited = [self._waited(alone[b], n) for b, n in zip(which.tolist(), near.tolist())]
+            waited = np.array(waited) * waits[:, None, None]  # [G, 2, U]
+            forward += waited[:, None, 0]
+            back += waited[:, None, 1]
+        np.maximum(whole, back, out=whole)
+        repeated = forward * full[:, None, None] + np.array([a.core for a in alone])[which] * core[:, None, None]
+        repeated[:, :, self.kinds :] = 0.0
+        whole += repeated
+        back += repeated
+        each[~known] = 1e-30
+        return each.transpose(1, 2, 0, 3)
+
+    def _waited(self, alone: Alone, near: int) -> np.ndarray:
+        """Seconds [2, U] of the collectives that F and B wait for, on one set of groups."""
+        found = self._waits.get((alone.number, near))
+        if found is None:
+            found = np.zeros((2, self.num_units))
+            for queue, passes in alone.waited.items():
+                number, group = self._distinct[near][queue]
+                known = self._waits.get((alone.number, queue, number))
+                if known is None:
+                    known = self._waits[alone.number, queue, number] = np.array(
+                        [[self._exchanged(unit, group) for unit in units] for units in passes]
                     )
-                    for unit in waited
-                ]
-                for kernels, waited in zip((forward, back), alone.waited)
-            )
-        whole = np.maximum(whole, back)
-        if inner.recompute == "full" and not inner.recompute_layers:
-            again = forward * (np.arange(self.num_units) < self.kinds)
-            back, whole = back + again, np.maximum(whole, back) + again
-        return np.stack((forward, whole, back, weight), axis=1)
+                found += known
+            self._waits[alone.number, near] = found
+        return found
+
+    def _exchanged(self, collectives: list[tuple[str, float, int]], group: Group) -> float:
+        price, device = self.evaluator.costs.price, self.devices[0]
+        return sum(
+            n * price(Collective(op=op, num_bytes=size, group=group), device).seconds for op, size, n in collectives
+        )
 
     def _near(self, core: Core, order: tuple[str, ...]) -> int:
         """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
-        # without experts, and on one island, a group is its size and how far apart its ranks are
-        simple = core.ep == 1 and self.alike
-        key = (
-            (core.devices, core.tp, layout.stride("tp"), core.cp, layout.stride("cp"))
-            if simple
-            else (core._replace(mb=1), order)
-        )
+        key = (core._replace(mb=1), order)
         found = self._nears.get(key)
         if found is None:
+            layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
             mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
             groups = {"tp": mesh.group("tp"), "cp": mesh.group("cp"), "ep": mesh.expert_group("ep")}
-            index = self._indices.setdefault(tuple(groups.values()), len(self._distinct))
+            groups["etp"] = mesh.expert_group("etp")
+            numbered = {queue: (self._numbers.setdefault(g, len(self._numbers)), g) for queue, g in groups.items()}
+            index = self._indices.setdefault(tuple(n for n, _ in numbered.values()), len(self._distinct))
             if index == len(self._distinct):
-                self._distinct.append(groups)
+                self._distinct.append(numbered)
             found = self._nears[key] = index
         return found

@@ -18,13 +18,12 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
     """The evaluated plans that lack least, after those with the lowest bounds on memory have been evaluated."""
     regions = Regions(walk.evaluator)
     found = sorted(
-        ((regions.least_state_bytes(s.core, s.states, s.inners[0]) / s.core.pp, s) for s in _scopes(walk)),
+        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners[0]) / s.core.pp, s) for s in _scopes(walk)),
         key=lambda pair: pair[0],
     )
     tightest: list[tuple[float, tuple]] = []
     for _, scope in found[:CORES]:
-        usual = scope.inners[0].order
-        scope = scope._replace(inners=[i for i in scope.inners if i.order == usual])
+        scope = scope._replace(inners=scope.inners.take(scope.inners.order == scope.inners.order[0]))
         need = memory_bytes(regions, scope, regions.costs(scope.core, scope.inners))
         need[~scope.legal()] = np.inf
         for name in dict.fromkeys(piped.schedule for piped in scope.pipelines):  # bounds are not as close for all

@@ -7,7 +7,7 @@ typical for the question, and for every rank the chain to its first action, all 
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from numba import njit
 
 from meshwright.lower.step import rounds
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.schedules.family import Family
 from meshwright.schedules.timing import in_order_times, peak_in_flight
 
 #: Shares of an activation that stay until the weight gradient, for which the most in flight is worked out.
@@ -28,7 +29,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     stage; ``sends`` [rows]: messages between ranks on it. ``in_flight`` [levels, ranks]: activations a rank holds
     at most, when the share :data:`KEPT` of one stays from B to W. ``held`` [ranks, S]: 1 where a rank holds a stage.
     ``stage_ranks`` the same as a list. ``split``: backwards come as B and W. ``rounds`` [ranks, S]: how often a rank
-    accumulates a stage's gradients without another between.
+    accumulates a stage's gradients without another between. The first ``timed`` rows are the longest paths under
+    typical times.
     """
 
     passes: np.ndarray
@@ -38,6 +40,7 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     split: bool
     rounds: np.ndarray
     stage_ranks: tuple[tuple[int, ...], ...]
+    timed: int = 1
 
     def of_any_order(self) -> Paths:
         """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
@@ -47,7 +50,109 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
             sends=self.sends[1:],
             in_flight=np.minimum(self.in_flight[:1], 1.0),
             rounds=np.minimum(self.rounds, 1.0),
+            timed=0,
         )
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of P schedules one after the other, by the units U that their stages hold, without those of ranks that
+    do no more of anything than another.
+
+    ``units`` [4 U, R]: how often a row goes through F, BW, B (no slower than BW counts) and W of each unit; ``sends``
+    and ``passes`` [R]: messages and passes on it. ``first`` [P]: the first row of each schedule; ``timed`` [R] marks
+    the paths that were the longest under typical times. Of each schedule: whether it is ``split``, ``least`` blocks of
+    its smallest stage, and ``scattered`` [P, 2]: blocks whose gradients the least and the most busy rank scatters.
+    """
+
+    units: np.ndarray
+    sends: np.ndarray
+    passes: np.ndarray
+    first: np.ndarray
+    timed: np.ndarray
+    split: np.ndarray
+    least: np.ndarray
+    scattered: np.ndarray
+
+    @classmethod
+    def of(cls, found: Sequence[Paths], counts: Sequence[np.ndarray], kinds: int) -> Rows:
+        """Schedules with the units [S, U] of their stages, of which the first `kinds` are blocks."""
+        columns, timed, scattered = [], [], []
+        for rows, held in zip(found, counts):
+            passed = rows.passes @ held  # [rows, 3, U]
+            nothing = np.zeros_like(passed[:, 0])
+            back = (nothing, passed[:, 1]) if rows.split else (passed[:, 1], nothing)
+            others = rows.sends[:, None], rows.passes.sum(axis=(1, 2))[:, None]
+            mine = np.concatenate((passed[:, 0], *back, passed[:, 2], *others), axis=1)
+            columns.append(np.concatenate((mine[: rows.timed], undominated(mine[rows.timed :]))))
+            timed.append(np.arange(len(columns[-1])) < rows.timed)
+            blocks = rows.rounds @ held[:, :kinds].sum(axis=1)
+            scattered.append((blocks.min(), blocks.max()))
+        together = np.concatenate(columns)
+        return cls(
+            units=np.ascontiguousarray(together[:, :-2].T),
+            sends=together[:, -2],
+            passes=together[:, -1],
+            first=np.cumsum([0, *map(len, columns[:-1])]),
+            timed=np.concatenate(timed),
+            split=np.array([rows.split for rows in found]),
+            least=np.array([max(1, int(held[:, :kinds].sum(axis=1).min())) for held in counts]),
+            scattered=np.array(scattered),
+        )
+
+    def longest(self, times: np.ndarray, send: np.ndarray, host_s: float, *, work_only: bool = False) -> np.ndarray:
+        """The longest row of every schedule [A, P] under `times` [4, A, U] of F, BW, B, W and messages of `send` [A]
+        seconds; `work_only`: of the rows that go through all passes of a rank."""
+        each = np.concatenate((times[0], times[1], np.minimum(times[2], times[1]), times[3]), axis=1)
+        seconds = each @ self.units + send[:, None] * self.sends + host_s * self.passes
+        if work_only:
+            seconds[:, self.timed] = -np.inf
+        return np.maximum.reduceat(seconds, self.first, axis=1)
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """What the ranks of P schedules compute, known without building them: rows of ``units`` [3 U, R], how often a row
+    goes through F, BW and any backward of each unit, and ``passes`` [R]; ``first`` [P] as in :class:`Rows`. A row is
+    one rank's passes, and the forwards and whole backwards of the stages before its first."""
+
+    units: np.ndarray
+    passes: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[Family, int, int, np.ndarray]], count: int) -> Work:
+        """Schedules as (family, ranks, chunks, units [S, U] of the stages) under `count` microbatches."""
+        columns = []
+        for family, num_ranks, vpp, units in shapes:
+            ranks = family.rank_of_stage(num_ranks, vpp)
+            if ranks is None:
+                columns.append(np.zeros((1, 3 * units.shape[1] + 1)))
+                continue
+            held = np.array(ranks) == np.arange(num_ranks)[:, None]  # [ranks, S]
+            before = np.arange(len(ranks)) < held.argmax(axis=1)[:, None]
+            forward = count * held + before
+            back = count * held if family.splits_backward else forward
+            nothing = np.zeros((num_ranks, units.shape[1]))
+            ways = (nothing, back @ units) if family.splits_backward else (back @ units, nothing)
+            passes = (forward + back).sum(axis=1)[:, None]
+            columns.append(undominated(np.concatenate((forward @ units, *ways, passes), axis=1)))
+        together = np.concatenate(columns)
+        return cls(
+            units=np.ascontiguousarray(together[:, :-1].T),
+            passes=together[:, -1],
+            first=np.cumsum([0, *map(len, columns[:-1])]),
+        )
+
+    def longest(self, times: np.ndarray, host_s: float) -> np.ndarray:
+        """Seconds [A, P] of the busiest rank under `times` [4, A, U] of F, BW, B, W."""
+        each = np.concatenate((times[0], times[1], np.minimum(times[1], times[2] + times[3])), axis=1)
+        return np.maximum.reduceat(each @ self.units + host_s * self.passes, self.first, axis=1)
+
+
+def undominated(rows: np.ndarray) -> np.ndarray:
+    """The rows [R, ...] without those that are nowhere above another one; of equal ones the first."""
+    no_more = (rows[:, None] <= rows[None]).all(axis=2)  # [R, R]: i is nowhere above j
+    equal_first = no_more & no_more.T & (np.arange(len(rows))[:, None] <= np.arange(len(rows)))
+    return rows[~(no_more & ~equal_first).any(axis=1)]
 
 
 def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: np.ndarray, send: float) -> Paths:
@@ -94,19 +199,16 @@ def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, 
     kind = np.where(actions.kind == BW, B, actions.kind)
     rows = np.zeros((num_ranks, 3, num_stages))
     np.add.at(rows, (rank, kind, actions.stage), 1.0)
-    chain = np.zeros(num_ranks)
     if any(len(r) > 1 for r in actions.stage_ranks):
-        return rows, chain  # microbatches come from both ends
+        return rows, np.zeros(num_ranks)  # microbatches come from both ends
     first = held.argmax(axis=1)
-    for r in range(num_ranks):
-        rows[r, F, : first[r]] += 1.0
-        owners = [ranks[0] for ranks in actions.stage_ranks[: first[r] + 1]]
-        crossings = sum(a != b for a, b in pairwise(owners))
-        chain[r] = crossings
-        if not split:
-            rows[r, B, : first[r]] += 1.0
-            chain[r] += crossings
-    return rows, chain
+    before = np.arange(num_stages) < first[:, None]
+    owners = np.array([ranks[0] for ranks in actions.stage_ranks])
+    crossings = np.append(0, np.cumsum(owners[1:] != owners[:-1]))[first]
+    rows[:, F] += before
+    if not split:
+        rows[:, B] += before
+    return rows, crossings * (1.0 if split else 2.0)
 
 
 @njit(cache=True)

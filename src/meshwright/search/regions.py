@@ -13,30 +13,25 @@ import numpy as np
 
 from meshwright import schedules
 from meshwright.cost.roofline import contention
-from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
-from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
-from meshwright.lower.step import Exchange, Key, Send, Update
+from meshwright.lower.step import Send
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
-from meshwright.schedules.actions import BW, W
-from meshwright.schedules.timing import in_order_times
-from meshwright.search.columns import Costs, Exchanged
+from meshwright.search.clock import Clock
+from meshwright.search.columns import Costs, units_of
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.exchanges import Exchanges
 from meshwright.search.glance import PASSES, Glances
-from meshwright.search.layers import Book, SharedPricer
-from meshwright.search.paths import Paths, paths
-from meshwright.search.settle import concrete
-from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
+from meshwright.search.layers import Book
+from meshwright.search.parts import Inners
+from meshwright.search.paths import Paths, Rows, Work, paths
+from meshwright.search.settle import concrete, shares_of
+from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
-from meshwright.work import Collective
 
-PLAIN = Piped("1f1b", 1, "even")
 USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0, "eager")
-WHOLE = State(0, 0)
 
 
 class Regions:
@@ -45,38 +40,45 @@ class Regions:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.glances = Glances(evaluator)
+        self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
         self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
         self.contention = min(contention(d) for d in self.layers.devices.values())
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
+        self._rows: dict[tuple, Rows | Work] = {}
+        self._clocks: dict[tuple, Clock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
         self._kinds: dict[tuple, tuple] = {}
+        self._everywhere: dict[tuple, tuple] = {}
         #: The inner parts looked at last, and which of them have the same stages.
         self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
         self.alike = len(self.cluster.islands) == 1
         self.names = self.glances.names
 
-    def placed(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> list[Inner]:
+    def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:
         """The inner parts without those whose order puts every group where another order does: on one node, or where
         a group crosses the same levels either way, they are one plan written twice."""
-        groups = {order: self._groups(core, order, states) for order in dict.fromkeys(i.order for i in inners)}
-        seen: set[tuple] = set()
-        out = []
-        for inner in inners:
-            key = (groups[inner.order], inner._replace(order=()))
-            if key not in seen:
-                seen.add(key)
-                out.append(inner)
-        return out
-
-    def _groups(self, core: Core, order: tuple[str, ...], states: Sequence[State]) -> tuple:
-        """Every group that a plan with this order communicates over."""
-        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
         if not self.alike:
-            return order
+            return inners
+        known: dict[tuple, int] = {}
+        place = np.zeros(len(inners.orders), np.int64)
+        for i in np.unique(inners.order).tolist():
+            place[i] = known.setdefault(self._groups(core._replace(mb=1), inners.orders[i], states), len(known))
+        _, first = np.unique(place[inners.order] * len(inners.rests) + inners.rest, return_index=True)
+        return inners.take(np.sort(first))
+
+    def _groups(self, core: Core, order: tuple[str, ...], states: tuple[State, ...]) -> tuple:
+        """Every group that a plan with this order communicates over."""
+        key = (core, order, states)
+        found = self._everywhere.get(key)
+        if found is None:
+            found = self._everywhere[key] = self._grouped_by(core, order, states)
+        return found
+
+    def _grouped_by(self, core: Core, order: tuple[str, ...], states: tuple[State, ...]) -> tuple:
+        layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
         mesh = self.layers.mesh(Plan(layout=layout, experts=Experts(ep=core.ep, etp=core.etp)))
         starts = mesh.slices[0].starts
         scopes = dict.fromkeys(s.shard or core.dp * core.cp for s in states)
@@ -99,44 +101,61 @@ class Regions:
             )
         return found
 
-    def costs(self, core: Core, inners: Sequence[Inner]) -> Costs:
+    def costs(self, core: Core, inners: Inners) -> Costs:
         """What layers cost under each inner part, on every kind of device."""
-        columns = [self._inner(core, inner) for inner in inners]
-        each = np.array([c[0] for c in columns]).transpose(1, 2, 0, 3)
+        near = self.glances.near(core, inners.orders)
+        code = near[inners.order] * len(inners.rests) + inners.rest  # those with the same groups share all but sends
+        _, one, which = np.unique(code, return_index=True, return_inverse=True)
+        columns = [self._inner(core, inners[i]) for i in one.tolist()]
+        each = np.array([c[0] for c in columns])[which].transpose(1, 2, 0, 3)
+        slowest, saved, held, working = (np.array([c[i] for c in columns])[which] for i in range(1, 5))
         return Costs(
             each=each,
-            slowest=each[0] if self.alike else np.array([c[5] for c in columns]).transpose(1, 0, 2),
-            send=np.array([c[1] for c in columns]),
-            saved=np.array([c[2] for c in columns]),
-            held=np.array([c[3] for c in columns]),
-            working=np.array([c[4] for c in columns]),
+            slowest=each[0] if self.alike else slowest.transpose(1, 0, 2),
+            send=self._sends(core, inners),
+            saved=saved,
+            held=held,
+            working=working,
         )
 
-    def _inner(self, core: Core, inner: Inner) -> tuple:
-        plan = plan_of(core, inner, PLAIN, WHOLE)
-        mesh = self.layers.mesh(plan)
-        book = self.layers.book(plan, mesh)
+    def _inner(self, core: Core, inner: Inner) -> tuple[np.ndarray, ...]:
+        book, mesh = self._book(core, inner)
         # some of a chunk's layers may not recompute: such a mixture is no faster and no smaller than the better mode
         modes = {inner.recompute, "none"} if inner.recompute_layers else {inner.recompute}
         key = ("columns", *sorted(modes))
         found = book.rows.get(key)
         if found is None:
             found = book.rows[key] = self._columns(book, mesh, modes)
-        send = 0.0
-        if core.pp > 1:
-            stride = plan.layout.stride("pp")
-            key = ("send", book, stride, core.devices)
-            send = self._prices.get(key)
-            if send is None:
-                send = self._prices[key] = self._send(mesh, book, stride)
-        return found[0], send, *found[2:], found[1]
+        return found
+
+    def _book(self, core: Core, inner: Inner) -> tuple[Book, Mesh]:
+        plan = plan_of(core, inner, PLAIN, WHOLE)
+        mesh = self.layers.mesh(plan)
+        return self.layers.book(plan, mesh), mesh
+
+    def _sends(self, core: Core, inners: Inners) -> np.ndarray:
+        """Seconds [A] of a message between neighbouring ranks of a pipeline."""
+        out = np.zeros(len(inners))
+        if core.pp == 1:
+            return out
+        known: dict[tuple, float] = {}
+        for a, inner in enumerate(inners):
+            same = inners.order[a], inner.sp, inner.dtype
+            if same not in known:
+                book, mesh = self._book(core, inner)
+                key = (core, inner.order if not self.alike else mesh.layout.stride("pp"), inner.sp, inner.dtype)
+                if key not in self._prices:
+                    self._prices[key] = self._send(mesh, book, mesh.layout.stride("pp"))
+                known[same] = self._prices[key]
+            out[a] = known[same]
+        return out
 
     def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
         """Seconds [D, 4, U] where a device is fastest and [4, U] where the slowest is slowest, and bytes kept."""
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
         fastest, slowest, kept = [], [], []
         for mode in modes:
-            units = self.glances.units(mode)
+            units = units_of(self.kinds, mode)
             kept.append([[getattr(book.activations(u), f) for u in units] for f in ("saved", "held", "working")])
             each = np.full((len(self.names), len(PASSES), self.num_units), np.inf)
             most = np.zeros((len(PASSES), self.num_units))
@@ -154,16 +173,7 @@ class Regions:
         pairs = {mesh.pair(0, stride)}
         if not self.alike:
             pairs = {mesh.pair(a, b) for s in mesh.slices for a, b in pairwise(s.starts)}
-        return min(self._price(book.stages, Send(pair), mesh) for pair in pairs)
-
-    def _price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
-        if isinstance(key, Exchange):
-            price = self.evaluator.costs.price
-            device = (mesh or stages.mesh).slices[0].devices[0]
-            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
-            return sum(price(work, device).seconds for work in works)
-        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
-        return float(priced.durations[0])
+        return min(self.exchanges.price(book.stages, Send(pair), mesh) for pair in pairs)
 
     def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
         """The inner parts in groups that have the same kinds of slices, shares and stages: these stages, one of the
@@ -181,39 +191,6 @@ class Regions:
             same = self.kinds_of(core, one), one.shares, concrete(core, one, piped, self.evaluator)
             groups.setdefault(same, []).extend(chosen)
         return [(settled, inners[chosen[0]], chosen) for (_, _, settled), chosen in groups.items()]
-
-    def paired(self, core: Core, inners: Sequence[Inner], piped: Piped, blocks: int) -> np.ndarray:
-        """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
-        as many exchanges as a rank holds stages, of `blocks` blocks each, between neighbours at best."""
-        if schedules.get(piped.schedule).placement != "bidirectional" or not self.alike:
-            return np.zeros(len(inners))
-        known: dict[tuple, float] = {}
-        for inner in inners:
-            same = (inner.order, inner.grads, inner.dtype)
-            if same not in known:
-                plan = plan_of(core, inner, PLAIN, WHOLE)
-                mesh = self.layers.mesh(plan)
-                stages = self.layers.stages(plan, mesh)
-                params = (stages.params(u) for u in self.glances.units("none")[: self.kinds])
-                least = min(p.trained_dense + p.trained_expert for p in params)
-                work = Collective(
-                    op="all_reduce",
-                    num_bytes=blocks * least * STORED_BYTES[inner.grads],
-                    group=mesh.pair(0, plan.layout.stride("pp")),
-                )
-                device = next(iter(self.layers.devices.values()))
-                known[same] = 2 * piped.vpp * self.evaluator.costs.price(work, device).seconds
-        return np.array([known[i.order, i.grads, i.dtype] for i in inners])
-
-    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
-        """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
-        room = max(d.memory_bytes for d in self.layers.devices.values())
-        return self.least_state_bytes(core, states, inner) / core.pp > room
-
-    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
-        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
-        layers = np.array(self.model.layers_by_kind, float)
-        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
 
     def counts(self, num_stages: int, stages: str | tuple[int, ...]) -> np.ndarray:
         """Units of every virtual stage [S, U]."""
@@ -243,11 +220,39 @@ class Regions:
         if found is None:
             actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
             typical = int(np.argmin(costs.seconds[:2].sum(axis=(0, 2))))
-            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks)[:, 0]
+            f, _, b, w = self.stage_seconds(core, piped, costs, [typical], devices, actions.stage_ranks).min(axis=0)[
+                :, 0
+            ]
             found = paths(actions, f, b, w, float(costs.send[typical]))
             if takes_times(plan_of(core, USUAL, piped, WHOLE)):
                 found = found.of_any_order()
             self._paths[key] = found
+        return found
+
+    def work(self, core: Core, pipelines: tuple[Piped, ...]) -> Work | None:
+        """What ranks compute under several schedules, where :meth:`rows` are known at once."""
+        if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
+            return None
+        count = self.train.global_batch // (core.dp * core.mb)
+        key = ("work", core.pp, count, pipelines)
+        found = self._rows.get(key)
+        if found is None:
+            shapes = [
+                (schedules.get(p.schedule), core.pp, p.vpp, self.counts(core.pp * p.vpp, p.stages)) for p in pipelines
+            ]
+            found = self._rows[key] = Work.of(shapes, count)
+        return found
+
+    def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: Costs) -> Rows | None:
+        """The rows of several schedules at once, where ranks are alike and stages do not depend on the inner part."""
+        if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
+            return None
+        key = (core.pp, self.train.global_batch // (core.dp * core.mb), pipelines)
+        found = self._rows.get(key)
+        if found is None:
+            each = [self.paths(core, piped, costs) for piped in pipelines]
+            counts = [self.counts(core.pp * piped.vpp, piped.stages) for piped in pipelines]
+            found = self._rows[key] = Rows.of(each, counts, self.kinds)
         return found
 
     def stage_seconds(
@@ -259,112 +264,39 @@ class Regions:
         devices: tuple[int, ...],
         stage_ranks: Sequence[tuple[int, ...]],
     ) -> np.ndarray:
-        """Seconds of F, BW, B, W [4, chosen, S] of every stage under some inner parts, its ranks on `devices`; () where
-        all are alike. A stage on two ranks is as fast as on the faster one."""
-        held = self.counts(core.pp * piped.vpp, piped.stages)
+        """Seconds of F, BW, B, W [turns, 4, chosen, S] of every stage under some inner parts, its ranks on `devices`;
+        () where all are alike. Where stages are on two ranks, `turns` are both; else one."""
+        held, turns = self.counts(core.pp * piped.vpp, piped.stages), max(map(len, stage_ranks))
         if not devices:
-            return costs.seconds[:, chosen] @ held.T
-        out = np.full((len(PASSES), len(chosen), len(held)), np.inf)
-        for turn in range(max(map(len, stage_ranks))):
+            return np.repeat((costs.seconds[:, chosen] @ held.T)[None], turns, axis=0)
+        out = np.empty((turns, len(PASSES), len(chosen), len(held)))
+        for turn in range(turns):
             owner = np.array([devices[ranks[turn % len(ranks)]] for ranks in stage_ranks])
             for device in set(owner.tolist()):
                 there = np.flatnonzero(owner == device)
-                out[:, :, there] = np.minimum(out[:, :, there], costs.each[device][:, chosen] @ held[there].T)
+                out[turn][:, :, there] = costs.each[device][:, chosen] @ held[there].T
         return out
 
     def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
         """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
         piped = concrete(core, inner, piped, self.evaluator)
-        if inner.shares == BALANCED or takes_times(plan_of(core, USUAL, piped, WHOLE)):
+        if takes_times(plan_of(core, USUAL, piped, WHOLE)):
             return -np.inf
         if self.alike:
             return self._makespan(core, piped, costs, a, self.train.global_batch // (core.dp * core.mb), ())
         found = self.kinds_of(core, inner)
-        counts = inner.shares if inner.shares != EVEN else [self.train.global_batch // (core.dp * core.mb)] * len(found)
+        even = self.train.global_batch // (core.dp * core.mb)
+        counts = shares_of(core, inner, piped, self.evaluator) or (even,) * len(found)
         return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
 
     def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
-        actions = schedules.build(piped.schedule, core.pp, count, piped.vpp)
-        f, whole, b, w = self.stage_seconds(core, piped, costs, [a], devices, actions.stage_ranks)[:, 0] + self.host_s
-        if np.any(actions.kind == W):
-            # a full backward counts as B and W, and may be faster than both: no W is longer than what it saves
-            b = np.minimum(b, whole)
-            w = np.minimum(w, whole - b) if np.any(actions.kind == BW) else w
-        else:
-            b, w = whole, 0.0
-        return float(in_order_times(actions, f, b, w, float(costs.send[a]))[1].max())
+        clock = self._clock(core.pp, count, piped)
+        seconds = self.stage_seconds(core, piped, costs, [a], devices, clock.stage_ranks)[:, :, 0] + self.host_s
+        return clock.makespan(seconds[:, [0, 2, 3, 1]], float(costs.send[a]))
 
-    def exchanged(self, core: Core, inners: Sequence[Inner], states: Sequence[State]) -> Exchanged:
-        """What data parallelism exchanges, for every inner part and state part."""
-        shape = (len(inners), len(states), self.kinds)
-        gather, reduce = np.zeros(shape), np.zeros(shape)
-        first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
-        known: dict[tuple, tuple] = {}
-        for a, inner in enumerate(inners):
-            for c, state in enumerate(states):
-                same = (inner.order, inner.grads, inner.master, inner.moments, inner.dtype, state)
-                if same not in known:
-                    known[same] = self._exchange(core, inner, state)
-                gather[a, c], reduce[a, c], first[a, c], last[a, c] = known[same]
-        return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
-
-    def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
-        plan = plan_of(core, inner, PLAIN, state)
-        mesh = self.layers.mesh(plan)
-        stages = self.layers.stages(plan, mesh)
-        units = self.glances.units("none")
-
-        def seconds(what: str, *chosen: Unit) -> float:
-            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
-                return 0.0
-            starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
-            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
-            return min(self._price(stages, exchange, mesh) for exchange in exchanges)
-
-        blocks = units[: self.kinds]
-        first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self._price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
-        trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
-        devices = {d.name for s in mesh.slices for d in s.devices}
-        update = min(self._price(stages, Update(trained / core.pp, d)) for d in devices)
-        return (
-            [seconds("gather", b) for b in blocks],
-            [seconds("reduce", b) for b in blocks],
-            first,
-            norm + update,
-        )
-
-    def _updated(self, stages, unit: Unit) -> float:
-        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
-
-    def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
-        table, which some schedules place beside it."""
-        plan = plan_of(core, inner, PLAIN, state)
-        stages = self.layers.stages(plan, self.layers.mesh(plan))
-        alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
-        beside = self.layers.stages(alone, self.layers.mesh(alone))
-        out = np.zeros(self.num_units)
-        for i, unit in enumerate(self.glances.units("none")):
-            params = (beside if unit.kind == "head" else stages).params(unit)
-            out[i] = sum(static_bytes(plan, self.train, params).values())
-            if core.pp > 1:
-                out[i] += gathered_bytes(plan, params, self.train)
-        return out
-
-    def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
-        """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""
-        plan = plan_of(core, inner, PLAIN, state)
-        out = np.zeros(self.num_units)
-        if core.pp > 1 and plan.layout.shards_gradients:
-            stages = self.layers.stages(plan, self.layers.mesh(plan))
-            for i, unit in enumerate(self.glances.units("none")[: self.kinds]):
-                out[i] = unscattered_bytes(plan, stages.params(unit))
-        return out
-
-
-class _Updates(Exchanger):
-    """Asked only for what an optimizer step touches."""
-
-    def parameters(self, units: tuple[Unit, ...]) -> float:
-        return self._updated(units)
+    def _clock(self, pp: int, count: int, piped: Piped) -> Clock:
+        key = (pp, count, piped.schedule, piped.vpp)
+        found = self._clocks.get(key)
+        if found is None:
+            found = self._clocks[key] = Clock(schedules.build(piped.schedule, pp, count, piped.vpp))
+        return found

@@ -6,6 +6,8 @@ schedule makes of it, is found when the plan is evaluated.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 
@@ -22,9 +24,26 @@ def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Eva
     """The plan at a point."""
     plan = plan_of(core, inner, concrete(core, inner, piped, evaluator), state)
     if inner.shares == BALANCED:
-        layout = msgspec.structs.replace(plan.layout, shares=_shares(plan, evaluator))
+        layout = msgspec.structs.replace(plan.layout, shares=_dealt(plan, evaluator))
         plan = msgspec.structs.replace(plan, layout=layout)
     return plan
+
+
+def shares_of(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> tuple[int, ...]:
+    """Microbatches of each kind of slice, which no state part changes; () where they are equal."""
+    if inner.shares == BALANCED:
+        return settled(core, inner, piped, State(0, 0), evaluator).layout.shares
+    return () if inner.shares == EVEN else inner.shares
+
+
+def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
+    """Batch shares by what they depend on."""
+    layout = msgspec.structs.replace(plan.layout, zero=0, shard=0)
+    key = msgspec.structs.replace(plan, layout=layout)
+    found = evaluator.stages.get(key)
+    if found is None:
+        found = evaluator.stages[key] = _shares(plan, evaluator)
+    return found
 
 
 def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
@@ -79,6 +98,13 @@ def _stages(table: np.ndarray, pp: int, vpp: int, evaluator: Evaluator) -> tuple
     return partition(table[rank][:, pattern], first=table[rank, -2], last=table[rank, -1])
 
 
+@lru_cache(maxsize=256)
+def _legal(schedule: str, pp: int, vpp: int, most: int) -> np.ndarray:
+    """The numbers of microbatches up to `most` that a schedule can run."""
+    family = schedules.get(schedule)
+    return np.array([n for n in range(1, most + 1) if not family.legality(pp, n, vpp)], np.int64)
+
+
 def _shares(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     """Microbatches of each kind of slice; () where whole microbatches that the schedule can run do not add up."""
     passes, layout, pipeline = _Passes(plan, evaluator), plan.layout, plan.pipeline
@@ -94,14 +120,12 @@ def _shares(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
                 spent = sum(passes(unit, kind, rank) for unit in compositions[stage].units)
                 seconds[kind, rank] += spent / len(ranks)
     slowest = seconds.max(axis=1)
-    family = schedules.get(pipeline.schedule)
     most = total // min(kind.multiplicity for kind in kinds)
-    legal = [n for n in range(1, most + 1) if not family.legality(layout.pp, n, pipeline.vpp)]
     found = apportion(
         slowest.tolist(),
         ((seconds.sum(axis=1) - slowest) / pipeline.vpp).tolist(),
         [kind.multiplicity for kind in kinds],
         total,
-        np.array(legal, np.int64),
+        _legal(pipeline.schedule, layout.pp, pipeline.vpp, most),
     )
     return () if found is None or len(set(found)) == 1 else found

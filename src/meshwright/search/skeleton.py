@@ -18,8 +18,8 @@ from meshwright.lower import Lowered
 from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.place import Mesh
 from meshwright.lower.residency import IN_FLIGHT
-from meshwright.lower.stages import Stages
-from meshwright.lower.state import unscattered_bytes
+from meshwright.lower.stages import Stages, Unit
+from meshwright.lower.state import STORED_BYTES, unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions, W
@@ -49,22 +49,27 @@ class Updated(NamedTuple):
     rank: int
 
 
+class Paired(NamedTuple):
+    """A role: gradients of a stage that two ranks hold, added up."""
+
+    units: tuple
+    ranks: tuple[int, int]
+
+
 #: The gradient norm, which joins all ranks.
 NORM = "norm"
-Role = Pass | Message | Moved | Updated | str
+PAIRED = -2
+Role = Pass | Message | Moved | Updated | Paired | str
 
 
 def structure(plan: Plan, model: Model, num_microbatches: int) -> tuple | None:
     """What plans must agree on to share a skeleton; None where a plan is lowered on its own.
 
-    On their own: copies of one weight on two pipeline ranks (their exchange is sized by the plan), and gradients
-    exchanged in the open (their tasks do not follow the passes that release them).
+    On their own: a tied embedding whose copies are on two pipeline ranks (their exchange is sized by the plan), and
+    gradients exchanged in the open (their tasks do not follow the passes that release them).
     """
-    from meshwright import schedules
-
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
-    family = schedules.get(plan.pipeline.schedule)
-    if layout.pp > 1 and (model.tied_embeddings or family.placement == "bidirectional"):
+    if layout.pp > 1 and model.tied_embeddings:
         return None
     if replicas > 1 and not plan.overlap.dp:
         return None
@@ -93,8 +98,15 @@ class Skeleton:
         self.roles, role_of = _roles(lowered)
         self.graph = msgspec.structs.replace(graph, cost_key=role_of, keys=tuple(map(str, self.roles)))
         self.compositions = stages.compositions
+        distinct = {composition: i for i, composition in enumerate(dict.fromkeys(self.compositions))}
+        self.distinct = tuple(distinct)
+        self._distinct = np.array([distinct[composition] for composition in self.compositions])
         self.pp = stages.plan.layout.pp
-        self._held = [[s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks] for r in range(self.pp)]
+        #: The units on each rank; equal ones are one object.
+        same: dict[tuple[Unit, ...], tuple[Unit, ...]] = {}
+        held = [[s for s, ranks in enumerate(self.actions.stage_ranks) if r in ranks] for r in range(self.pp)]
+        units = (tuple(u for s in stages_of for u in self.compositions[s].units) for stages_of in held)
+        self._held = [same.setdefault(one, one) for one in units]
         self._events()
 
     def _events(self) -> None:
@@ -105,20 +117,22 @@ class Skeleton:
         workspace = memory.category == memory.categories.index("workspace")
         freed_by = np.where(kind == KIND["W"], 1, np.where((kind == KIND["B"]) & split, 2, 3))
         code = np.where(workspace, np.where(memory.at_end, 5, 4), np.where(kind == KIND["F"], 0, freed_by))
-        self._code, self._stage = code, graph.attribute("stage")[memory.task]
+        self._code, stage = code, graph.attribute("stage")[memory.task]
+        self._made = self._distinct[stage]
         self._gradients: dict[tuple, int] = {}
         self._scattered: list[tuple[int, int]] = []
         if IN_FLIGHT in memory.categories:
             for event in np.flatnonzero(memory.category == memory.categories.index(IN_FLIGHT)).tolist():
                 task = memory.task[event]
                 role = self.roles[graph.cost_key[task]]
-                units = role.units if memory.at_end[event] else self.compositions[self._stage[event]].units
+                units = role.units if memory.at_end[event] else self.compositions[stage[event]].units
                 self._scattered.append((event, self._gradients.setdefault(units, len(self._gradients))))
 
     def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray, stages: Stages) -> TaskGraph:
-        """The graph with the sizes of what each stage [num_stages] saves, holds until W and works with, in bytes."""
+        """The graph with the sizes of what each of the ``distinct`` compositions saves, holds until W and works with,
+        in bytes."""
         table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
-        num_bytes = table[self._code, self._stage]
+        num_bytes = table[self._code, self._made]
         if self._scattered:
             whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self._gradients])
             event, units = np.array(self._scattered).T
@@ -140,9 +154,12 @@ class Skeleton:
                     found.append(Send(mesh.pair(starts[a], starts[b])))
                 case Moved(units, what):
                     found.append(exchange_of(stages, mesh, units, what))
+                case Paired(units, (a, b)):
+                    params = stages.total_params(units)
+                    size = (params.trained_dense + params.trained_expert) * STORED_BYTES[stages.plan.precision.grads]
+                    found.append(Exchange((("all_reduce", size, mesh.pair(starts[a], starts[b])),)))
                 case Updated(r):
-                    held = tuple(u for s in self._held[r] for u in stages.compositions[s].units)
-                    found.append(Update(updates.parameters(held), device))
+                    found.append(Update(updates.parameters(self._held[r]), device))
                 case _:
                     found.append(Exchange((("all_reduce", 4.0, everyone),)))
         return found
@@ -163,8 +180,10 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
     roles: dict[Role, int] = {}
     role_of = np.empty(graph.num_tasks, np.int32)
     # tasks that agree on these columns are one role
-    columns = np.stack([graph.kind, graph.cost_key, rank, beside]).astype(np.int64)
-    _, first, back = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    same = graph.kind.astype(np.int64)
+    for column in (graph.cost_key, rank, beside - beside.min()):
+        same = same * (int(column.max()) + 1) + column
+    _, first, back = np.unique(same, return_index=True, return_inverse=True)
     for i, task in enumerate(first.tolist()):
         kind, key, other = int(graph.kind[task]), keys[graph.cost_key[task]], int(beside[task])
         if kind in _PASSES:
@@ -175,6 +194,9 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
             role = Moved(keys[other].units, _EXCHANGES[kind])
         elif kind == KIND["optimizer"]:
             role = Updated(int(rank[task]))
+        elif other < -1:
+            stage = PAIRED - other
+            role = Paired(lowered.stages.compositions[stage].units, lowered.actions.stage_ranks[stage])
         else:
             role = NORM
         first[i] = roles.setdefault(role, len(roles))
@@ -183,7 +205,8 @@ def _roles(lowered: Lowered) -> tuple[list[Role], np.ndarray]:
 
 
 def _neighbours(lowered: Lowered) -> np.ndarray:
-    """For a send the rank it goes to, for an exchange the cost key of the pass it belongs to, else -1."""
+    """For a send the rank it goes to, for an exchange the cost key of the pass it belongs to, for gradients that two
+    ranks add up ``PAIRED`` less their stage, else -1."""
     graph = lowered.graph
     owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.dep_ptr))
     is_pass = np.isin(graph.kind, _PASSES)
@@ -198,4 +221,12 @@ def _neighbours(lowered: Lowered) -> np.ndarray:
     out[before[gathered]] = graph.cost_key[after[gathered]]
     reduced = (queue[after] == QUEUE["dp"]) & (graph.kind[after] == KIND["reduce_scatter"]) & is_pass[before]
     out[after[reduced]] = graph.cost_key[before[reduced]]
+    left: dict[tuple[int, ...], list[int]] = {}
+    for stage, both in enumerate(lowered.actions.stage_ranks):
+        left.setdefault(both, []).append(stage)
+    for task in np.flatnonzero(graph.kind == KIND["all_reduce"]).tolist():
+        members = graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]]
+        stages = left.get(tuple(sorted(graph.streams.rank[members].tolist())), [])
+        if len(members) == 2 and stages:  # stage by stage on one pair's streams; the norm comes after them
+            out[task] = PAIRED - stages.pop(0)
     return out

@@ -18,8 +18,9 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision, Sequence, check
-from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER
 from meshwright.plan.slices import kinds, meet_inside
+from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -30,6 +31,8 @@ EVEN, BALANCED = "even", "balanced"
 LEAST_TOKENS = 512
 #: Sequences of a microbatch at most, in the default space.
 MOST_MICROBATCH = 32
+#: Recompute by operators is a policy of few frameworks and the executor has none of it: allowed, not the default.
+USUAL_RECOMPUTE = ("none", "selective", "full")
 #: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
@@ -82,6 +85,8 @@ class State(NamedTuple):
     shard: int
 
 
+#: The simplest schedule and nothing sharded, for what depends on neither.
+PLAIN, WHOLE = Piped("1f1b", 1, EVEN), State(0, 0)
 CORE, INNER, PIPED, STATE = Core._fields, Inner._fields, Piped._fields, State._fields
 #: Facet -> what it is, in the order they are shown.
 FACETS: dict[str, str] = {
@@ -158,7 +163,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
             "order": tuple(permutations(DEFAULT_ORDER)),
             "sp": (True, False),
             "algorithm": CP_ALGORITHMS,
-            "recompute": RECOMPUTE_MODES,
+            "recompute": USUAL_RECOMPUTE,
             "recompute_layers": (0,),
             "attention": (usual.memory.attention,),
             "dtype": (usual.precision.compute,),
@@ -219,7 +224,7 @@ def legal_inner(space: Space, core: Core, model: Model, cluster: Cluster, train:
             yield sp, algorithm, attention
 
 
-def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> list[Inner]:
+def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Inners:
     """Every inner part of a core's plans."""
     recompute = tuple(
         (mode, layers) for mode, layers in product(space["recompute"], space["recompute_layers"]) if _says(mode, layers)
@@ -230,8 +235,8 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     shared = {order: _shares(space, core, order, cluster) for order in orders}
     found = _combined(ways, tuple(orders), recompute, rest)
     if all(shares == [EVEN] for shares in shared.values()):
-        return list(found)
-    return [inner._replace(shares=shares) for inner in found for shares in shared[inner.order]]
+        return found
+    return Inners(inner._replace(shares=shares) for inner in found for shares in shared[inner.order])
 
 
 def _shares(space: Space, core: Core, order: tuple[str, ...], cluster: Cluster) -> list[str | tuple[int, ...]]:
@@ -247,9 +252,9 @@ def _shares(space: Space, core: Core, order: tuple[str, ...], cluster: Cluster) 
 
 
 @lru_cache(maxsize=256)
-def _combined(ways: tuple, orders: tuple, recompute: tuple, rest: tuple) -> tuple[Inner, ...]:
+def _combined(ways: tuple, orders: tuple, recompute: tuple, rest: tuple) -> Inners:
     """Every combination; many cores allow the same ones."""
-    return tuple(
+    return Inners(
         Inner(order, sp, algorithm, mode, layers, attention, *others)
         for sp, algorithm, attention in ways
         for order in orders
@@ -273,46 +278,51 @@ def _orders(space: Space, core: Core) -> list[tuple[str, ...]]:
     return list(found.values())
 
 
-def pipelines(space: Space, core: Core, model: Model, train: Train) -> list[Piped]:
+def pipelines(space: Space, core: Core, model: Model, train: Train) -> tuple[Piped, ...]:
     """Every schedule of a core's plans, with its chunks and stages."""
     count = train.global_batch // (core.dp * core.mb)
-    names = space["schedule"]
-    if core.pp == 1:
+    return _pipelines(space["schedule"], space["vpp"], space["stages"], core.pp, count, model.num_layers)
+
+
+@lru_cache(maxsize=1024)
+def _pipelines(
+    names: tuple[str, ...], chunks: tuple[int, ...] | None, dealt: tuple, pp: int, count: int, num_layers: int
+) -> tuple[Piped, ...]:
+    """Many cores have the same ones: as many ranks and microbatches."""
+    if pp == 1:
         plain = "1f1b" if "1f1b" in names else names[0]
         names = (plain,)
     out = []
     for name in names:
         family = schedules.get(name)
-        for vpp in _chunks(space, core, model, family):
-            if core.pp * vpp > model.num_layers or family.legality(core.pp, count, vpp):
+        for vpp in _chunks(chunks, pp, num_layers, family):
+            if pp * vpp > num_layers or family.legality(pp, count, vpp):
                 continue
-            for stages in space["stages"]:
-                if isinstance(stages, tuple) and (len(stages) != core.pp * vpp or sum(stages) != model.num_layers):
+            for stages in dealt:
+                if isinstance(stages, tuple) and (len(stages) != pp * vpp or sum(stages) != num_layers):
                     continue
-                if stages == BALANCED and core.pp == 1:
+                if stages == BALANCED and pp == 1:
                     continue
                 out.append(Piped(name, vpp, stages))
-    return out
+    return tuple(out)
 
 
-def _chunks(space: Space, core: Core, model: Model, family) -> list[int]:
+def _chunks(chunks: tuple[int, ...] | None, pp: int, num_layers: int, family) -> list[int]:
     """Chunks per rank: the family's own, or every number that gives another number of layers per chunk."""
-    if core.pp == 1:
-        return [1] if space.allows("vpp", 1) else []
+    if pp == 1:
+        return [1] if chunks is None or 1 in chunks else []
     legal = family.vpps
     if not legal:
-        per_rank = -(-model.num_layers // core.pp)
+        per_rank = -(-num_layers // pp)
         legal = sorted({-(-per_rank // layers) for layers in range(1, per_rank)} - {1})
         legal = [v + v % 2 for v in legal] if family.placement == "wave" else legal
-    return [
-        v for v in (dict.fromkeys(legal) if space["vpp"] is None else space["vpp"]) if not family.vpps or v in legal
-    ]
+    return [v for v in (dict.fromkeys(legal) if chunks is None else chunks) if not family.vpps or v in legal]
 
 
-def together(core: Core, piped: Piped, state: State, among: Collection[State]) -> bool:
+def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> bool:
     """Whether a schedule goes with a ZeRO stage: what two ranks hold whole cannot be sharded, and with one stage a rank
     ZeRO-2 is ZeRO-1 in other words, if that is `among` the state parts."""
-    if core.pp == 1 or state.zero < 2:
+    if pp == 1 or state.zero < 2:
         return True
     if schedules.get(piped.schedule).placement == "bidirectional":
         return False
@@ -324,7 +334,7 @@ def exchanges_once(core: Core, state: State) -> bool:
     return not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
 
 
-def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[State]:
+def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[State, ...]:
     """Every ZeRO stage and scope of a core's plans."""
     replicas = core.dp * core.cp
     out = []
@@ -334,7 +344,7 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> list[Sta
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
         out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
-    return out
+    return tuple(out)
 
 
 def gathers_once(space: Space, train: Train) -> bool:

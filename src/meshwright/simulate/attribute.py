@@ -1,7 +1,8 @@
 """Where the time goes: each rank's step split by cause, averaged over ranks, summing to the step time.
 
 A compute task's time is split as its cost key is. Idle time of the compute queue is charged to what the next
-task waited for: data-parallel exchange, the message itself, or other stages (the bubble).
+task waited for: data-parallel exchange, the message itself, or other stages (the bubble). What a task takes longer than
+its cost, where ranks share cores or ports, it waited for other ranks: that is bubble too.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:
     share = weight[rank]
     by_key = np.bincount(timeline.cost_key[spans], weights=share, minlength=len(parts))
     total[: len(CAUSES)] = by_key @ parts
+    longer = float(((end - start) * share).sum()) - float(total[: len(CAUSES)].sum())
+    if longer > 1e-9 * makespan:  # not what rounding leaves
+        total[NAMES.index("bubble")] += longer
     new_rank = np.append(True, rank[1:] != rank[:-1])
     gap = start - np.where(new_rank, 0.0, np.append(0.0, end[:-1]))
     late = timeline.waited_for[spans]

@@ -12,6 +12,7 @@ import numpy as np
 from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
+from meshwright.lower.mlp import SORTED
 from meshwright.simulate.engine import times
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
@@ -28,12 +29,13 @@ HOST_SIGMA = 0.3
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration; ``spread`` those seconds times
     the relative error (one standard deviation) of their estimates; the operations done, and how many of them
-    ``repeated`` forward work."""
+    ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: float
     repeated: float
+    wait: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -50,7 +52,7 @@ def _kernels(work: Work, costs: Costs) -> float:
     if isinstance(work, GroupedGemm):
         return work.groups
     if not isinstance(work, Elementwise):
-        return 1
+        return 2 if costs.adds_apart(work) else 1
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
@@ -60,7 +62,8 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
-    by_key = durations(entries, device, costs)
+    estimates = [costs.price(e.work, device) for e in entries]
+    by_key = np.array([e.seconds for e in estimates])
     start, end = (at.tolist() for at in times(graph, by_key))
     entry_of = graph.attribute("layer").tolist()
     ended = [0.0] * len(entries)
@@ -73,7 +76,7 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
         if entry.queue != "compute":
             issue += framework.host_us_per_collective * 1e-6
             continue
-        estimate = costs.price(entry.work, device)
+        estimate = estimates[index]
         issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
         done = getattr(entry.work, "flops", 0.0)
         flops += done
@@ -89,13 +92,20 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     total = max(end)
     if total > clock:
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
-    busy = {q: sum(by_key[i] for i, e in enumerate(entries) if e.queue == q) for q in ("tp", "cp", "ep")}
-    for queue, seconds in busy.items():
-        hidden = min(max(0.0, seconds - parts[CAUSE[queue]]), clock)
-        parts[CAUSE[queue]] += hidden * contention(device)
-        sigma = max((costs.price(e.work, device).sigma for e in entries if e.queue == queue), default=0.0)
-        spread[CAUSE[queue]] = parts[CAUSE[queue]] * sigma
+    wait = 0.0
+    for queue in ("tp", "cp", "ep"):
+        mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
+        if not mine:
+            continue
+        seconds, exposed = sum(estimate.seconds for estimate in mine), parts[CAUSE[queue]]
+        hidden = min(max(0.0, seconds - exposed), clock)
+        idle = sum(estimate.wait for estimate in mine) / seconds if seconds else 0.0
+        wait += exposed * idle
+        # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
+        parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
+        spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
+    stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
         # issuing and running are the same core's work, one after the other
         parts[CAUSE["host"]] += issue
@@ -103,4 +113,6 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
     elif issue > total:
         parts[CAUSE["host"]] += issue - total
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
-    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated)
+    parts[CAUSE["host"]] += stalled
+    spread[CAUSE["host"]] += stalled * HOST_SIGMA
+    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait)

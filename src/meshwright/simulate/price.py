@@ -14,21 +14,23 @@ from meshwright.lower.exchange import exchange_of
 from meshwright.lower.layer import Entry, program
 from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
-from meshwright.lower.step import Exchange, Pass, Send, Update
+from meshwright.lower.step import Exchange, Pass, Send, Update, gathers_again
 from meshwright.simulate.layer import CAUSE, CAUSES, HOST_SIGMA, LayerCost, cost
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import OPTIMIZER_MOMENTS
-from meshwright.work import Collective, Elementwise, Group
+from meshwright.work import Collective, Elementwise, Group, Staging
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
     """``parts`` [num_keys, len(CAUSES)] seconds; ``spread`` those times the relative error of their estimates;
-    ``flops`` [num_keys] operations executed, ``repeated`` those of them that recompute."""
+    ``flops`` [num_keys] operations executed, ``repeated`` those of them that recompute; ``wait`` [num_keys] seconds in
+    which the device is free for other ranks."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: np.ndarray
     repeated: np.ndarray
+    wait: np.ndarray
 
     @property
     def durations(self) -> np.ndarray:
@@ -49,41 +51,55 @@ class Pricer:
         self.stages, self.plan = lowered.stages, lowered.stages.plan
         self.devices: dict[str, Device] = {d.name: d for s in lowered.mesh.slices for d in s.devices}
         self._units: dict[tuple[Unit, str, str, int], LayerCost] = {}
+        self._sends: dict[Send, tuple[float, float, float]] = {}
 
     def all(self) -> Priced:
         shape = (len(self.lowered.keys), len(CAUSES))
         parts, spread = np.zeros(shape), np.zeros(shape)
-        flops, repeated = np.zeros(shape[0]), np.zeros(shape[0])
+        flops, repeated, wait = np.zeros(shape[0]), np.zeros(shape[0]), np.zeros(shape[0])
         for i, key in enumerate(self.lowered.keys):
             match key:
                 case Pass():
-                    flops[i], repeated[i] = self._pass(key, parts[i], spread[i])
+                    flops[i], repeated[i], wait[i] = self._pass(key, parts[i], spread[i])
                 case Send():
-                    parts[i, CAUSE["pp"]], spread[i, CAUSE["pp"]] = self._send(key)
+                    parts[i, CAUSE["pp"]], spread[i, CAUSE["pp"]], wait[i] = self._send(key)
                 case Exchange():
-                    parts[i, CAUSE["dp"]], spread[i, CAUSE["dp"]] = self.exchange(key)
+                    parts[i, CAUSE["dp"]], spread[i, CAUSE["dp"]], wait[i] = self.exchange(key)
                 case Update():
                     estimate = self._update(key)
                     parts[i, CAUSE["optimizer"]] = estimate.seconds
                     spread[i, CAUSE["optimizer"]] = estimate.seconds * estimate.sigma
-        return Priced(parts=parts, spread=spread, flops=flops, repeated=repeated)
+        return Priced(parts=parts, spread=spread, flops=flops, repeated=repeated, wait=wait)
 
-    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> tuple[float, float]:
-        """Fill one pass's row; the operations it executes and those of them it repeats."""
-        flops = repeated = 0.0
+    def _pass(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> tuple[float, float, float]:
+        """Fill one pass's row; the operations it executes, those of them it repeats, and seconds it waits."""
+        flops = repeated = wait = 0.0
         for unit in key.units:
             one = self.unit(unit, key.which, key.device, key.start)
             parts += one.parts
             spread += one.spread
             flops += one.flops
             repeated += one.repeated
+            wait += one.wait
         host = self.costs.framework.host_us_per_pass * 1e-6 * key.share
         parts[CAUSE["host"]] += host
         spread[CAUSE["host"]] += host * HOST_SIGMA
         slowed, uncertain = self._slowed(key, float(parts.sum()))
         parts[CAUSE["dp"]] += slowed
         spread[CAUSE["dp"]] += uncertain
-        return flops, repeated
+        self._stage(key, parts, spread)
+        return flops, repeated, wait
+
+    def _stage(self, key: Pass, parts: np.ndarray, spread: np.ndarray) -> None:
+        """Copies around the exchanges of fully sharded parameters."""
+        if not gathers_again(self.plan.layout):
+            return
+        for what in key.beside:
+            exchange = exchange_of(self.stages, self.lowered.mesh, key.units, what, key.start)
+            for _, size, _ in exchange.steps[:1]:
+                found = self.costs.price(Staging(what=what, num_bytes=size), self.devices[key.device])
+                parts[CAUSE["host"]] += found.seconds
+                spread[CAUSE["host"]] += found.seconds * found.sigma
 
     def unit(self, unit: Unit, which: str, device: str, start: int) -> LayerCost:
         """One pass over one layer on a device."""
@@ -103,36 +119,41 @@ class Pricer:
             known[unit, which, start] = program(pieces, which, recompute=unit.recompute, overlap=overlap)
         return known[unit, which, start]
 
-    def exchange(self, key: Exchange) -> tuple[float, float]:
-        """Seconds of some collectives one after the other, and those times their relative errors."""
+    def exchange(self, key: Exchange) -> tuple[float, float, float]:
+        """Seconds of some collectives one after the other, those times their relative errors, and those they wait."""
         share = self.costs.framework.exchange_share
         steps = key.steps if share == 1.0 else [(op, size, _narrowed(group, share)) for op, size, group in key.steps]
         return self._sum(Collective(op=op, num_bytes=size, group=group) for op, size, group in steps)
 
-    def _sum(self, works: Iterable[Collective]) -> tuple[float, float]:
+    def _sum(self, works: Iterable[Collective]) -> tuple[float, float, float]:
         device = next(iter(self.devices.values()))
         found = [self.costs.price(work, device) for work in works]
-        return sum(e.seconds for e in found), sum(e.seconds * e.sigma for e in found)
+        return sum(e.seconds for e in found), sum(e.seconds * e.sigma for e in found), sum(e.wait for e in found)
 
     def _slowed(self, key: Pass, seconds: float) -> tuple[float, float]:
-        """What a pass loses to the exchanges beside it, which take SMs while they run."""
-        if not key.beside:
+        """What a pass loses to the exchanges beside it, which take SMs while they run. Processor cores are shared in
+        time instead (``simulate/cores.py``)."""
+        if not key.beside or self.devices[key.device].cores:
             return 0.0, 0.0
         mesh = self.lowered.mesh
         found = [self.exchange(exchange_of(self.stages, mesh, key.units, what, key.start)) for what in key.beside]
-        beside, uncertain = sum(s for s, _ in found), sum(u for _, u in found)
+        beside, uncertain = sum(s for s, _, _ in found), sum(u for _, u, _ in found)
         lost = min(beside, seconds) * contention(self.devices[key.device])
         return lost, lost * (uncertain / beside if beside else 0.0)
 
-    def _send(self, key: Send) -> tuple[float, float]:
+    def _send(self, key: Send) -> tuple[float, float, float]:
         """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
         does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1)."""
+        found = self._sends.get(key)
+        if found is not None:
+            return found
         c = self.stages.context()
         size = c.tokens * c.model.hidden * c.element / c.tp
         works = [Collective(op="send", num_bytes=size, group=key.group)]
         if c.tp > 1 and not c.sp:
             works.append(Collective(op="all_gather", num_bytes=size * c.tp, group=c.tp_group))
-        return self._sum(works)
+        found = self._sends[key] = self._sum(works)
+        return found
 
     def _update(self, key: Update) -> Estimate:
         """One pass over gradients for their norm, one fused pass that reads gradient, master and moments and writes

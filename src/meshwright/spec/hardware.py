@@ -34,6 +34,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         oversubscription: each child gets ``gb_s / oversubscription`` when all children send at once.
         in_network_reduction: the switches can add up (NVLink SHARP, InfiniBand SHARP).
         scale_out: the traffic leaves the node through its NICs.
+        shared_ports: exchanges of a child that are under way at once share its port. Else they are timed as if each
+            had it to itself, which is quicker to work out and right where they do not meet.
         shape: sides of a torus or grid, product = arity; empty when the topology has no dimensions.
         sources: field -> where the number comes from; "*" for all fields not named.
     """
@@ -46,6 +48,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     oversubscription: float = 1.0
     in_network_reduction: bool = False
     scale_out: bool = False
+    shared_ports: bool = False
     shape: tuple[int, ...] = ()
     sources: dict[str, str] = {}
 

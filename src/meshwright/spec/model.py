@@ -22,7 +22,7 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.layers import Attention, Block, BlockParams, Dense, Moe
 
-__all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "from_config", "load", "transformer"]
+__all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "config", "from_config", "load", "transformer"]
 
 
 def load(name_or_path: str | Path, **overrides: Any) -> Model:
@@ -35,15 +35,31 @@ def load(name_or_path: str | Path, **overrides: Any) -> Model:
         MeshwrightError: M006 when there is no such model; M007 when the file cannot be read; M008 for an override
             that has no effect; and whatever is wrong with the configuration (M001-M005).
     """
+    found, name, place = _found(name_or_path)
+    return _overridden(found, overrides, name=name, place=place)
+
+
+def config(name_or_path: str | Path) -> dict[str, Any]:
+    """The configuration that :func:`load` reads, as it is published.
+
+    Raises:
+        MeshwrightError: M006 when there is no such model; M007 when the file cannot be read.
+    """
+    found, _, _ = _found(name_or_path)
+    return {key: value for key, value in found.items() if not key.startswith("_")}
+
+
+def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
+    """A configuration, the model's name and where it was found."""
     text = str(name_or_path)
     entry = _entry(text)
     is_path = "/" in text or text.endswith(".json") or isinstance(name_or_path, Path)
     file = _file(text) if is_path or entry is None else None
     if file is not None:
         name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
-        return _overridden(_read_file(file), overrides, name=name, place=str(file))
+        return _read_file(file), name, str(file)
     if entry is not None:
-        return _overridden(_entry_config(entry), overrides, name=entry, place=f"catalog/models/{entry}.json")
+        return _entry_config(entry), entry, f"catalog/models/{entry}.json"
     if text.endswith(".json"):
         raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
     if is_path and _is_folder(text):

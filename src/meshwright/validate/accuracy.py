@@ -24,6 +24,7 @@ FRAMEWORK = {
     "host_us_per_kernel": ("us", "CPU time to issue one kernel"),
     "host_us_per_collective": ("us", "CPU time to issue one collective"),
     "host_us_per_pass": ("us", "CPU time per microbatch and pass over a stage that nothing hides"),
+    "host_us_per_dispatch": ("us", "a device waits for the host to read how many tokens each expert got"),
     "exchange_share": (
         "fraction",
         "of the bandwidth between nodes that its exchange of parameters and gradients reaches",

@@ -69,9 +69,9 @@ def case(row: dict[str, str]) -> Case:
 
 
 def _version(row: dict[str, str]) -> list[str]:
-    """The software that a row records besides the framework's name: its version (``era_C``), and that state is
-    sharded, which some frameworks leave to another library's engine."""
-    eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
+    """The software that a row records besides the framework's name: its version (``era_C``), that its layers are
+    compiled, and that state is sharded, which some frameworks leave to another library's engine."""
+    eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_") or flag == "compile"]
     stage = whole(row, "zero_stage")
     return [*eras, *([f"zero{stage}"] if stage else [])]
 
@@ -210,7 +210,7 @@ def _plan(
     if not vpp:
         vpp = 2 if pp > 1 and model.num_layers % (2 * pp) == 0 and count % pp == 0 else 1
         assumed.append("vpp")
-    recompute = row["recompute"] if row["recompute"] in ("none", "selective", "full") else ""
+    recompute = {"none": "none", "selective": usual.selective, "full": "full"}.get(row["recompute"], "")
     if not recompute:
         recompute = usual.recompute
         assumed.append("recompute")

@@ -58,7 +58,8 @@ class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What is predicted for one row; ``unsupported`` says why not, and then the rest is empty.
 
     ``allocated_bytes`` is what the framework's allocator holds in tensors at the peak, ``reserved_bytes`` with its
-    slack; both of the fullest rank. ``trivial_s`` is 6 N D / (n peak 0.5) times the pipeline's bubble.
+    slack; both of the rank whose memory the framework logs. ``trivial_s`` is 6 N D / (n peak 0.5) times the pipeline's
+    bubble.
     """
 
     id: str
@@ -101,8 +102,8 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
     if found:
         raise MeshwrightError(found)
     asked, run, ranks = _run(asked, costs)
-    fullest = max(ranks, key=lambda r: r.peak_bytes)
-    tensors = sum(size for name, size in fullest.alive.items() if name not in OVERHEAD)
+    (logged,) = logging(ranks, asked.framework.defaults.logs)
+    tensors = sum(size for name, size in logged.alive.items() if name not in OVERHEAD)
     low, high = _interval(run, asked, costs)
     return StepAnswer(
         id=row_id,
@@ -113,9 +114,19 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
         trivial_s=trivial(asked),
         fits=all(r.headroom_bytes >= 0 for r in ranks),
         allocated_bytes=tensors,
-        reserved_bytes=tensors + fullest.alive["allocator slack"],
+        reserved_bytes=tensors + logged.alive["allocator slack"],
         assumed=asked.assumed,
     )
+
+
+def logging(ranks: tuple[RankMemory, ...], whose: str) -> tuple[RankMemory, ...]:
+    """The ranks, in the order of the stages, among which the one is whose memory a framework's log states."""
+    match whose:
+        case "first":
+            return ranks[:1]
+        case "last":
+            return ranks[-1:]
+    return (max(ranks, key=lambda r: r.peak_bytes),)
 
 
 def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median, quantiles
 
 import msgspec
@@ -11,14 +12,14 @@ from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, KINDS
 from meshwright.lower import Lowered
-from meshwright.measured import COLLECTIVES, rank_name
+from meshwright.measured import COLLECTIVES, in_turn, rank_name
 from meshwright.plan import Plan, check
 from meshwright.predict import predict, simulate
 from meshwright.prediction import Prediction
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
-from meshwright.simulate import ports
+from meshwright.simulate import engine
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -37,15 +38,15 @@ KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's prediction beside its measured steps.
 
-    ``shared_s`` is the predicted step when exchanges that meet on a rank's port share it (``simulate/ports.py``), which
-    they do here; the prediction itself lets them pass each other. ``steps_s`` are the measured step times after the
-    warm-up, ``timeline`` the step nearest to their median, every rank apart. ``disturbed`` steps more were left out,
+    Exchanges that meet on a rank's port share it (``simulate/ports.py``); ``apart_s`` is the predicted step if they
+    passed each other. ``steps_s`` are the measured step times after the
+    warm-up, ``timeline`` all of them one after another, every rank apart. ``disturbed`` steps more were left out,
     because the machine stood still in them. ``late_s`` is the 95th percentile of how much later than meant a sleep
     ended: far below a task's length, or the machine was too busy to believe the steps.
     """
 
     prediction: Prediction
-    shared_s: float
+    apart_s: float
     links: Links
     cluster: Cluster
     scale: float
@@ -69,9 +70,9 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
         return self.prediction.step_time_s / self.step_time_s - 1
 
     @property
-    def shared_error(self) -> float:
-        """The same of the step whose exchanges share ports."""
-        return self.shared_s / self.step_time_s - 1
+    def apart_error(self) -> float:
+        """The same of the step whose exchanges pass each other."""
+        return self.apart_s / self.step_time_s - 1
 
 
 def emulate(
@@ -84,9 +85,10 @@ def emulate(
     repeats: int = 5,
     scale: float | None = None,
     ranks_per_host: int = 1,
+    begun: Callable[[], None] = lambda: None,
 ) -> Emulated:
     """Run `plan` on emulated hosts with links of `rate_bits_s`, whose kernels take `scale` times what they take on
-    `cluster`'s devices.
+    `cluster`'s devices. `begun` is called once nothing is left to refuse.
 
     Raises:
         MeshwrightError: every violation of the plan; U001 when this machine cannot emulate, U002 when it failed, U003
@@ -106,6 +108,7 @@ def emulate(
             help=f"at most {MAX_RANKS} ranks, a whole number of hosts, one island",
         )
     with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
+        begun()
         return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
 
 
@@ -128,23 +131,29 @@ def on_hosts(
         scale = compute_s * _slowing(model, cluster, target, train, plan, links)
     costs = emulated_costs(cluster, links, scale)
     prediction = predict(model, target, train, plan, costs=costs, detail=False)
-    lowered = simulate(plan, model, target, train, costs).lowered
+    run = simulate(plan, model, target, train, costs)
+    lowered = run.lowered
     script = script_of(lowered, costs)
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
     measured, disturbed = _undisturbed(hosts, script, repeats, timeout)
     steps = measured.times[:, :, 1].max(axis=1)
-    middle = int(np.argsort(steps)[len(steps) // 2])
     sleeps = measured.late[measured.late != 0]
     return Emulated(
         prediction=prediction,
-        shared_s=float(ports.times(lowered, costs)[1].max()),
+        apart_s=float(engine.times(lowered.graph, run.priced.durations)[1].max()),
         links=links,
         cluster=target,
         scale=scale,
         steps_s=tuple(steps.tolist()),
         disturbed=disturbed,
         late_s=quantiles(sleeps.tolist(), n=20)[-1] if len(sleeps) > 1 else 0.0,
-        timeline=timeline_of(lowered, script, measured, middle, prediction.timeline.identity),
+        timeline=in_turn(
+            [
+                timeline_of(lowered, script, measured, number, prediction.timeline.identity)
+                for number in range(len(steps))
+            ],
+            steps.tolist(),
+        ),
     )
 
 

@@ -115,6 +115,7 @@ def emulated(cluster: Cluster, network: Links, hosts: Hosts) -> Cluster:
                     latency_us=link.latency_s * 1e6,
                     topology="switch",
                     scale_out=name == LINK,
+                    shared_ports=True,
                     sources={"*": "measured on the emulated hosts"},
                 )
             )

@@ -76,7 +76,7 @@ class _Parts:
         """Whether a point's parts go together."""
         core, inner, piped, state = point
         apart = inner.shares == EVEN or exchanges_once(core, state)
-        return apart and together(core, piped, state, self.of(core)[2])
+        return apart and together(core.pp, piped, state, self.of(core)[2])
 
     def size(self) -> int:
         """Legal points."""

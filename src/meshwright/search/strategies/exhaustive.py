@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 
-from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, even_share, memory_bytes, step_seconds
+from meshwright.search.bounds import (
+    ROUNDING,
+    Scope,
+    compute_seconds,
+    even_share,
+    memory_bytes,
+    step_seconds,
+    work_seconds,
+)
 from meshwright.search.columns import Costs
 from meshwright.search.regions import Regions
 from meshwright.search.space import Core, inners, pipelines, states
@@ -84,11 +93,11 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
         if ideal * (1 - ROUNDING) > worth:
             walk.reject(KERNELS, scope.size())
             continue
-        share = even_share(regions, scope.core, regions.glances.costs(scope.core, scope.inners))
-        kept = [i for i, seconds in zip(scope.inners, share.tolist()) if seconds * (1 - ROUNDING) <= worth]
-        left = scope._replace(inners=kept)
+        rough, _, which = regions.glances.costs(scope.core, scope.inners)
+        share = even_share(regions, scope.core, rough)
+        left = scope._replace(inners=scope.inners.take((share * (1 - ROUNDING) <= worth)[which]))
         walk.reject(LAYERS, scope.size() - left.size())
-        if kept:
+        if left.inners:
             found.append((with_bubble(walk, scope.core, float(share.min())), left))
     return [scope for _, scope in sorted(found, key=lambda pair: pair[0])]
 
@@ -106,7 +115,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
         if not scope.size():
             continue
         walk.covers(scope.size())
-        if regions.crowded(core, scope.states, scope.inners[0]):
+        if regions.exchanges.crowded(core, scope.states, scope.inners[0]):
             walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
@@ -130,26 +139,45 @@ def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
 def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
     """Good plans early, so that bounds have something to be worse than: axes in the usual order, a few plans of each
     core, the lowest bounds first. Nothing is rejected here."""
-    dives: list[tuple[float, int, Region, int]] = []
-    for scope in scopes:
-        usual = [i for i in scope.inners if i.order == scope.inners[0].order]
-        region = _bounded(walk, regions, scope._replace(inners=usual), reject=False)
-        leaves = np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ()
-        dives += [(float(region.bound_s.flat[leaf]), len(dives), region, leaf) for leaf in leaves]
-    for bound_s, _, region, leaf in sorted(dives, key=lambda dive: dive[:2]):
-        if np.isfinite(bound_s) and region.tightened_s(regions, leaf) <= walk.worth_s:
+    later: list[tuple[float, int, Region, int]] = []
+
+    def dive(region: Region, leaf: int) -> None:
+        if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
             walk.evaluate(*region.part(leaf))
+
+    for scope in scopes:
+        scope = scope._replace(inners=scope.inners.take(scope.inners.order == scope.inners.order[0]))
+        scope = _glanced(walk, regions, scope)
+        region = _bounded(walk, regions, scope, reject=False) if scope.size() else None
+        leaves = np.argsort(region.bound_s, axis=None, kind="stable")[:DIVES].tolist() if region else ()
+        for leaf in leaves[:1]:  # what comes next can be worse than this
+            dive(region, leaf)
+        later += [(float(region.bound_s.flat[leaf]), len(later), region, leaf) for leaf in leaves[1:]]
+    for _, _, region, leaf in sorted(later, key=lambda found: found[:2]):
+        dive(region, leaf)
 
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     """A core's region, without what a glance at its layers rules out and what is written twice."""
     size = scope.size()
-    rough, _ = compute_seconds(regions, scope, regions.glances.costs(scope.core, scope.inners))
-    kept = _kept(walk, scope, rough)
+    kept = _glanced(walk, regions, scope)
     walk.reject(LAYERS, size - kept.size())
     scope = kept._replace(inners=regions.placed(scope.core, kept.inners, scope.states))
     walk.reject(SAME, kept.size() - scope.size())
     return _bounded(walk, regions, scope) if scope.size() else None
+
+
+def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
+    """The region without what a glance at its layers rules out: first by the work of each rank, so that no schedule has
+    to be built for that, then by paths through schedules."""
+    costs, one, which = regions.glances.costs(scope.core, scope.inners)
+    rough = scope._replace(inners=scope.inners.take(one))
+    some, among = _worth(walk, work_seconds(regions, rough, costs))
+    rough = rough._replace(pipelines=tuple(compress(scope.pipelines, among)))
+    if rough.pipelines:
+        some, among = _worth(walk, compute_seconds(regions, rough, costs)[0])
+    pipelines = tuple(compress(rough.pipelines, among))
+    return scope._replace(inners=scope.inners.take(some[which]), pipelines=pipelines)
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
@@ -157,19 +185,17 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     size = scope.size()
     costs = regions.costs(scope.core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
-    kept = _kept(walk, scope, paths_s)
+    some, pipelines = map(np.flatnonzero, _worth(walk, paths_s))
+    kept = scope._replace(inners=scope.inners.take(some), pipelines=tuple(scope.pipelines[b] for b in pipelines))
     rejected = Counter({PATHS: size - kept.size()})
     region = None
     if kept.size():
-        place = {inner: i for i, inner in enumerate(scope.inners)}
-        costs = costs.rows([place[inner] for inner in kept.inners])
-        exchanged = regions.exchanged(scope.core, kept.inners, kept.states)
-        paths_s, least = compute_seconds(regions, kept, costs)
+        costs, paths_s, least = costs.rows(some), paths_s[some][:, pipelines], least[some][:, pipelines]
+        exchanged = regions.exchanges.exchanged(scope.core, kept.inners, kept.states)
         bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         legal = kept.legal()
-        slow = bound_s * (1 - ROUNDING) > walk.worth_s
-        slow &= legal
-        full = legal & ~slow & (memory_bytes(regions, kept, costs) * (1 - ROUNDING) > walk.capacity_bytes)
+        slow = legal & (bound_s * (1 - ROUNDING) > walk.worth_s)
+        full = _full(walk, regions, kept, costs, legal & ~slow)
         bound_s[slow | full | ~legal] = np.inf
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
         region = Region(kept, costs, bound_s, paths_s) if np.isfinite(bound_s).any() else None
@@ -180,13 +206,21 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     return region
 
 
-def _kept(walk: Walk, scope: Scope, bound_s: np.ndarray) -> Scope:
-    """The inner parts and pipelines of which some combination [A, B] is worth it."""
+def _full(walk: Walk, regions: Regions, scope: Scope, costs: Costs, among: np.ndarray) -> np.ndarray:
+    """Which of the plans `among` [A, B, C] do not fit."""
+    out = np.zeros_like(among)
+    a, b = np.flatnonzero(among.any(axis=(1, 2))), np.flatnonzero(among.any(axis=(0, 2)))
+    if len(a):
+        part = scope._replace(inners=scope.inners.take(a), pipelines=tuple(scope.pipelines[i] for i in b.tolist()))
+        need = memory_bytes(regions, part, costs.rows(a))
+        out[np.ix_(a, b)] = need * (1 - ROUNDING) > walk.capacity_bytes
+    return out & among
+
+
+def _worth(walk: Walk, bound_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Which inner parts [A] and which pipelines [B] have some combination [A, B] that is worth it."""
     worth = bound_s * (1 - ROUNDING) <= walk.worth_s
-    return scope._replace(
-        inners=[i for i, some in zip(scope.inners, worth.any(axis=1)) if some],
-        pipelines=[p for p, some in zip(scope.pipelines, worth.any(axis=0)) if some],
-    )
+    return worth.any(axis=1), worth.any(axis=0)
 
 
 def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:

@@ -1,0 +1,75 @@
+"""How the micro-benchmarks of this machine tell the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.run.launch import World
+
+REPEATS = 5
+#: One repeat of a short operation runs it until so much time has gone by.
+SPAN_S = 20e-3
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """Mean seconds of the repeats, their interquartile range over the median and, of a collective, the seconds that a
+    rank's processor was busy with it."""
+
+    seconds: float
+    spread: float
+    busy: float = 0.0
+
+
+class Clock:
+    """Times functions on all processes of a job at once."""
+
+    def __init__(self, world: World):
+        self.world, self.device = world, world.device
+        self.now = time.perf_counter if self.device.type == "cuda" else time.process_time
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def together(self) -> None:
+        """All processes go on from here at about the same time."""
+        self.sync()
+        if self.world.size > 1:
+            dist.barrier()
+
+    def once(self, run: Callable[[], object], count: int) -> float:
+        self.sync()
+        begun = self.now()
+        for _ in range(count):
+            run()
+        self.sync()
+        return (self.now() - begun) / count
+
+    def both(self, run: Callable[[], object], count: int) -> tuple[float, float]:
+        """Seconds of a call: those that pass, and those of this process's processor time."""
+        self.together()
+        begun, busy = time.perf_counter(), time.process_time()
+        for _ in range(count):
+            run()
+        self.sync()
+        return (time.perf_counter() - begun) / count, (time.process_time() - busy) / count
+
+    def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
+        """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
+        self.once(run, 2)
+        count = count or max(1, int(SPAN_S / max(self.once(run, 1), 1e-7)))
+        self.together()
+        return mean([self.once(run, count) for _ in range(REPEATS)])
+
+
+def mean(seconds: Iterable[float]) -> Timed:
+    """Of the repeats, without the slowest tenth: what a machine does once in a while is no part of an operation."""
+    ordered = sorted(seconds)
+    kept = ordered[: max(1, len(ordered) - len(ordered) // 10)]
+    spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
+    return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])

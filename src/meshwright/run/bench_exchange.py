@@ -1,0 +1,135 @@
+"""Micro-benchmarks of exchanges between the processes of this machine: collectives, and fully sharded parameters."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.fsdp import sharded_unit
+from meshwright.run.launch import World
+from meshwright.run.mesh import Group
+
+#: Work between two collectives of a step, seconds on a core of its own.
+BETWEEN_S = 2e-3
+COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
+OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
+#: Units of fully sharded parameters: bytes, parameters of each (those of a Llama's layer), repeats.
+STAGED_BYTES, STAGED_PARAMETERS, STAGED_REPEATS = tuple(4.0**e for e in range(7, 14)), 9, 12
+
+
+def collectives(world: World) -> dict[str, list[Timed]]:
+    clock = Clock(world)
+    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    out: dict[str, list[Timed]] = {}
+    a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
+    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds * min(1.0, world.size / world.local_size)))
+
+    def work() -> None:
+        for _ in range(products):
+            a @ b
+
+    for op in OPS:
+        for size in COLLECTIVE_BYTES:
+            run = _collective(op, int(size), group, world.device)
+            count = 10 if size < 1e6 else 4
+
+            def both(run: Callable[[], object] = run) -> None:
+                work()
+                run()
+
+            clock.once(both, 2)
+            pairs = [(clock.both(work, count), clock.both(both, count)) for _ in range(REPEATS)]
+            cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
+            spread = mean([with_[0] for _, with_ in pairs]).spread
+            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
+    return msgspec.to_builtins(out)
+
+
+def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
+    """What the second of each pair takes longer than the first, over repeats and ranks; not less than what can be told
+    apart from nothing."""
+    without, with_ = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
+    found = torch.stack([(with_ - without).median(), 0.02 * with_.median()])
+    on_device = found.to(torch.float32).to(world.device)
+    dist.all_reduce(on_device)
+    return max(on_device.tolist()) / world.size
+
+
+def staging(world: World) -> dict[str, list[Timed]]:
+    """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
+    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
+    is what a forward and backward take more than with parameters that are whole, less its two gathers."""
+    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
+    for size in STAGED_BYTES:
+        width = max(1, int(size) // 4 // STAGED_PARAMETERS)
+        plain, sharded = (_Unit(width).to(world.device) for _ in range(2))
+        unit = sharded_unit(sharded, group)
+        x = torch.ones(width, device=world.device, requires_grad=True)
+
+        def step(module: torch.nn.Module, x: torch.Tensor = x) -> None:
+            module(x).backward()
+            for parameter in module.parameters():
+                parameter.grad = None
+
+        def gather(unit=unit) -> None:
+            unit.unshard()
+            unit.reshard()
+
+        runs = (lambda plain=plain: step(plain), lambda unit=unit: step(unit), gather)
+        found = [[_own(run) for _ in range(STAGED_REPEATS)] for run in runs]
+        whole, cut, gathers = (torch.tensor(f[2:]).median() for f in found)
+        cost = torch.stack([gathers, (cut - whole - 2 * gathers).clamp(min=0.1 * gathers)])
+        dist.all_reduce(cost)
+        for name, seconds in zip(out, (cost / world.size).tolist(), strict=True):
+            out[name].append(Timed(seconds, 0.1))
+    return msgspec.to_builtins(out)
+
+
+def _own(run: Callable[[], object]) -> float:
+    """Seconds of this thread's processor time."""
+    begun = time.thread_time()
+    run()
+    return time.thread_time() - begun
+
+
+class _Unit(torch.nn.Module):
+    """As many parameters as a layer has, each read once forward and written a gradient of once backward."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.ones(width) for _ in range(STAGED_PARAMETERS)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum(torch.dot(x, w) for w in self.weights)
+
+
+def _collective(op: str, size: int, group: Group, device: torch.device) -> Callable[[], object]:
+    """A collective of `size` bytes as nccl-tests counts them."""
+    n = group.size
+    whole = torch.ones(max(1, size // 4 // n) * n, device=device)
+    shard = torch.ones(len(whole) // n, device=device)
+    if op == "all_reduce":
+        return lambda: dist.all_reduce(whole)
+    if op == "all_gather":
+        return lambda: gather_async(whole, shard, group).wait()
+    if op == "reduce_scatter":
+        return lambda: reduce_scatter_async(shard, whole, group).wait()
+    if op == "all_to_all":
+        other = torch.empty_like(whole)
+        return lambda: dist.all_to_all_single(other, whole)
+
+    def send() -> None:
+        """To the next rank while the one before sends here: as pipeline ranks do."""
+        got = torch.empty_like(whole)
+        works = [dist.isend(whole, (group.index + 1) % n), dist.irecv(got, (group.index - 1) % n)]
+        for work in works:
+            work.wait()
+
+    return send

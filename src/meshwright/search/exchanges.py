@@ -1,0 +1,169 @@
+"""What goes on around a schedule, whichever it is: exchanges of parameters and gradients, and the state of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from meshwright.lower.exchange import Exchanger, exchange_of
+from meshwright.lower.place import Mesh
+from meshwright.lower.stages import Stages, Unit
+from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
+from meshwright.lower.step import Exchange, Key, Update
+from meshwright.search.columns import Exchanged, units_of
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.layers import SharedPricer
+from meshwright.search.parts import Inners
+from meshwright.search.paths import Paths
+from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
+from meshwright.work import Collective
+
+
+class Exchanges:
+    """Exchanges and constant state of the regions of one question."""
+
+    def __init__(self, evaluator: Evaluator):
+        self.evaluator, self.layers = evaluator, evaluator.layers
+        self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
+        self.kinds = len(self.model.blocks)
+        self.units = units_of(self.kinds, "none")
+        self.num_units = len(self.units)
+        self.alike = len(self.cluster.islands) == 1
+        self.devices = tuple(self.layers.devices.values())
+        self._prices: dict[tuple, float] = {}
+        self._exchanges: dict[tuple, tuple] = {}
+        self._constant: dict[tuple, np.ndarray] = {}
+
+    def price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
+        if isinstance(key, Exchange):
+            price = self.evaluator.costs.price
+            device = (mesh or stages.mesh).slices[0].devices[0]
+            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
+            return sum(price(work, device).seconds for work in works)
+        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
+        return float(priced.durations[0])
+
+    def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, paths: Paths) -> np.ndarray:
+        """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
+        as many exchanges as a rank holds stages, of `blocks` blocks each, between the two ranks that are nearest; 0
+        where a stage is on one rank of the schedule's `paths`."""
+        pairs = tuple(dict.fromkeys(paths.stage_ranks))
+        if len(pairs[0]) == 1:
+            return np.zeros(len(inners))
+        known: dict[tuple, float] = {}
+        for inner in inners:
+            same = (inner.order, inner.grads, inner.dtype)
+            if same not in known:
+                key = (core._replace(mb=1), *same, pairs, blocks)
+                if key not in self._prices:
+                    self._prices[key] = self._added_up(core, inner, pairs, blocks)
+                known[same] = 2 * piped.vpp * self._prices[key]
+        return np.array([known[i.order, i.grads, i.dtype] for i in inners])
+
+    def _added_up(self, core: Core, inner: Inner, pairs: tuple[tuple[int, ...], ...], blocks: int) -> float:
+        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest."""
+        plan = plan_of(core, inner, PLAIN, WHOLE)
+        mesh = self.layers.mesh(plan)
+        stages = self.layers.stages(plan, mesh)
+        params = (stages.params(u) for u in self.units[: self.kinds])
+        size = blocks * min(p.trained_dense + p.trained_expert for p in params) * STORED_BYTES[inner.grads]
+        slices = mesh.slices[:1] if self.alike else mesh.slices
+        groups = {mesh.pair(s.starts[a], s.starts[b]) for s in slices for a, b in pairs}
+        works = (Collective(op="all_reduce", num_bytes=size, group=group) for group in groups)
+        return min(self.evaluator.costs.price(work, device).seconds for work in works for device in self.devices)
+
+    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
+        """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
+        room = max(d.memory_bytes for d in self.layers.devices.values())
+        return self.least_state_bytes(core, states, inner) / core.pp > room
+
+    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
+        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
+        layers = np.array(self.model.layers_by_kind, float)
+        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
+
+    def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
+        """What data parallelism exchanges, for every inner part and state part."""
+        shape = (len(inners), len(states), self.kinds)
+        gather, reduce = np.zeros(shape), np.zeros(shape)
+        first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
+        alike: dict[tuple, list[int]] = {}
+        for a, inner in enumerate(inners):
+            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype), []).append(a)
+        core = core._replace(mb=1)  # which says nothing about parameters
+        for same, chosen in alike.items():
+            for c, state in enumerate(states):
+                found = self._exchanges.get((core, same, state))
+                if found is None:
+                    found = self._exchanges[core, same, state] = self._exchange(core, inners[chosen[0]], state)
+                gather[chosen, c], reduce[chosen, c], first[chosen, c], last[chosen, c] = found
+        return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
+
+    def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
+        plan = plan_of(core, inner, PLAIN, state)
+        mesh = self.layers.mesh(plan)
+        stages = self.layers.stages(plan, mesh)
+        units = self.units
+
+        def seconds(what: str, *chosen: Unit) -> float:
+            if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
+                return 0.0
+            starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
+            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
+            return min(self.price(stages, exchange, mesh) for exchange in exchanges)
+
+        blocks = units[: self.kinds]
+        first = min(seconds("gather", units[-2], b) for b in blocks)
+        norm = self.price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
+        trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
+        devices = {d.name for s in mesh.slices for d in s.devices}
+        update = min(self.price(stages, Update(trained / core.pp, d)) for d in devices)
+        return (
+            [seconds("gather", b) for b in blocks],
+            [seconds("reduce", b) for b in blocks],
+            first,
+            norm + update,
+        )
+
+    def _updated(self, stages, unit: Unit) -> float:
+        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
+
+    def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
+        table, which some schedules place beside it."""
+        key = (core._replace(mb=1), inner.dtype, inner.grads, inner.master, inner.moments, state)
+        found = self._constant.get(key)
+        if found is None:
+            found = self._constant[key] = self._state_bytes(core, inner, state)
+        return found
+
+    def _state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        plan = plan_of(core, inner, PLAIN, state)
+        stages = self.layers.stages(plan, self.layers.mesh(plan))
+        alone = plan_of(core._replace(pp=1), inner, PLAIN, state)
+        beside = self.layers.stages(alone, self.layers.mesh(alone))
+        out = np.zeros(self.num_units)
+        for i, unit in enumerate(self.units):
+            params = (beside if unit.kind == "head" else stages).params(unit)
+            out[i] = sum(static_bytes(plan, self.train, params).values())
+            if core.pp > 1:
+                out[i] += gathered_bytes(plan, params, self.train)
+        return out
+
+    def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
+        """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""
+        plan = plan_of(core, inner, PLAIN, state)
+        out = np.zeros(self.num_units)
+        if core.pp > 1 and plan.layout.shards_gradients:
+            stages = self.layers.stages(plan, self.layers.mesh(plan))
+            for i, unit in enumerate(self.units[: self.kinds]):
+                out[i] = unscattered_bytes(plan, stages.params(unit))
+        return out
+
+
+class _Updates(Exchanger):
+    """Asked only for what an optimizer step touches."""
+
+    def parameters(self, units: tuple[Unit, ...]) -> float:
+        return self._updated(units)

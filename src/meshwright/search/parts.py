@@ -1,0 +1,51 @@
+"""The inner parts of a core as a sequence with columns: a few orders times a few rests, so that what depends on one of
+them is worked out once for each of those and put in its place by numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from meshwright.search.space import Inner
+
+
+class Inners(Sequence):
+    """Inner parts. ``order`` and ``rest`` [A] say which of ``orders``, and of ``rests`` (all but the order, which is
+    empty there), each of them has."""
+
+    def __init__(self, parts: Iterable[Inner]):
+        self._parts = tuple(parts)
+        orders: dict[tuple[str, ...], int] = {}
+        rests: dict[Inner, int] = {}
+        places = [
+            (orders.setdefault(i.order, len(orders)), rests.setdefault(i._replace(order=()), len(rests)))
+            for i in self._parts
+        ]
+        self.orders, self.rests = tuple(orders), tuple(rests)
+        self.order, self.rest = np.array(places, np.int64).reshape(-1, 2).T
+
+    @classmethod
+    def of(cls, parts: Iterable[Inner]) -> Inners:
+        """These parts, as they are if they already have columns."""
+        return parts if isinstance(parts, Inners) else cls(parts)
+
+    def take(self, chosen: np.ndarray) -> Inners:
+        """The chosen ones: places, or which of them as a mask. Orders and rests keep their numbers."""
+        places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
+        out = object.__new__(Inners)
+        out._parts = tuple(self._parts[i] for i in places.tolist())
+        out.orders, out.rests = self.orders, self.rests
+        out.order, out.rest = self.order[places], self.rest[places]
+        return out
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, index):
+        return self._parts[index]
+
+    def __iter__(self) -> Iterator[Inner]:
+        return iter(self._parts)
