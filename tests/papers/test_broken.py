@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from meshwright.papers import ranks
+from meshwright.papers import outcome, ranks
 from meshwright.papers.checks import (
     bandwidth,
     checkpoints,
@@ -139,14 +139,14 @@ def test_averages_that_wait_for_the_link(monkeypatch):
 def test_lazy_checkpoints_that_wait(monkeypatch):
     real = checkpoints.trained_s
     monkeypatch.setattr(checkpoints, "trained_s", lambda s, steps, every, lazy: real(s, steps, every, lazy=False))
-    monkeypatch.setattr(checkpoints, "can_run", lambda: False)
+    monkeypatch.setattr(outcome, "can_run", lambda: False)
     assert reached("datastates-llm") != WORKS
 
 
 def test_a_what_if_that_keeps_the_schedule(monkeypatch):
     real = replayed.replay
     monkeypatch.setattr(replayed, "replay", lambda trace, asked: real(trace, replayed.Asked()))
-    monkeypatch.setattr(replayed, "can_run", lambda: False)
+    monkeypatch.setattr(outcome, "can_run", lambda: False)
     assert reached("dpro") != WORKS
 
 
@@ -154,5 +154,5 @@ def test_a_replay_that_forgets_the_time_between_tasks(monkeypatch):
     from meshwright.replay import rebuild
 
     monkeypatch.setattr(rebuild, "_waits", lambda tasks: np.full(len(tasks), 0.01))
-    monkeypatch.setattr(replayed, "can_run", lambda: False)
+    monkeypatch.setattr(outcome, "can_run", lambda: False)
     assert reached("dpro") != WORKS

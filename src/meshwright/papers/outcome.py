@@ -7,6 +7,8 @@ from importlib.util import find_spec
 
 import msgspec
 
+from meshwright.errors import MeshwrightError
+
 #: How a figure is judged: as near the paper's as ``bound`` (relative), on the same side of 1 as it, at most or at least
 #: ``bound`` times it (``bound`` itself where the paper gives none), above or below 1 where it says so without a figure,
 #: or only shown.
@@ -115,18 +117,12 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Check(msgspec.Struct, frozen=True):
-    """A check by name: a function without arguments that carries out the recipe and compares. ``needs`` is "" or
-    "run": such a check is all real processes, and says nothing where there are none."""
+    """A check by name: a function without arguments that carries out the recipe and compares."""
 
     find: Callable[[], Outcome]
-    needs: str = ""
 
     def __call__(self) -> Outcome:
-        if self.needs != "run":
-            return self.find()
-        if not can_run():
-            return Outcome(unchecked=(f"real processes: {NO_PROCESSES}",))
-        return msgspec.structs.replace(self.find(), executed=True)
+        return self.find()
 
 
 #: Why nothing is executed where :func:`can_run` says no.
@@ -136,3 +132,21 @@ NO_PROCESSES = "torch is not installed"
 def can_run() -> bool:
     """Whether real processes can be started: torch is there."""
     return find_spec("torch") is not None
+
+
+def by_processes(found: Outcome, what: str, carry_out: Callable[[], Outcome]) -> Outcome:
+    """`found` with what real processes make of it, as `carry_out` says; where there are none, or where they end before
+    their time, that is said instead. `what` names it."""
+    if not can_run():
+        return msgspec.structs.replace(found, unchecked=(*found.unchecked, f"{what}: {NO_PROCESSES}"))
+    try:
+        more = carry_out()
+    except MeshwrightError as error:
+        more = Outcome(facts=(Fact(f"{what}: {error.diagnostics[0].message}", False),))
+    return msgspec.structs.replace(
+        found,
+        figures=(*found.figures, *more.figures),
+        facts=(*found.facts, *more.facts),
+        unchecked=(*found.unchecked, *more.unchecked),
+        executed=True,
+    )

@@ -19,7 +19,7 @@ from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.papers import trained
 from meshwright.papers.checks import checks
-from meshwright.papers.outcome import NO_PROCESSES, Figure, Outcome, can_run
+from meshwright.papers.outcome import Figure, Outcome, by_processes, can_run
 from meshwright.papers.record import Paper, papers
 
 WORKS, PARTLY, NOT_YET = "works", "partly", "not yet"
@@ -83,16 +83,8 @@ def run(paper: Paper) -> Outcome | None:
         found = Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
     if not paper.runs:
         return found
-    if not can_run():
-        reason = f"training {', '.join(map(repr, paper.runs))}: {NO_PROCESSES}"
-        return msgspec.structs.replace(found, unchecked=(*found.unchecked, reason))
-    figures, facts = trained.judged(paper.runs)
-    return msgspec.structs.replace(
-        found,
-        executed=True,
-        figures=(*found.figures, *figures),
-        facts=(*found.facts, *facts),
-    )
+    what = f"training {', '.join(map(repr, paper.runs))}"
+    return by_processes(found, what, lambda: trained.judged(paper.runs))
 
 
 def states(*, report: Callable[[str], None] | None = None, folder: Path | None = None) -> dict[str, State]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-import msgspec
-
 from meshwright.errors import MeshwrightError
-from meshwright.papers.outcome import AT_MOST, NO_PROCESSES, Fact, Figure, Outcome, can_run
+from meshwright.papers.outcome import AT_MOST, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
@@ -77,14 +75,15 @@ def _cut() -> dict[str, float]:
 
 def cut_over_processes(found: Outcome, name: str) -> Outcome:
     """An outcome with what real processes made of a cut sequence, outputs and gradients."""
-    if not can_run():
-        return msgspec.structs.replace(found, unchecked=(f"the exchange between real processes: {NO_PROCESSES}",))
-    what = f"outputs and gradients on {CUT_RANKS} processes, furthest from one"
-    figure = Figure(what, None, _cut()[name], "", AT_MOST, TOLERANCE)
-    return msgspec.structs.replace(found, figures=(*found.figures, figure), executed=True)
+
+    def real() -> Outcome:
+        what = f"outputs and gradients on {CUT_RANKS} processes, furthest from one"
+        return Outcome(figures=(Figure(what, None, _cut()[name], "", AT_MOST, TOLERANCE),))
+
+    return by_processes(found, "the exchange between real processes", real)
 
 
-def judged(texts: Sequence[str]) -> tuple[list[Figure], list[Fact]]:
+def judged(texts: Sequence[str]) -> Outcome:
     """What training these plans found, as figures, and as facts that do not hold where it ended."""
     train(texts)
     figures, facts = [], []
@@ -95,4 +94,4 @@ def judged(texts: Sequence[str]) -> tuple[list[Figure], list[Fact]]:
         else:
             name = f"largest difference from one process, {text!r} on {count} processes"
             figures.append(Figure(name, None, what, "", AT_MOST, TOLERANCE))
-    return figures, facts
+    return Outcome(figures=tuple(figures), facts=tuple(facts))

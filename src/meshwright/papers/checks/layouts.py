@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from itertools import product as every
 
-import msgspec
 import numpy as np
 
 from meshwright import catalog
-from meshwright.papers.outcome import AT_MOST, NO_PROCESSES, WITHIN, Check, Fact, Figure, Outcome, can_run
+from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.papers.ranks import attention
 from meshwright.plan.algebra import (
     PARTIAL,
@@ -65,13 +64,15 @@ def oneflow() -> Outcome:
 
 def _by_processes(found: Outcome, shape: tuple[int, int]) -> Outcome:
     """With every pair of placements turned into one another by the collectives of real processes."""
-    if not can_run():
-        return msgspec.structs.replace(found, unchecked=(f"collectives of real processes: {NO_PROCESSES}",))
-    from meshwright.run.placements import apart
 
-    worst = apart(Mesh.of(node=2, device=2), [(a, b) for a in ALL for b in ALL], shape)
-    real = Figure("collectives of 2 x 2 processes, furthest from simulated ones", None, worst, "", AT_MOST, ROUNDING)
-    return msgspec.structs.replace(found, figures=(*found.figures, real), executed=True)
+    def real() -> Outcome:
+        from meshwright.run.placements import apart
+
+        worst = apart(Mesh.of(node=2, device=2), [(a, b) for a in ALL for b in ALL], shape)
+        what = "collectives of 2 x 2 processes, furthest from simulated ones"
+        return Outcome(figures=(Figure(what, None, worst, "", AT_MOST, ROUNDING),))
+
+    return by_processes(found, "collectives of real processes", real)
 
 
 def _product_error(a: int, b: int, z: int) -> float:

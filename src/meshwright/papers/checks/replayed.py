@@ -15,7 +15,7 @@ from statistics import quantiles
 
 from meshwright.measured import step_times
 from meshwright.papers import figures
-from meshwright.papers.outcome import NO_PROCESSES, SIDE, WITHIN, Check, Fact, Figure, Outcome, can_run
+from meshwright.papers.outcome import SIDE, WITHIN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.plan import parse
 from meshwright.replay.answer import Asked, replay
 from meshwright.spec.dimensions import transformer
@@ -40,18 +40,16 @@ def dpro() -> Outcome:
     said = figures.load("dpro")
     with as_file(files("meshwright.papers").joinpath("data")) as folder:
         recorded = _judged("recorded", [read(str(folder / name)) for name in said["traces"]])
-    outcome = {
-        "baseline": f"steps that were measured; the what-if is {AFTER!r} from a trace of {BEFORE!r}",
-        "assumptions": (
+    found = Outcome(
+        figures=recorded,
+        baseline=f"steps that were measured; the what-if is {AFTER!r} from a trace of {BEFORE!r}",
+        assumptions=(
             f"recorded: {said['source']}",
             "5% is the paper's; a what-if is given 10%: a joined backward takes less than its two halves, which a "
             "trace of halves does not show",
         ),
-    }
-    if not can_run():
-        return Outcome(figures=recorded, unchecked=(f"a job of real processes: {NO_PROCESSES}",), **outcome)
-    live, unsteady = _here()
-    return Outcome(figures=(*recorded, *live), facts=(_clocks(),), executed=True, unchecked=unsteady, **outcome)
+    )
+    return by_processes(found, "a job of real processes", _here)
 
 
 def spread(timeline: Timeline) -> float:
@@ -82,8 +80,8 @@ def _judged(where: str, traces: list[Timeline], *, here: bool = False) -> tuple[
     )
 
 
-def _here() -> tuple[tuple[Figure, ...], tuple[str, ...]]:
-    """Traces made now: what is judged of it, or why nothing is."""
+def _here() -> Outcome:
+    """Clocks of real processes, and traces made now: what is judged of them, or why nothing is."""
     from meshwright.run.in_turn import in_turn
 
     plans = [parse(text).on(2) for text in PLANS]
@@ -93,9 +91,9 @@ def _here() -> tuple[tuple[Figure, ...], tuple[str, ...]]:
             found = [read(str(file)) for file in in_turn(MODEL, plans, TRAIN, Path(folder), steps=STEPS)]
         spreads.append(max(map(spread, found)))
         if spreads[-1] <= STEADY:
-            return _judged("on this machine", found, here=True), ()
+            return Outcome(figures=_judged("on this machine", found, here=True), facts=(_clocks(),))
     why = f"a job on this machine: its steps vary by {min(spreads):.0%}, more than a replay to 5% can be judged by"
-    return (), (why,)
+    return Outcome(facts=(_clocks(),), unchecked=(why,))
 
 
 def _clocks() -> Fact:
