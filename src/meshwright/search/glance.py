@@ -145,29 +145,28 @@ class Glances:
         near, place = np.unique(self.near(core, inners.orders), return_inverse=True)
         briefs: dict[tuple, int] = {}
         brief = np.array([briefs.setdefault(self._brief(rest), len(briefs)) for rest in inners.rests])
-        which, among = np.divmod(np.arange(len(briefs) * len(near)), len(near))
-        each = self._glanced(core, list(briefs), which, near[among])
-        return Glance(inners.orders, inners.rests, place, brief * len(near), each)
+        return Glance(inners.orders, inners.rests, place, brief * len(near), self._glanced(core, list(briefs), near))
 
-    def _glanced(self, core: Core, briefs: list[tuple], which: np.ndarray, near: np.ndarray) -> np.ndarray:
-        """Seconds [D, 4, G, U] of F, BW, B, W of these briefs on these groups. Where kernels are not known, nothing is
-        without pricing."""
-        alone = [self._alone(core, way) for way, *_ in briefs]
-        each = np.array([a.kernels for a in alone])[which]  # [G, D, 4, U]
-        forward, whole, back = each[:, :, 0], each[:, :, 1], each[:, :, 2]
-        full, core, known, waits = np.array([brief[1:5] for brief in briefs], bool)[which].T
+    def _glanced(self, core: Core, briefs: list[tuple], near: np.ndarray) -> np.ndarray:
+        """Seconds [D, 4, G, U] of F, BW, B, W of each of the briefs on each of these groups. Where kernels are not
+        known, nothing is without pricing."""
+        ways = list(dict.fromkeys(way for way, *_ in briefs))
+        alone = [self._alone(core, way) for way in ways]
+        which = np.array([ways.index(way) for way, *_ in briefs])
+        full, repeats, known, waits = np.array([brief[1:5] for brief in briefs], bool).T[:, :, None, None, None]
+        each = np.repeat(np.array([a.kernels for a in alone])[which][:, None], len(near), axis=1)  # [B, N, D, 4, U]
+        forward, whole, back = each[:, :, :, 0], each[:, :, :, 1], each[:, :, :, 2]
         if waits.any():
-            waited = [self._waited(alone[b], n) for b, n in zip(which.tolist(), near.tolist())]
-            waited = np.array(waited) * waits[:, None, None]  # [G, 2, U]
-            forward += waited[:, None, 0]
-            back += waited[:, None, 1]
+            waited = np.array([[self._waited(a, n) for n in near.tolist()] for a in alone])[which] * waits
+            forward += waited[:, :, None, 0]
+            back += waited[:, :, None, 1]
         np.maximum(whole, back, out=whole)
-        repeated = forward * full[:, None, None] + np.array([a.core for a in alone])[which] * core[:, None, None]
-        repeated[:, :, self.kinds :] = 0.0
+        repeated = forward * full + np.array([a.core for a in alone])[which][:, None] * repeats
+        repeated[..., self.kinds :] = 0.0
         whole += repeated
         back += repeated
-        each[~known] = 1e-30
-        return each.transpose(1, 2, 0, 3)
+        each[~known[:, 0, 0, 0]] = 1e-30
+        return each.reshape(-1, *each.shape[2:]).transpose(1, 2, 0, 3)
 
     def _waited(self, alone: Alone, near: int) -> np.ndarray:
         """Seconds [2, U] of the collectives that F and B wait for, on one set of groups."""
