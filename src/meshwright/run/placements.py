@@ -9,7 +9,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.plan.algebra import PARTIAL, REPLICATE, Mesh, Placement, Transfer, carry_out, distribute, transfers
+from meshwright.plan import algebra
+from meshwright.plan.algebra import PARTIAL, REPLICATE, Mesh, Placement, Transfer
 from meshwright.run import launch
 from meshwright.run.launch import World
 
@@ -30,12 +31,12 @@ def _compare(world: World, mesh: Mesh, pairs: tuple, shape: tuple[int, ...]) -> 
     me, groups = coordinates[world.rank], _groups(mesh, world.rank)
     tensor, worst = np.random.default_rng(0).standard_normal(shape), 0.0
     for source, target in pairs:
-        simulated = distribute(mesh, source, tensor, seed=1)
+        simulated = algebra.distribute(mesh, source, tensor, seed=1)
         real = torch.from_numpy(simulated[me].copy())
-        for one in transfers(mesh, source, target, shape):
+        for one in algebra.transfers(mesh, source, target, shape):
             axis = [name for name, _ in mesh.axes].index(one.axis)
             real = _carried(one, axis, real, mesh.sizes[axis], me[axis], groups[axis])
-            simulated = carry_out(mesh, one, simulated)
+            simulated = algebra.carry_out(mesh, one, simulated)
         same = real.shape == simulated[me].shape
         worst = max(worst, float(np.abs(real.numpy() - simulated[me]).max(initial=0.0)) if same else float("inf"))
     most = torch.tensor(worst, dtype=torch.float64)
