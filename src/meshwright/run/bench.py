@@ -43,8 +43,8 @@ from meshwright.spec.workload import Train
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
-#: Bytes of weights that a product goes through in turn: a model's are used again after more than a cache holds.
-WEIGHTS, MOST_WEIGHTS = 16 << 20, 16
+#: Bytes of operands that a product goes through in turn: a model's are used again after more than a core's cache holds.
+OPERANDS_BYTES, MOST_OPERANDS = 16 << 20, 16
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
@@ -190,13 +190,19 @@ def _gemms(device: torch.device, dtype: torch.dtype) -> Iterable[Bench]:
 
 
 def _product(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    a = torch.randn(m, k, device=device).to(dtype)
-    count = max(1, min(MOST_WEIGHTS, WEIGHTS // (n * k * a.element_size())))
-    weight = torch.randn(n, k, device=device).to(dtype)
-    weights = itertools.cycle([weight.clone().T for _ in range(count)])
-    # into memory that is there: a step's allocations are used again, those of a loop may be given back
+    """Operands are others each time, as in a model: none is in a core's own cache from the call before. Results go
+    into memory that is there: a step's allocations are used again, those of a loop may be given back."""
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    return lambda: torch.mm(a, next(weights), out=out)
+    size = a.nbytes + b.nbytes + out.nbytes
+    count = max(1, min(MOST_OPERANDS, OPERANDS_BYTES // size))
+    operands = itertools.cycle([(a.clone(), b.clone().T, out.clone()) for _ in range(count)])
+
+    def product() -> None:
+        left, right, result = next(operands)
+        torch.mm(left, right, out=result)
+
+    return product
 
 
 def _attentions(device: torch.device, dtype: torch.dtype, *, backward: bool) -> Iterable[Bench]:
