@@ -26,7 +26,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, what it calls
     ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
     precision, how it cuts layers into stages (``partition``: ``even``, or ``thresholds`` of summed costs,
-    ``lower/partition.py``), and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank;
+    ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
+    (plan words), and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank;
     ``source`` says where that is documented."""
 
     attention: str = "flash"
@@ -44,6 +45,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     grads: str = "fp32"
     master: str = "fp32"
     partition: str = "even"
+    gathered: str = "again"
     logs: str = "fullest"
     source: str = ""
 

@@ -237,7 +237,10 @@ def _plan(
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
         memory=Memory(
-            recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention), loss=usual.loss
+            recompute=recompute,
+            attention=ATTENTION.get(row["attention_kernel"], usual.attention),
+            loss=usual.loss,
+            gathered=usual.gathered,
         ),
         precision=Precision(
             params=usual.params if DTYPE_BYTES[train.dtype] < 2 else "bf16",
