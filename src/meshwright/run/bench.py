@@ -30,7 +30,7 @@ from meshwright.run.attention import attend
 from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
 from meshwright.run.data import Batch
-from meshwright.run.environment import num_cores
+from meshwright.run.environment import num_cores, prefer
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
 from meshwright.run.record import Off, Recorder, Recording, ResidentBytes, install
@@ -149,6 +149,7 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
 
 
 def _kernels(world: World) -> dict[str, object]:
+    prefer()  # what is measured is this machine without other work
     clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}

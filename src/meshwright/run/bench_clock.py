@@ -10,7 +10,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.environment import prefer
 from meshwright.run.launch import World
 
 REPEATS = 5
@@ -35,10 +34,9 @@ class Bench(NamedTuple):
 
 
 class Clock:
-    """Times functions on all processes of a job at once, which other programs of the machine make way for."""
+    """Times functions on all processes of a job at once."""
 
     def __init__(self, world: World):
-        prefer()
         self.world, self.device = world, world.device
         self.now = time.perf_counter if self.device.type == "cuda" else time.process_time
 
