@@ -46,7 +46,7 @@ LARGEST_FLOPS = 1e9
 #: Bytes of operands that a product goes through in turn: a model's are used again after more than a core's cache holds.
 OPERANDS_BYTES, MOST_OPERANDS = 16 << 20, 16
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
-LARGEST_SCORES = 2e7
+LARGEST_SCORES = 5e6
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
 
 
