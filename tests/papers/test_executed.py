@@ -1,7 +1,13 @@
 """Recipes that real processes carry out: equal to one process, and not when the executor is broken."""
 
+import os
+import signal
+import threading
+import time
+
 import pytest
 
+from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.papers import state, trained
 from meshwright.papers.checks import checks
@@ -203,3 +209,15 @@ def test_what_is_not_checked_speaks_neither_for_nor_against():
     assert state.of(paper("ucp"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == WORKS
     both = state.of(paper("ucp"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
     assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
+
+
+def test_an_interrupt_while_plans_are_trained_ends_the_command_and_keeps_nothing(monkeypatch, tmp_path, capsys):
+    from meshwright.run import equality
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trained, "_found", {})
+    monkeypatch.setattr(equality, "_trained", lambda case, place: time.sleep(8))
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert main(["papers"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n") and not list(tmp_path.iterdir())
+    assert not trained._found
