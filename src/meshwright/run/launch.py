@@ -344,9 +344,7 @@ def _forwarding(children: list[Any], stops: bool):
             signal.signal(number, handler)
 
 
-def _join(
-    function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float, stops: bool
-) -> Any:
+def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float, stops: bool) -> Any:
     """One rank of a launched job: `function`'s result on rank 0, None elsewhere."""
     from meshwright.run import watchdog
 
