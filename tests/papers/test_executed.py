@@ -153,7 +153,7 @@ def test_a_plan_that_ends_its_job_is_a_fact_that_does_not_hold(monkeypatch):
 
     monkeypatch.setattr("meshwright.run.equality.apart", dies)
     found = reached("gpipe", monkeypatch)
-    assert found.state == NOT_YET and found.why.count("killed by SIGKILL") == 2
+    assert found.state == NOT_YET and found.why.count("killed by SIGKILL") == 2 and found.passing
 
 
 def test_processes_that_end_early_leave_what_was_simulated(monkeypatch):
@@ -162,8 +162,10 @@ def test_processes_that_end_early_leave_what_was_simulated(monkeypatch):
 
     monkeypatch.setattr("meshwright.run.placements.apart", dies)
     found = checks()["oneflow"]()
-    assert len(found.figures) == 3 and found.failures == (
-        "not so: collectives of real processes: rank 1 on host died: killed by SIGKILL",
+    assert (
+        found.passing
+        and len(found.figures) == 3
+        and found.failures == ("not so: collectives of real processes: rank 1 on host died: killed by SIGKILL",)
     )
 
 
@@ -202,6 +204,17 @@ def test_without_torch_a_check_that_is_all_processes_says_nothing(monkeypatch):
     said = state.of(paper("ucp"), state.run(paper("ucp")))
     assert (said.state, said.executed) == (NOT_YET, NOT_HERE)
     assert said.why.startswith("not checked here: ") and said.why.endswith("torch is not installed")
+
+
+def test_a_torch_that_cannot_be_loaded_is_said_and_ends_nothing(monkeypatch):
+    def broken(name):
+        raise ImportError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr("meshwright.papers.outcome.import_module", broken)
+    monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
+    found = state.of(paper("gpipe"), state.run(paper("gpipe")))
+    assert (found.state, found.executed, found.passing) == (WORKS, NOT_HERE, True)
+    assert "torch cannot be loaded: libtorch_cpu.so" in found.unchecked
 
 
 def test_what_is_not_checked_speaks_neither_for_nor_against():

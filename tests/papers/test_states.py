@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from meshwright.papers import state
+from meshwright.papers import outcome, state
 from meshwright.papers.outcome import (
     ABOVE,
     AT_LEAST,
@@ -75,7 +75,7 @@ def test_an_unverified_row_cannot_work():
 
 
 def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
-    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
+    monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
 
     def never(paper):
         raise AssertionError(paper.id)
@@ -87,9 +87,9 @@ def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
         state.states()
 
 
-@pytest.mark.parametrize("broken", [b"", b"{}", b'{"version": 1}', b"\xff"])
+@pytest.mark.parametrize("broken", [b"", b"{}", b'{"version": 1}', b"\xff", b'{"version":"\xff\xfe","states":{}}'])
 def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
-    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
+    monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
     (kept / "papers.json").write_bytes(broken)
     monkeypatch.setattr(state, "run", lambda paper: None)
     found = state.states()
@@ -97,8 +97,37 @@ def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
     assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=state.Kept).states == found
 
 
+def test_what_may_be_of_the_moment_is_found_anew_and_nothing_else(kept, states, monkeypatch):
+    monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
+    dead = Outcome(facts=(Fact("it trains: rank 1 died: killed by SIGKILL", False),), passing=True)
+    slow = Outcome(figures=(Figure("a step on this machine", 1.0, 2.0, "s", WITHIN, 0.05, here=True),))
+    asked = []
+
+    def run(paper):
+        asked.append(paper.id)
+        return {"gpipe": dead, "dpro": slow}[paper.id]
+
+    monkeypatch.setattr(state, "run", run)
+    rest = {name: s for name, s in states.items() if name not in ("gpipe", "dpro")}
+    cache = kept / "papers.json"
+    cache.write_bytes(msgspec.json.encode(state.Kept(version=state.code_version(), states=rest)))
+    for _ in range(2):
+        found = state.states()
+        assert {found["gpipe"].state, found["dpro"].state} == {state.NOT_YET} and found.keys() == papers().keys()
+    assert sorted(asked) == ["dpro", "dpro", "gpipe", "gpipe"]
+    assert msgspec.json.decode(cache.read_bytes(), type=state.Kept).states == rest
+
+
+def test_another_torch_is_another_version(monkeypatch):
+    monkeypatch.setattr(state, "can_run", lambda: True)
+    monkeypatch.setattr(state, "version", lambda name: "1.0")
+    one = state.code_version.__wrapped__()
+    monkeypatch.setattr(state, "version", lambda name: "1.1")
+    assert state.code_version.__wrapped__() != one
+
+
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(state, "can_run", lambda: False)  # nothing is trained
+    monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
     monkeypatch.setattr(state, "run", lambda paper: None)
     occupied = tmp_path / "file"
     occupied.write_text("")

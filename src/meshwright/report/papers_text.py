@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.papers.outcome import NEAR, NO_PROCESSES, Figure, Outcome
+from meshwright.papers.outcome import BROKEN, NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
 from meshwright.quantity import gibibytes, seconds
@@ -43,8 +43,9 @@ def table(rows: list[tuple[Paper, State]], console: Console) -> None:
             page.console.print(line, soft_wrap=True)
             if state.why and page.width >= WIDE:
                 page.print(Text(state.why, "dim"), indent=25)
-        if any(state.executed == NOT_HERE for _, state in rows):
-            page.quiet(f"not executed here: {NO_PROCESSES}; what was checked there is simulated")
+        if left := [state for _, state in rows if state.executed == NOT_HERE]:
+            why = BROKEN if any(BROKEN in state.unchecked for state in left) else NO_PROCESSES
+            page.quiet(f"not executed here: {why}; what was checked there is simulated")
 
 
 def shown(figure: Figure) -> tuple[str, str, str, str, str]:
