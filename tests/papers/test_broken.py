@@ -1,8 +1,10 @@
 """A check fails when its recipe is broken: the mechanism is replaced by one that does not do it."""
 
+import msgspec
 import numpy as np
 import pytest
 
+from meshwright.cost import load_framework
 from meshwright.papers import outcome, ranks
 from meshwright.papers.checks import (
     bandwidth,
@@ -17,8 +19,10 @@ from meshwright.papers.checks import (
     replayed,
     rounds,
     sequence,
+    steps,
     zero_bubble,
 )
+from meshwright.papers.outcome import SHOWN
 from meshwright.papers.record import paper
 from meshwright.papers.state import WORKS, of
 from meshwright.plan import algebra
@@ -116,7 +120,29 @@ def test_a_controller_that_always_waits(monkeypatch):
 def test_overlap_and_operators_that_change_nothing(monkeypatch):
     same = [line._replace(words=megascale.LINES[0].words) for line in megascale.LINES]
     monkeypatch.setattr(megascale, "LINES", tuple(same))
-    assert reached("megascale") != WORKS
+    failed = checks()["megascale"]().failures
+    assert "not so: every line that is judged gains" in failed and any("all lines together" in f for f in failed)
+
+
+def test_zero_3_that_exchanges_at_the_rate_of_the_links(monkeypatch):
+    real = steps.compare
+    monkeypatch.setattr(steps, "compare", lambda row, plan="", framework="default": real(row, plan))
+    failed = checks()["megatron-ptdp"]().failures
+    assert len(failed) == 3 and all("PTD-P over ZeRO-3" in f for f in failed)
+
+
+@pytest.mark.parametrize("name", ["megatron-ptdp", "megascale", "torchtitan"])
+def test_a_profile_that_is_fitted_to_a_paper_s_own_rows_judges_nothing(name, outcomes, monkeypatch):
+    def slower(called):
+        found = load_framework(called)
+        fitted = called.startswith(("megatron-lm", "torchtitan"))
+        return msgspec.structs.replace(found, host_us_per_pass=1e6) if fitted else found
+
+    monkeypatch.setattr(steps, "load_framework", slower)
+    monkeypatch.setattr(megascale, "load_framework", slower)
+    judged = [f for f in outcomes[name].figures if f.judge != SHOWN and "from one process" not in f.what]
+    again = {f.what: f.ours for f in checks()[name]().figures if f.judge != SHOWN}
+    assert len(judged) >= 5 and all(again[f.what] == f.ours for f in judged)
 
 
 def test_ternary_codes_without_chance(monkeypatch):
