@@ -115,8 +115,13 @@ def test_rounds_that_keep_one_replica_instead_of_the_mean(monkeypatch):
 
 def test_a_controller_that_always_waits(monkeypatch):
     real = dispatch.finished
+    assert checks()["pathways"]().failures == ()
     monkeypatch.setattr(dispatch, "finished", lambda *args: real(*args[:-1], False))
-    assert reached("pathways") != WORKS
+    assert [f.partition(",")[0] for f in checks()["pathways"]().failures] == ["waiting for each computation"]
+
+
+def test_no_figure_is_judged_that_is_the_check_s_own_formula(outcomes):
+    assert not [f for f in outcomes["pathways"].figures if f.judge != SHOWN and f.paper is not None]
 
 
 def test_overlap_and_operators_that_change_nothing(monkeypatch):
