@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright import catalog
 from meshwright.cost import load_framework
 from meshwright.papers import figures, outcome, ranks
 from meshwright.papers.checks import (
@@ -29,6 +30,7 @@ from meshwright.papers.record import paper
 from meshwright.papers.state import PARTLY, WORKS, of
 from meshwright.plan import algebra
 from meshwright.schedules import build
+from meshwright.spec.model import load
 
 
 def reached(name):
@@ -92,7 +94,27 @@ def test_redco_with_every_matrix_cut_the_same_way(monkeypatch):
     real = layouts.redco_rules
     same = lambda block, hidden: {n: (rows, columns, 1) for n, (rows, columns, _) in real(block, hidden).items()}  # noqa: E731
     monkeypatch.setattr(layouts, "redco_rules", same)
-    assert reached("redco") != WORKS
+    assert checks()["redco"]().failures[0].startswith("one reduction after attention")
+
+
+@pytest.mark.parametrize("name", ["k", "v", "kv"])
+def test_redco_with_keys_or_values_cut_by_rows(name, monkeypatch):
+    real = layouts.redco_rules
+
+    def by_rows(block, hidden):
+        placed = real(block, hidden)
+        return placed | ({name: (*placed[name][:2], 0)} if name in placed else {})
+
+    monkeypatch.setattr(layouts, "redco_rules", by_rows)
+    assert checks()["redco"]().failures[0].startswith("one reduction after attention")
+
+
+def test_redco_says_which_blocks_its_rules_do_not_cut_at_heads(outcomes):
+    (whole,) = [f for f in outcomes["redco"].figures if "whole heads" in f.what]
+    blocks = [b.attention for name in catalog.names("models") for b in load(name).blocks]
+    # counted by hand: a rank's columns end inside a head where the heads are no multiple of the ranks
+    assert (whole.paper, whole.ours) == (len(blocks), sum(a.heads % 4 == a.kv_heads % 4 == 0 for a in blocks))
+    assert whole.ours < whole.paper
 
 
 def test_buckets_that_wait_for_the_whole_backward(monkeypatch):
