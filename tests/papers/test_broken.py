@@ -26,6 +26,7 @@ from meshwright.papers.checks import (
     zero_bubble,
 )
 from meshwright.papers.outcome import SHOWN
+from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import paper
 from meshwright.papers.state import PARTLY, WORKS, of
 from meshwright.plan import algebra
@@ -54,7 +55,11 @@ def test_a_schedule_that_is_plain_1f1b(name, monkeypatch):
 
 
 def test_uneven_stages_that_are_even(monkeypatch):
-    monkeypatch.setattr(pipeline, "_relieved", lambda layers, stages: ",".join([str(layers // stages)] * stages))
+    def even(plan, model, *asked):
+        each = (model.num_layers // plan.layout.pp,) * plan.layout.pp
+        return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, stages=each))
+
+    monkeypatch.setitem(RECIPES, "relieve_the_last_stage", even)
     assert reached("yuan2") != WORKS
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
@@ -33,12 +34,15 @@ def test_a_plan_that_a_row_runs_is_legal_and_executable(text):
 @pytest.mark.parametrize(
     "row", [p for p in papers().values() if p.recipe and p.recipe.plan and p.runs], ids=lambda p: p.id
 )
-def test_what_is_run_follows_the_recipe(row):
+def test_what_is_run_follows_the_recipe(row, outcomes):
     """Some plan of the row stays itself when the recipe is put over it, but for overlap of products, which is priced
-    and not run."""
+    and not run, and said to be missing."""
     plans = [trained.read(text) for text in row.runs]
-    words = row.recipe.plan.replace("overlap=dp,tp,pp", "").replace("flash", "")
-    assert any(over(plan, words) == plan for plan in plans) if words.strip() else plans
+    followed = [over(plan, row.recipe.plan) for plan in plans]
+    run = [replace(plan, overlap=replace(plan.overlap, tp=False)) for plan in followed]
+    assert any(plan == kept for plan, kept in zip(plans, run))
+    said = any("not run" in text for text in outcomes[row.id].missing)
+    assert said == any(plan.overlap.tp for plan in followed)
 
 
 def test_states_say_which_rows_were_executed(states):
@@ -96,7 +100,13 @@ def test_blocks_of_a_ring_that_are_not_merged(monkeypatch):
             real(self, block, out, sums)
 
     monkeypatch.setattr(ring._Merged, "add", first_only)
-    assert reached("burstattention", monkeypatch).state == NOT_YET
+    assert reached("usp", monkeypatch).state == NOT_YET
+
+
+def test_what_a_row_trains_or_puts_over_a_plan_is_not_its_baseline():
+    """BurstAttention's backward and the linear rule are no plan's: a ring is the first one's baseline."""
+    burst, rule = paper("burstattention"), paper("imagenet-1h")
+    assert (burst.recipe, burst.runs, rule.recipe, rule.runs) == (None, (), None, ())
 
 
 def test_tokens_that_stay_with_the_wrong_experts(monkeypatch):

@@ -101,6 +101,7 @@ def megascale() -> Outcome:
             "what a sliding window is worth to attention that is not fused",
             "finding and replacing slow or failed machines",
             "LAMB itself",
+            "products sliced beside their collectives in what is trained: they are priced and not run",
         ),
     )
 

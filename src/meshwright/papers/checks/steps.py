@@ -193,6 +193,7 @@ def torchtitan() -> Outcome:
             "what compilation is worth, and the tables' speeds, from anything that was not fitted to them",
             "what the interleaved schedule adds to 405B on 512 devices: its microbatches are not in the inputs",
             "row-wise float8, whose products and casts no plan tells from tensor-wise ones",
+            "products sliced beside their collectives in what is trained: they are priced and not run",
         ),
     )
 
