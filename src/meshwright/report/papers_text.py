@@ -22,8 +22,10 @@ STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state, and how many were executed by real processes."""
+    """How many rows are in each state, how many of those that work a plan can switch on, and how many were executed by
+    real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
+    held[0] += f" ({sum(p.recipe is not None and s.state == WORKS for p, s in rows)} of them as recipes for a plan)"
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 

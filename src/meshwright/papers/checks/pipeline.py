@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from meshwright.papers.outcome import ABOVE, AT_MOST, BELOW, SIDE, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.papers.record import paper
 from meshwright.papers.whatif import applied
@@ -214,7 +212,7 @@ def yuan2() -> Outcome:
         baseline="the same layers in equal stages",
         assumptions=(
             "the abstract gives no figures: the claim is that fewer layers on the ends even out time and memory",
-            f"stages of {', '.join(map(str, stages))} layers, by the row's recipe: the partition whose slowest is fastest",
+            f"stages of {', '.join(map(str, stages))} layers, by the row's recipe: of all partitions the fastest",
             "llama3-8b stands for its models: it too has a vocabulary of over 100,000, which burdens the last stage",
         ),
     )
