@@ -196,6 +196,33 @@ def test_averages_that_wait_for_the_link(monkeypatch):
     assert any("that are the same" in failed for failed in checks()["streaming-diloco"]().failures)
 
 
+@pytest.mark.parametrize(
+    ("send", "failed"),
+    [
+        (np.zeros_like, "loss of fragments in turn"),
+        (np.sign, "loss of fragments in turn"),
+        (np.asarray, "not so: a number that is sent"),
+    ],
+)
+def test_fragments_whose_codes_say_nothing_or_too_much(send, failed, monkeypatch):
+    monkeypatch.setattr(bandwidth, "in_four_bits", send)
+    real = bandwidth.streamed
+    monkeypatch.setattr(bandwidth, "streamed", lambda *args, **more: real(*args, **({"send": send} | more)))
+    assert [f for f in checks()["streaming-diloco"]().failures if f.startswith(failed)]
+
+
+def test_fragments_that_keep_another_share_of_their_own(monkeypatch):
+    real = bandwidth.streamed
+    monkeypatch.setattr(bandwidth, "streamed", lambda *args, **more: real(*args, **({"mix": 0.9} | more)))
+    assert checks()["streaming-diloco"]().failures == ("not so: mixing leaves replicas as near as it says",)
+
+
+def test_rounds_without_their_outer_momentum_are_not_those_of_fragments(monkeypatch):
+    real = bandwidth.streamed
+    monkeypatch.setattr(bandwidth, "streamed", lambda *args, **more: real(*args, **(more | {"momentum": 0.0})))
+    assert "furthest from DiLoCo's rounds" in checks()["streaming-diloco"]().failures[0]
+
+
 def test_what_a_reduction_costs_is_read_off_one_line_that_is_not_judged(monkeypatch):
     table = json.loads(json.dumps(figures.load("diloco")))
     before = {f.what: f.ours for f in checks()["streaming-diloco"]().figures}
