@@ -71,7 +71,7 @@ def megascale() -> Outcome:
             line.mfu / before.mfu,
             b / a,
             "x",
-            SHOWN if line.name in WHY_SHOWN else WITHIN,
+            SHOWN if line.name in UNPRICED else WITHIN,
             NEAR,
             why=WHY.get(line.name, ""),
         )
@@ -94,8 +94,8 @@ def megascale() -> Outcome:
             "the baseline's attention is taken to be unfused, so that FlashAttention counts among the operators, whose "
             "line is larger than the table's, and more is left to hide than for the lines before",
             "LAMB is the batch it allows: the optimizer itself is priced as Adam",
-            "host costs are those of the catalog's profile default, fitted to neither table; 'what else its host does' "
-            "is its profile megascale, which is the least of the fitted ones",
+            "host costs are those of the catalog's profile default, round figures fitted to neither table; 'what else "
+            "its host does' is its profile megascale, the least of the fitted ones",
         ),
         missing=(
             "what a sliding window is worth to attention that is not fused",
@@ -107,7 +107,7 @@ def megascale() -> Outcome:
 
 
 #: Lines whose own mechanism nothing here prices.
-WHY_SHOWN = ("sliding window attention",)
+UNPRICED = ("sliding window attention",)
 #: What the miss of a line comes from.
 WHY = {
     "efficient operators": "its baseline's operators are not said: FlashAttention, taken to be new in this line, makes "
