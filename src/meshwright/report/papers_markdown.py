@@ -44,7 +44,7 @@ def page(rows: Rows) -> str:
         "be looked up; others were confirmed in the papers' own pages or in reference lists of public repositories.",
         "",
         "A row that works as a *recipe for a plan* is one that `whatif` puts over a plan of yours. The others work",
-        "inside their check alone, as a model of their mechanism or with processes of its own: no plan switches them on.",
+        "inside their check alone, as a model of the mechanism or with processes of its own: no plan switches them on.",
         "",
         f"{counts(rows)}.",
         "",
