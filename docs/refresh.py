@@ -7,6 +7,7 @@ the line that shows the same words as before. Run it after a change of costs: ``
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
+#: What blocks are as wide as, whatever the terminal of whoever runs this.
+WIDTH = {"COLUMNS": "100"}
 NUMBERS = re.compile(r"[\d.,]+|[█▏▎▍▌▋▊▉#.]+|\s+")
 
 
@@ -24,20 +27,25 @@ def words(line: str) -> str:
 
 
 def refreshed(block: str) -> str:
-    """A console block whose shown lines are those of a run now; lines that no longer appear are left for a person."""
+    """A console block whose shown lines are those of a run now; lines that no longer appear are named and left for a
+    person."""
     out: list[str] = []
     said: list[str] = []
     at = 0
     for line in block.splitlines():
         if line.startswith("$ "):
             command = shlex.split(line[2:].split("  #")[0])
-            run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+            run = subprocess.run(
+                command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, **WIDTH}
+            )
             said, at = (run.stdout + run.stderr).splitlines(), 0
             out.append(line)
             continue
         match = next((i for i in range(at, len(said)) if words(said[i]) == words(line) and words(line)), None)
         if match is None:
             out.append(line)
+            if words(line):
+                print(f"not said any more: {line}", file=sys.stderr)
         else:
             out.append(said[match].rstrip())
             at = match + 1

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from meshwright.cli import main
+from meshwright.papers.record import papers
 
 ASKED = ["--on", "32xh100", "--train", "batch=64,seq=4096", "--plan", "tp2 pp4 mb1 zero1 full"]
 
@@ -18,7 +19,10 @@ def test_papers_lists_every_row_and_where_it_stands(kept, capsys, states):
     code, out, err = run(capsys, "papers")
     assert code == 0 and err == ""
     assert all(f"  {name} " in out for name in states)
-    assert out.startswith("166 papers: ")
+    works = {name for name, s in states.items() if s.state == "works"}
+    recipes = sum(papers()[name].recipe is not None for name in works)
+    assert 0 < recipes < len(works)
+    assert out.startswith(f"166 papers: {len(works)} works ({recipes} of them as recipes for a plan), ")
 
 
 def test_papers_of_an_area_and_a_state(kept, capsys, states):

@@ -1,7 +1,14 @@
 """Recipes that real processes carry out: equal to one process, and not when the executor is broken."""
 
-import pytest
+import os
+import signal
+import threading
+import time
 
+import pytest
+from msgspec.structs import replace
+
+from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.papers import state, trained
 from meshwright.papers.checks import checks
@@ -27,12 +34,15 @@ def test_a_plan_that_a_row_runs_is_legal_and_executable(text):
 @pytest.mark.parametrize(
     "row", [p for p in papers().values() if p.recipe and p.recipe.plan and p.runs], ids=lambda p: p.id
 )
-def test_what_is_run_follows_the_recipe(row):
+def test_what_is_run_follows_the_recipe(row, outcomes):
     """Some plan of the row stays itself when the recipe is put over it, but for overlap of products, which is priced
-    and not run."""
+    and not run, and said to be missing."""
     plans = [trained.read(text) for text in row.runs]
-    words = row.recipe.plan.replace("overlap=dp,tp,pp", "").replace("flash", "")
-    assert any(over(plan, words) == plan for plan in plans) if words.strip() else plans
+    followed = [over(plan, row.recipe.plan) for plan in plans]
+    run = [replace(plan, overlap=replace(plan.overlap, tp=False)) for plan in followed]
+    assert any(plan == kept for plan, kept in zip(plans, run))
+    said = any("not run" in text for text in outcomes[row.id].missing)
+    assert said == any(plan.overlap.tp for plan in followed)
 
 
 def test_states_say_which_rows_were_executed(states):
@@ -90,7 +100,13 @@ def test_blocks_of_a_ring_that_are_not_merged(monkeypatch):
             real(self, block, out, sums)
 
     monkeypatch.setattr(ring._Merged, "add", first_only)
-    assert reached("burstattention", monkeypatch).state == NOT_YET
+    assert reached("usp", monkeypatch).state == NOT_YET
+
+
+def test_what_a_row_trains_or_puts_over_a_plan_is_not_its_baseline():
+    """BurstAttention's backward and the linear rule are no plan's: a ring is the first one's baseline."""
+    burst, rule = paper("burstattention"), paper("imagenet-1h")
+    assert (burst.recipe, burst.runs, rule.recipe, rule.runs) == (None, (), None, ())
 
 
 def test_tokens_that_stay_with_the_wrong_experts(monkeypatch):
@@ -147,7 +163,7 @@ def test_a_plan_that_ends_its_job_is_a_fact_that_does_not_hold(monkeypatch):
 
     monkeypatch.setattr("meshwright.run.equality.apart", dies)
     found = reached("gpipe", monkeypatch)
-    assert found.state == NOT_YET and found.why.count("killed by SIGKILL") == 2
+    assert found.state == NOT_YET and found.why.count("killed by SIGKILL") == 2 and found.passing
 
 
 def test_processes_that_end_early_leave_what_was_simulated(monkeypatch):
@@ -156,8 +172,10 @@ def test_processes_that_end_early_leave_what_was_simulated(monkeypatch):
 
     monkeypatch.setattr("meshwright.run.placements.apart", dies)
     found = checks()["oneflow"]()
-    assert len(found.figures) == 3 and found.failures == (
-        "not so: collectives of real processes: rank 1 on host died: killed by SIGKILL",
+    assert (
+        found.passing
+        and len(found.figures) == 3
+        and found.failures == ("not so: collectives of real processes: rank 1 on host died: killed by SIGKILL",)
     )
 
 
@@ -198,8 +216,31 @@ def test_without_torch_a_check_that_is_all_processes_says_nothing(monkeypatch):
     assert said.why.startswith("not checked here: ") and said.why.endswith("torch is not installed")
 
 
+def test_a_torch_that_cannot_be_loaded_is_said_and_ends_nothing(monkeypatch):
+    def broken(name):
+        raise ImportError("libtorch_cpu.so: cannot open shared object file")
+
+    monkeypatch.setattr("meshwright.papers.outcome.import_module", broken)
+    monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
+    found = state.of(paper("gpipe"), state.run(paper("gpipe")))
+    assert (found.state, found.executed, found.passing) == (WORKS, NOT_HERE, True)
+    assert "torch cannot be loaded: libtorch_cpu.so" in found.unchecked
+
+
 def test_what_is_not_checked_speaks_neither_for_nor_against():
     good = Fact("it is so", True)
     assert state.of(paper("ucp"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == WORKS
     both = state.of(paper("ucp"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
     assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
+
+
+def test_an_interrupt_while_plans_are_trained_ends_the_command_and_keeps_nothing(monkeypatch, tmp_path, capsys):
+    from meshwright.run import equality
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(trained, "_found", {})
+    monkeypatch.setattr(equality, "_trained", lambda case, place: time.sleep(8))
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    assert main(["papers"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n") and not list(tmp_path.iterdir())
+    assert not trained._found

@@ -152,7 +152,7 @@ def obeys(world):
 def test_signals_reach_every_rank_once_and_the_run_ends_in_order(number):
     threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
     before = signal.getsignal(number)
-    assert launch.start(obeys, num_ranks=2, device="cpu") == "in order"
+    assert launch.start(obeys, num_ranks=2, device="cpu", stops=True) == "in order"
     assert signal.getsignal(number) is before
 
 
@@ -165,8 +165,28 @@ def test_the_second_signal_ends_at_once():
         threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        launch.start(deaf, num_ranks=2, device="cpu")
+        launch.start(deaf, num_ranks=2, device="cpu", stops=True)
     assert time.monotonic() - begun < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("main", [deaf, obeys])
+def test_the_first_signal_ends_a_job_that_does_not_say_it_stops(number, main):
+    """Whatever its function does: half a result is none."""
+    threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        launch.start(main, num_ranks=2, device="cpu")
+    assert time.monotonic() - begun < 10
+
+
+def test_a_rank_of_such_a_job_that_is_asked_to_end_has_died():
+    def asked(world):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(HARD_S)
+
+    with pytest.raises(RankDied, match="killed by SIGTERM"):
+        launch.start(asked, num_ranks=1, device="cpu")
 
 
 PARENT = """

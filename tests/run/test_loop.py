@@ -35,7 +35,7 @@ def job(corpus, **said):
 
 
 def run(asked, main=loop.train):
-    return launch.start(main, asked, num_ranks=asked.plan.layout.num_ranks, device="cpu")
+    return launch.start(main, asked, num_ranks=asked.plan.layout.num_ranks, device="cpu", stops=True)
 
 
 def lines(out):

@@ -11,7 +11,8 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 DESCRIPTION = """Published systems: what each does, and whether its figures are reproduced here.
 
 A row works when its check reproduces the paper, partly when something is missing, which is said, and else not yet.
-States come from running the checks, and are kept until the code changes."""
+States come from running the checks, and are kept until the code changes; those that may be of the moment, as when a
+process died or the machine was busy, are found anew."""
 FORMAT_VERSION = 1
 
 

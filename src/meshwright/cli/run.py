@@ -99,7 +99,7 @@ def _run(argv: list[str]) -> int:
     num_ranks = job.plan.layout.num_ranks
     if is_first():
         note(_begin(job, num_ranks))
-    summary = launch.start(loop.train, job, num_ranks=num_ranks, device=given.device or "auto")
+    summary = launch.start(loop.train, job, num_ranks=num_ranks, device=given.device or "auto", stops=True)
     if summary is None:  # another rank than the first of a launched job
         return 0
     prediction = predicted(summary.pop("lengths"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 
 import msgspec
@@ -89,7 +90,8 @@ class Fact(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What a check found. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
     here, even when every figure is met. ``executed``: real processes took part; ``unchecked`` says what could not be
-    checked on this machine and why, which speaks neither for nor against the technique."""
+    checked on this machine and why, which speaks neither for nor against the technique. ``passing``: some of it may be
+    of this moment alone (a process died, the machine was busy), so that it is not kept."""
 
     figures: tuple[Figure, ...] = ()
     facts: tuple[Fact, ...] = ()
@@ -98,6 +100,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()
     executed: bool = False
     unchecked: tuple[str, ...] = ()
+    passing: bool = False
 
     @property
     def failures(self) -> tuple[str, ...]:
@@ -125,28 +128,45 @@ class Check(msgspec.Struct, frozen=True):
         return self.find()
 
 
-#: Why nothing is executed where :func:`can_run` says no.
-NO_PROCESSES = "torch is not installed"
+#: Why nothing is executed where :func:`can_run` says no, and where it says yes in vain.
+NO_PROCESSES, BROKEN = "torch is not installed", "torch cannot be loaded"
+#: What a job says one of whose processes ended before its time: it may have been killed.
+DIED = "L001"
 
 
 def can_run() -> bool:
-    """Whether real processes can be started: torch is there."""
+    """Whether torch is there, without loading it."""
     return find_spec("torch") is not None
+
+
+def not_here() -> str:
+    """Why no real processes can be started; "" where they can. Loads torch."""
+    if not can_run():
+        return NO_PROCESSES
+    try:
+        import_module("torch")
+    except (ImportError, OSError) as error:
+        return f"{BROKEN}: {error}"
+    return ""
 
 
 def by_processes(found: Outcome, what: str, carry_out: Callable[[], Outcome]) -> Outcome:
     """`found` with what real processes make of it, as `carry_out` says; where there are none, or where they end before
     their time, that is said instead. `what` names it."""
-    if not can_run():
-        return msgspec.structs.replace(found, unchecked=(*found.unchecked, f"{what}: {NO_PROCESSES}"))
+    if why := not_here():
+        # a torch that is broken may be mended, and nothing else tells that apart
+        passing = found.passing or why != NO_PROCESSES
+        return msgspec.structs.replace(found, unchecked=(*found.unchecked, f"{what}: {why}"), passing=passing)
     try:
         more = carry_out()
     except MeshwrightError as error:
-        more = Outcome(facts=(Fact(f"{what}: {error.diagnostics[0].message}", False),))
+        first = error.diagnostics[0]
+        more = Outcome(facts=(Fact(f"{what}: {first.message}", False),), passing=first.code == DIED)
     return msgspec.structs.replace(
         found,
         figures=(*found.figures, *more.figures),
         facts=(*found.facts, *more.facts),
         unchecked=(*found.unchecked, *more.unchecked),
         executed=True,
+        passing=found.passing or more.passing,
     )

@@ -137,22 +137,9 @@ def ring_of_queries(q: np.ndarray, k: np.ndarray, v: np.ndarray, cut: Sequence[n
     return out, most
 
 
-def ulysses(q: np.ndarray, k: np.ndarray, v: np.ndarray, ranks: int, sent: Sent) -> np.ndarray:
-    """All-to-all from tokens to heads, attention, and back (Jacobs et al., 2023, 2309.14509)."""
-    mine = np.array_split(np.arange(q.shape[0]), ranks)
-    tokens = contiguous(q.shape[1], ranks)
-    out = np.empty_like(q)
-    for rank in range(ranks):
-        there = [t[:, tokens[rank]] for t in (q, k, v)]
-        sent.add(rank, *(t[mine[other]] for t in there for other in range(ranks) if other != rank))
-        local = attention(q[mine[rank]], k[mine[rank]], v[mine[rank]])
-        out[mine[rank]] = local
-        sent.add(rank, *(local[:, tokens[other]] for other in range(ranks) if other != rank))
-    return out
-
-
 def unified(q: np.ndarray, k: np.ndarray, v: np.ndarray, heads: int, rings: int, sent: Sent) -> np.ndarray:
-    """A mesh: all-to-all over `heads` ranks, a ring over `rings` of them (USP, 2405.07719)."""
+    """A mesh: all-to-all over `heads` ranks, a ring over `rings` of them (USP, 2405.07719;
+    Jacobs et al., 2023, 2309.14509, for the all-to-all)."""
     mine = np.array_split(np.arange(q.shape[0]), heads)
     cut = zigzag(q.shape[1], rings)
     out = np.empty_like(q)

@@ -49,8 +49,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published system. ``source`` says where title, authors and year were confirmed, or ``unverified``;
     ``ideas`` are keys of :data:`IDEAS`; ``exact`` is whether the technique computes what training without it would.
-    ``missing`` says what a row without a check (or with a partial one) lacks. ``runs`` are plans of the recipe that
-    real processes train, with the losses, gradients and parameters of one process."""
+    ``missing`` says what a row without a check (or with a partial one) lacks. ``runs`` are plans of the recipe, as far
+    as it can be trained, that real processes train with the losses, gradients and parameters of one process."""
 
     id: str
     title: str

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from meshwright.errors import MeshwrightError
-from meshwright.papers.outcome import AT_MOST, Fact, Figure, Outcome, by_processes
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
@@ -27,7 +27,7 @@ TOLERANCE = 1e-9
 CUT_RANKS = 4
 
 #: What was found in this process: the largest difference of a plan, or why it does not train.
-_found: dict[str, float | str] = {}
+_found: dict[str, float | Diagnostic] = {}
 
 
 def model_of(plan: Plan) -> Model:
@@ -51,7 +51,7 @@ def train(texts: Iterable[str]) -> None:
         _found.update(_trained(together))
 
 
-def _trained(texts: Sequence[str]) -> dict[str, float | str]:
+def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
     """Each plan's largest difference. Where one of several ends their job, each has a job of its own."""
     from meshwright.run.equality import Case, apart
 
@@ -62,7 +62,7 @@ def _trained(texts: Sequence[str]) -> dict[str, float | str]:
     except MeshwrightError as error:
         if len(texts) > 1:
             return {name: what for text in texts for name, what in _trained([text]).items()}
-        return {texts[0]: error.diagnostics[0].message}
+        return {texts[0]: error.diagnostics[0]}
 
 
 @cache
@@ -86,12 +86,13 @@ def cut_over_processes(found: Outcome, name: str) -> Outcome:
 def judged(texts: Sequence[str]) -> Outcome:
     """What training these plans found, as figures, and as facts that do not hold where it ended."""
     train(texts)
-    figures, facts = [], []
+    figures, facts, passing = [], [], False
     for text in texts:
         what, count = _found[text], read(text).layout.num_ranks
-        if isinstance(what, str):
-            facts.append(Fact(f"{text!r} trains on {count} processes: {what}", False))
+        if isinstance(what, Diagnostic):
+            facts.append(Fact(f"{text!r} trains on {count} processes: {what.message}", False))
+            passing = passing or what.code == DIED
         else:
             name = f"largest difference from one process, {text!r} on {count} processes"
             figures.append(Figure(name, None, what, "", AT_MOST, TOLERANCE))
-    return Outcome(figures=tuple(figures), facts=tuple(facts))
+    return Outcome(figures=tuple(figures), facts=tuple(facts), passing=passing)

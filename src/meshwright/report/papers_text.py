@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.papers.outcome import NEAR, NO_PROCESSES, Figure, Outcome
+from meshwright.papers.outcome import BROKEN, NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
 from meshwright.quantity import gibibytes, seconds
@@ -22,8 +22,10 @@ STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state, and how many were executed by real processes."""
+    """How many rows are in each state, how many of those that work a plan can switch on, and how many were executed by
+    real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
+    held[0] += f" ({sum(p.recipe is not None and s.state == WORKS for p, s in rows)} of them as recipes for a plan)"
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
@@ -43,8 +45,9 @@ def table(rows: list[tuple[Paper, State]], console: Console) -> None:
             page.console.print(line, soft_wrap=True)
             if state.why and page.width >= WIDE:
                 page.print(Text(state.why, "dim"), indent=25)
-        if any(state.executed == NOT_HERE for _, state in rows):
-            page.quiet(f"not executed here: {NO_PROCESSES}; what was checked there is simulated")
+        if left := [state for _, state in rows if state.executed == NOT_HERE]:
+            why = BROKEN if any(BROKEN in state.unchecked for state in left) else NO_PROCESSES
+            page.quiet(f"not executed here: {why}; what was checked there is simulated")
 
 
 def shown(figure: Figure) -> tuple[str, str, str, str, str]:

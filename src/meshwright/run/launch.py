@@ -92,18 +92,26 @@ stop = Stop()
 
 
 def start(
-    function: Callable[..., Any], *args: Any, num_ranks: int, device: str = "auto", timeout_s: float = TIMEOUT_S
+    function: Callable[..., Any],
+    *args: Any,
+    num_ranks: int,
+    device: str = "auto",
+    timeout_s: float = TIMEOUT_S,
+    stops: bool = False,
 ) -> Any:
     """``function(world, *args)`` on every rank; what it returned on rank 0, as plain values (None on other ranks of a
-    launched job). `device` is ``cpu``, ``cuda`` or ``auto``. Must be called before this process has opened a process
-    group or used autograd; when GPUs are used `function` must be importable and `args` picklable.
+    launched job). `device` is ``cpu``, ``cuda`` or ``auto``. `stops`: `function` looks at :data:`stop` and ends in
+    order, with a result that says so; a job that does not is ended at once by SIGINT or SIGTERM. Must be called before
+    this process has opened a process group or used autograd; when GPUs are used `function` must be importable and
+    `args` picklable.
 
     Raises:
         MeshwrightError: L002 when processes or GPUs do not suffice; what `function` raised, once.
         RankDied: L001 naming the rank, its host and the cause.
+        KeyboardInterrupt: when a job that does not stop is asked to, or one that does for the second time.
     """
     if launched():
-        return _join(function, args, num_ranks, device, timeout_s)
+        return _join(function, args, num_ranks, device, timeout_s, stops)
     kind = _device_type(device, num_ranks)
     context = multiprocessing.get_context(start_method(kind))
     reading, writing = context.Pipe(duplex=False)
@@ -112,10 +120,10 @@ def start(
         for rank in range(num_ranks):
             world = World(rank, num_ranks, rank, num_ranks, socket.gethostname(), torch.device(kind, rank))
             inherited = writing if context.get_start_method() == "fork" else None
-            words = (function, args, world, folder, reading, inherited, timeout_s)
+            words = (function, args, world, folder, reading, inherited, timeout_s, stops)
             children.append(context.Process(target=_child, args=words, name=f"rank {rank}"))
         try:
-            with _forwarding(children):
+            with _forwarding(children, stops):
                 _begin(children)
                 _watch(children, Path(folder))
             return _read(Path(folder), 0).result
@@ -194,11 +202,18 @@ def _open(world: World, timeout_s: float, **where: Any) -> None:
 
 
 def _child(
-    function: Callable[..., Any], args: tuple, world: World, folder: str, parent: Any, inherited: Any, timeout_s: float
+    function: Callable[..., Any],
+    args: tuple,
+    world: World,
+    folder: str,
+    parent: Any,
+    inherited: Any,
+    timeout_s: float,
+    stops: bool,
 ) -> None:
     """A rank's whole life; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and passes it on once
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, stop if stops else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASKING)
     if inherited is not None:
         inherited.close()  # else the parent's end of the pipe stays open in its children
@@ -305,8 +320,8 @@ def died(rank: int, host: str, cause: str, help: str = "") -> RankDied:
 
 
 @contextmanager
-def _forwarding(children: list[Any]):
-    """SIGINT and SIGTERM ask the children to end in order; the second time they are killed."""
+def _forwarding(children: list[Any], stops: bool):
+    """SIGINT and SIGTERM ask children that can stop to end in order; others, and the second time all, are killed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -314,7 +329,7 @@ def _forwarding(children: list[Any]):
 
     def forward(number: int, frame: FrameType | None) -> None:
         seen.append(number)
-        if len(seen) > 1:
+        if len(seen) > 1 or not stops:
             _end(children)
             raise KeyboardInterrupt
         for child in children:
@@ -329,7 +344,7 @@ def _forwarding(children: list[Any]):
             signal.signal(number, handler)
 
 
-def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float) -> Any:
+def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float, stops: bool) -> Any:
     """One rank of a launched job: `function`'s result on rank 0, None elsewhere."""
     from meshwright.run import watchdog
 
@@ -347,8 +362,9 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
         )
     kind = _device_type(device, local_size)
     world = World(rank, size, local_rank, local_size, socket.gethostname(), torch.device(kind, local_rank))
-    for number in ASKING:
-        signal.signal(number, stop)
+    if stops:
+        for number in ASKING:
+            signal.signal(number, stop)
     store = watchdog.connect(timeout_s)
     watching = watchdog.Watchdog(world)
     try:

@@ -190,7 +190,6 @@ def imagenet() -> Outcome:
             "half as long; halving-doubling priced as the fastest algorithm of the cost model",
             "accuracy is not simulated",
         ),
-        missing=(),
     )
 
 

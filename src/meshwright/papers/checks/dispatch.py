@@ -8,7 +8,7 @@ its round trip every time (TensorFlow 1 on many hosts); one that dispatches asyn
 from __future__ import annotations
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import ABOVE, AT_LEAST, BELOW, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import ABOVE, BELOW, SHOWN, Check, Fact, Figure, Outcome
 
 
 def finished(
@@ -53,16 +53,14 @@ def pathways() -> Outcome:
             both[1] / both[0],
             ratio(cores[int(name.split()[-2])], 0.3),
             "",
-            WITHIN,
-            0.02,
+            SHOWN,
         )
         for name, both in table.items()
     ]
-    masked = {hosts: _least(hosts, message, enqueue, latency) for hosts in (16, 512)}
     return Outcome(
         figures=(
             *rows,
-            Figure("2048 cores on 256 hosts, steps of 0.3 s ('~100%')", 1.0, ratio(256, 0.3), "", AT_LEAST, 0.98),
+            Figure("2048 cores on 256 hosts, steps of 0.3 s ('~100%')", 1.0, ratio(256, 0.3), "", SHOWN),
             Figure(
                 "waiting for each computation, of 1 ms on 64 hosts, over dispatching ahead",
                 None,
@@ -77,14 +75,6 @@ def pathways() -> Outcome:
                 "x",
                 ABOVE,
             ),
-            Figure(
-                "smallest computation that hides dispatch: 512 hosts over 16",
-                32.0,
-                masked[512] / masked[16],
-                "x",
-                WITHIN,
-                0.1,
-            ),
         ),
         facts=(
             Fact("a short computation on many hosts is bound by dispatch", ratio(512, 1e-3) < 0.1),
@@ -92,21 +82,15 @@ def pathways() -> Outcome:
         ),
         baseline="JAX with a controller on every host",
         assumptions=(
-            "60 us a message, 20 us to enqueue, 100 us of latency: assumed, as the paper states none; the ratios that "
-            "are judged do not depend on them while a step is longer than its dispatch",
-            "steps of the T5 models take 0.3 s: their batch is not known here",
+            "60 us a message, 20 us to enqueue, 100 us of latency: assumed; steps of the T5 models take 0.3 s: their "
+            "batch is not known here. What the paper gives is shown beside them and not judged: with such steps any "
+            "message of less than half a millisecond gives its figures",
+        ),
+        missing=(
+            "what its hosts and messages take, without which none of its figures is more than shown",
+            "the scheduler that gives collectives of many programs one order",
         ),
     )
-
-
-def _least(hosts: int, message: float, enqueue: float, latency: float) -> float:
-    """The shortest computation, seconds, that reaches 98% of undispatched throughput over many."""
-    low, high = 1e-6, 1.0
-    for _ in range(40):
-        middle = (low * high) ** 0.5
-        enough = 2000 * middle / finished(2000, middle, hosts, message, enqueue, latency, True) >= 0.98
-        low, high = (low, middle) if enough else (middle, high)
-    return high
 
 
 CHECKS = {"pathways": Check(pathways)}

@@ -93,7 +93,7 @@ def _here() -> Outcome:
         if spreads[-1] <= STEADY:
             return Outcome(figures=_judged("on this machine", found, here=True), facts=(_clocks(),))
     why = f"a job on this machine: its steps vary by {min(spreads):.0%}, more than a replay to 5% can be judged by"
-    return Outcome(facts=(_clocks(),), unchecked=(why,))
+    return Outcome(facts=(_clocks(),), unchecked=(why,), passing=True)
 
 
 def _clocks() -> Fact:

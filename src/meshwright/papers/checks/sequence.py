@@ -85,7 +85,6 @@ def ring_self_attention() -> Outcome:
                 1e-6,
             ),
         ),
-        facts=(Fact("halving the ranks' share of the sequence keeps whole rows: no online softmax", held > per_rank),),
         baseline=ALONE + "; memory: tensor parallelism on as many ranks",
         assumptions=(
             PROVEN,
@@ -110,10 +109,9 @@ def _memory(block: str, kind: str, batch_length: float, h: int, length: int, z: 
 
 def usp() -> Outcome:
     t, rings, heads = tensors(), 2, 2
-    sent, plain_ring, plain_ulysses = ranks.Sent(rings * heads), ranks.Sent(RANKS), ranks.Sent(RANKS)
+    sent, plain_ring = ranks.Sent(rings * heads), ranks.Sent(RANKS)
     found = ranks.unified(*t, heads, rings, sent)
     ranks.ring(*t, ranks.zigzag(TOKENS, RANKS), plain_ring)
-    ranks.ulysses(*t, RANKS, plain_ulysses)
     work = ranks.pairs(ranks.zigzag(TOKENS, RANKS))
     uneven = ranks.pairs(ranks.contiguous(TOKENS, RANKS))
     whole = HEADS * TOKENS * DIM // RANKS
