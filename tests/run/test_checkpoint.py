@@ -212,13 +212,13 @@ def test_a_reader_that_wants_more_than_there_is_says_what(good):
     reader = Reader(good)
     sources = {key: found for key, found in reader.sources.items() if key[0] == "param"}
     pieces = shards.pieces(held, None)
-    assert {d.message for d in missing(sources, pieces)} == {
+    assert {d.message for d in missing(sources, pieces, good)} == {
         f"{state} of {name} is incomplete: 0 elements held of {torch.Size(shape).numel()}"
         for state in ("exp_avg", "exp_avg_sq")
         for name, shape in shards.NAMES.items()
     }
     params = [p for p in pieces if p.key == "param"]
-    assert missing(sources, params) == []
+    assert missing(sources, params, good) == []
     fill(params, sources)
     assert shards.differences(params, shards.pieces(held, shards.values(7))[: len(params)]) == []
 

@@ -23,7 +23,7 @@ from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree
 from meshwright.run.blocks import Block, blocks, cover, overlaps
 from meshwright.run.checkpoint_commit import located
-from meshwright.run.checkpoint_format import Index, Meta, damaged, find, read_index
+from meshwright.run.checkpoint_format import Index, Meta, damaged, find, older, read_index
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Piece
 
@@ -57,7 +57,7 @@ def load(
     reader = None
     try:
         reader = Reader(find(path))
-        wrong = foreign(reader.index, pieces, model_hash) or missing(reader.sources, pieces)
+        wrong = foreign(reader.index, pieces, model_hash) or missing(reader.sources, pieces, reader.folder)
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)
@@ -66,7 +66,7 @@ def load(
         fill(pieces, reader.sources)
         wrong = ()
     except (OSError, SafetensorError) as error:
-        wrong = damaged(str(error), str(reader.folder)).diagnostics
+        wrong = damaged(str(error), reader.folder).diagnostics
     agree(group, wrong, device)
     return reader.index.meta
 
@@ -109,7 +109,6 @@ class Reader:
             entries[self.index.entries[number].file].append(number)
         found = []
         for file, numbers in sorted(entries.items()):
-            place = self.folder / self.index.files[file].name
             try:
                 what = self._wrong_header(file) or next(filter(None, map(self._wrong, numbers)), "")
             except OSError as error:
@@ -117,7 +116,7 @@ class Reader:
             except SafetensorError as error:
                 what = str(error)
             if what:
-                found.append(damaged(what, str(place)).diagnostics[0])
+                found.append(damaged(what, self.folder, self.index.files[file].name).diagnostics[0])
         return found
 
     def _wrong_header(self, number: int) -> str:
@@ -174,14 +173,17 @@ def some(lines: Sequence[str]) -> list[str]:
     return [*lines[:_LISTED], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-def missing(sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[Piece]) -> list[Diagnostic]:
-    """H004 for every tensor of which the sources are not every element once, among those that pieces want."""
+def missing(
+    sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[Piece], folder: Path
+) -> list[Diagnostic]:
+    """H004 for every tensor of which the sources in a folder are not every element once, among those that pieces
+    want."""
     wanted = {(p.key, part.name): tuple(part.shape) for p in pieces for part in p.parameter.parts}
     return [
         Diagnostic(
             code="H004",
             message=f"{state} of {name} is incomplete: {what}",
-            help="resume from an older checkpoint by naming its folder",
+            help=older(folder),
         )
         for (state, name), shape in sorted(wanted.items())
         if (what := cover(shape, [s.block for s in sources.get((state, name), ())]))
