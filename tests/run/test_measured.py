@@ -54,6 +54,12 @@ def job(rank, text, size):
         ("dp2 mb1", 2, {"F": 8, "BW": 8, "dp": 10, "optimizer": 2}),
         # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five
         ("dp2 mb1 zero3", 2, {"F": 8, "BW": 8, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2}),
+        # the same of two microbatches on four, and what is scattered over two is summed over the two pairs
+        (
+            "dp4 hsdp2 mb1",
+            4,
+            {"F": 8, "BW": 8, "dp_gather": 72, "reduce_scatter": 40, "all_reduce": 40 + 4, "optimizer": 4},
+        ),
         ("pp2 dp2 mb2 zero1", 4, {"F": 8, "BW": 8, "pp_forward": 4, "optimizer": 4}),
     ],
 )

@@ -2,7 +2,8 @@
 
 Each layer is gathered before its forward and again before its backward, and its gradients are reduced after every
 microbatch; embedding, final norm and head are one unit of their own. What torch leaves to its user is done here: sums
-instead of means, gradients that tensor-parallel ranks have parts of, and pieces for optimizer and checkpoints.
+instead of means, sums over replicas (which torch can do too, unseen), gradients that tensor-parallel ranks have parts
+of, and pieces for optimizer and checkpoints.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class Sharded:
         self.stage, self.mesh = stage, mesh
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
-        device_mesh = _device_mesh(mesh)
+        device_mesh = DeviceMesh.from_group(mesh["shard"].handle, mesh.device.type, mesh_dim_names=("shard",))
         for unit in (*stage.layers, stage):
             fully_shard(unit, mesh=device_mesh, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         for number, unit in enumerate((*stage.layers, stage)):
             # what belongs to no layer is exchanged with the first, for whoever reads the spans
-            _recorded(unit, mesh["shard"], stage.stage, number if unit is not stage else 0)
+            _recorded(unit, mesh["shard"], mesh["replica"], stage.stage, number if unit is not stage else 0)
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -108,11 +109,13 @@ def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
     return fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
-def _recorded(unit: FSDPModule, group: Group, stage: int, layer: int) -> None:
-    """Make a unit's exchanges spans of the recorder."""
-    said = {"stage": stage, "layer": layer, "group": group.ranks}
+def _recorded(unit: FSDPModule, shard: Group, replica: Group, stage: int, layer: int) -> None:
+    """Make a unit's exchanges spans of the recorder, that between replicas among them."""
+    said = {"stage": stage, "layer": layer, "group": shard.ranks}
     unit.set_custom_all_gather(_Gather(said))
     unit.set_custom_reduce_scatter(_Reduce(said))
+    if not replica.alone:
+        unit.set_all_reduce_hook(_Replicas(replica, {"stage": stage, "layer": layer, "group": replica.ranks}))
 
 
 class _Exchange:
@@ -150,6 +153,20 @@ class _Reduce(_Exchange):
         return _ended(record, work, token)
 
 
+class _Replicas:
+    """Sums a unit's scattered gradients over the replicas (torch calls it for them, on a stream for that)."""
+
+    def __init__(self, group: Group, said: dict[str, object]):
+        self.group, self.said = group, said
+
+    def __call__(self, reduced: torch.Tensor) -> None:
+        with recorder().span("all_reduce", "dp", num_bytes=reduced.nbytes, **self.said):
+            dist.all_reduce(reduced, group=self.group.handle)
+        if reduced.is_cuda:
+            # made on another stream: nobody may have its memory before this one is done with it
+            reduced.record_stream(torch.cuda.current_stream())
+
+
 def _ended(record, work: dist.Work | None, token: int) -> dist.Work | None:
     """The span is over with the call, or with the work that it began."""
     if work is None:
@@ -170,12 +187,3 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard, without a gradient."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _device_mesh(mesh: Mesh) -> DeviceMesh:
-    kind, shard, replica = mesh.device.type, mesh["shard"], mesh["replica"]
-    if replica.alone:
-        return DeviceMesh.from_group(shard.handle, kind, mesh_dim_names=("shard",))
-    scope = mesh["data"].ranks
-    table = torch.tensor(scope).view(-1, shard.size)
-    return DeviceMesh.from_group([replica.handle, shard.handle], kind, mesh=table, mesh_dim_names=("replica", "shard"))
