@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
+from meshwright.timeline import MemoryTrace, Timeline
 from tests.run import small
 from tests.run.processes import launch
 
@@ -41,7 +43,18 @@ def job(rank, text, size):
     for number in range(5):
         step(number)
     trainer.settle()
-    return gather(recorder, trainer.plan, before=before, identity={"model": "small"})
+    return plain(gather(recorder, trainer.plan, before=before, identity={"model": "small"}))
+
+
+def plain(found):
+    """A timeline as plain values and arrays."""
+    if found is None:
+        return None
+    return msgspec.structs.asdict(found) | {"memory": [msgspec.structs.asdict(trace) for trace in found.memory]}
+
+
+def timeline(said):
+    return Timeline(**said | {"memory": tuple(MemoryTrace(**trace) for trace in said["memory"])})
 
 
 @pytest.mark.parametrize(
@@ -65,6 +78,7 @@ def job(rank, text, size):
 )
 def test_every_task_of_every_step_is_measured(text, size, tasks):
     found, *others = launch(size, job, text, size)
+    found = timeline(found)
     assert others == [None] * (size - 1)
     assert [s.number for s in steps(found)] == [2, 3, 4]
     assert found.identity["model"] == "small" and found.identity["source"] == "measured"
@@ -92,7 +106,7 @@ def order(one, kinds, first, second):
 
 @pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
 def test_a_measured_step_replays_as_long_as_it_took(text):
-    found = launch(2, job, text, 2)[0]
+    found = timeline(launch(2, job, text, 2)[0])
     for step in steps(found):
         rebuilt = typical(step.timeline)
         # host time is kept before tasks, so all that can differ is what overlaps against the rules
