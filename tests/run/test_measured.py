@@ -65,13 +65,18 @@ def timeline(said):
         ("pp2 mb1 zb-h1", 2, {"F": 16, "B": 16, "W": 16, "BW": 0, "pp_forward": 8}),
         # four replicas' microbatches each; four layers' gradients and the norm, on both
         ("dp2 mb1", 2, {"F": 8, "BW": 8, "dp": 10, "optimizer": 2}),
-        # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five
-        ("dp2 mb1 zero3", 2, {"F": 8, "BW": 8, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2}),
+        # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five; its
+        # passes stand still meanwhile
+        (
+            "dp2 mb1 zero3",
+            2,
+            {"F": 8 * 6, "BW": 8 * 10, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2},
+        ),
         # the same of two microbatches on four, and what is scattered over two is summed over the two pairs
         (
             "dp4 hsdp2 mb1",
             4,
-            {"F": 8, "BW": 8, "dp_gather": 72, "reduce_scatter": 40, "all_reduce": 40 + 4, "optimizer": 4},
+            {"F": 8 * 6, "BW": 8 * 15, "dp_gather": 72, "reduce_scatter": 40, "all_reduce": 40 + 4, "optimizer": 4},
         ),
         ("pp2 dp2 mb2 zero1", 4, {"F": 8, "BW": 8, "pp_forward": 4, "optimizer": 4}),
     ],
@@ -102,6 +107,14 @@ def order(one, kinds, first, second):
     for i, w in enumerate(where):
         if kinds[i] == second:
             assert end[tuple(w)] <= one.start_s[i]
+
+
+def test_what_fully_sharded_layers_exchange_on_a_processor_is_hidden_by_nothing():
+    found = timeline(launch(2, job, "dp2 mb1 zero3", 2)[0])
+    for rank in (0, 1):
+        exposed = found.exposed_comm(rank)
+        assert exposed["dp_gather"] == pytest.approx(found.busy_s(rank, "dp_gather"))
+        assert exposed["dp"] == pytest.approx(found.busy_s(rank, "dp"))
 
 
 @pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])

@@ -97,7 +97,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
             position.setdefault(span, i)
     lanes = [place(name) for name in timeline.ranks]
     blocking = _sends(tasks, lanes, plan)
-    late = _exchanges(tasks, plan)
+    late = _exchanges(tasks, plan, timeline)
     _recorded(tasks, timeline, position)
     for task in tasks:
         # an edge against the order of start would be no dependency of what ran
@@ -291,7 +291,7 @@ def _blocking(tasks: list[Task], sent: dict[tuple, Task], plan: Plan | None) -> 
     return all(passes.running(s.ranks[0], (s.start_s + s.end_s) / 2) is None for s in sent.values())
 
 
-def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
+def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[int]:
     """Gradients after their backward, gathers before their pass, the optimizer after all, the rest after what ran.
     The ranks that exchange gradients only after their last pass."""
     passes = _Passes(tasks)
@@ -310,7 +310,7 @@ def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
             if task.queue == "dp":
                 arrived[rank].append(task)
             if task.queue == "dp_gather" and task.microbatch >= 0:
-                used = _used_by(makers, task, rank, layers)
+                used = _used_by(makers, task, rank, layers, _left(task, rank, timeline))
                 if used is not None:
                     used.needs = used.needs | {task.number}
                     gathers[rank].append((task, used))
@@ -327,7 +327,7 @@ def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
     for rank, found in arrived.items():
         # where nothing is computed during any exchange of gradients, the next pass waits for it
         mine = [t for t in found if t.microbatch >= 0]
-        if all(passes.running(rank, (t.start_s + t.end_s) / 2) is None for t in mine):
+        if all(passes.running(rank, (t.start_s + _left(t, rank, timeline)) / 2) is None for t in mine):
             for task in mine:
                 before = passes.ended(rank, task.start_s)
                 blocked = following.get(before.number) if before is not None else None
@@ -368,10 +368,17 @@ def _made_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dic
     return ended[-1] if ended else None
 
 
-def _used_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict) -> Task | None:
-    """The first pass over the gathered layer that begins after the gather."""
+def _left(task: Task, rank: int, timeline: Timeline) -> float:
+    """When a collective was over for a rank, which may be before others."""
+    return float(timeline.end_s[task.spans[task.ranks.index(rank)]])
+
+
+def _used_by(
+    makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict[tuple[int, str], int], left_s: float
+) -> Task | None:
+    """The first pass over the gathered layer that begins after the rank has it."""
     layer = task.layer + layers.get((task.stage, task.queue), 0)
-    found = [t for t in makers[rank, task.stage, task.microbatch] if t.start_s >= task.end_s - EPSILON_S]
+    found = [t for t in makers[rank, task.stage, task.microbatch] if t.start_s >= left_s - EPSILON_S]
     same = [t for t in found if task.layer < 0 or t.layer in (-1, layer)]
     return same[0] if same else None
 

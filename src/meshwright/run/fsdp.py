@@ -4,11 +4,15 @@ Each layer is gathered before its forward and again before its backward, and its
 microbatch; embedding, final norm and head are one unit of their own. What torch leaves to its user is done here: sums
 instead of means, sums over replicas (which torch can do too, unseen), gradients that tensor-parallel ranks have parts
 of, and pieces for optimizer and checkpoints.
+
+Every exchange is a span of the recorder. On a processor torch's calls return when it is over, so that the pass stands
+still meanwhile and the spans say so; on a GPU it runs beside the pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,9 +40,11 @@ class Sharded:
             fully_shard(unit, mesh=device_mesh, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+        waits = mesh.device.type == "cpu"  # where nothing runs beside the calls of a pass
         for number, unit in enumerate((*stage.layers, stage)):
             # what belongs to no layer is exchanged with the first, for whoever reads the spans
-            _recorded(unit, mesh["shard"], mesh["replica"], stage.stage, number if unit is not stage else 0)
+            said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
+            _recorded(unit, mesh["shard"], mesh["replica"], said)
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -109,19 +115,18 @@ def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
     return fully_shard(module, mesh=mesh, reshard_after_forward=True)
 
 
-def _recorded(unit: FSDPModule, shard: Group, replica: Group, stage: int, layer: int) -> None:
+def _recorded(unit: FSDPModule, shard: Group, replica: Group, said: dict[str, Any]) -> None:
     """Make a unit's exchanges spans of the recorder, that between replicas among them."""
-    said = {"stage": stage, "layer": layer, "group": shard.ranks}
-    unit.set_custom_all_gather(_Gather(said))
-    unit.set_custom_reduce_scatter(_Reduce(said))
+    unit.set_custom_all_gather(_Gather(said | {"group": shard.ranks}))
+    unit.set_custom_reduce_scatter(_Reduce(said | {"group": shard.ranks}))
     if not replica.alone:
-        unit.set_all_reduce_hook(_Replicas(replica, {"stage": stage, "layer": layer, "group": replica.ranks}))
+        unit.set_all_reduce_hook(_Replicas(replica, said | {"group": replica.ranks}))
 
 
 class _Exchange:
     """What torch calls for memory and for an exchange of a unit (its ``Comm``)."""
 
-    def __init__(self, said: dict[str, object]):
+    def __init__(self, said: dict[str, Any]):
         self.said = said
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -156,7 +161,7 @@ class _Reduce(_Exchange):
 class _Replicas:
     """Sums a unit's scattered gradients over the replicas (torch calls it for them, on a stream for that)."""
 
-    def __init__(self, group: Group, said: dict[str, object]):
+    def __init__(self, group: Group, said: dict[str, Any]):
         self.group, self.said = group, said
 
     def __call__(self, reduced: torch.Tensor) -> None:
