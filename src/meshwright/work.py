@@ -95,11 +95,13 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
-    ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation)."""
+    ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation). ``operator``:
+    which of a model's operators this is (``rmsnorm``, ``rmsnorm backward``), for those who timed it; "" for none."""
 
     num_bytes: float
     kernels: int = 1
     fused: bool = False
+    operator: str = ""
 
 
 class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -89,8 +89,8 @@ def test_the_experts_exchange_beside_compute_takes_the_longer_of_both():
     words = "ep4 etp1 dp4"
     pieces = stages(words, MIXTURE).pieces(len(MIXTURE.blocks) - 1)
     costs = Costs(Framework(name="x", host_us_per_kernel=0.0, host_us_per_collective=0.0, elementwise_passes=1.0))
-    waiting = cost(program(pieces, "F"), H100, costs)
-    beside = cost(program(pieces, "F", overlap=Overlap(ep=True)), H100, costs)
+    waiting = cost(program(pieces, "F"), "F", H100, costs)
+    beside = cost(program(pieces, "F", overlap=Overlap(ep=True)), "F", H100, costs)
     ep = CAUSES.index("ep")
     assert 0 < beside.seconds < waiting.seconds
     assert beside.seconds >= max(waiting.parts[ep], waiting.seconds - waiting.parts[ep]) * (1 - 1e-9)
@@ -103,7 +103,7 @@ def test_every_group_of_a_grouped_product_is_a_kernel_for_the_host():
     assert len(groups) == 1 and (count := groups.pop()) > 1
     kernels = sum(getattr(e.work, "groups", getattr(e.work, "kernels", 1)) for e in program(pieces, "F"))
     assert kernels > 2 * count
-    assert cost(program(pieces, "F"), H100, slow).seconds == pytest.approx(kernels * 1e-2, rel=1e-3)
+    assert cost(program(pieces, "F"), "F", H100, slow).seconds == pytest.approx(kernels * 1e-2, rel=1e-3)
 
 
 def test_experts_are_trained_with_a_product_each_and_served_with_one_kernel():
@@ -145,7 +145,7 @@ def test_a_separate_accumulation_reads_the_gradient_and_reads_and_writes_the_sum
     # and the host issues one more kernel for every weight
     pieces = stages("dp1").pieces(0)
     issue = [
-        cost(program(pieces, "W"), H100, Costs(msgspec.structs.replace(f, host_us_per_kernel=1e4))).seconds
+        cost(program(pieces, "W"), "W", H100, Costs(msgspec.structs.replace(f, host_us_per_kernel=1e4))).seconds
         for f in (apart, fused)
     ]
     assert issue[0] == pytest.approx(2 * issue[1], rel=1e-2)

@@ -20,7 +20,7 @@ import meshwright
 from meshwright.errors import Diagnostic, Infeasible, MeshwrightError
 from meshwright.run import environment as around
 from meshwright.run import launch
-from meshwright.run.environment import num_cores
+from meshwright.run.environment import num_threads
 from meshwright.run.launch import RankDied, Report, verdict
 from tests.run import processes
 
@@ -36,7 +36,7 @@ def summed(world, start):
 
 def test_every_rank_runs_and_rank_0_answers():
     answer = launch.start(summed, 10, num_ranks=3, device="cpu")
-    assert answer == {"total": 33, "threads": max(1, num_cores() // 3), "size": 3, "device": "cpu"}
+    assert answer == {"total": 33, "threads": num_threads(), "size": 3, "device": "cpu"}
 
 
 def test_one_rank_needs_no_group():

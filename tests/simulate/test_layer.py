@@ -1,10 +1,12 @@
 """The lowest zoom level: a pass over one layer, timed by hand."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
+from meshwright.cost.framework import Framework
 from meshwright.cost.roofline import contention
 from meshwright.graph import QUEUES
 from meshwright.lower.layer import Entry
@@ -36,7 +38,7 @@ COSTS = Costs(links=(given_times,))
 def parts(*entries):
     """Seconds by cause of a pass: entries are (queue, work, what it waits for, repeated?)."""
     program = [Entry(f"{i}", q, work, after, again) for i, (q, work, after, again) in enumerate(entries)]
-    found = cost(program, H100, COSTS)
+    found = cost(program, "F", H100, COSTS)
     return {name: value for name, value in zip(CAUSES, found.parts.tolist()) if value}
 
 
@@ -67,10 +69,22 @@ def test_a_pass_of_nothing_takes_no_time():
 def test_many_small_kernels_are_bound_by_the_host():
     fast = Costs(links=(lambda work, device: Estimate(1e-9, "elementwise", "given", 0.0),))
     program = [Entry(str(i), "compute", KERNEL, (i - 1,) if i else (), False) for i in range(100)]
-    found = cost(program, H100, fast)
+    found = cost(program, "F", H100, fast)
     issue = 100 * fast.framework.host_us_per_kernel * 1e-6
     assert found.seconds == pytest.approx(issue)
     assert found.parts[CAUSES.index("host")] == pytest.approx(issue - 100e-9)
+
+
+def test_a_backward_s_kernels_take_the_host_as_long_as_was_told_and_repeated_ones_as_in_a_forward():
+    told = Framework(name="x", host_us_per_kernel=40.0, host_us_per_backward_kernel=10.0)
+    quick = Costs(told, links=(lambda work, device: Estimate(0.0, "elementwise", "given", 0.0),))
+    one = [Entry("one", "compute", Elementwise(num_bytes=1.0, fused=True), (), False)]
+    again = [one[0]._replace(again=True)]
+    for program, which, us in ((one, "F", 40), (one, "BW", 10), (one, "W", 10), (again, "BW", 40)):
+        assert cost(program, which, H100, quick).seconds == pytest.approx(us * 1e-6)
+    untold = Costs(msgspec.structs.replace(told, host_us_per_backward_kernel=None), links=quick._links)
+    assert cost(one, "BW", H100, untold).seconds == pytest.approx(40e-6)
+    assert cost(one, "BW", H100, quick.faster("host", 2.0)).seconds == pytest.approx(5e-6)
 
 
 @settings(max_examples=20)

@@ -1,8 +1,8 @@
 """A profile of this machine: device, tables and host times, from what ``run/bench.py`` timed.
 
-Kernels and collectives become tables as they are. Host times are fitted: the executor's own passes over a few small
-models are predicted with the tables, and what is left is explained by three constants (memory-bound kernels the
-executor runs over what fused ones need, time to issue one, time per pass), least squares of the relative errors.
+Kernels, memory-bound operators and collectives become tables as they are. Host times are fitted: the executor's own
+passes over a few small models are predicted with the tables, and what is left is explained by three constants (time to
+issue a kernel, forward and backward, and time per pass), least squares of the relative errors.
 """
 
 from __future__ import annotations
@@ -20,20 +20,31 @@ from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
-from meshwright.predict import simulate
+from meshwright.predict import rank_memory, simulate
+from meshwright.simulate.price import updated_bytes
 from meshwright.spec.cluster import Cluster, forget_here
-from meshwright.spec.dimensions import transformer
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import DTYPE_BYTES
 
 if TYPE_CHECKING:
     from meshwright.run.bench import Machine, PassTimes, Timed
 
 NAME = "here"
 FRAMEWORK = "meshwright-run"
-#: Constants that are fitted, with the step the linear model is built from and the least each can be.
-FITTED = {"elementwise_passes": (1.0, 1.0), "host_us_per_kernel": (1.0, 0.0), "host_us_per_pass": (100.0, 0.0)}
+#: Constants that are fitted, with the step the linear model is built from. None can be less than nothing.
+FITTED = {"host_us_per_kernel": 1.0, "host_us_per_backward_kernel": 1.0, "host_us_per_pass": 100.0}
 
-
+#: What else a profile states.
+GIVEN = (
+    "elementwise_passes",
+    "host_us_per_collective",
+    "host_us_per_dispatch",
+    "exchange_share",
+    "activation_copies",
+    "context_bytes",
+    "communicator_bytes",
+    "allocator_slack",
+    "step_sigma",
+)
 #: Times the linear model is built anew.
 ROUNDS = 4
 
@@ -51,13 +62,15 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def tables(machine: Machine) -> Measured:
     """The tables of a machine's kernels and collectives."""
-    from meshwright.run import bench
+    from meshwright.run import bench, bench_operators
 
     def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
         spread = float(np.median([t.spread for t in timed])) / 1.35  # interquartile range to standard deviation
         busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
         return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
+    element = DTYPE_BYTES[machine.dtypes[0]]
+    operators = {name: of((bench_operators.sizes(name, element),), timed) for name, timed in machine.operators.items()}
     gemm = (bench.GEMM_M, bench.GEMM_NK, bench.GEMM_NK)
     return Measured(
         format_version=FORMAT_VERSION,
@@ -66,10 +79,40 @@ def tables(machine: Machine) -> Measured:
         attention={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention.items()},
         attention_backward={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention_backward.items()},
         elementwise=of((bench.ELEMENTWISE,), machine.elementwise),
+        operators=operators | ({"optimizer": _updates(machine)} if machine.passes else {}),
         collectives={name: of((bench.COLLECTIVE_BYTES,), timed) for name, timed in machine.collectives.items()},
         staging={what: of((bench.STAGED_BYTES,), timed) for what, timed in machine.staging.items()},
         cores=machine.cores if machine.kind == "cpu" else 1,
     )
+
+
+def _updates(machine: Machine) -> Table:
+    """What a step does besides its passes, by the bytes an update moves: clearing gradients, their norm, the update."""
+    from meshwright.run import bench
+
+    found = {}
+    for p in machine.passes:
+        model, train = bench.model_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
+        size = model.num_params * updated_bytes(bench.plan_of(p.layer), train)
+        beyond = p.step.seconds - bench.MICROBATCHES * (p.forward.seconds + p.backward.seconds)
+        found[size] = max(beyond, p.optimizer.seconds), p.step.spread
+    ordered = sorted(found)
+    return Table(
+        axes=(tuple(ordered),),
+        seconds=tuple(found[size][0] for size in ordered),
+        spread=float(np.median([spread for _, spread in found.values()])) / 1.35,
+    )
+
+
+def _passes(measured: Measured) -> float:
+    """Bytes that the executor's memory-bound operators move over what fused kernels would, in the median over what was
+    timed: for operators that were not."""
+    many = [
+        seconds / measured.elementwise.at((size,))[0]
+        for table in measured.operators.values()
+        for size, seconds in zip(table.axes[0], table.seconds, strict=True)
+    ]
+    return max(1.0, float(f"{np.median(many):.3g}")) if many else 1.0
 
 
 def device_toml(machine: Machine) -> str:
@@ -148,24 +191,27 @@ def device_toml(machine: Machine) -> str:
 
 def fit(machine: Machine) -> Fit:
     """Host times of the executor on this machine."""
-    start = Framework(
-        name=FRAMEWORK, elementwise_passes=1.0, host_us_per_kernel=0.0, host_us_per_collective=0.0, host_us_per_pass=0.0
-    )
     cluster = _one(machine)
     link = Link(tables(machine))
+    start = Framework(
+        name=FRAMEWORK,
+        elementwise_passes=_passes(link.tables),
+        host_us_per_kernel=0.0,
+        host_us_per_backward_kernel=0.0,
+        host_us_per_collective=0.0,
+        host_us_per_pass=0.0,
+    )
     seen = np.array([t.seconds for p in machine.passes for t in (p.forward, p.backward, p.step)])
     at = start
     for _ in range(ROUNDS):  # times are nearly linear in the constants
         base, slopes = _times(machine, cluster, link, at), []
-        for name, (step, _least) in FITTED.items():
+        for name, step in FITTED.items():
             moved = msgspec.structs.replace(at, **{name: getattr(at, name) + step})
             slopes.append((_times(machine, cluster, link, moved) - base) / step)
         slopes = np.array(slopes).T
-        origin = base - slopes @ np.array([getattr(at, name) - least for name, (_, least) in FITTED.items()])
+        origin = base - slopes @ np.array([getattr(at, name) for name in FITTED])
         found = _least_squares(slopes / seen[:, None], (seen - origin) / seen)
-        constants = {
-            name: float(f"{least + value:.4g}") for (name, (_, least)), value in zip(FITTED.items(), found.tolist())
-        }
+        constants = {name: float(f"{value:.4g}") for name, value in zip(FITTED, found.tolist(), strict=True)}
         at = msgspec.structs.replace(at, **constants)
     predicted = _times(machine, cluster, link, at)
     names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward", "step")]
@@ -174,10 +220,13 @@ def fit(machine: Machine) -> Fit:
     whole = msgspec.structs.replace(
         at,
         title="Meshwright's executor on this machine",
-        context_bytes=float(2**28),
+        activation_copies=_copies(machine, cluster, link, at),
+        context_bytes=machine.base_bytes,
         communicator_bytes=0.0,
         step_sigma=round(max(0.03, error), 3),
-        source=f"fitted to {len(rows)} passes of {len(machine.passes)} models timed here: {error:.1%} rms error",
+        source=f"fitted to {len(rows)} passes of {len(machine.passes)} models timed here: {error:.1%} rms error; "
+        "context is what a rank holds beside its tensors; what exchanges cost the host is in their tables; "
+        "communicators and slack of the allocator are not measured apart",
         flagged=False,
     )
     return Fit(framework=whole, rows=rows)
@@ -185,7 +234,19 @@ def fit(machine: Machine) -> Fit:
 
 def _describe(p: PassTimes) -> str:
     shape = "llama" if p.layer.gated else "gpt"
-    return f"{shape} h{p.layer.hidden} s{p.layer.seq} mb{p.layer.microbatch}"
+    return f"{shape} {p.layer.layers} x h{p.layer.hidden} s{p.layer.seq} mb{p.layer.microbatch}"
+
+
+def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> float:
+    """Bytes that the executor keeps for a backward over those that lowering counts, in the median over the models."""
+    from meshwright.run import bench
+
+    costs, found = Costs(msgspec.structs.replace(framework, activation_copies=1.0), (link,)), []
+    for p in machine.passes:
+        plan, train = bench.plan_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
+        run = simulate(plan, bench.model_of(p.layer), cluster, train, costs)
+        found.append(p.kept_bytes / rank_memory(run, costs, plan)[0].alive["activations"])
+    return float(f"{np.median(found):.3g}") if any(found) else 1.0
 
 
 def _one(machine: Machine) -> Cluster:
@@ -207,13 +268,8 @@ def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework)
 
     out = []
     for p in machine.passes:
-        layer = p.layer
-        model = transformer(
-            layers=bench.LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=bench.VOCAB, ffn=layer.ffn,
-            gated=layer.gated, max_seq_len=layer.seq,
-        )  # fmt: skip
-        train = Train(global_batch=bench.MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=machine.dtypes[0])
-        run = simulate(bench.plan_of(layer), model, cluster, train, Costs(framework, (link,)))
+        model, train = bench.model_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
+        run = simulate(bench.plan_of(p.layer), model, cluster, train, Costs(framework, (link,)))
         graph, seconds = run.lowered.graph, run.priced.durations
         for kind in ("F", "BW"):
             out.append(float(seconds[graph.cost_key[graph.kind == KIND[kind]]].sum()) / bench.MICROBATCHES)
@@ -250,9 +306,7 @@ def write(machine: Machine, folder: Path) -> Fit:
             f"format_version = {FRAMEWORK_VERSION}",
             f'name = "{f.name}"',
             f'title = "{f.title}"',
-            *(f"{name} = {getattr(f, name)}" for name in (*FITTED, "host_us_per_collective", "context_bytes")),
-            f"communicator_bytes = {f.communicator_bytes}",
-            f"step_sigma = {f.step_sigma}",
+            *(f"{name} = {getattr(f, name)}" for name in (*FITTED, *GIVEN)),
             f'source = "{f.source}"',
             "flagged = false",
             "",

@@ -18,13 +18,15 @@ from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGem
 class Estimate(NamedTuple):
     """Seconds of one work item. ``cause`` is the class its error is shared with (gemm, attention, elementwise,
     network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered. ``wait`` are
-    those of the seconds in which the device is free for others: known of collectives between processor cores."""
+    those of the seconds in which the device is free for others: known of collectives between processor cores.
+    ``issued``: what issuing its kernels costs the host is among the seconds."""
 
     seconds: float
     cause: str
     source: str
     sigma: float
     wait: float = 0.0
+    issued: bool = False
 
 
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not
@@ -62,6 +64,7 @@ class Costs:
         if name == "host":
             times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
             faster = {field: getattr(framework, field) / factor for field in times}
+            faster["host_us_per_backward_kernel"] = framework.backward_kernel_us / factor
             framework = msgspec.structs.replace(framework, **faster)
         return _Faster(self, framework, name, factor)
 
@@ -82,6 +85,10 @@ class Costs:
             return whole._replace(seconds=whole.seconds / work.slices)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
             work = msgspec.structs.replace(work, dtype="fp32")
+        if isinstance(work, Elementwise) and work.operator:
+            timed = self._answer(work, device)
+            if timed.issued or work.fused:
+                return timed
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)

@@ -51,8 +51,10 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     ``elementwise_passes``: bytes its memory-bound kernels move over what fused ones need (1 = every chain of
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
-    layer is bound by). ``host_us_per_collective``: CPU time to issue one collective. ``host_us_per_pass``: CPU time
-    per microbatch and pass over a stage that nothing hides (schedule bookkeeping, waiting on messages).
+    layer is bound by). ``host_us_per_backward_kernel``: the same in a backward, where PyTorch's engine issues them and
+    not Python; None where nobody told them apart. ``host_us_per_collective``: CPU time to issue one collective.
+    ``host_us_per_pass``: CPU time per microbatch and pass over a stage that nothing hides (schedule bookkeeping,
+    waiting on messages).
     ``host_us_per_dispatch``: time a device waits in a forward of a mixture whose experts drop no token: the host reads
     how many each expert got before it can size the exchange and the products, and its queue of kernels is empty then.
     ``exchange_share``: share of the bandwidth between nodes that its exchange of parameters and gradients reaches.
@@ -68,6 +70,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     aliases: tuple[str, ...] = ()
     elementwise_passes: float = 1.5
     host_us_per_kernel: float = 10.0
+    host_us_per_backward_kernel: float | None = None
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
     host_us_per_dispatch: float = 0.0
@@ -80,6 +83,12 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     source: str = ""
     flagged: bool = True
     defaults: Defaults = Defaults()
+
+    @property
+    def backward_kernel_us(self) -> float:
+        """CPU time to issue a kernel of a backward."""
+        told = self.host_us_per_backward_kernel
+        return self.host_us_per_kernel if told is None else told
 
 
 @cache

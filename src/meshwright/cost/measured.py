@@ -19,7 +19,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.spec.hardware import Device
 from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """Everything timed on a machine: ``gemm`` (m, n, k), ``attention`` and ``attention_backward`` (batch * heads,
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
     operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
-    and a ``reduce`` of fully sharded parameters."""
+    and a ``reduce`` of fully sharded parameters; ``operators`` (bytes) of memory-bound operators by their name, with
+    what issuing them costs the host."""
 
     format_version: int
     source: str
@@ -65,6 +66,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     attention: dict[str, Table]
     attention_backward: dict[str, Table]
     elementwise: Table
+    operators: dict[str, Table] = {}
     collectives: dict[str, Table] = {}
     staging: dict[str, Table] = {}
     cores: int = 1
@@ -127,6 +129,9 @@ class Link:
         return self._answer(table, (work.batch * work.heads, tokens, work.head_dim), "attention")
 
     def _elementwise(self, work: Elementwise) -> Estimate:
+        table = self.tables.operators.get(work.operator)
+        if table is not None:
+            return self._answer(table, (max(1.0, work.num_bytes),), "elementwise")._replace(issued=True)
         each = max(1.0, work.num_bytes / max(1, work.kernels))
         return self._answer(self.tables.elementwise, (each,), "elementwise", max(1, work.kernels))
 
@@ -181,6 +186,18 @@ def link() -> Link | None:
         MeshwrightError: K008 when the file is damaged.
     """
     return _read(catalog.measured_here() / "here.json")
+
+
+def price(work: Work, device: Device) -> Estimate | None:
+    """The link of this machine: read when something runs ``here``, so that a damaged file stops nothing else.
+
+    Raises:
+        MeshwrightError: K008 when the file is damaged.
+    """
+    if device.name != "here":
+        return None
+    tables = link()
+    return None if tables is None else tables(work, device)
 
 
 def forget() -> None:

@@ -12,10 +12,7 @@ from meshwright.spec.cluster import Cluster
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
     flash = framework.defaults.flash if framework is not None else 0
-    links = (network.link, fitted.link(flash=flash))
-    here = measured.link()
-    if here is not None:
-        links = (here, *links)
+    links = (measured.price, network.link, fitted.link(flash=flash))
     return Costs(framework, links, profile="catalog profiles, else roofline")
 
 

@@ -100,8 +100,12 @@ def _rotary(c: Context, spec: Spec, heads: int) -> list[Piece]:
     return [
         Piece(
             name="rotary",
-            forward=Elementwise(num_bytes=2 * size * passes, kernels=2 * passes),
-            backward=Elementwise(num_bytes=2 * size * passes + (size if spec.qk_norm else 0.0), kernels=2 * passes),
+            forward=Elementwise(num_bytes=2 * size * passes, kernels=2 * passes, operator="rotary"),
+            backward=Elementwise(
+                num_bytes=2 * size * passes + (size if spec.qk_norm else 0.0),
+                kernels=2 * passes,
+                operator="rotary backward",
+            ),
             saved=size if spec.qk_norm else 0.0,
         )
     ]

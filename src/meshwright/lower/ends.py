@@ -14,8 +14,10 @@ def embedding(c: Context) -> list[Piece]:
     pieces = [
         Piece(
             name="embedding",
-            forward=Elementwise(num_bytes=2 * size),
-            weight=None if c.train.lora is not None else Elementwise(num_bytes=3 * size, kernels=3),
+            forward=Elementwise(num_bytes=2 * size, operator="embedding"),
+            weight=None
+            if c.train.lora is not None
+            else Elementwise(num_bytes=3 * size, kernels=3, operator="embedding backward"),
             saved=c.shard_tokens * c.model.hidden if c.train.dropout else 0.0,
         )
     ]
@@ -52,8 +54,9 @@ def head(c: Context) -> list[Piece]:
         kept = logits * e
     else:
         # cast to fp32, maximum, difference, exponential, sum; normalise, scale, cast back
-        forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True)
-        backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True)
+        name = "loss" if c.tp == 1 else "sharded loss"
+        forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True, operator=name)
+        backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True, operator=f"{name} backward")
         kept = logits * 4.0
     loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept)
     pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]

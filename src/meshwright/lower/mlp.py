@@ -45,10 +45,11 @@ def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False)
 def _activation(name: str, inner: float, gated: bool) -> Piece:
     """Reads what came up, writes one width; keeps what came up."""
     read = 2 * inner if gated else inner
+    operator = "gated activation" if gated else "activation"
     return Piece(
         name=name,
-        forward=Elementwise(num_bytes=read + inner),
-        backward=Elementwise(num_bytes=read + inner + read),
+        forward=Elementwise(num_bytes=read + inner, operator=operator),
+        backward=Elementwise(num_bytes=read + inner + read, operator=f"{operator} backward"),
         saved=read,
     )
 

@@ -195,7 +195,10 @@ def norm(c: Context, name: str) -> Piece:
     """LayerNorm or RMSNorm over the hidden width; its input is saved."""
     size = c.shard_tokens * c.model.hidden * c.element
     return Piece(
-        name=name, forward=Elementwise(num_bytes=2 * size), backward=Elementwise(num_bytes=3 * size), saved=size
+        name=name,
+        forward=Elementwise(num_bytes=2 * size, operator=c.model.blocks[0].norm),
+        backward=Elementwise(num_bytes=3 * size, operator=f"{c.model.blocks[0].norm} backward"),
+        saved=size,
     )
 
 
@@ -205,7 +208,11 @@ def residual(c: Context, name: str) -> Piece:
     mask = c.shard_tokens * c.model.hidden if c.train.dropout else 0.0
     return Piece(
         name=name,
-        forward=Elementwise(num_bytes=3 * size + mask),
-        backward=Elementwise(num_bytes=3 * size + (2 * size + mask if mask else 0.0), kernels=2 if mask else 1),
+        forward=Elementwise(num_bytes=3 * size + mask, operator="residual"),
+        backward=Elementwise(
+            num_bytes=3 * size + (2 * size + mask if mask else 0.0),
+            kernels=2 if mask else 1,
+            operator="residual backward",
+        ),
         saved=mask,
     )

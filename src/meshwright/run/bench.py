@@ -13,9 +13,11 @@ cores wait for each other's processor time, and while a collective waits its cor
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -23,21 +25,26 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Pipeline, Plan
+from meshwright.run import bench_operators
 from meshwright.run.attention import attend
-from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
 from meshwright.run.data import Batch
+from meshwright.run.environment import num_cores
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
-from meshwright.run.record import Off, Recorder, Recording, install
+from meshwright.run.record import Off, Recorder, Recording, ResidentBytes, install
 from meshwright.run.settings import DTYPES, Settings
 from meshwright.run.trainer import Trainer
+from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
-GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), (32.0, 128.0, 512.0, 2048.0)
-#: Products of more operations than a core does in about a fifth of a second say nothing new.
-LARGEST_FLOPS = 4e9
+GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
+#: Products of more operations say nothing new on a core.
+LARGEST_FLOPS = 1e9
+#: Bytes of weights that a product goes through in turn: a model's are used again after more than a cache holds.
+WEIGHTS, MOST_WEIGHTS = 16 << 20, 16
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
@@ -52,36 +59,44 @@ class Layer(NamedTuple):
     gated: bool
     seq: int
     microbatch: int
+    layers: int
 
 
+#: From many thin layers to few wide ones, so that what a layer costs the host and what a pass costs it differ.
 LAYERS = (
-    Layer(64, 176, 4, True, 64, 1),
-    Layer(128, 344, 4, True, 128, 1),
-    Layer(256, 688, 4, True, 128, 2),
-    Layer(256, 1024, 8, False, 256, 1),
-    Layer(384, 1024, 6, True, 256, 2),
-    Layer(512, 2048, 8, False, 256, 2),
-    Layer(128, 512, 4, False, 64, 2),
+    Layer(64, 176, 4, True, 64, 1, 8),
+    Layer(64, 176, 4, True, 64, 1, 1),
+    Layer(128, 344, 4, True, 128, 1, 4),
+    Layer(128, 512, 4, False, 64, 2, 8),
+    Layer(256, 688, 4, True, 128, 2, 4),
+    Layer(256, 704, 8, True, 64, 2, 1),
+    Layer(256, 1024, 8, False, 256, 1, 2),
+    Layer(384, 1024, 6, True, 256, 2, 2),
+    Layer(512, 2048, 8, False, 256, 2, 1),
 )
-LAYERS_EACH, MICROBATCHES = 3, 4
+MICROBATCHES = 4
+#: Steps of a timed model in every round, after one that finds its operands again.
+STEPS = 2
 VOCAB = 1024
 
 
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
     """What the executor took for one model on one core, seconds: a forward, a backward (both of a microbatch through
-    the whole model), the optimizer."""
+    the whole model), the optimizer. ``kept_bytes``: what a forward keeps for its backward."""
 
     layer: Layer
     forward: Timed
     backward: Timed
     optimizer: Timed
     step: Timed
+    kept_bytes: float = 0.0
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``;
     ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
-    by bytes."""
+    by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by name; ``base_bytes``: the
+    memory of a rank beside its tensors."""
 
     kind: str
     cores: int
@@ -92,10 +107,12 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     attention: dict[str, list[Timed]]
     attention_backward: dict[str, list[Timed]]
     elementwise: list[Timed]
+    operators: dict[str, list[Timed]]
     collectives: dict[str, list[Timed]]
     staging: dict[str, list[Timed]]
     passes: list[PassTimes]
     comm_slowdown: float
+    base_bytes: float
     seconds: float
 
 
@@ -107,13 +124,15 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
     """
     begun = time.perf_counter()
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
-    cores = torch.cuda.device_count() if kind == "cuda" else os.cpu_count() or 1
+    cores = torch.cuda.device_count() if kind == "cuda" else num_cores()
     busy = min(cores, 8)
     say(f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}")
     kernels = start(_kernels, num_ranks=busy, device=kind)
     exchanges: dict[str, list[Timed]] = {}
+    base = start(_base, num_ranks=busy, device=kind)
     say("fully sharded layers between 2 processes")
-    staged = start(staging, num_ranks=2, device=kind) if kind == "cpu" or cores > 1 else {}
+    # on a GPU a stream of its own hides the copies
+    staged = start(staging, num_ranks=2, device=kind) if kind == "cpu" else {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
         say(f"collectives between {ranks} processes")
@@ -123,7 +142,7 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
     return msgspec.convert(
         found
         | {"collectives": exchanges, "staging": staged, "cores": cores, "kind": kind}
-        | {"seconds": time.perf_counter() - begun},
+        | {"base_bytes": base, "seconds": time.perf_counter() - begun},
         Machine,
         strict=False,
     )
@@ -133,69 +152,87 @@ def _kernels(world: World) -> dict[str, object]:
     clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
-    out["gemm"] = {d: list(_gemms(clock, DTYPES[d])) for d in dtypes}
-    out["attention"] = {d: list(_attentions(clock, DTYPES[d], backward=False)) for d in dtypes}
-    out["attention_backward"] = {d: list(_attentions(clock, DTYPES[d], backward=True)) for d in dtypes}
-    out["elementwise"] = list(_elementwise(clock))
+    benches: dict[tuple[str, str], list[Bench]] = {("elementwise", ""): list(_elementwise(clock.device))}
+    for d in dtypes:
+        benches["gemm", d] = list(_gemms(clock.device, DTYPES[d]))
+        benches["attention", d] = list(_attentions(clock.device, DTYPES[d], backward=False))
+        benches["attention_backward", d] = list(_attentions(clock.device, DTYPES[d], backward=True))
+    for name, many in bench_operators.benches(clock.device, DTYPES[dtypes[0]]).items():
+        benches["operators", name] = many
+    models = [_Model(clock, layer, dtypes[0]) for layer in LAYERS]
+    rounds: dict[tuple[str, str], list[list[float]]] = {key: [] for key in benches}
+    for _ in range(REPEATS):
+        for key, many in benches.items():
+            rounds[key].append(clock.around(many))
+        for model in models:
+            model.around()
+    for (kind, name), seconds in rounds.items():
+        timed = [mean(repeats) for repeats in zip(*seconds, strict=True)]
+        if name:
+            out.setdefault(kind, {})[name] = timed
+        else:
+            out[kind] = timed
     # on the CPU exchanges and products share cores, and the time of both is known
     out["comm_slowdown"] = _slowdown(clock, world) if world.device.type == "cuda" else 0.0
-    out["passes"] = [_passes(clock, layer, dtypes[0]) for layer in LAYERS]
+    out["passes"] = [model.times() for model in models]
     return msgspec.to_builtins(out)
 
 
-def _gemms(clock: Clock, dtype: torch.dtype) -> Iterable[Timed]:
+def _gemms(device: torch.device, dtype: torch.dtype) -> Iterable[Bench]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in GEMM_M:
         for n in GEMM_NK:
             for k in GEMM_NK:
-                m_, n_, k_ = int(m), int(n), int(k)
                 scale = 1
-                while 2.0 * m_ * n_ * k_ > LARGEST_FLOPS and m_ > 16 and clock.device.type == "cpu":
-                    m_, scale = m_ // 2, scale * 2
-                a = torch.randn(m_, k_, device=clock.device).to(dtype)
-                b = torch.randn(n_, k_, device=clock.device).to(dtype)
-                # into memory that is there: a step's allocations are used again, those of a loop may be given back
-                out = a @ b.T
-                found = clock.time(lambda a=a, b=b, out=out: torch.mm(a, b.T, out=out))
-                yield Timed(found.seconds * scale, found.spread)
+                while 2.0 * m * n * k > LARGEST_FLOPS * scale and m > 16 * scale and device.type == "cpu":
+                    scale *= 2
+                yield Bench(partial(_product, int(m) // scale, int(n), int(k), device, dtype), scale)
 
 
-def _attentions(clock: Clock, dtype: torch.dtype, *, backward: bool) -> Iterable[Timed]:
-    lone = Group(name="cp", ranks=(0,), index=0)
+def _product(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
+    a = torch.randn(m, k, device=device).to(dtype)
+    count = max(1, min(MOST_WEIGHTS, WEIGHTS // (n * k * a.element_size())))
+    weight = torch.randn(n, k, device=device).to(dtype)
+    weights = itertools.cycle([weight.clone().T for _ in range(count)])
+    # into memory that is there: a step's allocations are used again, those of a loop may be given back
+    out = torch.empty(m, n, device=device, dtype=dtype)
+    return lambda: torch.mm(a, next(weights), out=out)
+
+
+def _attentions(device: torch.device, dtype: torch.dtype, *, backward: bool) -> Iterable[Bench]:
     for heads in ATTENTION[0]:
         for tokens in ATTENTION[1]:
             for width in ATTENTION[2]:
                 h, s, d, scale = int(heads), int(tokens), int(width), 1
                 while h * s * s > LARGEST_SCORES and h > 1:
                     h, scale = h // 2, scale * 2
-                q, k, v = (
-                    torch.randn(1, s, h, d, device=clock.device).to(dtype).requires_grad_(backward) for _ in range(3)
-                )
-
-                def forward(q=q, k=k, v=v) -> torch.Tensor:
-                    return attend(q, k, v, cp=lone, algorithm="ring")
-
-                if not backward:
-                    with torch.no_grad():
-                        found = clock.time(forward)
-                else:
-                    out = forward()
-                    grad = torch.randn_like(out)
-                    found = clock.time(
-                        lambda out=out, grad=grad, q=q, k=k, v=v: torch.autograd.grad(
-                            out, (q, k, v), grad, retain_graph=True
-                        )
-                    )
-                yield Timed(found.seconds * scale, found.spread)
+                yield Bench(partial(_core, h, s, d, device, dtype, backward), scale)
 
 
-def _elementwise(clock: Clock) -> Iterable[Timed]:
+def _core(h: int, s: int, d: int, device: torch.device, dtype: torch.dtype, backward: bool) -> Callable[[], object]:
+    lone = Group(name="cp", ranks=(0,), index=0)
+    q, k, v = (torch.randn(1, s, h, d, device=device).to(dtype).requires_grad_(backward) for _ in range(3))
+
+    def forward() -> torch.Tensor:
+        return attend(q, k, v, cp=lone, algorithm="ring")
+
+    if not backward:
+        return torch.no_grad()(forward)
+    out = forward()
+    grad = torch.randn_like(out)
+    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+
+
+def _elementwise(device: torch.device) -> Iterable[Bench]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
-    for size in ELEMENTWISE:
-        x = torch.randn(max(1, int(size / 12)), device=clock.device)
+
+    def make(size: float) -> Callable[[], object]:
+        x = torch.randn(max(1, int(size / 12)), device=device)
         y = torch.randn_like(x)
         out = x * y
-        yield clock.time(lambda x=x, y=y, out=out: torch.mul(x, y, out=out))
+        return lambda: torch.mul(x, y, out=out)
+
+    return [Bench(partial(make, size)) for size in ELEMENTWISE]
 
 
 def _slowdown(clock: Clock, world: World) -> float:
@@ -227,36 +264,84 @@ def _slowdown(clock: Clock, world: World) -> float:
     return float(min(1.0, max(0.0, float(found) / world.size)))
 
 
-def _passes(clock: Clock, layer: Layer, dtype: str) -> PassTimes:
-    """One model trained by the executor for a few steps on every core, each for itself."""
-    model = transformer(
-        layers=LAYERS_EACH, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
-        max_seq_len=layer.seq,
-    )  # fmt: skip
-    train = Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
-    mesh = alone(device=clock.device)
-    plan = msgspec.structs.replace(mesh.plan, pipeline=Pipeline(microbatch=layer.microbatch))
-    trainer = Trainer(model, plan, train, mesh, settings=Settings())
-    record = Recorder(device=clock.device, warmup=2, now=time.process_time_ns)
-    install(record)
-    steps = []
-    for step in range(2 + 2 * REPEATS):
+class _Model:
+    """One model trained by the executor on every core, each for itself, a few steps a round."""
+
+    def __init__(self, clock: Clock, layer: Layer, dtype: str):
+        self.clock, self.layer = clock, layer
+        self.train, mesh = train_of(layer, dtype), alone(device=clock.device)
+        self.trainer = Trainer(model_of(layer), plan_of(layer), self.train, mesh, settings=Settings())
+        self.seconds: dict[str, list[float]] = {"F": [], "BW": [], "optimizer": [], "step": []}
+        self.kept_bytes = self._kept()
+
+    def batch(self, step: int = 0) -> Batch:
         generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, VOCAB, (train.global_batch, layer.seq + 1), generator=generator)
-        clock.together()
-        begun = clock.now()
-        trainer.step(Batch(tokens, None))
-        clock.sync()
-        steps.append(clock.now() - begun)
-    install(Off())
-    spans = record.recording()
-    return PassTimes(
-        layer=layer,
-        forward=mean(_seconds(spans, "F")),
-        backward=mean(_seconds(spans, "BW")),
-        optimizer=mean(_seconds(spans, "optimizer")),
-        step=mean(steps[2:]),
-    )
+        size = self.train.global_batch, self.layer.seq + 1
+        return Batch(torch.randint(0, VOCAB, size, generator=generator), None)
+
+    def _kept(self) -> float:
+        """Bytes that a forward keeps for its backward, parameters left out, each storage once."""
+        parameters = {p.untyped_storage().data_ptr() for s in self.trainer.stages.values() for p in s.parameters()}
+        seen: set[int] = set()
+        total, backward = 0, False
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            nonlocal total, backward
+            if backward:  # the next microbatch's forward: storages are used again
+                seen.clear()
+                backward = False
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in parameters | seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+            return x
+
+        def give(x: torch.Tensor) -> torch.Tensor:
+            nonlocal backward
+            backward = True
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, give):
+            self.trainer.step(self.batch())
+        return total / MICROBATCHES
+
+    def around(self) -> None:
+        clock = self.clock
+        now = time.perf_counter_ns if clock.device.type == "cuda" else time.process_time_ns
+        record = Recorder(device=clock.device, warmup=1, now=now)
+        install(record)
+        try:
+            for step in range(1 + STEPS):
+                batch = self.batch(step)
+                clock.together()
+                begun = clock.now()
+                self.trainer.step(batch)
+                clock.sync()
+                if step:
+                    self.seconds["step"].append(clock.now() - begun)
+        finally:
+            install(Off())
+        spans = record.recording()
+        for kind in ("F", "BW", "optimizer"):
+            self.seconds[kind] += _seconds(spans, kind)
+
+    def times(self) -> PassTimes:
+        forward, backward, optimizer, step = (mean(seconds) for seconds in self.seconds.values())
+        return PassTimes(
+            layer=self.layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
+            kept_bytes=self.kept_bytes,
+        )  # fmt: skip
+
+
+def _base(world: World) -> float:
+    """Memory of a rank that has trained the smallest model, beside its tensors."""
+    model = _Model(Clock(world), min(LAYERS, key=lambda layer: layer.hidden * layer.layers), "fp32")
+    model.trainer.step(model.batch())
+    if world.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(world.device)
+        return float(total - free - torch.cuda.memory_reserved(world.device))
+    held = sum(piece.values.nbytes for piece in model.trainer.pieces())
+    return float(ResidentBytes()() - held)
 
 
 def _seconds(spans: Recording, kind: str) -> list[float]:
@@ -264,6 +349,19 @@ def _seconds(spans: Recording, kind: str) -> list[float]:
     wanted = [i for i, said in enumerate(spans.labels) if said.kind == kind and said.queue == "compute"]
     chosen = [i for i, label in enumerate(spans.label.tolist()) if label in wanted]
     return ((spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9).tolist()
+
+
+def model_of(layer: Layer) -> Model:
+    """A timed model."""
+    return transformer(
+        layers=layer.layers, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
+        max_seq_len=layer.seq,
+    )  # fmt: skip
+
+
+def train_of(layer: Layer, dtype: str) -> Train:
+    """What it was trained on."""
+    return Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
 
 
 def plan_of(layer: Layer) -> Plan:
@@ -288,6 +386,7 @@ def _name(device: torch.device) -> str:
 
 
 __all__ = [
-    "ATTENTION", "COLLECTIVE_BYTES", "ELEMENTWISE", "GEMM_M", "GEMM_NK", "LAYERS", "LAYERS_EACH", "MICROBATCHES", "OPS",
-    "REPEATS", "STAGED_BYTES", "VOCAB", "Layer", "Machine", "PassTimes", "Timed", "mean", "measure", "plan_of",
+    "ATTENTION", "COLLECTIVE_BYTES", "ELEMENTWISE", "GEMM_M", "GEMM_NK", "LAYERS", "MICROBATCHES", "OPS",
+    "REPEATS", "STAGED_BYTES", "VOCAB", "Layer", "Machine", "PassTimes", "Timed", "mean", "measure", "model_of",
+    "plan_of", "train_of",
 ]  # fmt: skip

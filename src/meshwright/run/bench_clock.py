@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -13,7 +14,7 @@ from meshwright.run.launch import World
 
 REPEATS = 5
 #: One repeat of a short operation runs it until so much time has gone by.
-SPAN_S = 20e-3
+SPAN_S = 10e-3
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -23,6 +24,13 @@ class Timed(msgspec.Struct, frozen=True):
     seconds: float
     spread: float
     busy: float = 0.0
+
+
+class Bench(NamedTuple):
+    """``make`` lays out operands and gives what to time; its seconds are multiplied by ``scale``."""
+
+    make: Callable[[], Callable[[], object]]
+    scale: float = 1.0
 
 
 class Clock:
@@ -59,12 +67,24 @@ class Clock:
         self.sync()
         return (time.perf_counter() - begun) / count, (time.process_time() - busy) / count
 
-    def time(self, run: Callable[[], object], *, count: int = 0) -> Timed:
-        """Mean over the repeats of `count` calls each (0: as many as fill a span)."""
-        self.once(run, 2)
-        count = count or max(1, int(SPAN_S / max(self.once(run, 1), 1e-7)))
+    def time(self, run: Callable[[], object]) -> Timed:
+        """Mean over the repeats of as many calls each as fill a span."""
         self.together()
-        return mean([self.once(run, count) for _ in range(REPEATS)])
+        return mean([self._span(run) for _ in range(REPEATS)])
+
+    def around(self, benches: Sequence[Bench]) -> list[float]:
+        """Seconds of each of some benches, once around: a machine's speed changes over minutes, and repeats that are
+        rounds through everything see all of it."""
+        out = []
+        for bench in benches:
+            run = bench.make()
+            self.together()
+            out.append(self._span(run) * bench.scale)
+        return out
+
+    def _span(self, run: Callable[[], object]) -> float:
+        self.once(run, 1)
+        return self.once(run, max(1, int(SPAN_S / max(self.once(run, 1), 1e-7))))
 
 
 def mean(seconds: Iterable[float]) -> Timed:

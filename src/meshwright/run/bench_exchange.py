@@ -28,7 +28,10 @@ def collectives(world: World) -> dict[str, list[Timed]]:
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
     a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
-    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds * min(1.0, world.size / world.local_size)))
+    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds))
+    most = torch.tensor([products], device=world.device)
+    dist.broadcast(most, 0)  # unequal work would be waited for in the collectives
+    products = int(most)
 
     def work() -> None:
         for _ in range(products):

@@ -30,9 +30,11 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def num_threads(local_size: int) -> int:
-    """torch's threads in each of the processes of a machine, so that together they have its cores."""
-    return max(1, num_cores() // local_size)
+def num_threads() -> int:
+    """torch's threads in a rank on a processor: one, as a device ``here`` is one core. What asks for more cores asks
+    for more devices; ``OMP_NUM_THREADS`` overrides."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(told)) if told.isdecimal() else 1
 
 
 def keep_memory() -> None:

@@ -181,7 +181,7 @@ def _device_type(device: str, local_size: int) -> str:
 
 def _open(world: World, timeout_s: float, **where: Any) -> None:
     """Threads, device and the default process group of a rank."""
-    torch.set_num_threads(num_threads(world.local_size))
+    torch.set_num_threads(num_threads())
     more: dict[str, Any] = {}
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)

@@ -62,7 +62,7 @@ class Book:
             found = self._near.get(alike)
             if found is None:
                 entries = self.entries(unit, which, start)
-                found = self._near[alike] = cost(entries, self.devices[device], self.costs)
+                found = self._near[alike] = cost(entries, which, self.devices[device], self.costs)
             known[key] = found
         return found
 

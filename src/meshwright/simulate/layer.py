@@ -56,8 +56,8 @@ def _kernels(work: Work, costs: Costs) -> float:
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
-def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
-    """Simulate a pass over one layer and say what its time is made of."""
+def cost(entries: list[Entry], which: str, device: Device, costs: Costs) -> LayerCost:
+    """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of."""
     if not entries:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
@@ -77,7 +77,9 @@ def cost(entries: list[Entry], device: Device, costs: Costs) -> LayerCost:
             issue += framework.host_us_per_collective * 1e-6
             continue
         estimate = estimates[index]
-        issue += _kernels(entry.work, costs) * framework.host_us_per_kernel * 1e-6
+        if not estimate.issued:
+            each = framework.host_us_per_kernel if which == "F" or entry.again else framework.backward_kernel_us
+            issue += _kernels(entry.work, costs) * each * 1e-6
         done = getattr(entry.work, "flops", 0.0)
         flops += done
         repeated += done if entry.again else 0.0

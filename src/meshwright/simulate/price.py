@@ -15,9 +15,10 @@ from meshwright.lower.layer import Entry, program
 from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Exchange, Pass, Send, Update, gathers_again
+from meshwright.plan import Plan
 from meshwright.simulate.layer import CAUSE, CAUSES, HOST_SIGMA, LayerCost, cost
 from meshwright.spec.hardware import Device
-from meshwright.spec.workload import OPTIMIZER_MOMENTS
+from meshwright.spec.workload import OPTIMIZER_MOMENTS, Train
 from meshwright.work import Collective, Elementwise, Group, Staging
 
 
@@ -107,7 +108,7 @@ class Pricer:
         found = self._units.get(key)
         if found is None:
             entries = self.entries(unit, which, start)
-            found = self._units[key] = cost(entries, self.devices[device], self.costs)
+            found = self._units[key] = cost(entries, which, self.devices[device], self.costs)
         return found
 
     def entries(self, unit: Unit, which: str, start: int) -> list[Entry]:
@@ -156,13 +157,17 @@ class Pricer:
         return found
 
     def _update(self, key: Update) -> Estimate:
-        """One pass over gradients for their norm, one fused pass that reads gradient, master and moments and writes
-        master, moments and the working parameter."""
-        precision, train = self.plan.precision, self.stages.train
-        compute = precision.compute or train.dtype
-        master = 4.0 if compute == "fp32" else STORED_BYTES[precision.master] or 2.0
-        moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
-        grads = STORED_BYTES[precision.grads]
-        per_param = grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
-        work = Elementwise(num_bytes=key.params * per_param, kernels=8, fused=True)
+        size = key.params * updated_bytes(self.plan, self.stages.train)
+        work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
         return self.costs.price(work, self.devices[key.device])
+
+
+def updated_bytes(plan: Plan, train: Train) -> float:
+    """Bytes an update moves for each parameter: one pass over gradients for their norm, one fused pass that reads
+    gradient, master and moments and writes master, moments and the working parameter."""
+    precision = plan.precision
+    compute = precision.compute or train.dtype
+    master = 4.0 if compute == "fp32" else STORED_BYTES[precision.master] or 2.0
+    moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
+    grads = STORED_BYTES[precision.grads]
+    return grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)

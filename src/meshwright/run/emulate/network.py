@@ -143,6 +143,7 @@ def emulated_costs(cluster: Cluster, network: Links, scale: float) -> Costs:
     framework = Framework(
         name="emulated",
         host_us_per_kernel=0.0,
+        host_us_per_backward_kernel=0.0,
         host_us_per_collective=0.0,
         host_us_per_pass=0.0,
         step_sigma=0.0,

@@ -1,0 +1,148 @@
+"""Micro-benchmarks of a model's memory-bound operators, as the executor runs them: how many kernels that is, and what
+torch spends around them, differs from operator to operator.
+
+Several instances of an operator run forward, then backward in one pass, so that starting a backward is shared among
+them as it is among the operators of a model. Their operands together are more than a core's own cache holds. Sizes are
+bytes as lowering counts them (``lower/``): those a fused kernel would move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+from meshwright.run.activation import activate
+from meshwright.run.bench_clock import Bench
+from meshwright.run.loss import _CrossEntropy, cross_entropy
+from meshwright.run.mesh import Group
+from meshwright.run.rotary import rotate
+from meshwright.spec.layers import Dense
+
+#: Elements of the tensor that an operator reads.
+ELEMENTS = tuple(4**e for e in range(6, 12))
+#: Elements an operator's instances have together, at least where that takes no more instances than this.
+TOGETHER, MOST = 1 << 20, 16
+WIDTH, HEAD, VOCAB = 256, 64, 1024
+_LONE = Group(name="tp", ranks=(0,), index=0)
+
+
+class Operator(NamedTuple):
+    """``make`` gives (a function, its inputs) for so many elements. ``forward`` and ``backward``: how many times an
+    element's own bytes are moved for each, and how many bytes beside."""
+
+    make: Callable[[int, torch.device, torch.dtype], tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]]
+    forward: tuple[float, float]
+    backward: tuple[float, float]
+
+
+def _leaf(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=device).to(dtype).requires_grad_()
+
+
+def _rmsnorm(n, device, dtype):
+    return (
+        lambda x, w: F.rms_norm(x, (WIDTH,), w, 1e-5),
+        (_leaf(device, dtype, n // WIDTH, 1, WIDTH), _leaf(device, dtype, WIDTH)),
+    )
+
+
+def _layernorm(n, device, dtype):
+    w, b = _leaf(device, dtype, WIDTH), _leaf(device, dtype, WIDTH)
+    return (lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b, 1e-5)), (_leaf(device, dtype, n // WIDTH, 1, WIDTH), w, b)
+
+
+def _rotary(n, device, dtype):
+    heads = 4
+    tokens = max(1, n // (heads * HEAD))
+    table = torch.randn(tokens, 1, HEAD, device=device).to(dtype)
+    return (lambda x: rotate(x, table, table)), (_leaf(device, dtype, 1, tokens, heads, HEAD),)
+
+
+def _activation(gated):
+    spec = Dense(ffn=WIDTH, gated=gated, activation="silu" if gated else "gelu")
+
+    def make(n, device, dtype):
+        width = 2 * WIDTH if gated else WIDTH
+        return (lambda x: activate(x, spec)), (_leaf(device, dtype, n // width, 1, width),)
+
+    return make
+
+
+def _residual(n, device, dtype):
+    """Backward, the gradient that comes through a branch is added to the one that goes past it."""
+    return (lambda x: x + x.view_as(x)), (_leaf(device, dtype, n // WIDTH, 1, WIDTH),)
+
+
+def _embedding(n, device, dtype):
+    tokens = torch.randint(0, VOCAB, (n // WIDTH, 1), device=device)
+    return (lambda w: F.embedding(tokens, w)), (_leaf(device, dtype, VOCAB, WIDTH),)
+
+
+def _loss(n, device, dtype):
+    targets = torch.randint(0, VOCAB, (n // VOCAB, 1), device=device)
+    return (lambda x: cross_entropy(x, targets, 0, _LONE)), (_leaf(device, dtype, n // VOCAB, 1, VOCAB),)
+
+
+def _sharded_loss(n, device, dtype):
+    targets = torch.randint(0, 2 * VOCAB, (n // VOCAB, 1), device=device)
+    return (
+        lambda x: _CrossEntropy.apply(x, targets, 0, _LONE).sum(),
+        (_leaf(device, dtype, n // VOCAB, 1, VOCAB),),
+    )
+
+
+#: What moves: see the pieces of the same names in ``lower/``. A loss is computed in fp32.
+OPERATORS = {
+    "rmsnorm": Operator(_rmsnorm, (2.0, 0.0), (3.0, 0.0)),
+    "layernorm": Operator(_layernorm, (2.0, 0.0), (3.0, 0.0)),
+    "rotary": Operator(_rotary, (2.0, 0.0), (2.0, 0.0)),
+    "gated activation": Operator(_activation(True), (1.5, 0.0), (2.5, 0.0)),
+    "activation": Operator(_activation(False), (2.0, 0.0), (3.0, 0.0)),
+    "residual": Operator(_residual, (3.0, 0.0), (3.0, 0.0)),
+    "embedding": Operator(_embedding, (2.0, 0.0), (3.0, 0.0)),
+    "loss": Operator(_loss, (1.0, 28.0), (1.0, 20.0)),
+    "sharded loss": Operator(_sharded_loss, (1.0, 28.0), (1.0, 20.0)),
+}
+
+
+def sizes(name: str, element: float) -> tuple[float, ...]:
+    """Bytes that the benchmarks of an operator (``rmsnorm``, ``rmsnorm backward``) stand for, of elements of so many
+    bytes."""
+    operator = OPERATORS[name.removesuffix(" backward")]
+    times, beside = operator.backward if name.endswith(" backward") else operator.forward
+    return tuple((times * element + beside) * n for n in ELEMENTS)
+
+
+def benches(device: torch.device, dtype: torch.dtype) -> dict[str, list[Bench]]:
+    """What to time, by operator and at :data:`ELEMENTS` each; seconds are those of one instance."""
+    out: dict[str, list[Bench]] = {}
+    for name, operator in OPERATORS.items():
+        for n in ELEMENTS:
+            out.setdefault(name, []).append(_bench(operator, n, device, dtype, backward=False))
+            out.setdefault(f"{name} backward", []).append(_bench(operator, n, device, dtype, backward=True))
+    return out
+
+
+def _bench(operator: Operator, n: int, device: torch.device, dtype: torch.dtype, *, backward: bool) -> Bench:
+    count = max(1, min(MOST, TOGETHER // n))
+
+    def make() -> Callable[[], object]:
+        made = [operator.make(n, device, dtype) for _ in range(count)]
+
+        def forward() -> list[torch.Tensor]:
+            return [run(*inputs) for run, inputs in made]
+
+        if not backward:
+            return forward
+        outs = forward()
+        grads = [torch.ones_like(out) for out in outs]
+        inputs = [x for _, many in made for x in many]
+        return lambda: torch.autograd.grad(outs, inputs, grads, retain_graph=True)
+
+    return Bench(make, 1.0 / count)
+
+
+__all__ = ["ELEMENTS", "OPERATORS", "Operator", "benches", "sizes"]
