@@ -35,9 +35,9 @@ class Sharded:
         self.stage, self.mesh = stage, mesh
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
-        device_mesh = DeviceMesh.from_group(mesh["shard"].handle, mesh.device.type, mesh_dim_names=("shard",))
+        ranks = _mesh_of(mesh["shard"], mesh.device.type)
         for unit in (*stage.layers, stage):
-            fully_shard(unit, mesh=device_mesh, mp_policy=policy)
+            fully_shard(unit, mesh=ranks, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
         waits = mesh.device.type == "cpu"  # where nothing runs beside the calls of a pass
@@ -111,8 +111,12 @@ class Sharded:
 
 def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
     """A module whose parameters are fully sharded as those of a stage's layers are."""
-    mesh = DeviceMesh.from_group(group.handle, next(module.parameters()).device.type, mesh_dim_names=("shard",))
-    return fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    ranks = _mesh_of(group, next(module.parameters()).device.type)
+    return fully_shard(module, mesh=ranks, reshard_after_forward=True)
+
+
+def _mesh_of(group: Group, kind: str) -> DeviceMesh:
+    return DeviceMesh.from_group(group.handle, kind, mesh_dim_names=("shard",))
 
 
 def _recorded(unit: FSDPModule, shard: Group, replica: Group, said: dict[str, Any]) -> None:
