@@ -28,6 +28,7 @@ from meshwright.plan import Plan, parse
 from meshwright.predict import simulate
 from meshwright.run import bench
 from meshwright.run.data import Batch
+from meshwright.run.environment import prefer
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import build
 from meshwright.run.settings import Settings
@@ -68,6 +69,7 @@ WARMUP, STEPS = 2, 5
 def steps(world: World, plan: Plan) -> tuple[float, float]:
     """Seconds of the median step after a warm-up on the first rank, and seconds of processor time of the median step on
     all ranks together."""
+    prefer()
     trainer = Trainer(MODEL, plan, TRAIN, build(plan), settings=Settings())
     count = TRAIN.global_batch // plan.layout.dp
     out, busy = [], []

@@ -97,6 +97,7 @@ def test_all_gaps_are_listed_at_once_with_facet_value_reason_and_one_nearest_pla
         ("deepspeed", "llama3-8b", "hsdp8", "plan.layout.shard = 8"),
         ("deepspeed", "llama3-8b", "cp2 zero1", "plan.sequence.algorithm = ring"),
         ("deepspeed", "llama3-8b", "cp2 tp2 ulysses zero1 nosp", "plan.layout.cp = 2"),
+        ("megatron", "llama3-8b", "tp2 zero1 gathered=kept", "plan.memory.gathered"),
         ("deepspeed", "llama3-8b", "dp16 grads=bf16", "plan.overlap.dp = True"),
         ("deepspeed", "llama3-8b", "dp16 overlap=none", "plan.precision.grads = fp32"),
         ("deepspeed", "llama3-8b", "zero1 fp8", "plan.precision.compute = fp8"),

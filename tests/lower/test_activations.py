@@ -59,6 +59,19 @@ def test_sequence_parallelism_divides_everything(t):
     assert saved(f"tp{t} mb1 unfused") == S / t * (34 * H + 5 * A * S)
 
 
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_inputs_kept_gathered_are_4_of_34_on_every_rank(t):
+    # the inputs of the query-key-value product and of the MLP's first, 2sbh each (section 4.2.2 stores their shards)
+    assert saved(f"tp{t} mb1 unfused gathered=kept") == S * (4 * H + 30 * H / t + 5 * A * S / t)
+    assert saved(f"tp{t} mb1 unfused nosp gathered=kept") == saved(f"tp{t} mb1 unfused nosp")
+
+
+def test_inputs_kept_gathered_are_not_gathered_again():
+    for words, count in (("tp2 mb1", 2), ("tp2 mb1 gathered=kept", 0), ("tp2 mb1 nosp", 0)):
+        entries = program(stages(words).pieces(0), "BW")
+        assert sum(e.name.endswith("regather") for e in entries) == count
+
+
 @pytest.mark.parametrize("t", [1, 8])
 def test_selective_recompute_leaves_34(t):
     # section 5, equation 6: 34 sbh/t

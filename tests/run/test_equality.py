@@ -69,6 +69,7 @@ LAYOUTS = [
     "dp4 zero3 shard2",
     "tp2",
     "tp2 nosp",
+    "tp2 gathered=kept",
     "tp4",
     "cp2",
     "cp2 ulysses",

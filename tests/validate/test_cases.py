@@ -78,3 +78,11 @@ def test_a_question_is_the_same_whatever_was_measured():
     plain = step(micro_batch_seqs="", recompute="unknown", vocab="")
     told = plain | {"step_time_s": "7", "peak_memory_gb": "1", "memory_kind": "reserved", "outcome": "oom"}
     assert case(plain | dict.fromkeys(ANSWERS, "")) == case(plain) == case(told)
+
+
+def test_stages_are_cut_as_the_framework_cuts_them():
+    """24 layers in two stages: nanotron's first has one more than its share."""
+    cut = {"layers": 24, "tp": 1, "pp": 2, "dp": 4, "num_gpus": 8, "vpp": 1}
+    assert case(step(framework="nanotron", **cut)).plan.layout.stages == (13, 11)
+    assert case(step(framework="megatron-lm", **cut)).plan.layout.stages == ()
+    assert case(step(framework="nanotron", **(cut | {"pp": 1, "dp": 8}))).plan.layout.stages == ()

@@ -25,8 +25,10 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gradients (``fused`` into the product, or a ``separate`` kernel that reads them again), ``overlap`` (plan words,
     and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, what it calls
     ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
-    precision, and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank; ``source``
-    says where that is documented."""
+    precision, how it cuts layers into stages (``partition``: ``even``, or ``thresholds`` of summed costs,
+    ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
+    (plan words), and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank;
+    ``source`` says where that is documented."""
 
     attention: str = "flash"
     flash: int = 0
@@ -42,6 +44,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     params: str = "bf16"
     grads: str = "fp32"
     master: str = "fp32"
+    partition: str = "even"
+    gathered: str = "again"
     logs: str = "fullest"
     source: str = ""
 

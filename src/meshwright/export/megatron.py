@@ -136,6 +136,14 @@ def _recompute(r: Request) -> Iterator[Gap]:
             help="say full",
             mend={"memory.recompute": "full"},
         )
+    if memory.gathered == "kept" and r.layout.tp > 1 and r.layout.sp:
+        yield Gap(
+            facet="memory.gathered",
+            value="gathered=kept",
+            reason="it gathers the inputs of products again for their weight gradients",
+            help="leave it out",
+            mend={"memory.gathered": "again"},
+        )
     if memory.layers and memory.recompute == "selective":
         yield Gap(
             facet="memory.layers",

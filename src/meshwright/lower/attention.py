@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, regather, residual
+from meshwright.lower.pieces import Context, Piece, enter, entering, leave, linear, norm, regather, residual
 from meshwright.spec.layers import Attention as Spec
 from meshwright.spec.layers import Block
 from meshwright.work import Attention, Collective, Elementwise, Gemm, attended_pairs
@@ -45,8 +45,7 @@ def kv_heads(c: Context, spec: Spec) -> int:
 
 
 def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
-    kv = kv_heads(c, spec)
-    entry = c.shard_tokens * c.model.hidden * c.element
+    kv, entry = kv_heads(c, spec), entering(c)
     parts = {"q": heads * spec.head_dim, "k": kv * spec.head_dim}
     if not spec.key_as_value:
         parts["v"] = kv * spec.v_head_dim

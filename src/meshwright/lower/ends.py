@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.pieces import Context, Piece, enter, linear, norm, regather
+from meshwright.lower.pieces import Context, Piece, enter, entering, linear, norm, regather
 from meshwright.work import Collective, Elementwise, Gemm
 
 
@@ -36,7 +36,7 @@ def head(c: Context) -> list[Piece]:
     backward writes their gradient over them.
     """
     width = -(-c.model.vocab // c.tp)
-    entry = c.shard_tokens * c.model.hidden * c.element
+    entry = entering(c)
     logits = float(c.tokens) * width
     e = c.element
     wide = msgspec.structs.replace(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.pieces import Context, Piece, enter, leave, linear, norm, regather, residual
+from meshwright.lower.pieces import Context, Piece, enter, entering, leave, linear, norm, regather, residual
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm
 
@@ -28,8 +28,7 @@ def mlp(c: Context, block: Block) -> list[Piece]:
 def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False) -> list[Piece]:
     """Up (and gate), activation, down: column- then row-parallel; `inside` a tensor-parallel region already."""
     e, hidden, width = c.element, c.model.hidden, ffn // c.tp
-    entry = c.shard_tokens * hidden * e
-    inner = c.tokens * width * e
+    entry, inner = entering(c), c.tokens * width * e
     parts = {"gate": width, "up": width} if gated else {"up": width}
     up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, saved=entry, held=entry)
     up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.plan import Plan
+from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 
 
@@ -17,6 +18,32 @@ def even(num_layers: int, num_stages: int) -> tuple[int, ...]:
         for stage in order[:spare]:
             counts[stage] -= 1
     return tuple(counts)
+
+
+def by_thresholds(model: Model, num_stages: int) -> tuple[int, ...]:
+    """Layers per stage as nanotron cuts a model (``build_model`` in its models/base.py): in order, layers go to a stage
+    until those so far cost more than its share and those before it, so that the first stage holds a layer more than its
+    share and the last one less. A layer costs its projections, with keys and values of all heads, and three MLP
+    matrices.
+
+    Its code counts the head's matrix too. The memory of first stages and the times measured with it, over 2 to 32
+    stages, are those of a layer more and not of the several that a wide vocabulary would add: the head is left out.
+    """
+    costs = [_cost(model, layer) for layer in range(model.num_layers)]
+    total = sum(costs)
+    counts, stage, spent = [0] * num_stages, 0, 0.0
+    for cost in costs:
+        counts[stage] += 1
+        spent += cost
+        if spent > total * (stage + 1) / num_stages:
+            stage += 1
+    return tuple(counts)
+
+
+def _cost(model: Model, layer: int) -> float:
+    block = model.block(layer)
+    width = block.mlp.top_k * block.mlp.ffn if isinstance(block.mlp, Moe) else block.mlp.ffn
+    return 4.0 * block.attention.heads * block.attention.head_dim * model.hidden + 3.0 * width * model.hidden
 
 
 def stage_layers(plan: Plan, model: Model) -> tuple[tuple[int, ...], ...]:

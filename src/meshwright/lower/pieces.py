@@ -185,10 +185,17 @@ def _across(c: Context, op: str) -> Collective:
 
 
 def regather(c: Context) -> Collective | None:
-    """Under SP the input of an entering GEMM is kept sharded and gathered again for its weight gradient."""
-    if not c.sp or c.train.lora is not None:
+    """Under SP the input of an entering GEMM is kept sharded and gathered again for its weight gradient, unless the
+    plan keeps it gathered."""
+    if not c.sp or c.train.lora is not None or c.plan.memory.gathered == "kept":
         return None
     return Collective(op="all_gather", num_bytes=c.tokens * c.model.hidden * c.element, group=c.tp_group)
+
+
+def entering(c: Context) -> float:
+    """Bytes kept of the input of a GEMM that enters a tensor-parallel region."""
+    tokens = c.tokens if c.plan.memory.gathered == "kept" else c.shard_tokens
+    return tokens * c.model.hidden * c.element
 
 
 def norm(c: Context, name: str) -> Piece:

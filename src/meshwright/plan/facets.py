@@ -16,6 +16,7 @@ RECOMPUTE_MODES = ("none", "selective", "operators", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
 LOSS_KERNELS = ("eager", "fused")
+GATHERED = ("again", "kept")
 OVERLAPS = ("dp", "tp", "pp", "ep")
 
 
@@ -100,12 +101,16 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
     keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all). ``attention``
-    and ``loss`` say which kernels run: separate ones that store what lies between them, or one that does not."""
+    and ``loss`` say which kernels run: separate ones that store what lies between them, or one that does not. Under
+    sequence parallelism the input of a product is gathered over the tensor-parallel ranks; for the weight gradient it
+    is gathered ``again`` (Korthikanti et al., section 4.2.2), or ``kept``, as a framework's automatic differentiation
+    does by itself: ``gathered``."""
 
     recompute: str = "none"
     layers: int = 0
     attention: str = "flash"
     loss: str = "eager"
+    gathered: str = "again"
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):

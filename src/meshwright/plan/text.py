@@ -17,6 +17,7 @@ from meshwright.plan.facets import (
     ATTENTION_KERNELS,
     CP_ALGORITHMS,
     DEFAULT_ORDER,
+    GATHERED,
     LOSS_KERNELS,
     OVERLAPS,
     RECOMPUTE_MODES,
@@ -87,6 +88,10 @@ def _loss(text: str) -> str | None:
     return text if text in LOSS_KERNELS else None
 
 
+def _gathered(text: str) -> str | None:
+    return text if text in GATHERED else None
+
+
 _STORED = "fp32, bf16, fp16, fp8 or none"
 VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
@@ -100,6 +105,7 @@ VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
     "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
     "loss": ("memory", "loss", _loss, str, " or ".join(LOSS_KERNELS)),
+    "gathered": ("memory", "gathered", _gathered, str, " or ".join(GATHERED)),
     "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),
     "params": ("precision", "params", _working, str, "bf16 or fp8"),
     "grads": ("precision", "grads", _stored, str, _STORED),

@@ -30,7 +30,7 @@ from meshwright.run.attention import attend
 from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
 from meshwright.run.data import Batch
-from meshwright.run.environment import num_cores
+from meshwright.run.environment import num_cores, prefer
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group, alone
 from meshwright.run.record import Off, Recorder, Recording, ResidentBytes, install
@@ -43,8 +43,8 @@ from meshwright.spec.workload import Train
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
-#: Bytes of weights that a product goes through in turn: a model's are used again after more than a cache holds.
-WEIGHTS, MOST_WEIGHTS = 16 << 20, 16
+#: Bytes of operands that a product goes through in turn: a model's are used again after more than a core's cache holds.
+OPERANDS_BYTES, MOST_OPERANDS = 16 << 20, 16
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 2e7
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
@@ -149,6 +149,7 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
 
 
 def _kernels(world: World) -> dict[str, object]:
+    prefer()  # what is measured is this machine without other work
     clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
@@ -190,13 +191,19 @@ def _gemms(device: torch.device, dtype: torch.dtype) -> Iterable[Bench]:
 
 
 def _product(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    a = torch.randn(m, k, device=device).to(dtype)
-    count = max(1, min(MOST_WEIGHTS, WEIGHTS // (n * k * a.element_size())))
-    weight = torch.randn(n, k, device=device).to(dtype)
-    weights = itertools.cycle([weight.clone().T for _ in range(count)])
-    # into memory that is there: a step's allocations are used again, those of a loop may be given back
+    """Operands are others each time, as in a model: none is in a core's own cache from the call before. Results go
+    into memory that is there: a step's allocations are used again, those of a loop may be given back."""
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
     out = torch.empty(m, n, device=device, dtype=dtype)
-    return lambda: torch.mm(a, next(weights), out=out)
+    size = a.nbytes + b.nbytes + out.nbytes
+    count = max(1, min(MOST_OPERANDS, OPERANDS_BYTES // size))
+    operands = itertools.cycle([(a.clone(), b.clone().T, out.clone()) for _ in range(count)])
+
+    def product() -> None:
+        left, right, result = next(operands)
+        torch.mm(left, right, out=result)
+
+    return product
 
 
 def _attentions(device: torch.device, dtype: torch.dtype, *, backward: bool) -> Iterable[Bench]:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
 from meshwright.run.collect import gather_async, reduce_scatter_async
+from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit
 from meshwright.run.launch import World
 from meshwright.run.mesh import Group
@@ -24,6 +25,7 @@ STAGED_BYTES, STAGED_PARAMETERS, STAGED_REPEATS = tuple(4.0**e for e in range(7,
 
 
 def collectives(world: World) -> dict[str, list[Timed]]:
+    prefer()
     clock = Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
@@ -68,6 +70,7 @@ def staging(world: World) -> dict[str, list[Timed]]:
     """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
     parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
     is what a forward and backward take more than with parameters that are whole, less its two gathers."""
+    prefer()
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
     for size in STAGED_BYTES:

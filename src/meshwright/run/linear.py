@@ -5,7 +5,8 @@ to the sink, at once or, while :func:`deferring`, when the schedule's W action r
 bubble schedules split a backward (Qi et al. 2401.10241, section 2). Weights without a sink behave as in torch.
 
 The input of a product that enters a tensor-parallel region with sequence parallelism is kept sharded, and gathered
-again for the weight gradient (Korthikanti et al. 2205.05198), as ``lower/pieces.py`` prices it.
+again for the weight gradient (Korthikanti et al. 2205.05198), or kept gathered: the plan says which, and
+``lower/pieces.py`` prices it.
 """
 
 from __future__ import annotations
@@ -67,14 +68,16 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 class _Product(torch.autograd.Function):
     """x [..., k] times weight [n, k] transposed. `enter`: x is a shard along dim 0 that is gathered first (sequence
-    parallelism); `spread`: x is whole and its gradient a part that is summed over the group."""
+    parallelism), and again for the weight gradient unless `keep`; otherwise x is whole and its gradient a part that is
+    summed over the group."""
 
     @staticmethod
-    def forward(ctx, x, weight, group, enter):
+    def forward(ctx, x, weight, group, enter, keep):
         ctx.group, ctx.enter, ctx.sink = group, enter, getattr(weight, "sink", None)
+        ctx.again = enter and not keep
         x = x.contiguous()  # both products read it as rows
-        ctx.save_for_backward(x, weight)
         whole = all_gather(x, group) if enter else x
+        ctx.save_for_backward(x if ctx.again else whole, weight)
         return whole @ weight.T
 
     @staticmethod
@@ -84,7 +87,7 @@ class _Product(torch.autograd.Function):
 
         def factors() -> tuple[torch.Tensor, torch.Tensor]:
             """The weight's gradient is the first transposed times the second."""
-            return _rows(grad), _rows(all_gather(x, group) if enter else x)
+            return _rows(grad), _rows(all_gather(x, group) if ctx.again else x)
 
         back = None
         if ctx.needs_input_grad[0]:
@@ -94,27 +97,28 @@ class _Product(torch.autograd.Function):
             elif group is not None:
                 back = all_reduce(back, group)
         if not ctx.needs_input_grad[1]:
-            return back, None, None, None
+            return back, None, None, None, None
         if sink is None:
             left, right = factors()
-            return back, left.T @ right, None, None
+            return back, left.T @ right, None, None, None
         _now_or_later(lambda: sink.add_product(*factors()))
-        return back, None, None, None
+        return back, None, None, None, None
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any."""
-    return _Product.apply(x, weight, None, False)
+    return _Product.apply(x, weight, None, False, False)
 
 
-def column_parallel(x: torch.Tensor, weight: torch.Tensor, tp: Group, *, sequence: bool) -> torch.Tensor:
+def column_parallel(x: torch.Tensor, weight: torch.Tensor, tp: Group, *, sequence: bool, keep: bool) -> torch.Tensor:
     """Into a tensor-parallel region: x [s, b, k] with `sequence` sharded along dim 0, weight this rank's rows [n, k].
+    `keep`: what was gathered stays for the weight gradient.
 
     Returns [S, b, n] of the whole sequence.
     """
     if tp.alone:
         return matmul(x, weight)
-    return _Product.apply(x, weight, tp, sequence)
+    return _Product.apply(x, weight, tp, sequence, keep)
 
 
 class _Grouped(torch.autograd.Function):

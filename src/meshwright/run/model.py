@@ -83,6 +83,10 @@ class Shared(NamedTuple):
         length = x.shape[0] // self.tp.size
         return x[self.tp.index * length : (self.tp.index + 1) * length]
 
+    def enter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """A product of hidden states into a tensor-parallel region."""
+        return column_parallel(x, weight, self.tp, sequence=self.sp, keep=self.plan.memory.gathered == "kept")
+
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial results out of a tensor-parallel region."""
         return scatter_dim(x, self.tp, 0) if self.sp else sum_over(x, self.tp)
@@ -158,7 +162,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         shared, d = self.shared, self.spec.head_dim
-        made = [column_parallel(x, w, shared.tp, sequence=shared.sp) for w in self.weights]
+        made = [shared.enter(x, w) for w in self.weights]
         if self.biases:
             made = [y + b for y, b in zip(made, self.biases)]
         qkv = made[0] if len(made) == 1 else torch.cat(made, dim=-1)
@@ -255,7 +259,7 @@ class Mlp(nn.Module):
         self.down = Row(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up = column_parallel(x, self.weight, self.shared.tp, sequence=self.shared.sp)
+        up = self.shared.enter(x, self.weight)
         if self.bias is not None:
             up = up + self.bias
         return self.down(activate(up, self.spec))
@@ -364,7 +368,7 @@ class Head(nn.Module):
         shared = self.shared
         x = x if self.norm is None else self.norm(x)
         weight = self._tied[0].weight if self._tied else self.weight
-        out = column_parallel(x, weight, shared.tp, sequence=shared.sp)
+        out = shared.enter(x, weight)
         if self.valid < out.shape[-1]:
             padding = torch.arange(out.shape[-1], device=out.device) >= self.valid
             out = out.masked_fill(padding, float("-inf"))

@@ -11,6 +11,7 @@ import msgspec
 
 from meshwright.cost import Framework, load_framework
 from meshwright.errors import MeshwrightError
+from meshwright.lower.partition import by_thresholds
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
@@ -231,11 +232,15 @@ def _plan(
             cp=cp,
             zero=_zero(whole(row, "zero_stage", 1 if usual.overlap else 0), pp),
             sp=(sp == "True" if sp else usual.sp) or (moe and tp > 1),
+            stages=by_thresholds(model, pp) if pp * vpp == pp > 1 and usual.partition == "thresholds" else (),
         ),
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
         memory=Memory(
-            recompute=recompute, attention=ATTENTION.get(row["attention_kernel"], usual.attention), loss=usual.loss
+            recompute=recompute,
+            attention=ATTENTION.get(row["attention_kernel"], usual.attention),
+            loss=usual.loss,
+            gathered=usual.gathered,
         ),
         precision=Precision(
             params=usual.params if DTYPE_BYTES[train.dtype] < 2 else "bf16",
