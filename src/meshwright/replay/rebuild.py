@@ -141,6 +141,7 @@ def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[
     layers = layer_base(tasks)
     arrived: dict[int, list[Task]] = defaultdict(list)
     gathers: dict[int, list[tuple[Task, Task]]] = defaultdict(list)
+    needed: list[tuple[Task, float]] = []
     for task in tasks:
         if task.kind == "optimizer":
             task.needs = task.needs | {t.number for t in arrived[task.ranks[0]]}
@@ -153,6 +154,7 @@ def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[
                 used = _used_by(makers, task, rank, layers, _left(task, rank, timeline))
                 if used is not None:
                     used.needs = used.needs | {task.number}
+                    needed.append((task, _left(task, rank, timeline)))
                     gathers[rank].append((task, used))
                 continue
             made_by = None
@@ -173,6 +175,10 @@ def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[
                 blocked = following.get(before.number) if before is not None else None
                 if blocked is not None:
                     blocked.needs = blocked.needs | {task.number}
+                    needed.append((task, _left(task, rank, timeline)))
+    for task, left_s in needed:
+        # over when a pass could first go on: what other ranks took longer to wake up is host time in front of theirs
+        task.end_s = max(min(task.end_s, left_s), task.start_s)
     return late
 
 
