@@ -3,9 +3,9 @@
 Run: python -m bench.executor [--repeats 12] [--json] [ROW ...]
 
 Each row is one plan on two gloo processes of one torch thread. The three kinds of step (ours, by hand, ours recorded)
-take turns in one run, in an order that changes from round to round, and their losses are checked to be those of one
-training. A ratio is the median of the rounds' ratios, with the interval that its order statistics give; beside that of
-the elapsed time is that of the processors' time, on which other work on the machine has less influence.
+take turns in one run (:mod:`bench.turns`), and their losses are checked to be those of one training. A ratio is the
+median of the rounds' ratios, with the interval that its order statistics give; beside that of the elapsed time is that
+of the processors' time, on which other work on the machine has less influence.
 """
 
 from __future__ import annotations
@@ -13,18 +13,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable
-from itertools import permutations
-from math import comb
 from statistics import median
 
 import msgspec
 import torch
-import torch.distributed as dist
 from tests.run.processes import launch
 
 from bench import by_hand
+from bench.turns import Ratio, ratio, sequences, take_turns, together
 from meshwright.plan import parse
 from meshwright.run import record
 from meshwright.run.data import Batch
@@ -45,27 +42,13 @@ TRAIN = Train(global_batch=16, seq_len=128, dtype="fp32")
 MICROBATCH, WARMUP = 2, 2
 #: Ours may take so much of the time by hand; the recorder so much more.
 TARGET, RECORDED = 1.05, 1.03
-CONFIDENCE = 0.95
 KINDS = ("ours", "hand", "recorded")
-#: A step leaves caches and memory as it found use for them: each kind follows each other as often.
-ORDERS = tuple(permutations(KINDS))
 
 
 def small_llama():
     return transformer(
         layers=4, hidden=256, heads=8, kv_heads=4, ffn=704, vocab=2048, max_seq_len=TRAIN.seq_len, gated=True
     )
-
-
-class Ratio(msgspec.Struct, frozen=True):
-    """A ratio's median and interval."""
-
-    middle: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.middle:.3f} ({self.low:.3f} to {self.high:.3f})"
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,24 +64,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     recorded_processor: Ratio
 
 
-def ratio(above: list[float], below: list[float], confidence: float = CONFIDENCE) -> Ratio:
-    """Median of the rounds' ratios, between the innermost order statistics that hold the true median with this
-    confidence, whatever the distribution (Thompson 1936): with n rounds, the k-th from either end with probability
-    1 - 2 P(Binomial(n, 1/2) < k). With fewer than 6 rounds none does at 95%, and the ends are those of the rounds."""
-    found = sorted(a / b for a, b in zip(above, below, strict=True))
-    n, k, outside = len(found), 0, 0.0
-    while k < n // 2 and (outside := outside + 2 * comb(n, k) / 2**n) <= 1 - confidence:
-        k += 1
-    k = max(k, 1)
-    return Ratio(median(found), found[k - 1], found[n - k])
-
-
 def measure(name: str, repeats: int) -> Row:
     """One row: two processes, every kind of step in turn."""
     plan, hand = ROWS[name]
     found = launch(2, _take_turns, plan, hand, repeats, timeout_s=3600.0)
-    elapsed = {kind: [max(ranks) for ranks in zip(*(f[kind][0] for f in found))] for kind in KINDS}
-    processor = {kind: [sum(ranks) for ranks in zip(*(f[kind][1] for f in found))] for kind in KINDS}
+    elapsed, processor = together(found)
     return Row(
         plan=plan,
         seconds=elapsed,
@@ -131,22 +101,9 @@ def _take_turns(rank: int, plan_text: str, hand: Callable, repeats: int) -> dict
             record.install(record.Off())
 
     kinds = {"ours": lambda tokens: train(ours[0], tokens), "hand": by_hand_step, "recorded": recorded}
-    out: dict[str, tuple[list, list]] = {kind: ([], []) for kind in KINDS}
-    count = TRAIN.global_batch // plan.layout.dp
-    for turn in range(-WARMUP, repeats):
-        generator = torch.Generator().manual_seed(turn + WARMUP)
-        tokens = torch.randint(0, model.vocab, (TRAIN.global_batch, TRAIN.seq_len + 1), generator=generator)
-        mine = tokens.split(count)[mesh["dp"].index]
-        seen = {}
-        for kind in ORDERS[turn % len(ORDERS)]:
-            dist.barrier()
-            began, worked = time.perf_counter(), time.process_time()
-            seen[kind] = kinds[kind](mine)
-            if turn >= 0:
-                out[kind][0].append(time.perf_counter() - began)
-                out[kind][1].append(time.process_time() - worked)
-        _same(seen)
-    return out
+    return take_turns(
+        kinds, lambda number: sequences(TRAIN, model.vocab, mesh, number), repeats=repeats, warmup=WARMUP, check=_same
+    )
 
 
 def _same(seen: dict[str, tuple[float, float]]) -> None:

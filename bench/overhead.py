@@ -4,9 +4,9 @@ Run: python -m bench.overhead [--repeats 12] [--json] [PLAN ...]
 
 A turn is some steps of a small model on two gloo processes of one torch thread: as they are; recorded; with a
 checkpoint written before the first of them; and with one copied and written beside them (what `meshwright run` does).
-The clock stops when the checkpoint is on the disk. Turns follow each other in every order equally often; a ratio is the
-median over the rounds with the interval of its order statistics (:func:`bench.executor.ratio`), of the time that passes
-and of the processors' time.
+The clock stops when the checkpoint is on the disk. In four rounds each kind comes at each place once and once after
+each other one (:mod:`bench.turns`), so repeats are best a multiple of four; a ratio is the median over the rounds with
+the interval of its order statistics, of the time that passes and of the processors' time.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import argparse
 import json
 import sys
 import tempfile
-import time
-from itertools import permutations
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import msgspec
 import torch
-import torch.distributed as dist
 from tests.run.processes import launch
 
-from bench.executor import RECORDED, TRAIN, Ratio, ratio, small_llama
+from bench.executor import RECORDED, TRAIN, small_llama
+from bench.turns import Ratio, ratio, sequences, take_turns, together
 from meshwright.plan import parse
 from meshwright.run import record
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
@@ -37,7 +36,6 @@ from meshwright.run.trainer import Trainer
 PLANS = ("dp2 zero1 mb2", "pp2 1f1b mb2")
 STEPS, WARMUP = 3, 1
 KINDS = ("plain", "recorded", "saved first", "saved beside")
-ORDERS = tuple(permutations(KINDS))
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +52,7 @@ def measure(plan: str, repeats: int) -> Row:
     """One plan, every kind of turn."""
     with tempfile.TemporaryDirectory(prefix="meshwright-bench-") as folder:
         found = launch(2, _take_turns, plan, repeats, folder, timeout_s=3600.0)
-    elapsed = {kind: [max(ranks) for ranks in zip(*(f[kind][0] for f in found))] for kind in KINDS}
-    processor = {kind: [sum(ranks) for ranks in zip(*(f[kind][1] for f in found))] for kind in KINDS}
+    elapsed, processor = together(found)
     ratios = {}
     for above, below in (
         ("recorded", "plain"),
@@ -76,20 +73,16 @@ def _take_turns(rank: int, plan_text: str, repeats: int, folder: str) -> dict[st
     recorder = record.Recorder(rank=rank, keep=STEPS)
     saver, first = (AsyncSaver(Path(folder) / name, mesh["world"], keep=1) for name in ("beside", "first"))
 
-    def meta(number: int) -> Meta:
-        return Meta(
-            step=number, seed=0, model=model.name, model_hash=identity(model), plan=plan.text(), world=mesh.world
-        )
+    def meta() -> Meta:
+        step, known = trainer.step_count, identity(model)
+        return Meta(step=step, seed=0, model=model.name, model_hash=known, plan=plan.text(), world=mesh.world)
 
-    def turn(kind: str, number: int) -> None:
-        generator = torch.Generator().manual_seed(number)
-        tokens = torch.randint(0, model.vocab, (TRAIN.global_batch, TRAIN.seq_len + 1), generator=generator)
-        mine = tokens.split(TRAIN.global_batch // plan.layout.dp)[mesh["dp"].index]
+    def turn(kind: str, mine: torch.Tensor) -> None:
         if kind == "saved first":
-            first.begin(trainer.pieces(), meta(number))
+            first.begin(trainer.pieces(), meta())
             first.wait()
         if kind == "saved beside":
-            saver.begin(trainer.pieces(), meta(number))
+            saver.begin(trainer.pieces(), meta())
             trainer.before_update.append(saver.before_update)
         if kind == "recorded":
             record.install(recorder)
@@ -103,15 +96,12 @@ def _take_turns(rank: int, plan_text: str, repeats: int, folder: str) -> dict[st
             saver.wait()
             trainer.before_update.clear()
 
-    out: dict[str, tuple[list, list]] = {kind: ([], []) for kind in KINDS}
-    for number in range(-WARMUP, repeats):
-        for kind in ORDERS[number % len(ORDERS)]:
-            dist.barrier()
-            began, worked = time.perf_counter(), time.process_time()
-            turn(kind, number + WARMUP)
-            if number >= 0:
-                out[kind][0].append(time.perf_counter() - began)
-                out[kind][1].append(time.process_time() - worked)
+    out = take_turns(
+        {kind: partial(turn, kind) for kind in KINDS},
+        lambda number: sequences(TRAIN, model.vocab, mesh, number),
+        repeats=repeats,
+        warmup=WARMUP,
+    )
     saver.close()
     first.close()
     return out

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -186,6 +187,31 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(capfd):
     code, out, err = said(capfd, *words[:4], "2", "--out", "out", "--resume", "--json")
     assert (code, json.loads(out)["first_step"]) == (0, 2)
     assert "saved out/step-00000002" in err
+
+
+def test_a_checkpoint_is_no_folder_for_a_run_and_one_that_is_removed_leaves_those_before_it(capfd):
+    words = ["plan.toml", "--data", "sample", "--save-every", "1", "--out", "out", "--steps"]
+    assert said(capfd, *words, "2")[0] == 0
+    newest = Path("out/step-00000002")
+    with (newest / "index.json").open("ab") as file:
+        file.write(b"x")
+    code, _, err = said(capfd, *words, "3", "--resume")
+    assert (code, [c for c, _ in errors(err)]) == (2, ["H002"])
+    assert f"help: remove {newest}: the newest that is left is taken then" in err
+    code, _, err = said(capfd, *words[:-2], "out/step-00000001", "--steps", "3", "--resume")
+    assert (code, errors(err)) == (2, [("L005", "--out out/step-00000001 cannot be")])
+    assert "name the folder it is in, out" in err
+    shutil.rmtree(newest)
+    code, out, _ = said(capfd, *words, "3", "--resume", "--json")
+    assert (code, json.loads(out)["first_step"]) == (0, 2)
+
+
+def test_a_run_that_finds_no_checkpoint_to_go_on_from_says_so(capfd):
+    words = ["plan.toml", "--data", "sample", "--steps", "1", "--out", "out", "--resume"]
+    code, _, err = said(capfd, *words)
+    assert (code, err.count("no checkpoint in out: begins anew\n")) == (0, 1)
+    _, _, err = said(capfd, *words)
+    assert "begins anew" not in err
 
 
 def test_without_torch_the_way_to_get_it_is_said(capfd, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -18,11 +17,13 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 
+from tests.run import plain
+
 
 def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[Any]:
     """`function(rank, *args)` in `num_ranks` joined processes; what each returned, by rank.
 
-    The children are forked, so nothing has to be importable; results travel through files of this test alone.
+    The children are forked, so nothing has to be importable; results are what :mod:`tests.run.plain` writes.
 
     Raises:
         AssertionError: with the traceback of the first process that failed, or when one hangs.
@@ -36,7 +37,7 @@ def launch(num_ranks: int, function, *args, timeout_s: float = 120.0) -> list[An
                 _child(rank, num_ranks, function, args, folder)
             children.append(child)
         _wait(children, folder, timeout_s)
-        return [pickle.loads((Path(folder) / f"{r}.out").read_bytes()) for r in range(num_ranks)]
+        return [plain.read(Path(folder) / f"{r}.out") for r in range(num_ranks)]
 
 
 def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:
@@ -47,7 +48,7 @@ def _child(rank: int, num_ranks: int, function, args, folder: str) -> None:
             dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=num_ranks)
         out = function(rank, *args)
         temporary = Path(folder) / f"{rank}.part"
-        temporary.write_bytes(pickle.dumps(out))
+        plain.write(temporary, out)
         temporary.rename(Path(folder) / f"{rank}.out")
         if num_ranks > 1:
             dist.barrier()

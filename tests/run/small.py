@@ -7,6 +7,7 @@ import torch
 from meshwright.plan import parse
 from meshwright.run.data import Batch
 from meshwright.run.mesh import build
+from meshwright.run.pieces import Parameter, Part
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.dimensions import transformer
@@ -48,7 +49,8 @@ def train_steps(
     schedule_params: dict | None = None,
     **settings,
 ):
-    """What one process of a job saw: losses, gradient norms, and its pieces as (key, parts' names and blocks)."""
+    """What one process of a job saw: losses and gradient norms, and gradients and parameters as (what, start, stop,
+    values)."""
     plan = parse(plan_text)
     plan = (
         plan.on(plan.layout.num_ranks or 1)
@@ -63,7 +65,7 @@ def train_steps(
     def keep() -> None:
         if len(seen) == 0:
             gradients.extend(
-                (h.parameter, h.start, h.stop, h.gradient.clone().double()) for h in trainer.optimizer.held
+                (plain(h.parameter), h.start, h.stop, h.gradient.clone().double()) for h in trainer.optimizer.held
             )
 
     trainer.before_update.append(keep)
@@ -71,8 +73,13 @@ def train_steps(
         result = trainer.step(batch(train, model.vocab, step, plan.layout.dp, mesh["dp"].index, documents=documents))
         seen.append((result.loss, result.grad_norm))
     trainer.settle()
-    parameters = [(p.parameter, p.start, p.stop, p.values.clone()) for p in trainer.pieces() if p.key == "param"]
+    parameters = [(plain(p.parameter), p.start, p.stop, p.values.clone()) for p in trainer.pieces() if p.key == "param"]
     return seen, gradients, parameters
+
+
+def plain(parameter: Parameter) -> tuple:
+    """A parameter as plain values."""
+    return parameter.name, parameter.shape, tuple(tuple(part) for part in parameter.parts)
 
 
 def assemble(ranks: list, which: int) -> dict[str, torch.Tensor]:
@@ -80,8 +87,9 @@ def assemble(ranks: list, which: int) -> dict[str, torch.Tensor]:
     locals_: dict[tuple[int, str], torch.Tensor] = {}
     infos = {}
     for rank, got in enumerate(ranks):
-        for parameter, start, stop, values in got[which]:
-            key = (rank, parameter.name)
+        for (name, shape, parts), start, stop, values in got[which]:
+            parameter = Parameter(name, shape, tuple(Part(*part) for part in parts))
+            key = (rank, name)
             if key not in locals_:
                 locals_[key] = torch.full(parameter.shape, float("nan"), dtype=torch.float64).view(-1)
             locals_[key][start:stop] = values

@@ -167,25 +167,50 @@ def test_a_message_nobody_saw_arrive_lasts_until_its_pass_begins():
     np.testing.assert_allclose(found.end_s[first], simulated.end_s[same][0], atol=1e-8)
 
 
+def one(rank, spans):
+    """What a process recorded that had these spans: label, start and end in nanoseconds."""
+    return Reading(
+        Recording(
+            rank=rank,
+            host="",
+            labels=tuple(la for la, _, _ in spans),
+            label=np.arange(len(spans), dtype=np.int32),
+            step=np.zeros(len(spans), np.int32),
+            start_ns=np.array([s for _, s, _ in spans]),
+            end_ns=np.array([e for _, _, e in spans]),
+            depth=np.zeros(len(spans), np.int32),
+            steps=((0, 0, 100),),
+        )
+    )
+
+
+def test_a_pass_that_stood_still_for_an_exchange_is_what_it_did_before_and_after():
+    """Rank 0's pass from 0 to 50 gathers from 10 to 28, and rank 1's, until 40, from 20 to 30: 8 and 10 that nothing
+    hides, and another 10 that rank 0 waited for rank 1."""
+    plan = parse("dp2 zero3 mb1").on(2)
+    forward = Label("F", "compute", 0, 0, 3, -1, "", ())
+    gather = Label("all_gather", "dp_gather", 0, -1, -1, 1, "", (0, 1), inside=True)
+    readings = one(0, [(forward, 0, 50), (gather, 10, 28)]), one(1, [(forward, 0, 40), (gather, 20, 30)])
+    found = assemble(readings, plan)
+    for rank, gathered, passes in ((0, 8, [(0, 10), (28, 50)]), (1, 10, [(0, 20), (30, 40)])):
+        mine = found.of_rank(rank)
+        times = np.vstack([found.start_s[mine], found.end_s[mine]]).T
+        np.testing.assert_allclose(times, np.array(passes) * 1e-9, atol=1e-15)
+        assert found.exposed_comm(rank) == {"dp_gather": pytest.approx(gathered * 1e-9)}
+        (between,) = found.of_rank(rank, "dp_gather")
+        assert found.attribute("microbatch")[between] == 3
+        # the rest of the pass needs what was gathered, whoever has it first, and that the rank that came last
+        assert found.waited_for[mine[1]] == between
+        assert found.waited_for[between] == found.of_rank(1)[0]
+    # one that runs beside a pass is no part of it
+    beside = gather._replace(inside=False)
+    whole = assemble([one(r, [(forward, 0, 50), (beside, 10, 30)]) for r in (0, 1)], plan)
+    assert len(whole.of_rank(0)) == 1 and whole.exposed_comm(0) == {"dp_gather": 0.0}
+
+
 def test_a_target_that_was_busy_says_how_long_a_message_took():
     """Sent at 10, waited for from 50 to 51 when it had long been there: it took 1, from 10 on."""
     plan = parse("pp2 mb1 1f1b").on(2)
-
-    def one(rank, spans):
-        return Reading(
-            Recording(
-                rank=rank,
-                host="",
-                labels=tuple(la for la, _, _ in spans),
-                label=np.arange(len(spans), dtype=np.int32),
-                step=np.zeros(len(spans), np.int32),
-                start_ns=np.array([s for _, s, _ in spans]),
-                end_ns=np.array([e for _, _, e in spans]),
-                depth=np.zeros(len(spans), np.int32),
-                steps=((0, 0, 100),),
-            )
-        )
-
     send = Label("send", "pp_forward", 0, -1, 0, -1, "", ())
     arrival = send._replace(group=(0, 1))
     busy = one(0, [(send, 10, 10)]), one(1, [(arrival, 50, 51)])

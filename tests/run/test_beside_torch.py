@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import pytest
-from bench.executor import KINDS, ROWS, measure, ratio
+from bench import overhead
+from bench.executor import KINDS, ROWS, measure
+from bench.turns import orders, ratio
 
 
 @pytest.mark.parametrize(("rounds", "from_the_end"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4)])
@@ -12,6 +17,23 @@ def test_intervals_of_a_median_are_order_statistics(rounds, from_the_end):
     found = ratio([float(i) for i in range(rounds, 0, -1)], [1.0] * rounds)
     assert (found.low, found.high) == (from_the_end, rounds + 1 - from_the_end)
     assert found.middle == (rounds + 1) / 2
+
+
+@pytest.mark.parametrize(("count", "least"), [(2, 2), (3, 6), (4, 4), (5, 10), (6, 6)])
+def test_every_kind_comes_at_every_place_and_after_every_other_equally_often(count, least):
+    kinds = "abcdef"[:count]
+    found = orders(kinds)
+    assert len(found) == len(set(found)) == least
+    places = Counter((i, kind) for row in found for i, kind in enumerate(row))
+    pairs = Counter(pair for row in found for pair in pairwise(row))
+    assert (len(places), len(pairs)) == (count**2, count * (count - 1))
+    assert set(places.values()) == set(pairs.values()) == {least // count}
+
+
+@pytest.mark.slow
+def test_the_overhead_is_measured_of_whole_rounds_of_orders():
+    row = overhead.measure(overhead.PLANS[0], 1)
+    assert all(len(row.seconds[kind]) == 1 for kind in overhead.KINDS)
 
 
 def test_few_rounds_give_their_ends():

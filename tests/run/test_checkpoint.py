@@ -185,6 +185,32 @@ def test_another_model_is_refused_with_what_differs(good):
         loaded(good, [held[0]._replace(parameter=other)])
 
 
+def _resume_another(rank, root):
+    """Rank 0 wants what rank 1 does not, and neither all that there is."""
+    pieces = shards.pieces(shards.sharding(7, 1)[0], None)
+    names = sorted({part.name for p in pieces for part in p.parameter.parts})
+    mine = [p for p in pieces if {part.name for part in p.parameter.parts} <= set(names[rank:-1:2])]
+    wanted = {part.name for p in mine for part in p.parameter.parts}
+    try:
+        load(root, mine, shards.world(rank, 2), model_hash="beef")
+    except MeshwrightError as error:
+        return sorted(wanted), str(error)
+
+
+def test_a_checkpoint_that_holds_more_than_any_rank_wants_says_what(good):
+    (first, said), (second, other) = launch(2, _resume_another, good)
+    assert said == other and said.count("error[H003]") == 1 and "something else" not in said
+    assert first and second and not set(first) & set(second)
+    for name in shards.NAMES:
+        assert (f"{name} is there and not here" in said) is (name not in (*first, *second)), name
+
+
+def test_the_same_tensors_of_another_model_are_said_to_be_that(good):
+    pieces = shards.pieces(shards.sharding(8, 1)[0], None)
+    with pytest.raises(MeshwrightError, match="same tensors, but they compute something else"):
+        load(good, pieces, ALONE, model_hash="beef")
+
+
 def test_identity_is_what_is_computed_not_what_it_is_called():
     def small(**changed):
         return transformer(layers=2, hidden=64, heads=4, ffn=128, vocab=96, **changed)
@@ -212,13 +238,13 @@ def test_a_reader_that_wants_more_than_there_is_says_what(good):
     reader = Reader(good)
     sources = {key: found for key, found in reader.sources.items() if key[0] == "param"}
     pieces = shards.pieces(held, None)
-    assert {d.message for d in missing(sources, pieces)} == {
+    assert {d.message for d in missing(sources, pieces, good)} == {
         f"{state} of {name} is incomplete: 0 elements held of {torch.Size(shape).numel()}"
         for state in ("exp_avg", "exp_avg_sq")
         for name, shape in shards.NAMES.items()
     }
     params = [p for p in pieces if p.key == "param"]
-    assert missing(sources, params) == []
+    assert missing(sources, params, good) == []
     fill(params, sources)
     assert shards.differences(params, shards.pieces(held, shards.values(7))[: len(params)]) == []
 

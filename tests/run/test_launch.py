@@ -18,9 +18,11 @@ import torch.distributed as dist
 
 import meshwright
 from meshwright.errors import Diagnostic, Infeasible, MeshwrightError
+from meshwright.run import environment as around
 from meshwright.run import launch
 from meshwright.run.environment import num_threads
 from meshwright.run.launch import RankDied, Report, verdict
+from tests.run import processes
 
 HOST = socket.gethostname()
 HARD_S = 30.0
@@ -191,6 +193,7 @@ def test_a_rank_of_such_a_job_that_is_asked_to_end_has_died():
 
 PARENT = """
 import os, time
+from meshwright.run import environment as around
 from meshwright.run import launch
 
 def main(world, folder):
@@ -332,3 +335,47 @@ def pages_handed_again(world):
 def test_a_rank_keeps_the_memory_that_it_frees():
     # by itself the C library gives all of it back two times or more
     assert launch.start(pages_handed_again, num_ranks=1, device="cpu") < 200e6 / resource.getpagesize()
+
+
+def joins_alone(rank):
+    """How often a process that a launcher started is told to keep its memory, as a job's only rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        said = {"RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+    os.environ.update({name: str(value) for name, value in said.items()})
+    told = []
+    launch.keep_memory = lambda: told.append(True)
+    assert launch.start(lambda world: world.size, num_ranks=1, device="cpu") == 1
+    return len(told)
+
+
+def test_a_process_that_is_the_user_s_own_is_left_as_it_was():
+    assert processes.launch(1, joins_alone) == [0]
+
+
+def preferred(rank):
+    """Priorities of a process with three threads before and after, of all and of one that begins later."""
+    around.PREFERRED = 5  # anyone may wait for others
+    done, later = threading.Event(), []
+    running = [threading.Thread(target=done.wait) for _ in range(2)]
+    for thread in running:
+        thread.start()
+
+    def found():
+        return [os.getpriority(os.PRIO_PROCESS, int(t.name)) for t in Path("/proc/self/task").iterdir()]
+
+    before = found()
+    around.prefer()
+    after = found()
+    last = threading.Thread(target=lambda: later.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id())))
+    last.start()
+    last.join()
+    done.set()
+    return before, after, later
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_all_threads_of_a_process_are_preferred():
+    ((before, after, later),) = processes.launch(1, preferred)
+    assert len(before) >= 3 and max(before) < 5
+    assert after == [5] * len(before) and later == [5]

@@ -2,6 +2,7 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
+from meshwright.timeline import MemoryTrace, Timeline
 from tests.run import small
 from tests.run.processes import launch
 
@@ -41,7 +43,18 @@ def job(rank, text, size):
     for number in range(5):
         step(number)
     trainer.settle()
-    return gather(recorder, trainer.plan, before=before, identity={"model": "small"})
+    return plain(gather(recorder, trainer.plan, before=before, identity={"model": "small"}))
+
+
+def plain(found):
+    """A timeline as plain values and arrays."""
+    if found is None:
+        return None
+    return msgspec.structs.asdict(found) | {"memory": [msgspec.structs.asdict(trace) for trace in found.memory]}
+
+
+def timeline(said):
+    return Timeline(**said | {"memory": tuple(MemoryTrace(**trace) for trace in said["memory"])})
 
 
 @pytest.mark.parametrize(
@@ -52,13 +65,25 @@ def job(rank, text, size):
         ("pp2 mb1 zb-h1", 2, {"F": 16, "B": 16, "W": 16, "BW": 0, "pp_forward": 8}),
         # four replicas' microbatches each; four layers' gradients and the norm, on both
         ("dp2 mb1", 2, {"F": 8, "BW": 8, "dp": 10, "optimizer": 2}),
-        # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five
-        ("dp2 mb1 zero3", 2, {"F": 8, "BW": 8, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2}),
+        # a microbatch gathers five units forward and four backward, the rest having stayed, and reduces five; its
+        # passes stand still meanwhile
+        (
+            "dp2 mb1 zero3",
+            2,
+            {"F": 8 * 6, "BW": 8 * 10, "dp_gather": 72, "dp": 42, "reduce_scatter": 40, "optimizer": 2},
+        ),
+        # the same of two microbatches on four, and what is scattered over two is summed over the two pairs
+        (
+            "dp4 hsdp2 mb1",
+            4,
+            {"F": 8 * 6, "BW": 8 * 15, "dp_gather": 72, "reduce_scatter": 40, "all_reduce": 40 + 4, "optimizer": 4},
+        ),
         ("pp2 dp2 mb2 zero1", 4, {"F": 8, "BW": 8, "pp_forward": 4, "optimizer": 4}),
     ],
 )
 def test_every_task_of_every_step_is_measured(text, size, tasks):
     found, *others = launch(size, job, text, size)
+    found = timeline(found)
     assert others == [None] * (size - 1)
     assert [s.number for s in steps(found)] == [2, 3, 4]
     assert found.identity["model"] == "small" and found.identity["source"] == "measured"
@@ -84,9 +109,17 @@ def order(one, kinds, first, second):
             assert end[tuple(w)] <= one.start_s[i]
 
 
+def test_what_fully_sharded_layers_exchange_on_a_processor_is_hidden_by_nothing():
+    found = timeline(launch(2, job, "dp2 mb1 zero3", 2)[0])
+    for rank in (0, 1):
+        exposed = found.exposed_comm(rank)
+        assert exposed["dp_gather"] == pytest.approx(found.busy_s(rank, "dp_gather"))
+        assert exposed["dp"] == pytest.approx(found.busy_s(rank, "dp"))
+
+
 @pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
 def test_a_measured_step_replays_as_long_as_it_took(text):
-    found = launch(2, job, text, 2)[0]
+    found = timeline(launch(2, job, text, 2)[0])
     for step in steps(found):
         rebuilt = typical(step.timeline)
         # host time is kept before tasks, so all that can differ is what overlaps against the rules

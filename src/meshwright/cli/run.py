@@ -231,6 +231,9 @@ def _contradictions(given: Options) -> list[Diagnostic]:
         out.append(_bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
     if given.out and Path(given.out).is_file():
         out.append(_bad(f"--out {given.out}", "it is a file: name a folder"))
+    elif given.out and (Path(given.out) / "index.json").is_file():
+        held = Path(given.out).parent
+        out.append(_bad(f"--out {given.out}", f"it is a checkpoint: name the folder it is in, {held}"))
     elif given.out and not given.resume and any(Path(given.out).glob("step-*")):
         out.append(
             _bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder")

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.graph import KIND, GraphBuilder, TaskGraph
-from meshwright.replay.rebuild import Rebuilt
+from meshwright.replay.tasks import Rebuilt
 
 
 def causes(rebuilt: Rebuilt) -> NDArray[np.int32]:

@@ -12,8 +12,8 @@ Hu et al., dPRO, 2205.02473):
 * what a span is known to have waited for (``waited_for``) it needs.
 
 A span of another queue that lies inside a pass (a tensor-parallel collective, or an exchange of layers that are fully
-sharded, which a pass on a processor waits for) is part of it. A pass during which an
-exchange begins is cut there. Time before a task that no dependency explains is kept as host time in front of it.
+sharded, where it was not cut out of it) is part of it. A pass during which an exchange begins is cut there
+(:mod:`meshwright.replay.tasks`). Time before a task that no dependency explains is kept as host time in front of it.
 """
 
 from __future__ import annotations
@@ -21,83 +21,39 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import place, task_numbers
+from meshwright.measured import place
 from meshwright.plan import Plan
+from meshwright.replay.tasks import (
+    EPSILON_S,
+    FULLY_SHARDED,
+    PASSES,
+    ComputeSpans,
+    Rebuilt,
+    Task,
+    cut,
+    layer_base,
+    tasks_of,
+    without_inner,
+)
 from meshwright.timeline import Timeline
-
-#: Queues whose collectives a pass waits for inside itself.
-INNER = ("tp", "cp", "ep", "dp_gather")
-#: Queues of the exchanges of fully sharded layers.
-FULLY_SHARDED = ("dp", "dp_gather")
-_PASSES = {"F": "F", "B": "B", "BW": "B W", "W": "W"}
-#: Times closer than this are the same: a trace's rounding.
-EPSILON_S = 2e-9
-
-
-class Task(msgspec.Struct):
-    """A task as it ran: ``spans`` are its members', ``inner_s`` the seconds of spans inside it by queue, ``needs`` the
-    tasks it waits for."""
-
-    number: int
-    kind: str
-    queue: str
-    stage: int
-    chunk: int
-    microbatch: int
-    layer: int
-    ranks: tuple[int, ...]
-    spans: list[int]
-    start_s: float
-    end_s: float
-    key: str
-    inner_s: dict[tuple[str, str], float] = {}
-    needs: set[int] = set()
-
-    @property
-    def seconds(self) -> float:
-        return self.end_s - self.start_s
-
-    @property
-    def is_pass(self) -> bool:
-        return self.kind in _PASSES
-
-
-class Rebuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """The tasks of one step in order of start; per task how long it takes and the host time ``wait_s`` in front of it.
-
-    ``tail_s`` is what the step goes on after its last task. ``blocking``: a rank waits until what it sends is out;
-    ``late`` are the ranks that exchange gradients only after their last pass; ``beyond``: parameters are still being
-    gathered when the step is over.
-    """
-
-    timeline: Timeline
-    tasks: tuple[Task, ...]
-    seconds: NDArray[np.float64]
-    wait_s: NDArray[np.float64]
-    tail_s: float = 0.0
-    blocking: bool = False
-    late: frozenset[int] = frozenset()
-    beyond: bool = False
 
 
 def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -> Rebuilt:
     """The tasks of one step's timeline and what each waits for. `plan` says whether sends and exchanges overlap
     compute; without it the spans do."""
-    tasks, position = _tasks(timeline), {}
-    tasks = _inside(tasks, timeline, FULLY_SHARDED if plan is not None and _gathers_again(plan) else ())
-    tasks = _cut(tasks)
+    tasks, position = tasks_of(timeline), {}
+    tasks = without_inner(tasks, timeline, FULLY_SHARDED if plan is not None and _gathers_again(plan) else ())
+    tasks = cut(tasks)
     for i, task in enumerate(tasks):
         task.number = i
         for span in task.spans:
             position.setdefault(span, i)
     lanes = [place(name) for name in timeline.ranks]
     blocking = _sends(tasks, lanes, plan)
-    late = _exchanges(tasks, plan)
+    late = _exchanges(tasks, plan, timeline)
     _recorded(tasks, timeline, position)
     for task in tasks:
         # an edge against the order of start would be no dependency of what ran
@@ -114,125 +70,9 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
     )
 
 
-def _tasks(timeline: Timeline) -> list[Task]:
-    """One task per task of the timeline, in order of start; a collective starts when the last member does."""
-    found: dict[int, list[int]] = defaultdict(list)
-    number = task_numbers(timeline)
-    for span in np.lexsort((timeline.task, timeline.end_s, timeline.start_s)).tolist():
-        found[int(number[span])].append(span)
-    attributes = timeline.attributes.T.tolist()
-    out = []
-    for spans in found.values():
-        first = spans[0]
-        stage, chunk, microbatch, layer, _ = attributes[first]
-        out.append(
-            Task(
-                number=0,
-                kind=KINDS[timeline.kind[first]],
-                queue=QUEUES[timeline.queue[first]],
-                stage=stage,
-                chunk=chunk,
-                microbatch=microbatch,
-                layer=layer,
-                ranks=tuple(int(timeline.rank[s]) for s in spans),
-                spans=spans,
-                start_s=max(float(timeline.start_s[s]) for s in spans),
-                end_s=max(float(timeline.end_s[s]) for s in spans),
-                key=timeline.keys[timeline.cost_key[first]],
-            )
-        )
-    return _ordered(out)
-
-
-def _ordered(tasks: list[Task]) -> list[Task]:
-    return sorted(tasks, key=lambda t: (t.start_s, t.end_s, t.spans[0]))
-
-
-class _Passes:
-    """The compute spans of every rank in order, to find the one that is running, or ran last, at an instant."""
-
-    def __init__(self, tasks: list[Task], *, passes_only: bool = False):
-        self.of: dict[int, list[Task]] = defaultdict(list)
-        for task in tasks:
-            if task.queue == "compute" and (task.is_pass or not passes_only):
-                self.of[task.ranks[0]].append(task)
-        self._starts = {rank: np.array([t.start_s for t in found]) for rank, found in self.of.items()}
-        self._ends = {rank: np.array([t.end_s for t in found]) for rank, found in self.of.items()}
-
-    def running(self, rank: int, at_s: float) -> Task | None:
-        """The one that began before the instant and ends after it."""
-        if rank not in self.of:
-            return None
-        i = int(np.searchsorted(self._starts[rank], at_s - EPSILON_S)) - 1
-        return self.of[rank][i] if i >= 0 and self._ends[rank][i] > at_s + EPSILON_S else None
-
-    def ended(self, rank: int, by_s: float) -> Task | None:
-        if rank not in self.of:
-            return None
-        i = int(np.searchsorted(self._ends[rank], by_s + EPSILON_S, side="right")) - 1
-        return self.of[rank][i] if i >= 0 else None
-
-
 def _gathers_again(plan: Plan) -> bool:
     """Whether parameters are gathered in every pass."""
     return plan.layout.zero == 3 and plan.layout.pp == 1 and plan.layout.shard_group > 1
-
-
-def _inside(tasks: list[Task], timeline: Timeline, waited: tuple[str, ...] = ()) -> list[Task]:
-    """Without the collectives that lie inside a pass on every member: those are part of it. Passes that are whole wait
-    for those of the queues `waited`."""
-    passes, out = _Passes(tasks), []
-    for task in tasks:
-        inner = task.queue in INNER or task.queue in waited
-        around = [_around(passes, s, task, timeline, waited) for s in task.spans] if inner else [None]
-        if any(a is None for a in around):
-            out.append(task)
-            continue
-        for outer in around:
-            what = (task.kind, task.queue)
-            outer.inner_s = outer.inner_s | {what: outer.inner_s.get(what, 0.0) + task.seconds}
-    return out
-
-
-def _around(passes: _Passes, span: int, task: Task, timeline: Timeline, waited: tuple[str, ...]) -> Task | None:
-    """The pass of the same rank that one member of a collective lies inside."""
-    found = passes.running(int(timeline.rank[span]), float(timeline.start_s[span]))
-    if found is None or timeline.end_s[span] > found.end_s + EPSILON_S:
-        return None
-    if task.queue in waited:
-        return found if task.stage == found.stage and found.layer < 0 else None
-    # a gather for a later pass only happens to run meanwhile
-    ahead = task.queue == "dp_gather" and (task.stage, task.microbatch) != (found.stage, found.microbatch)
-    ahead = ahead or (task.queue == "dp_gather" and found.layer >= 0)
-    return None if ahead else found
-
-
-def _cut(tasks: list[Task]) -> list[Task]:
-    """Passes cut where an exchange or a send of theirs begins."""
-    passes, layers = _Passes(tasks), _layer_base(tasks)
-    cuts: dict[int, set[float]] = defaultdict(set)
-    for task in tasks:
-        if task.queue != "compute":
-            for rank in task.ranks:
-                during = passes.running(rank, task.start_s)
-                if during is not None and _carries(task, during, layers):
-                    cuts[id(during)].add(task.start_s)
-    out = []
-    for task in tasks:
-        at = [task.start_s, *sorted(cuts.get(id(task), ())), task.end_s]
-        for start, end in pairwise(at):
-            share = (end - start) / task.seconds if len(at) > 2 else 1.0
-            inner = {what: seconds * share for what, seconds in task.inner_s.items()}
-            out.append(msgspec.structs.replace(task, start_s=start, end_s=end, inner_s=inner))
-    return _ordered(out)
-
-
-def _carries(task: Task, made_by: Task, layers: dict[tuple[int, str], int]) -> bool:
-    """Whether a transfer that began during a pass is of its making."""
-    same = task.stage in (-1, made_by.stage) and task.microbatch in (-1, made_by.microbatch)
-    if task.layer >= 0 and made_by.layer >= 0:
-        same = same and task.layer + layers.get((task.stage, task.queue), 0) == made_by.layer
-    return same and task.queue in ("dp", "pp_forward", "pp_backward") and made_by.is_pass
 
 
 def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -> bool:
@@ -242,7 +82,7 @@ def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -
     sent: dict[tuple, Task] = {}
     for task in tasks:
         lane = lanes[task.ranks[0]][1]
-        for letter in _PASSES.get(task.kind, "").split():
+        for letter in PASSES.get(task.kind, "").split():
             first.setdefault((letter, lane, task.stage, task.microbatch), task)
             last[letter, lane, task.stage, task.microbatch] = task
         if task.kind == "send" and task.queue in ("pp_forward", "pp_backward"):
@@ -279,7 +119,7 @@ def _at_start(tasks: list[Task], made_by: Task, transfer: Task) -> int:
 
 def _following(tasks: list[Task]) -> dict[int, Task]:
     """The next compute task of the same rank, by number."""
-    found = _Passes(tasks).of.values()
+    found = ComputeSpans(tasks).of.values()
     return {a.number: b for one in found for a, b in pairwise(one)}
 
 
@@ -287,20 +127,21 @@ def _blocking(tasks: list[Task], sent: dict[tuple, Task], plan: Plan | None) -> 
     """Whether a rank waits until what it sends is out."""
     if plan is not None or not sent:
         return plan is not None and not plan.overlap.pp
-    passes = _Passes(tasks)
+    passes = ComputeSpans(tasks)
     return all(passes.running(s.ranks[0], (s.start_s + s.end_s) / 2) is None for s in sent.values())
 
 
-def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
+def _exchanges(tasks: list[Task], plan: Plan | None, timeline: Timeline) -> set[int]:
     """Gradients after their backward, gathers before their pass, the optimizer after all, the rest after what ran.
     The ranks that exchange gradients only after their last pass."""
-    passes = _Passes(tasks)
-    passes_only = _Passes(tasks, passes_only=True)
+    passes = ComputeSpans(tasks)
+    passes_only = ComputeSpans(tasks, passes_only=True)
     makers = _segments(tasks)
     late = _late_ranks(tasks, passes_only, plan)
-    layers = _layer_base(tasks)
+    layers = layer_base(tasks)
     arrived: dict[int, list[Task]] = defaultdict(list)
     gathers: dict[int, list[tuple[Task, Task]]] = defaultdict(list)
+    needed: list[tuple[Task, float]] = []
     for task in tasks:
         if task.kind == "optimizer":
             task.needs = task.needs | {t.number for t in arrived[task.ranks[0]]}
@@ -310,9 +151,10 @@ def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
             if task.queue == "dp":
                 arrived[rank].append(task)
             if task.queue == "dp_gather" and task.microbatch >= 0:
-                used = _used_by(makers, task, rank, layers)
+                used = _used_by(makers, task, rank, layers, _left(task, rank, timeline))
                 if used is not None:
                     used.needs = used.needs | {task.number}
+                    needed.append((task, _left(task, rank, timeline)))
                     gathers[rank].append((task, used))
                 continue
             made_by = None
@@ -327,12 +169,16 @@ def _exchanges(tasks: list[Task], plan: Plan | None) -> set[int]:
     for rank, found in arrived.items():
         # where nothing is computed during any exchange of gradients, the next pass waits for it
         mine = [t for t in found if t.microbatch >= 0]
-        if all(passes.running(rank, (t.start_s + t.end_s) / 2) is None for t in mine):
+        if all(passes.running(rank, (t.start_s + _left(t, rank, timeline)) / 2) is None for t in mine):
             for task in mine:
                 before = passes.ended(rank, task.start_s)
                 blocked = following.get(before.number) if before is not None else None
                 if blocked is not None:
                     blocked.needs = blocked.needs | {task.number}
+                    needed.append((task, _left(task, rank, timeline)))
+    for task, left_s in needed:
+        # over when a pass could first go on: what other ranks took longer to wake up is host time in front of theirs
+        task.end_s = max(min(task.end_s, left_s), task.start_s)
     return late
 
 
@@ -345,20 +191,6 @@ def _segments(tasks: list[Task]) -> dict[tuple, list[Task]]:
     return out
 
 
-def _layer_base(tasks: list[Task]) -> dict[tuple[int, str], int]:
-    """What to add to an exchange's layer to have a pass's, by (stage, queue): exchanges may count layers from their
-    stage's first."""
-    first: dict[int, int] = {}
-    lowest: dict[tuple[int, str], int] = {}
-    for task in tasks:
-        if task.layer >= 0 and task.is_pass:
-            first[task.stage] = min(first.get(task.stage, task.layer), task.layer)
-        elif task.layer >= 0:
-            where = task.stage, task.queue
-            lowest[where] = min(lowest.get(where, task.layer), task.layer)
-    return {where: first.get(where[0], 0) if low < first.get(where[0], 0) else 0 for where, low in lowest.items()}
-
-
 def _made_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict) -> Task | None:
     """The backward span whose gradients are exchanged: of the layer, or the last that had ended."""
     found = [t for t in makers[rank, task.stage, task.microbatch] if t.kind in ("BW", "W")]
@@ -368,15 +200,22 @@ def _made_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dic
     return ended[-1] if ended else None
 
 
-def _used_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict) -> Task | None:
-    """The first pass over the gathered layer that begins after the gather."""
+def _left(task: Task, rank: int, timeline: Timeline) -> float:
+    """When a collective was over for a rank, which may be before others."""
+    return float(timeline.end_s[task.spans[task.ranks.index(rank)]])
+
+
+def _used_by(
+    makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dict[tuple[int, str], int], left_s: float
+) -> Task | None:
+    """The first pass over the gathered layer that begins after the rank has it."""
     layer = task.layer + layers.get((task.stage, task.queue), 0)
-    found = [t for t in makers[rank, task.stage, task.microbatch] if t.start_s >= task.end_s - EPSILON_S]
+    found = [t for t in makers[rank, task.stage, task.microbatch] if t.start_s >= left_s - EPSILON_S]
     same = [t for t in found if task.layer < 0 or t.layer in (-1, layer)]
     return same[0] if same else None
 
 
-def _late_ranks(tasks: list[Task], passes: _Passes, plan: Plan | None) -> set[int]:
+def _late_ranks(tasks: list[Task], passes: ComputeSpans, plan: Plan | None) -> set[int]:
     """Ranks that exchange gradients only after their last pass."""
     said = None if plan is None else not plan.overlap.dp
     out = set()

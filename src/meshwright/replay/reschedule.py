@@ -20,13 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import schedules
-from meshwright.errors import MeshwrightError
 from meshwright.measured import place
-from meshwright.replay.rebuild import Rebuilt, Task
-from meshwright.replay.shares import profiles, shares
-from meshwright.schedules.actions import BW, Actions, B, F, W
-
-NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
+from meshwright.replay.pass_times import NAMES, PassTimes, cannot, measured, resampled
+from meshwright.replay.shares import fractions, profiles, shares
+from meshwright.replay.tasks import Rebuilt, Task
+from meshwright.schedules.actions import BW, Actions, F, W
 
 
 class Lanes(msgspec.Struct, frozen=True):
@@ -49,15 +47,6 @@ class Piece(msgspec.Struct):
     ranks: tuple[int, ...]
 
 
-class Passes(msgspec.Struct):
-    """What was measured of a lane's passes by (kind, stage): ``usual`` seconds, ``edge`` those of the pass with
-    exchanges (first F, last backward), ``wait`` the host time in front of one."""
-
-    usual: dict[tuple[str, int], float]
-    edge: dict[tuple[str, int], float]
-    wait: dict[str, float]
-
-
 def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_share: float | None = None) -> Rebuilt:
     """The tasks in the order of the schedule `name` with `vpp` stages a rank (default: as many as there were, or what
     the schedule has). `weight_share` is the part of a backward that its weight gradients take, for traces that do not
@@ -74,8 +63,8 @@ def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_sh
     _possible(rebuilt, actions, old)
     layers = profiles(rebuilt, len(old), fractions(rebuilt))
     share = shares(layers, actions.num_stages)
-    measured = {lane: _passes(rebuilt, ranks) for lane, ranks in lanes.rank.items()}
-    times = {lane: _resampled(p, share, weight_share, actions) for lane, p in measured.items()}
+    found = {lane: measured(rebuilt, ranks) for lane, ranks in lanes.rank.items()}
+    times = {lane: resampled(p, share, weight_share, actions) for lane, p in found.items()}
     return _Builder(rebuilt, lanes, actions, times, layers).all()
 
 
@@ -86,9 +75,9 @@ def _lanes(rebuilt: Rebuilt) -> Lanes:
         found[lane][p] = rank
     size = max(map(len, found.values()))
     if size < 2:
-        _cannot("it has no pipeline", "a schedule orders the passes of pipeline stages: trace a plan with pp above 1")
+        cannot("it has no pipeline", "a schedule orders the passes of pipeline stages: trace a plan with pp above 1")
     if any(sorted(ranks) != list(range(size)) for ranks in found.values()):
-        _cannot("ranks are missing in it", "trace all ranks")
+        cannot("ranks are missing in it", "trace all ranks")
     return Lanes({lane: [ranks[p] for p in range(size)] for lane, ranks in found.items()})
 
 
@@ -100,7 +89,7 @@ def _placement(rebuilt: Rebuilt, lanes: Lanes) -> list[tuple[int, ...]]:
         if task.is_pass:
             found[task.stage].add(at[task.ranks[0]])
     if sorted(found) != list(range(len(found))):
-        _cannot("stages are missing in it", "trace all ranks")
+        cannot("stages are missing in it", "trace all ranks")
     return [tuple(sorted(found[s])) for s in range(len(found))]
 
 
@@ -113,96 +102,13 @@ def _actions(name: str, pp: int, count: int, had: int, vpp: int | None) -> Actio
 
 def _possible(rebuilt: Rebuilt, actions: Actions, old: list[tuple[int, ...]]) -> None:
     if (max(map(len, old)) > 1) != (max(map(len, actions.stage_ranks)) > 1):
-        _cannot(
+        cannot(
             "the number of ranks that hold a stage changes, and with it an exchange of weights nobody measured",
             "trace a schedule that runs the pipeline in both directions too, or in one",
         )
     gathers = {(t.stage, t.microbatch) for t in rebuilt.tasks if t.queue == "dp_gather" and t.microbatch >= 0}
     if len({s for s, _ in gathers}) < len(gathers):
-        _cannot("parameters are gathered for every microbatch in it", "trace a plan that gathers once a step")
-
-
-def _cannot(why: str, help: str) -> None:
-    raise MeshwrightError.one(
-        "X107", f"the trace cannot say what another schedule takes: {why}", place="--schedule", help=help
-    )
-
-
-def _passes(rebuilt: Rebuilt, ranks: list[int]) -> Passes:
-    mine = set(ranks)
-    whole: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    waits: dict[str, list[float]] = defaultdict(list)
-    begun: set[tuple] = set()
-    for task, seconds, wait in zip(rebuilt.tasks, rebuilt.seconds.tolist(), rebuilt.wait_s.tolist()):
-        if task.is_pass and task.ranks[0] in mine:
-            whole[task.kind, task.stage][task.microbatch] += seconds
-            key = (task.kind, task.stage, task.microbatch)
-            if key not in begun:
-                waits[task.kind].append(wait)
-            begun.add(key)
-    edge_of = _edges(rebuilt, mine)
-    usual, edge = {}, {}
-    for (kind, stage), by_microbatch in whole.items():
-        special = edge_of.get((kind, stage))
-        rest = [v for m, v in by_microbatch.items() if m != special]
-        usual[kind, stage] = fmean(rest or by_microbatch.values())
-        edge[kind, stage] = by_microbatch.get(special, usual[kind, stage])
-    return Passes(usual=usual, edge=edge, wait={kind: fmean(found) for kind, found in waits.items()})
-
-
-def _edges(rebuilt: Rebuilt, mine: set[int]) -> dict[tuple[str, int], int]:
-    """The microbatch of the pass beside which each stage's exchanges run, by (kind, stage)."""
-    out: dict[tuple[str, int], int] = {}
-    for task in rebuilt.tasks:
-        for n in task.needs:
-            before = rebuilt.tasks[n]
-            if task.queue == "dp" and before.is_pass and before.ranks[0] in mine and before.stage == task.stage:
-                out[before.kind, before.stage] = before.microbatch
-            if before.queue == "dp_gather" and task.is_pass and task.ranks[0] in mine:
-                out.setdefault((task.kind, task.stage), task.microbatch)
-    return out
-
-
-def _resampled(p: Passes, share: NDArray[np.float64], weight_share: float | None, actions: Actions) -> Passes:
-    """Seconds of the passes that the new schedule has, for its stages; `share` [new, old]."""
-    wanted = {NAMES[k] for k in np.unique(actions.kind).tolist()}
-    usual, edge = {}, {}
-    for kind in wanted:
-        for source, target in ((p.usual, usual), (p.edge, edge)):
-            column = np.array([_one(source, kind, s, weight_share) for s in range(share.shape[1])])
-            for stage, seconds in enumerate((share @ column).tolist()):
-                target[kind, stage] = seconds
-    wait = {k: p.wait.get(k, p.wait.get("BW", p.wait.get("B", 0.0))) for k in wanted}
-    return Passes(usual=usual, edge=edge, wait=wait)
-
-
-def _one(found: dict[tuple[str, int], float], kind: str, stage: int, weight_share: float | None) -> float:
-    """Seconds of a pass of a stage, put together or taken apart where it was not measured as such."""
-    if (kind, stage) in found:
-        return found[kind, stage]
-    if kind == "BW":
-        return found["B", stage] + found["W", stage]
-    if weight_share is None:
-        _cannot(
-            "it has whole backwards, and the schedule splits them",
-            "trace a schedule that splits them (zb-h1), or say --weight-share 0.5",
-        )
-    return found["BW", stage] * (weight_share if kind == "W" else 1 - weight_share)
-
-
-def fractions(rebuilt: Rebuilt) -> dict[int, tuple[float, float]]:
-    """How much of its pass had run when each piece began and ended, by its number."""
-    pieces: dict[tuple, list[int]] = defaultdict(list)
-    for task in rebuilt.tasks:
-        if task.is_pass:
-            pieces[task.ranks[0], task.kind, task.stage, task.microbatch].append(task.number)
-    out = {}
-    for numbers in pieces.values():
-        ends = np.cumsum(rebuilt.seconds[numbers])
-        whole = float(ends[-1]) or 1.0
-        for number, end, seconds in zip(numbers, ends.tolist(), rebuilt.seconds[numbers].tolist()):
-            out[number] = max((end - seconds) / whole, 0.0), end / whole
-    return out
+        cannot("parameters are gathered for every microbatch in it", "trace a plan that gathers once a step")
 
 
 class _Builder:
@@ -213,7 +119,7 @@ class _Builder:
         rebuilt: Rebuilt,
         lanes: Lanes,
         actions: Actions,
-        times: dict[str, Passes],
+        times: dict[str, PassTimes],
         layers: list[NDArray[np.float64]],
     ):
         self.r, self.lanes, self.actions, self.times, self.layers = rebuilt, lanes, actions, times, layers
@@ -391,7 +297,7 @@ class _Builder:
                 for key in ((task.ranks[0], into), (task.queue,), ()):
                     out[key].append(seconds)
         if not out:
-            _cannot("it has no messages between stages", "trace a plan with pp above 1")
+            cannot("it has no messages between stages", "trace a plan with pp above 1")
         return out
 
     def _exchange(self, waiting: list[tuple[int, Piece]]) -> None:

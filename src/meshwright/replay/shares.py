@@ -12,7 +12,22 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.replay.rebuild import Rebuilt
+from meshwright.replay.tasks import Rebuilt
+
+
+def fractions(rebuilt: Rebuilt) -> dict[int, tuple[float, float]]:
+    """How much of its pass had run when each piece began and ended, by its number."""
+    pieces: dict[tuple, list[int]] = defaultdict(list)
+    for task in rebuilt.tasks:
+        if task.is_pass:
+            pieces[task.ranks[0], task.kind, task.stage, task.microbatch].append(task.number)
+    out = {}
+    for numbers in pieces.values():
+        ends = np.cumsum(rebuilt.seconds[numbers])
+        whole = float(ends[-1]) or 1.0
+        for number, end, seconds in zip(numbers, ends.tolist(), rebuilt.seconds[numbers].tolist()):
+            out[number] = max((end - seconds) / whole, 0.0), end / whole
+    return out
 
 
 def profiles(rebuilt: Rebuilt, num_stages: int, ended: dict[int, tuple[float, float]]) -> list[NDArray[np.float64]]:

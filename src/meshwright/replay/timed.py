@@ -13,7 +13,8 @@ from meshwright.graph import QUEUE, TaskGraph
 from meshwright.measured import STEP_BOUNDS, Step, steps
 from meshwright.plan import Plan, parse
 from meshwright.replay.graph import graph_of
-from meshwright.replay.rebuild import EPSILON_S, Rebuilt, rebuild
+from meshwright.replay.rebuild import rebuild
+from meshwright.replay.tasks import EPSILON_S, Rebuilt
 from meshwright.simulate.engine import times
 from meshwright.timeline import Timeline, from_times
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.graph import KINDS, QUEUES
-from meshwright.replay.rebuild import Rebuilt, Task
+from meshwright.replay.tasks import Rebuilt, Task
 
 #: Queues that a link carries.
 LINKS = tuple(q for q in QUEUES if q not in ("compute", "copy", "host"))

@@ -1,9 +1,10 @@
 """From what every process recorded to one timeline, as a simulation's.
 
-Clocks are aligned first. Then spans of different ranks that are one task are joined: a collective by its group, what it
-is and how many of the same came before, starting when the last member does (waiting for that one is no part of it); a
-message by both its ends. A message whose arrival nobody recorded lasts until the pass it is for begins, if that rank
-stood idle for it. What each span waited for is what the task graph behind them says (:mod:`meshwright.replay`).
+A pass is cut where it stood still for an exchange that it had begun. Clocks are aligned, then spans of different ranks
+that are one task are joined: a collective by its group, what it is and how many of the same came before, starting when
+the last member does (waiting for that one is no part of it); a message by both its ends. A message whose arrival nobody
+recorded lasts until the pass it is for begins, if that rank stood idle for it. What each span waited for is what the
+task graph behind them says (:mod:`meshwright.replay`).
 """
 
 from __future__ import annotations
@@ -81,10 +82,33 @@ def _spans(reading: Reading, numbers: set[int]) -> list[_Span]:
     beside = np.array([la.queue in BESIDE for la in r.labels] or [False])[r.label]
     chosen = np.flatnonzero((r.end_ns >= 0) & ((r.depth == 0) | beside) & np.isin(r.step, sorted(numbers)))
     start, end = clock.to_reference(r.start_ns[chosen]), clock.to_reference(r.end_ns[chosen])
-    return [
-        _Span(r.rank, int(step), r.labels[label], float(s), float(max(s, e)))
-        for step, label, s, e in zip(r.step[chosen], r.label[chosen], start, end)
-    ]
+    return _cut(
+        [
+            _Span(r.rank, int(step), r.labels[label], float(s), float(max(s, e)))
+            for step, label, s, e in zip(r.step[chosen], r.label[chosen], start, end)
+        ]
+    )
+
+
+def _cut(spans: list[_Span]) -> list[_Span]:
+    """Passes of one process without the exchanges inside that they waited for; these learn what microbatch's they are.
+    Spans are in order of start."""
+    if not any(s.label.inside for s in spans):
+        return spans
+    out: list[_Span] = []
+    running: _Span | None = None
+    for span in spans:
+        if span.label.queue == "compute":
+            running = span
+        elif span.label.inside and running is not None and span.end <= running.end:
+            span.label = span.label._replace(microbatch=running.label.microbatch)
+            rest = msgspec.structs.replace(running, start=span.end)
+            running.end = span.start
+            out += [span, rest]
+            running = rest
+            continue
+        out.append(span)
+    return [s for s in out if s.end > s.start or s.label.queue != "compute"]
 
 
 class _Groups:

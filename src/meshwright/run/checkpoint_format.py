@@ -144,8 +144,8 @@ def encode(index: Index) -> bytes:
     return msgspec.json.encode(_Envelope(format_version=VERSION, crc32=zlib.crc32(body), index=msgspec.Raw(body)))
 
 
-def decode(data: bytes, place: str) -> Index:
-    """The index of such a text.
+def decode(data: bytes, file: Path) -> Index:
+    """The index of such a text, which `file` holds.
 
     Raises:
         MeshwrightError: X007 for another version, H002 for anything but what was written.
@@ -156,15 +156,15 @@ def decode(data: bytes, place: str) -> Index:
             raise MeshwrightError.one(
                 "X007",
                 f"a checkpoint of format version {version}; this is version {VERSION}",
-                place=place,
+                place=str(file),
                 help="resume with the version of meshwright that wrote it",
             )
         envelope = msgspec.json.decode(data, type=_Envelope)
         if zlib.crc32(envelope.index) != envelope.crc32:
-            raise damaged("its checksum does not agree", place)
+            raise damaged("its checksum does not agree", file.parent, file.name)
         return msgspec.json.decode(envelope.index, type=Index)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise damaged(f"not an index: {error}", place) from None
+        raise damaged(f"not an index: {error}", file.parent, file.name) from None
 
 
 def read_index(folder: Path) -> Index:
@@ -175,16 +175,19 @@ def read_index(folder: Path) -> Index:
     """
     file = folder / INDEX
     try:
-        return decode(file.read_bytes(), str(file))
+        return decode(file.read_bytes(), file)
     except OSError as error:
         raise MeshwrightError.one("H001", f"cannot read a checkpoint: {error.strerror}", place=str(file)) from None
 
 
-def damaged(what: str, place: str) -> MeshwrightError:
+def damaged(what: str, folder: Path, file: str = "") -> MeshwrightError:
     """H002: a file of a checkpoint is not as it was written."""
-    return MeshwrightError.one(
-        "H002", f"damaged checkpoint: {what}", place=place, help="resume from an older one by naming its folder"
-    )
+    return MeshwrightError.one("H002", f"damaged checkpoint: {what}", place=str(folder / file), help=older(folder))
+
+
+def older(folder: Path) -> str:
+    """How to go on from the checkpoint before one that is of no use."""
+    return f"remove {folder}: the newest that is left is taken then"
 
 
 def complete(root: Path) -> list[tuple[int, int, Path]]:

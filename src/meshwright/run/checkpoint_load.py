@@ -15,20 +15,23 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
-from meshwright.run.agree import CPU, agree
+from meshwright.run.agree import CPU, agree, share
 from meshwright.run.blocks import Block, blocks, cover, overlaps
 from meshwright.run.checkpoint_commit import located
-from meshwright.run.checkpoint_format import Index, Meta, damaged, find, read_index
+from meshwright.run.checkpoint_format import Index, Meta, damaged, find, older, read_index
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Piece
 
 #: Violations of one kind that are listed before the rest is counted.
 _LISTED = 8
+#: Shapes of published tensors by name.
+_Shapes = dict[str, tuple[int, ...]]
 
 
 class Source(NamedTuple):
@@ -57,16 +60,21 @@ def load(
     reader = None
     try:
         reader = Reader(find(path))
-        wrong = foreign(reader.index, pieces, model_hash) or missing(reader.sources, pieces)
     except MeshwrightError as error:
         wrong = error.diagnostics
+    agree(group, wrong, device)
+    wanted = _wanted(pieces)
+    if reader.index.meta.model_hash != model_hash:  # on every rank: what is of no use to it another one may want
+        every = share(group, msgspec.json.encode(wanted), device)
+        wanted = {name: shape for said in every for name, shape in msgspec.json.decode(said, type=_Shapes).items()}
+    wrong = foreign(reader.index, wanted, model_hash) or missing(reader.sources, pieces, reader.folder)
     agree(group, wrong, device)
     agree(group, reader.wrong(group.index, group.size), device)
     try:
         fill(pieces, reader.sources)
         wrong = ()
     except (OSError, SafetensorError) as error:
-        wrong = damaged(str(error), str(reader.folder)).diagnostics
+        wrong = damaged(str(error), reader.folder).diagnostics
     agree(group, wrong, device)
     return reader.index.meta
 
@@ -109,7 +117,6 @@ class Reader:
             entries[self.index.entries[number].file].append(number)
         found = []
         for file, numbers in sorted(entries.items()):
-            place = self.folder / self.index.files[file].name
             try:
                 what = self._wrong_header(file) or next(filter(None, map(self._wrong, numbers)), "")
             except OSError as error:
@@ -117,7 +124,7 @@ class Reader:
             except SafetensorError as error:
                 what = str(error)
             if what:
-                found.append(damaged(what, str(place)).diagnostics[0])
+                found.append(damaged(what, self.folder, self.index.files[file].name).diagnostics[0])
         return found
 
     def _wrong_header(self, number: int) -> str:
@@ -148,9 +155,13 @@ def _mine(index: Index, share: int, num_shares: int) -> list[int]:
     return out
 
 
-def foreign(index: Index, pieces: Sequence[Piece], model_hash: str) -> list[Diagnostic]:
-    """H003 when the checkpoint is of another model than the pieces."""
-    wanted = {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
+def _wanted(pieces: Sequence[Piece]) -> _Shapes:
+    return {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
+
+
+def foreign(index: Index, wanted: _Shapes, model_hash: str) -> list[Diagnostic]:
+    """H003 when the checkpoint is of another model than that of the published tensors `wanted`: all of them where the
+    hashes differ, else any."""
     differ = [
         f"{name} is {list(index.tensors[name])} there and {list(shape)} here" if name in index.tensors else f"no {name}"
         for name, shape in sorted(wanted.items())
@@ -158,6 +169,8 @@ def foreign(index: Index, pieces: Sequence[Piece], model_hash: str) -> list[Diag
     ]
     if not differ and index.meta.model_hash == model_hash:
         return []
+    if index.meta.model_hash != model_hash:
+        differ += [f"{name} is there and not here" for name in sorted(index.tensors.keys() - wanted.keys())]
     said = "; ".join(some(differ)) or "same tensors, but they compute something else"
     return [
         Diagnostic(
@@ -174,14 +187,17 @@ def some(lines: Sequence[str]) -> list[str]:
     return [*lines[:_LISTED], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-def missing(sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[Piece]) -> list[Diagnostic]:
-    """H004 for every tensor of which the sources are not every element once, among those that pieces want."""
+def missing(
+    sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[Piece], folder: Path
+) -> list[Diagnostic]:
+    """H004 for every tensor of which the sources in a folder are not every element once, among those that pieces
+    want."""
     wanted = {(p.key, part.name): tuple(part.shape) for p in pieces for part in p.parameter.parts}
     return [
         Diagnostic(
             code="H004",
             message=f"{state} of {name} is incomplete: {what}",
-            help="resume from an older checkpoint by naming its folder",
+            help=older(folder),
         )
         for (state, name), shape in sorted(wanted.items())
         if (what := cover(shape, [s.block for s in sources.get((state, name), ())]))

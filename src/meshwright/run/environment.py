@@ -11,6 +11,9 @@ from pathlib import Path
 #: size from which a block is a mapping of its own (the largest that glibc allows).
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = (-1, 2**31 - 1), (-3, 2**25)
 
+#: The priority of what runs before other work (lower is sooner, others have 0).
+PREFERRED = -15
+
 
 def launched() -> bool:
     """Whether a launcher has started this process as one rank of a job."""
@@ -34,27 +37,25 @@ def num_threads() -> int:
     return max(1, int(told)) if told.isdecimal() else 1
 
 
-def keep_memory() -> bool:
-    """Have this process keep the memory it frees for its next step, rather than give it back to the system and be
-    handed it again page by page, each page cleared; whether the C library can be told so (glibc)."""
-    try:
+def keep_memory() -> None:
+    """Have this process, until it ends, keep the memory it frees for its next step, rather than give it back to the
+    system and be handed it again page by page, each page cleared; where the C library can be told so (glibc)."""
+    with contextlib.suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return False
-    told = [mallopt(*which) for which in (_TRIM_THRESHOLD, _MMAP_THRESHOLD)]
-    return all(told)
+        for which in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            mallopt(*which)
 
 
 def prefer(pid: int | None = None, *, at_once: bool = False) -> None:
-    """Let a process (this one if left out), all its threads and those it starts run before other work of this machine,
-    as far as it is allowed: for times that other programs must not change. `at_once`: it mostly sleeps, and runs the
-    moment it wakes."""
+    """Let a process (this one if left out), all the threads it has and all that those start run before other work of
+    this machine, as far as it is allowed: for times that other programs must not change. `at_once`: it mostly sleeps,
+    and runs the moment it wakes."""
     pid = os.getpid() if pid is None else pid
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, -15)
-    if not at_once:
-        return
     tasks = Path(f"/proc/{pid}/task")
+    # Linux knows no priority of a process, only those of its threads
     for thread in [int(t.name) for t in tasks.iterdir()] if tasks.is_dir() else [pid]:
-        with contextlib.suppress(OSError, AttributeError):
-            os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, PREFERRED)
+        if at_once:
+            with contextlib.suppress(OSError, AttributeError):
+                os.sched_setscheduler(thread, os.SCHED_RR, os.sched_param(1))

@@ -84,11 +84,16 @@ def backward(
         return _products_backward(grad, q, k, v, out, sums, causal, bias, scale)
     mask = None if bias is None else bias.expand(q.shape[0], q.shape[1], *bias.shape)
     if kernel == "cpu":
-        return Grads(
-            *_ops._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad, q, k, v, out, sums, 0.0, causal, attn_mask=mask, scale=scale
-            )
+        dtype = q.dtype
+        if dtype.itemsize == 2:
+            # in 16 bits torch builds products anew for every number of queries, and keeps them all: megabytes for each
+            # length that documents have
+            grad, q, k, v, out = (x.float() for x in (grad, q, k, v, out))
+            mask = None if mask is None else mask.float()
+        found = _ops._scaled_dot_product_flash_attention_for_cpu_backward(
+            grad, q, k, v, out, sums, 0.0, causal, attn_mask=mask, scale=scale
         )
+        return Grads(*(g.to(dtype) for g in found))
     seed = torch.zeros((2,), dtype=torch.uint64, device=q.device)  # of a dropout that there is not
     if kernel == "flash":
         return Grads(

@@ -2,12 +2,17 @@
 
 Each layer is gathered before its forward and again before its backward, and its gradients are reduced after every
 microbatch; embedding, final norm and head are one unit of their own. What torch leaves to its user is done here: sums
-instead of means, gradients that tensor-parallel ranks have parts of, and pieces for optimizer and checkpoints.
+instead of means, sums over replicas (which torch can do too, unseen), gradients that tensor-parallel ranks have parts
+of, and pieces for optimizer and checkpoints.
+
+Every exchange is a span of the recorder. On a processor torch's calls return when it is over, so that the pass stands
+still meanwhile and the spans say so; on a GPU it runs beside the pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,14 +35,16 @@ class Sharded:
         self.stage, self.mesh = stage, mesh
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
-        device_mesh = _device_mesh(mesh)
+        ranks = _mesh_of(mesh["shard"], mesh.device.type)
         for unit in (*stage.layers, stage):
-            fully_shard(unit, mesh=device_mesh, mp_policy=policy)
+            fully_shard(unit, mesh=ranks, mp_policy=policy)
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+        waits = mesh.device.type == "cpu"  # where nothing runs beside the calls of a pass
         for number, unit in enumerate((*stage.layers, stage)):
             # what belongs to no layer is exchanged with the first, for whoever reads the spans
-            _recorded(unit, mesh["shard"], stage.stage, number if unit is not stage else 0)
+            said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
+            _recorded(unit, mesh["shard"], mesh["replica"], said)
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -104,21 +111,26 @@ class Sharded:
 
 def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
     """A module whose parameters are fully sharded as those of a stage's layers are."""
-    mesh = DeviceMesh.from_group(group.handle, next(module.parameters()).device.type, mesh_dim_names=("shard",))
-    return fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    ranks = _mesh_of(group, next(module.parameters()).device.type)
+    return fully_shard(module, mesh=ranks, reshard_after_forward=True)
 
 
-def _recorded(unit: FSDPModule, group: Group, stage: int, layer: int) -> None:
-    """Make a unit's exchanges spans of the recorder."""
-    said = {"stage": stage, "layer": layer, "group": group.ranks}
-    unit.set_custom_all_gather(_Gather(said))
-    unit.set_custom_reduce_scatter(_Reduce(said))
+def _mesh_of(group: Group, kind: str) -> DeviceMesh:
+    return DeviceMesh.from_group(group.handle, kind, mesh_dim_names=("shard",))
+
+
+def _recorded(unit: FSDPModule, shard: Group, replica: Group, said: dict[str, Any]) -> None:
+    """Make a unit's exchanges spans of the recorder, that between replicas among them."""
+    unit.set_custom_all_gather(_Gather(said | {"group": shard.ranks}))
+    unit.set_custom_reduce_scatter(_Reduce(said | {"group": shard.ranks}))
+    if not replica.alone:
+        unit.set_all_reduce_hook(_Replicas(replica, said | {"group": replica.ranks}))
 
 
 class _Exchange:
     """What torch calls for memory and for an exchange of a unit (its ``Comm``)."""
 
-    def __init__(self, said: dict[str, object]):
+    def __init__(self, said: dict[str, Any]):
         self.said = said
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -150,6 +162,20 @@ class _Reduce(_Exchange):
         return _ended(record, work, token)
 
 
+class _Replicas:
+    """Sums a unit's scattered gradients over the replicas (torch calls it for them, on a stream for that)."""
+
+    def __init__(self, group: Group, said: dict[str, Any]):
+        self.group, self.said = group, said
+
+    def __call__(self, reduced: torch.Tensor) -> None:
+        with recorder().span("all_reduce", "dp", num_bytes=reduced.nbytes, **self.said):
+            dist.all_reduce(reduced, group=self.group.handle)
+        if reduced.is_cuda:
+            # made on another stream: nobody may have its memory before this one is done with it
+            reduced.record_stream(torch.cuda.current_stream())
+
+
 def _ended(record, work: dist.Work | None, token: int) -> dist.Work | None:
     """The span is over with the call, or with the work that it began."""
     if work is None:
@@ -170,12 +196,3 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's shard, without a gradient."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _device_mesh(mesh: Mesh) -> DeviceMesh:
-    kind, shard, replica = mesh.device.type, mesh["shard"], mesh["replica"]
-    if replica.alone:
-        return DeviceMesh.from_group(shard.handle, kind, mesh_dim_names=("shard",))
-    scope = mesh["data"].ranks
-    table = torch.tensor(scope).view(-1, shard.size)
-    return DeviceMesh.from_group([replica.handle, shard.handle], kind, mesh=table, mesh_dim_names=("replica", "shard"))

@@ -50,15 +50,17 @@ def _train(world: World, model: Model, plans: tuple[Plan, ...], train: Train, fi
     before = clocks.probe()
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.vocab, (train.global_batch, train.seq_len + 1), generator=draw)
-    for _ in range(WARMUP + steps):
-        for trainer, recorder in zip(trainers, recorders):
-            dp = trainer.mesh["dp"]
-            count = train.global_batch // dp.size
-            install(recorder)
-            dist.barrier()
-            trainer.step(Batch(tokens[dp.index * count : (dp.index + 1) * count], None))
-            trainer.settle()
-    install(Off())
+    try:
+        for _ in range(WARMUP + steps):
+            for trainer, recorder in zip(trainers, recorders):
+                dp = trainer.mesh["dp"]
+                count = train.global_batch // dp.size
+                install(recorder)
+                dist.barrier()
+                trainer.step(Batch(tokens[dp.index * count : (dp.index + 1) * count], None))
+                trainer.settle()
+    finally:
+        install(Off())
     for trainer, recorder, file in zip(trainers, recorders, files):
         timeline = gather(recorder, trainer.plan, before=before, identity={"model": model.name})
         if timeline is not None:

@@ -190,7 +190,6 @@ def _device_type(device: str, local_size: int) -> str:
 def _open(world: World, timeout_s: float, **where: Any) -> None:
     """Threads, device and the default process group of a rank."""
     torch.set_num_threads(num_threads())
-    keep_memory()
     more: dict[str, Any] = {}
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -218,6 +217,8 @@ def _child(
     if inherited is not None:
         inherited.close()  # else the parent's end of the pipe stays open in its children
     threading.Thread(target=_die_with_parent, args=(parent,), daemon=True).start()
+    if world.device.type == "cpu":
+        keep_memory()
     try:
         _open(world, timeout_s, init_method=f"file://{folder}/store")
         report = Report(result=function(world, *args))

@@ -174,7 +174,10 @@ def begin(job: Job, trainer: Trainer) -> None:
         before = meta.extra.get("workload", job.train.text())
         if place.first and before != job.train.text():
             print(f"the checkpoint was trained on {before}: the data goes on at step {meta.step}", file=sys.stderr)
-    elif job.weights:
+        return
+    if job.resume and place.first:
+        print(f"no checkpoint in {job.out}: begins anew", file=sys.stderr)
+    if job.weights:
         load_weights(job.weights, trainer.pieces(), job.model, place["world"], device=place.device)
         trainer.set_step(0)
 

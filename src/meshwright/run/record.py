@@ -32,7 +32,8 @@ CAPACITY = 1024
 
 class Label(NamedTuple):
     """What a span is. ``group`` are the global ranks that take part: of a collective all members, of a send the source
-    and the target; () where the plan says it (:mod:`meshwright.run.assemble`). ``num_bytes`` is what is exchanged."""
+    and the target; () where the plan says it (:mod:`meshwright.run.assemble`). ``num_bytes`` is what is exchanged.
+    ``inside``: the pass that began it stands still until it is over."""
 
     kind: str
     queue: str
@@ -43,6 +44,7 @@ class Label(NamedTuple):
     key: str
     group: tuple[int, ...]
     num_bytes: int = 0
+    inside: bool = False
 
 
 class Memory(NamedTuple):
@@ -181,6 +183,7 @@ class Recorder:
         key: str = "",
         group: tuple[int, ...] = (),
         num_bytes: int = 0,
+        inside: bool = False,
     ) -> int:
         """A span begins; what :meth:`stop` or :meth:`watch` takes to end it.
 
@@ -193,7 +196,7 @@ class Recorder:
         block = self._block
         if block is None:
             return -1
-        said = (kind, queue, stage, chunk, microbatch, layer, key, group, num_bytes)
+        said = (kind, queue, stage, chunk, microbatch, layer, key, group, num_bytes, inside)
         label = self._labels.get(said)
         if label is None:
             label = self._new_label(said)

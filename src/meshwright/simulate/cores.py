@@ -3,15 +3,22 @@
 A device may be a core of a processor (``Device.cores``). When a node holds as many ranks as it has cores, or more, what
 its ranks compute and what their exchanges cost the processor are flows of work over its cores, shared max-min fairly as
 an operating system shares them. A rank computes on one core at a time and its exchanges run on threads of their own; a
-rank that waits, for a message or inside an exchange, leaves its share to the others.
+rank that waits, for a message or inside an exchange, leaves its share to the others. Ranks on other devices share
+nothing.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
 import numpy as np
 
 from meshwright.graph import KIND
 from meshwright.lower import Lowered
+from meshwright.lower.place import Mesh
+from meshwright.plan.slices import kinds
 from meshwright.simulate import events
 from meshwright.simulate.engine import Times
 from meshwright.simulate.price import Priced
@@ -20,11 +27,27 @@ from meshwright.simulate.price import Priced
 OWN = tuple(KIND[name] for name in ("F", "B", "W", "BW", "optimizer"))
 
 
-def crowded(lowered: Lowered) -> int:
-    """Cores of a node that its ranks fill; 0 when there are more cores than ranks, or ranks are no cores."""
-    island = lowered.mesh.cluster.islands[0]
-    cores, ranks = island.device.cores, min(lowered.mesh.num_ranks, island.node.devices)
-    return cores if ranks >= cores else 0
+class Host(NamedTuple):
+    """A node whose devices are cores: how many there are, and the plan's ranks on them."""
+
+    cores: int
+    ranks: range
+
+
+def hosts(mesh: Mesh) -> list[Host]:
+    """The nodes of cores that the plan uses, in the order of their ranks."""
+    out = []
+    for index, island in enumerate(mesh.cluster.islands):
+        held, width = mesh.cluster.island_range(index), island.node.devices
+        stop = min(held.stop, mesh.num_ranks)
+        if island.device.cores:
+            out += [Host(island.device.cores, range(i, min(i + width, stop))) for i in range(held.start, stop, width)]
+    return out
+
+
+def crowded(lowered: Lowered) -> bool:
+    """Whether there is a node with as many ranks as it has cores, or more."""
+    return any(len(host.ranks) >= host.cores for host in hosts(lowered.mesh))
 
 
 def processor_seconds(lowered: Lowered, priced: Priced) -> float:
@@ -35,24 +58,43 @@ def processor_seconds(lowered: Lowered, priced: Priced) -> float:
 
 
 def times(lowered: Lowered, priced: Priced) -> Times:
-    """Start and end of every task of a lowered plan, seconds. Every task waits first and then is work. Links are each
-    rank's own core, each rank's exchanges, which take no more than a core either, and the cores of all nodes; a second
-    of work takes a second of each that it crosses."""
-    graph, island = lowered.graph, lowered.mesh.cluster.islands[0]
-    nodes = -(-lowered.mesh.num_ranks // island.node.devices)
-    cores = nodes * island.device.cores
-    work = np.maximum(priced.durations - priced.wait, 0.0)
-    count, classes = graph.streams.multiplicity, len(graph.streams.ranks)
-    capacity = [float(m) for m in (*count, *count)] + [float(cores)]
-    own = np.isin(graph.kind, OWN).tolist()
+    """Start and end of every task of a lowered plan, seconds. A task of ranks on cores waits first and then is work.
+    Links are each rank's own core, each rank's exchanges, which take no more than a core either, and the cores of every
+    node; a second of work takes a second of each that it crosses."""
+    graph, nodes = lowered.graph, hosts(lowered.mesh)
+    held = _held(lowered.mesh, nodes)  # by rank class
+    counts, classes = [h.total() for h in held], len(held)
+    capacity = [float(max(c, 1)) for c in (*counts, *counts)] + [float(node.cores) for node in nodes]
+    work = np.maximum(priced.durations - priced.wait, 0.0)[graph.cost_key]
+    seconds, own = priced.durations[graph.cost_key], np.isin(graph.kind, OWN).tolist()
     flows = {}
-    for task in np.flatnonzero(work[graph.cost_key] > 0).tolist():
+    for task in np.flatnonzero(work > 0).tolist():
         first = 0 if own[task] else classes
         crossed = []
         for stream in graph.member[graph.member_ptr[task] : graph.member_ptr[task + 1]].tolist():
             rank = int(graph.streams.rank[stream])
-            # a class of several ranks is that many flows in step: it crosses both as often
-            crossed += [first + rank] * count[rank] + [2 * classes] * count[rank]
-        flows[task] = (float(work[graph.cost_key[task]]), crossed)
+            # a class of several ranks is that many flows in step: it crosses links as often
+            crossed += [first + rank] * counts[rank]
+            crossed += [2 * classes + node for node in held[rank].elements()]
+        if crossed:
+            flows[task] = (float(work[task]), crossed)
+            seconds[task] -= work[task]
     moved = events.Transfers.of(graph.num_tasks, capacity, flows)
-    return events.times(graph, priced.durations - work, transfers=moved)
+    # tasks of one cost key may be work for cores on some ranks and not on others
+    each = msgspec.structs.replace(graph, cost_key=np.arange(graph.num_tasks))
+    return events.times(each, seconds, transfers=moved)
+
+
+def _held(mesh: Mesh, nodes: list[Host]) -> list[Counter[int]]:
+    """How many ranks of every rank class are on which of the nodes."""
+    layout, node_of = mesh.layout, np.full(mesh.num_ranks, -1)
+    for number, node in enumerate(nodes):
+        node_of[node.ranks.start : node.ranks.stop] = number
+    shard = np.add.outer(np.arange(layout.tp) * layout.stride("tp"), np.arange(layout.cp) * layout.stride("cp"))
+    out = []
+    for kind in kinds(layout, mesh.cluster):
+        starts = np.array(kind.members) * layout.stride("dp")
+        for stage in range(layout.pp):
+            found = node_of[np.add.outer(starts + stage * layout.stride("pp"), shard)]
+            out.append(Counter(found[found >= 0].tolist()))
+    return out

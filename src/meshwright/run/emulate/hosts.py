@@ -92,9 +92,8 @@ class Hosts:
             text=True,
             env=os.environ | {"PYTHONPATH": path, "PATH": PATH, "OMP_NUM_THREADS": "1"},
         )
-        prefer(
-            self._process.pid, at_once=True
-        )  # hosts mostly sleep: a late rank is a device that another program slows down
+        # hosts mostly sleep: a late rank is a device that another program slows down
+        prefer(self._process.pid, at_once=True)
         try:
             self._answer()
         except BaseException:
