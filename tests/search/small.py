@@ -1,9 +1,25 @@
 """Small questions whose whole space can be evaluated plan by plan."""
 
+from typing import NamedTuple
+
+import numpy as np
 from hypothesis import strategies as st
 
 from meshwright import schedules
-from meshwright.search.evaluate import Evaluator
+from meshwright.cost import Costs
+from meshwright.plan import Plan, check
+from meshwright.search.bounds import (
+    ROUNDING,
+    Scope,
+    compute_seconds,
+    even_share,
+    memory_bytes,
+    step_seconds,
+    work_seconds,
+)
+from meshwright.search.evaluate import Evaluated, Evaluator
+from meshwright.search.regions import Regions
+from meshwright.search.settle import settled
 from meshwright.search.space import (
     EVEN,
     Space,
@@ -71,4 +87,71 @@ def walk_of(question, keep=1, **options):
     return Walk(space, Evaluator(model, where, train), keep=keep, **options)
 
 
-__all__ = ["everything", "plan_of", "questions", "walk_of"]
+class Compared(NamedTuple):
+    """A plan, what it takes, and every bound of its time [s] by name and of its memory [bytes]."""
+
+    plan: Plan
+    took: Evaluated
+    bounds: dict[str, float]
+    need_bytes: float
+    used_bytes: float
+
+    def over(self) -> dict[str, float]:
+        """The bounds above what they bound, as a share of it."""
+        found = {name: s / self.took.step_time_s - 1 for name, s in self.bounds.items()}
+        found["memory"] = (self.need_bytes - 1) / self.used_bytes - 1
+        return {name: share for name, share in found.items() if share > ROUNDING}
+
+
+def compared(question, costs: Costs | None = None, *, rng=None, regions: int = 1000, plans: int = 100000):
+    """Plans of a space with all that bounds them: of each region at most `plans`, of at most so many `regions`, which
+    `rng` draws where there are more."""
+    model, where, train, space = question
+    rng = rng or np.random.default_rng(0)
+    evaluator = Evaluator(model, where, train, costs)
+    found = list(cores(space, model, where, train))
+    for i in rng.permutation(len(found))[:regions].tolist():
+        scope = Scope(
+            found[i],
+            inners(space, found[i], model, where, train),
+            pipelines(space, found[i], model, train),
+            states(space, found[i], where, train),
+        )
+        if scope.size():
+            yield from _compared(evaluator, scope, rng, plans)
+
+
+def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
+    model, where, train, core = evaluator.model, evaluator.cluster, evaluator.train, scope.core
+    regions = Regions(evaluator)
+    capacity = float(max(i.device.memory_bytes for i in where.islands))
+    ideal = regions.glances.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
+    brief, one, which = regions.glances.costs(core, scope.inners)
+    alike = scope._replace(inners=scope.inners.take(one))
+    rough, work = compute_seconds(regions, alike, brief)[0][which], work_seconds(regions, alike, brief)[which]
+    share = even_share(regions, core, brief)[which]
+    costs = regions.costs(core, scope.inners)
+    paths_s, least = compute_seconds(regions, scope, costs)
+    exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
+    step_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
+    need = memory_bytes(regions, scope, costs)
+    legal = np.flatnonzero(scope.legal())
+    for flat in rng.permutation(legal)[:most].tolist():
+        a, b, c = np.unravel_index(flat, step_s.shape)
+        plan = settled(core, scope.inners[a], scope.pipelines[b], scope.states[c], evaluator)
+        assert not check(plan, model, where, train), plan.text()
+        took = evaluator(plan)
+        own = max(0.0, regions.makespan(core, scope.inners[a], scope.pipelines[b], costs, a) - paths_s[a, b])
+        bounds = {
+            "kernels": ideal,
+            "share": share[a],
+            "work": work[a, b],
+            "glance": rough[a, b],
+            "paths": paths_s[a, b],
+            "step": step_s[a, b, c],
+            "timed": step_s[a, b, c] + own,
+        }
+        yield Compared(plan, took, bounds, need[a, b, c], capacity - took.headroom_bytes)
+
+
+__all__ = ["compared", "everything", "plan_of", "questions", "walk_of"]

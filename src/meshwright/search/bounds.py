@@ -175,10 +175,11 @@ def step_seconds(
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
     blocks = least[:, :, None]
+    beside = np.where(blocks > 1, blocks, 0)  # a pass over one block is not cut, so nothing runs beside it
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
-    before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
+    before = exchanged.first[:, None, :] + slow * beside * np.minimum(gather, forward)
     pairs = np.stack(
         [
             regions.exchanges.paired(core, scope.inners, p, n, _settled(regions, core, p, costs))
@@ -186,7 +187,7 @@ def step_seconds(
         ],
         axis=1,
     )
-    after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
+    after = np.maximum(slow * beside * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
     after = np.maximum(after, pairs[:, :, None])
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
@@ -195,7 +196,7 @@ def step_seconds(
     if core.pp > 1 and core.dp * core.cp > 1 and again:
         # a rank's dp queue takes every round's reductions, and slows the passes beside them
         scattered = rows.scattered if rows else _scattered(regions, scope, costs)
-        slowed = scattered[None, :, 0, None] * slow * np.minimum(reduce, shortest)[:, :, again]
+        slowed = (scattered[None, :, 0, None] * (beside > 0)) * slow * np.minimum(reduce, shortest)[:, :, again]
         slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
         slowed += (before + exchanged.last[:, None, :])[:, :, again]
         queued = scattered[None, :, 1, None] * reduce[:, :, again] + exchanged.last[:, None, again]
@@ -229,7 +230,8 @@ def _every_microbatch(
     core = scope.core
     count = regions.train.global_batch // (core.dp * core.mb)
     layers = count * np.array(regions.model.layers_by_kind, float)
-    slow = regions.contention if all("dp" in i.overlap for i in scope.inners) else 0.0
+    cut = regions.model.num_layers > 1 and all("dp" in i.overlap for i in scope.inners)
+    slow = regions.contention if cut else 0.0
     out = np.zeros((len(scope.inners), 1, len(scope.states)))
     forward, backward = costs.seconds[0][:, : regions.kinds], costs.seconds[1][:, : regions.kinds]
     for c, state in enumerate(scope.states):

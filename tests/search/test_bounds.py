@@ -1,0 +1,42 @@
+"""Bounds where they are tightest: every plan of small regions against everything that bounds it."""
+
+from msgspec.structs import replace
+
+from meshwright.cost import load_framework, standard
+from meshwright.search.space import Space, default
+from meshwright.spec import cluster
+from meshwright.spec.model import transformer
+from meshwright.spec.workload import Train
+from tests.random_plans import MIXTURE
+from tests.search.small import compared
+
+ONE_LAYER = transformer(layers=1, hidden=2048, heads=16, ffn=8192, vocab=1024, name="one-layer")
+HOST = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
+HOSTLESS = standard(replace(load_framework("default"), **dict.fromkeys(HOST, 0.0)))
+ONE_ORDER = (("tp", "cp", "dp", "pp"),)
+
+
+def region(model, on, train, **facets):
+    """A question of few plans: one order and no context parallelism, unless said."""
+    where = cluster.load(on)
+    domains = default(model, where, train).domains | {"cp": (1,), "order": ONE_ORDER, "recompute": ("none",)} | facets
+    return model, where, train, Space(domains=domains)
+
+
+def test_a_stage_of_one_block_is_not_slowed_by_exchanges():
+    """Lowering cuts a pass where there are several blocks; nothing runs beside one that is whole."""
+    train = Train(global_batch=16, seq_len=1024)
+    facets = {"tp": (1,), "pp": (2, 4), "mb": (1,), "ep": (1,), "vpp": (3, 6), "zero": (1, 2)}
+    question = region(MIXTURE, "16xa100-80", train, schedule=("interleaved", "breadth-first", "hanayo"), **facets)
+    found = list(compared(question))
+    assert any(one.plan.pipeline.vpp == 6 and one.plan.layout.pp == 2 for one in found)
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_a_model_of_one_block_is_not_slowed_by_exchanges():
+    question = region(
+        ONE_LAYER, "8xh100", Train(global_batch=64, seq_len=1024), tp=(1,), pp=(1,), mb=(1, 2, 4), zero=(1, 2, 3)
+    )
+    found = list(compared(question, HOSTLESS))
+    assert {one.plan.layout.zero for one in found} == {1, 2, 3}
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
