@@ -40,3 +40,16 @@ def test_a_model_of_one_block_is_not_slowed_by_exchanges():
     found = list(compared(question, HOSTLESS))
     assert {one.plan.layout.zero for one in found} == {1, 2, 3}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_what_the_host_adds_to_a_pass_comes_after_its_first_release():
+    """Reductions that take longer than layers wait for each other from the first release of the last backward on; the
+    rest of that pass, with the embedding and the host's share, runs meanwhile."""
+    mixture = transformer(
+        layers=4, hidden=2048, heads=16, ffn=4096, vocab=1024, gated=True, experts=8, top_k=2, name="mixture"
+    )
+    profile = replace(load_framework("default"), **dict.fromkeys(HOST, 0.0) | {"host_us_per_pass": 3000.0})
+    train = Train(global_batch=16, seq_len=512)
+    question = region(mixture, "16xa100-80", train, tp=(1, 2), pp=(1, 2), mb=(1,), ep=(1,), zero=(0, 1), vpp=(1,))
+    found = list(compared(question, standard(profile)))
+    assert not {one.plan.text(): one.over() for one in found if one.over()}

@@ -168,8 +168,8 @@ def step_seconds(
     core, kinds = scope.core, regions.kinds
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
-    late = costs.slowest[:, :, :kinds]
-    longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
+    late = np.maximum(costs.slowest[1], costs.slowest[2] + costs.slowest[3])
+    longest, embedding = late[:, :kinds].max(axis=1)[:, None, None], late[:, -2][:, None, None]
     rows = regions.rows(core, scope.pipelines, costs)
     split = rows.split if rows else np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
@@ -187,7 +187,9 @@ def step_seconds(
         ],
         axis=1,
     )
-    after = np.maximum(slow * beside * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
+    # after the first release come the other blocks of that pass, the embedding and what the host adds to them
+    passed = (blocks - 1) * longest + embedding + regions.host_s
+    after = np.maximum(slow * beside * np.minimum(reduce, shortest) + reduce, blocks * reduce - passed)
     after = np.maximum(after, pairs[:, :, None])
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
