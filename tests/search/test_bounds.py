@@ -3,11 +3,13 @@
 from msgspec.structs import replace
 
 from meshwright.cost import load_framework, standard
+from meshwright.search.find import find
+from meshwright.search.restrict import restricted
 from meshwright.search.space import Space, default
 from meshwright.spec import cluster
-from meshwright.spec.model import transformer
+from meshwright.spec.model import load, transformer
 from meshwright.spec.workload import Train
-from tests.random_plans import MIXTURE
+from tests.random_plans import LLAMA, MIXTURE
 from tests.search.small import compared
 
 ONE_LAYER = transformer(layers=1, hidden=2048, heads=16, ffn=8192, vocab=1024, name="one-layer")
@@ -53,3 +55,24 @@ def test_what_the_host_adds_to_a_pass_comes_after_its_first_release():
     question = region(mixture, "16xa100-80", train, tp=(1, 2), pp=(1, 2), mb=(1,), ep=(1,), zero=(0, 1), vpp=(1,))
     found = list(compared(question, standard(profile)))
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+PRECISIONS = {"grads": ("fp32", "bf16"), "master": ("fp32", "none"), "moments": ("fp32", "bf16", "fp8")}
+
+
+def test_memory_is_bounded_for_every_precision_of_its_own():
+    facets = {"tp": (1, 2), "pp": (1, 2), "mb": (1,), "schedule": ("1f1b", "interleaved"), "vpp": (1, 2)}
+    question = region(LLAMA, "8xh100", Train(global_batch=16, seq_len=512), **facets, **PRECISIONS)
+    found = list(compared(question, plans=48))
+    assert {one.plan.precision.moments for one in found} == {"fp32", "bf16", "fp8"}
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_a_space_with_more_precisions_has_no_slower_best():
+    """A dense model whose state is near the memory of its devices: what does not fit in fp32 may fit in bf16."""
+    asked = load("llama2-70b"), cluster.load("16xh100"), Train(global_batch=16, seq_len=1024)
+    fix = ["schedule=1f1b", "mb=1", "cp=1", "order=tp-cp-dp-pp"]
+    both = find(*asked, space=restricted(default(*asked), fix=fix, allow=["moments=bf16"]), top=1)
+    fewer = find(*asked, space=restricted(default(*asked), fix=[*fix, "moments=bf16"]), top=1)
+    assert both.proven_optimal
+    assert both.best[0].prediction.step_time_s <= fewer.best[0].prediction.step_time_s

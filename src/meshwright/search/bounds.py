@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.search.columns import Costs, Exchanged, spread
+from meshwright.search.exchanges import STORED
 from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
@@ -251,8 +252,13 @@ def _every_microbatch(
 def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
     core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
-    constant = np.array([around.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
-    unscattered = np.array([around.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    stored = scope.inners.grouped(*STORED)
+    alike = [scope.inners[places[0]] for places in stored]
+    which = np.empty(len(scope.inners), np.int64)
+    for number, places in enumerate(stored):
+        which[places] = number
+    constant = np.array([[around.state_bytes(core, one, s) for s in scope.states] for one in alike])  # [P, C, U]
+    unscattered = np.array([[around.unscattered_bytes(core, one, s) for s in scope.states] for one in alike])
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])
@@ -268,9 +274,11 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
             if shared[chosen].any():  # how many microbatches a kind of slices runs is not known
                 in_flight = np.where(shared[chosen, None], np.minimum(in_flight, 1.0), in_flight)
             kept = on_rank * in_flight + costs.working[chosen][:, : regions.kinds].min(axis=1)[:, None]
-            state = constant @ (rows.held @ stages).T  # [C, ranks]
+            state = constant @ (rows.held @ stages).T  # [P, C, ranks]
             if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
-                whole = unscattered @ stages.T  # [C, S]
-                state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
-            out[chosen, b] = (kept[:, None, :] + state[None]).max(axis=2)
+                whole = unscattered @ stages.T  # [P, C, S]
+                state += np.where(rows.held > 0, whole[:, :, None, :], np.inf).min(axis=3)
+            for number in range(len(alike)):
+                mine = which[chosen] == number
+                out[np.compress(mine, chosen), b] = (kept[mine][:, None, :] + state[number]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

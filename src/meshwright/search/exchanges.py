@@ -19,6 +19,9 @@ from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.work import Collective
 
+#: What the bytes of a rank's state depend on in an inner part.
+STORED = ("dtype", "grads", "master", "moments")
+
 
 class Exchanges:
     """Exchanges and constant state of the regions of one question."""
@@ -73,15 +76,16 @@ class Exchanges:
         works = (Collective(op="all_reduce", num_bytes=size, group=group) for group in groups)
         return min(self.evaluator.costs.price(work, device).seconds for work in works for device in self.devices)
 
-    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
+    def crowded(self, core: Core, states: Sequence[State], inners: Inners) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
         room = max(d.memory_bytes for d in self.layers.devices.values())
-        return self.least_state_bytes(core, states, inner) / core.pp > room
+        return self.least_state_bytes(core, states, inners) / core.pp > room
 
-    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
-        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
+    def least_state_bytes(self, core: Core, states: Sequence[State], inners: Inners) -> float:
+        """Constant bytes of all blocks over one pipeline, under the precisions and the state part that need least."""
         layers = np.array(self.model.layers_by_kind, float)
-        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
+        alike = [inners[places[0]] for places in inners.grouped(*STORED)]
+        return min(float(self.state_bytes(core, one, s)[: self.kinds] @ layers) for one in alike for s in states)
 
     def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
         """What data parallelism exchanges, for every inner part and state part."""
@@ -132,7 +136,7 @@ class Exchanges:
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
         table, which some schedules place beside it."""
-        key = (core._replace(mb=1), inner.dtype, inner.grads, inner.master, inner.moments, state)
+        key = (core._replace(mb=1), *(getattr(inner, field) for field in STORED), state)
         found = self._constant.get(key)
         if found is None:
             found = self._constant[key] = self._state_bytes(core, inner, state)

@@ -18,7 +18,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
     """The evaluated plans that lack least, after those with the lowest bounds on memory have been evaluated."""
     regions = Regions(walk.evaluator)
     found = sorted(
-        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners[0]) / s.core.pp, s) for s in _scopes(walk)),
+        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners) / s.core.pp, s) for s in _scopes(walk)),
         key=lambda pair: pair[0],
     )
     tightest: list[tuple[float, tuple]] = []

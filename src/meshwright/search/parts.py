@@ -27,10 +27,12 @@ class Inners(Sequence):
         self.orders, self.rests = tuple(orders), tuple(rests)
         self.order, self.rest = np.array(places, np.int64).reshape(-1, 2).T
 
-    @classmethod
-    def of(cls, parts: Iterable[Inner]) -> Inners:
-        """These parts, as they are if they already have columns."""
-        return parts if isinstance(parts, Inners) else cls(parts)
+    def grouped(self, *fields: str) -> list[np.ndarray]:
+        """The places of the parts that agree on these fields, which the order is not among."""
+        known: dict[tuple, int] = {}
+        code = [known.setdefault(tuple(getattr(rest, f) for f in fields), len(known)) for rest in self.rests]
+        group = np.array(code, np.int64)[self.rest]
+        return [np.flatnonzero(group == number) for number in np.unique(group)]
 
     def take(self, chosen: np.ndarray) -> Inners:
         """The chosen ones: places, or which of them as a mask. Orders and rests keep their numbers."""

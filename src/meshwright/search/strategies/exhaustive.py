@@ -115,7 +115,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
         if not scope.size():
             continue
         walk.covers(scope.size())
-        if regions.exchanges.crowded(core, scope.states, scope.inners[0]):
+        if regions.exchanges.crowded(core, scope.states, scope.inners):
             walk.reject(CROWDED, scope.size())
             continue
         ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
