@@ -125,7 +125,7 @@ def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
     model, where, train, core = evaluator.model, evaluator.cluster, evaluator.train, scope.core
     regions = Regions(evaluator)
     capacity = float(max(i.device.memory_bytes for i in where.islands))
-    ideal = regions.glances.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
+    ideal = regions.glances.ideal_seconds(core, scope.inners)
     brief, one, which = regions.glances.costs(core, scope.inners)
     alike = scope._replace(inners=scope.inners.take(one))
     rough, work = compute_seconds(regions, alike, brief)[0][which], work_seconds(regions, alike, brief)[which]

@@ -76,3 +76,21 @@ def test_a_space_with_more_precisions_has_no_slower_best():
     fewer = find(*asked, space=restricted(default(*asked), fix=[*fix, "moments=bf16"]), top=1)
     assert both.proven_optimal
     assert both.best[0].prediction.step_time_s <= fewer.best[0].prediction.step_time_s
+
+
+def test_kernels_are_those_of_the_precision_and_the_loss_of_a_plan():
+    """Products in fp8 take half as long, and a fused loss moves less, than what a workload in bf16 has by default."""
+    asked = load("llama3-70b"), "64xh100", Train(global_batch=128, seq_len=4096)
+    facets = {"tp": (1,), "pp": (1,), "cp": (2,), "mb": (1,), "sp": (True,), "zero": (3,), "shard": (0,)}
+    said = {"dtype": ("fp8",), "loss": ("eager", "fused"), "grads": ("fp32", "bf16")}
+    found = list(compared(region(*asked, **facets, **said)))
+    assert {(one.plan.precision.compute, one.plan.memory.loss) for one in found} == {("fp8", "eager"), ("fp8", "fused")}
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_weight_gradients_are_written_in_the_precision_that_they_are_stored_in():
+    asked = load("llama3-8b"), "8xh100", Train(global_batch=16, seq_len=256)
+    facets = {"tp": (1,), "pp": (4, 8), "mb": (1,), "schedule": ("1f1b", "zb-h1"), "zero": (0,)}
+    found = list(compared(region(*asked, **facets, grads=("bf16", "fp32"))))
+    assert {one.plan.precision.grads for one in found} == {"bf16", "fp32"}
+    assert not {one.plan.text(): one.over() for one in found if one.over()}

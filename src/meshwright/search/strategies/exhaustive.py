@@ -118,8 +118,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
         if regions.exchanges.crowded(core, scope.states, scope.inners):
             walk.reject(CROWDED, scope.size())
             continue
-        ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
-        yield regions.glances.ideal_seconds(core, ways), scope
+        yield regions.glances.ideal_seconds(core, scope.inners), scope
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
