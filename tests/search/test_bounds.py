@@ -94,3 +94,13 @@ def test_weight_gradients_are_written_in_the_precision_that_they_are_stored_in()
     found = list(compared(region(*asked, **facets, grads=("bf16", "fp32"))))
     assert {one.plan.precision.grads for one in found} == {"bf16", "fp32"}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_stages_are_dealt_for_every_inner_part_whose_layers_take_other_times():
+    """The head is a fifth of this model, and its loss in one kernel or in several deals other stages."""
+    narrow = transformer(layers=12, hidden=1024, heads=16, vocab=50304, name="narrow")
+    facets = {"tp": (1,), "pp": (2,), "mb": (1,), "schedule": ("interleaved",), "vpp": (2,), "stages": ("balanced",)}
+    said = {"loss": ("eager", "fused"), "recompute": ("full",), "attention": ("unfused",), "zero": (0,)}
+    found = list(compared(region(narrow, "8xmi250x", Train(global_batch=16, seq_len=128), **facets, **said)))
+    assert len({one.plan.layout.stages for one in found}) > 1
+    assert not {one.plan.text(): one.over() for one in found if one.over()}

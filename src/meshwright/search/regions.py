@@ -27,7 +27,7 @@ from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths, Rows, Work, paths
-from meshwright.search.settle import concrete, shares_of
+from meshwright.search.settle import concrete, dealt_by, shares_of
 from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
 
@@ -183,7 +183,7 @@ class Regions:
         if self._grouped[0] is not inners:
             alike: dict[tuple, list[int]] = {}
             for a, i in enumerate(inners):
-                alike.setdefault((i.order, i.sp, i.attention, i.dtype, i.shares), []).append(a)
+                alike.setdefault((dealt_by(i), i.shares), []).append(a)
             self._grouped = inners, list(alike.values())
         groups: dict[tuple, list[int]] = {}
         for chosen in self._grouped[1]:

@@ -46,12 +46,18 @@ def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     return found
 
 
+def dealt_by(inner: Inner) -> Inner:
+    """The inner part whose layers deal stages for this one: they recompute nothing and gather keys and values, so that
+    parts that differ in no more than that have the same stages, and one bound."""
+    usual = {"recompute": "none", "recompute_layers": 0, "algorithm": "allgather", "shares": EVEN}
+    return inner._replace(master="fp32", moments="fp32", **usual)
+
+
 def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
-    """The piped part with its layers dealt to stages. They are dealt by layers that recompute nothing and gather keys
-    and values, so that parts that differ in no more than that have the same stages, and one bound."""
+    """The piped part with its layers dealt to stages, as they take under :func:`dealt_by`."""
     if piped.stages != BALANCED:
         return piped
-    usual = inner._replace(recompute="none", recompute_layers=0, algorithm="allgather", shares=EVEN)
+    usual = dealt_by(inner)
     key = (core, usual)
     table = evaluator.stages.get(key)
     if table is None:
