@@ -63,15 +63,17 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
     if table is None:
         plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
         table = evaluator.stages[key] = _by_rank(plan, evaluator)
-    dealt = (core.pp, piped.vpp, table.tobytes())
+    held = schedules.get(piped.schedule).ranks_of_stage(core.pp, piped.vpp)
+    dealt = (held, table.tobytes())
     if dealt not in evaluator.stages:
-        evaluator.stages[dealt] = _stages(table, core.pp, piped.vpp, evaluator)
+        evaluator.stages[dealt] = _stages(table, held, evaluator)
     return piped._replace(stages=evaluator.stages[dealt])
 
 
 def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
-    return _stages(_by_rank(plan, evaluator), plan.layout.pp, plan.pipeline.vpp, evaluator)
+    held = schedules.get(plan.pipeline.schedule).ranks_of_stage(plan.layout.pp, plan.pipeline.vpp)
+    return _stages(_by_rank(plan, evaluator), held, evaluator)
 
 
 class _Passes:
@@ -97,11 +99,10 @@ def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
     return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
 
 
-def _stages(table: np.ndarray, pp: int, vpp: int, evaluator: Evaluator) -> tuple[int, ...]:
-    """Layers per stage, from seconds by rank."""
-    rank = np.arange(pp * vpp) % pp
-    pattern = list(evaluator.model.pattern)
-    return partition(table[rank][:, pattern], first=table[rank, -2], last=table[rank, -1])
+def _stages(table: np.ndarray, held: tuple[tuple[int, ...], ...], evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers per stage, from seconds by rank and the ranks that hold each stage; two of them share its microbatches."""
+    each = np.array([table[list(ranks)].mean(axis=0) for ranks in held])
+    return partition(each[:, list(evaluator.model.pattern)], first=each[:, -2], last=each[:, -1])
 
 
 @lru_cache(maxsize=256)
