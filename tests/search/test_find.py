@@ -153,6 +153,20 @@ def test_nothing_fits_is_exit_code_1_and_misuse_is_2(capsys):
     assert "Closest" in capsys.readouterr().out
     assert main([*QUESTION, "--fix", "tpp=3"]) == 2
     assert "R001" in capsys.readouterr().err
+    for words in (["--fix", "tp=0"], ["--fix", "mb=0"], ["--bound", "stages<=3"], ["--top", "\N{SUPERSCRIPT TWO}"]):
+        assert main([*QUESTION, *words]) == 2
+        assert "error[R00" in capsys.readouterr().err
+
+
+def test_every_winner_that_is_saved_is_a_plan_that_predict_takes(tmp_path, capsys):
+    """No facet lets a value through that plans do not have; in other words, `zero=9` is misuse."""
+    saved = str(tmp_path / "plan.toml")
+    few = ["search", "gpt2", "--on", "4xh100", "--train", "batch=8,seq=256", "--store", "none", "--save", saved]
+    assert main([*few, "--fix", "zero=9"]) == 2
+    assert not (tmp_path / "plan.toml").exists()
+    assert main([*few, "--fix", "zero=3", "--fix", "imbalance=1.5", "--fix", "schedule=1f1b"]) == 0
+    assert main(["predict", saved]) == 0
+    capsys.readouterr()
 
 
 def test_the_store_is_shown_and_asked_in_sql(tmp_path, capsys):
