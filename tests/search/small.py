@@ -21,16 +21,14 @@ from meshwright.search.evaluate import Evaluated, Evaluator
 from meshwright.search.regions import Regions
 from meshwright.search.settle import settled
 from meshwright.search.space import (
-    EVEN,
     Space,
     cores,
     default,
-    exchanges_once,
     inners,
+    legal,
     pipelines,
     plan_of,
     states,
-    together,
 )
 from meshwright.search.walk import Walk
 from meshwright.spec import cluster
@@ -76,9 +74,7 @@ def everything(space, model, where, train):
         for inner in inners(space, core, model, where, train):
             for piped in pipelines(space, core, model, train):
                 for state in states(space, core, where, train):
-                    among = states(space, core, where, train)
-                    apart = inner.shares == EVEN or exchanges_once(core, state)
-                    if apart and together(core.pp, piped, state, among):
+                    if legal(core, inner, piped, state, states(space, core, where, train), model.num_layers):
                         yield core, inner, piped, state
 
 
@@ -111,12 +107,7 @@ def compared(question, costs: Costs | None = None, *, rng=None, regions: int = 1
     evaluator = Evaluator(model, where, train, costs)
     found = list(cores(space, model, where, train))
     for i in rng.permutation(len(found))[:regions].tolist():
-        scope = Scope(
-            found[i],
-            inners(space, found[i], model, where, train),
-            pipelines(space, found[i], model, train),
-            states(space, found[i], where, train),
-        )
+        scope = Scope.of(space, found[i], model, where, train)
         if scope.size():
             yield from _compared(evaluator, scope, rng, plans)
 
@@ -135,8 +126,7 @@ def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
     exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
     step_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
     need = memory_bytes(regions, scope, costs)
-    legal = np.flatnonzero(scope.legal())
-    for flat in rng.permutation(legal)[:most].tolist():
+    for flat in rng.permutation(np.flatnonzero(scope.legal()))[:most].tolist():
         a, b, c = np.unravel_index(flat, step_s.shape)
         plan = settled(core, scope.inners[a], scope.pipelines[b], scope.states[c], evaluator)
         assert not check(plan, model, where, train), plan.text()

@@ -197,3 +197,29 @@ def test_experts_spread_over_unequal_islands_are_searched_as_they_are_predicted(
     best = found.best[0]
     assert best.plan.experts.ep == 8
     assert best.prediction.step_time_s == predict(*asked, best.plan).step_time_s
+
+
+def test_chunks_with_fewer_layers_than_are_to_be_recomputed_are_not_in_the_space():
+    """By hand: 32 layers on 8 stages are 4 each, so 6 of a chunk cannot be recomputed and 2 can."""
+    asked = model("llama3-8b"), cluster("8xh100"), parse("batch=16,seq=8192")
+    fix = ["recompute=full", "pp=8", "schedule=1f1b", "order=tp-cp-dp-pp", "mb=1"]
+    both, legal = (
+        find(*asked, space=restricted(default(*asked), fix=[*fix, f"recompute_layers={layers}"]))
+        for layers in ("2,6", "2")
+    )
+    assert both.covered == legal.covered > 0
+    assert {r.plan.memory.layers for r in both.best} == {2}
+    for strategy in ("exhaustive", "beam", "anneal"):
+        with pytest.raises(MeshwrightError) as caught:
+            find(*asked, space=restricted(default(*asked), fix=[*fix, "recompute_layers=6"]), strategy=strategy)
+        assert caught.value.diagnostics[0].code == "R005"
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "beam"])
+def test_plans_that_are_not_legal_are_not_tried_where_few_are(strategy):
+    """DualPipe holds every stage twice, which sharded gradients do not express: of two plans one is left."""
+    fix = ["order=tp-cp-dp-pp", "schedule=dualpipe", "recompute=none", "mb=1", "tp=2", "pp=2", "cp=1", "sp=yes"]
+    space = restricted(default(*SMALL), fix=[*fix, "zero=1,2", "shard=0"])
+    found = find(*SMALL, space=space, strategy=strategy)
+    assert found.covered == found.evaluated == 1
+    assert [r.plan.layout.zero for r in found.best] == [1]

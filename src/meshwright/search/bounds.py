@@ -23,7 +23,24 @@ from meshwright.search.exchanges import STORED
 from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
-from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
+from meshwright.search.space import (
+    BALANCED,
+    EVEN,
+    Core,
+    Inner,
+    Piped,
+    Space,
+    State,
+    exchanges_once,
+    inners,
+    most_layers,
+    pipelines,
+    states,
+    together,
+)
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.
 ROUNDING = 1e-9
@@ -36,16 +53,33 @@ class Scope(NamedTuple):
     inners: Inners
     pipelines: tuple[Piped, ...]
     states: tuple[State, ...]
+    num_layers: int
+
+    @classmethod
+    def of(cls, space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Scope:
+        """All of a core's plans."""
+        return cls(
+            core,
+            inners(space, core, model, cluster, train),
+            pipelines(space, core, model, train),
+            states(space, core, cluster, train),
+            model.num_layers,
+        )
 
     def legal(self) -> np.ndarray:
-        """Which parts go together, bool [A, B, C]."""
+        """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.space.legal` says of each."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
-        pairs = _pairs(self.core.pp, self.pipelines, self.states)
-        shared = np.array([rest.shares != EVEN for rest in self.inners.rests])[self.inners.rest]
-        if not shared.any() or all(state.zero < 2 for state in self.states):
-            return np.broadcast_to(pairs, shape)
-        once = np.array([exchanges_once(self.core, state) for state in self.states])
-        return pairs & (once | ~shared[:, None])[:, None, :]
+        pairs = np.broadcast_to(_pairs(self.core.pp, self.pipelines, self.states), shape)
+        rests = self.inners.rests
+        layers = np.array([rest.recompute_layers for rest in rests], np.int64)[self.inners.rest]
+        if layers.any():
+            most = np.array([most_layers(self.core, piped, self.num_layers) for piped in self.pipelines], np.int64)
+            pairs = pairs & (layers[:, None] <= most)[:, :, None]
+        shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
+        if shared.any() and any(state.zero >= 2 for state in self.states):
+            once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
+            pairs = pairs & (once | ~shared[:, None])[:, None, :]
+        return pairs
 
     def size(self) -> int:
         """Plans of the region."""

@@ -329,6 +329,20 @@ def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> b
     return state.zero == 3 or piped.vpp > 1 or State(1, state.shard) not in among
 
 
+def most_layers(core: Core, piped: Piped, num_layers: int) -> int:
+    """Layers that every plan of a schedule has in some chunk: of balanced stages, what even ones would have."""
+    if isinstance(piped.stages, tuple):
+        return max(piped.stages)
+    return -(-num_layers // (core.pp * piped.vpp))
+
+
+def legal(core: Core, inner: Inner, piped: Piped, state: State, among: Collection[State], num_layers: int) -> bool:
+    """Whether the parts of a point go together; `among` are the state parts of its core."""
+    apart = inner.shares == EVEN or exchanges_once(core, state)
+    deep = inner.recompute_layers <= most_layers(core, piped, num_layers)
+    return apart and deep and together(core.pp, piped, state, among)
+
+
 def exchanges_once(core: Core, state: State) -> bool:
     """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one."""
     return not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients

@@ -24,7 +24,7 @@ from meshwright.search.bounds import (
 )
 from meshwright.search.columns import Costs
 from meshwright.search.regions import Regions
-from meshwright.search.space import Core, inners, pipelines, states
+from meshwright.search.space import Core
 from meshwright.search.walk import Walk
 
 #: Reasons for rejection, as they are counted.
@@ -106,12 +106,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
     """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
     asked = (walk.model, walk.cluster, walk.train)
     for core in walk.cores:
-        scope = Scope(
-            core,
-            inners(walk.space, core, *asked),
-            pipelines(walk.space, core, walk.model, walk.train),
-            states(walk.space, core, walk.cluster, walk.train),
-        )
+        scope = Scope.of(walk.space, core, *asked)
         if not scope.size():
             continue
         walk.covers(scope.size())
@@ -141,7 +136,8 @@ def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
     later: list[tuple[float, int, Region, int]] = []
 
     def dive(region: Region, leaf: int) -> None:
-        if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
+        bound = region.bound_s.flat[leaf]
+        if np.isfinite(bound) and bound <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
             walk.evaluate(*region.part(leaf))
 
     for scope in scopes:
