@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from meshwright.cost import load_framework, standard
+from meshwright.cost.roofline import contention
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import Space, default
@@ -103,4 +104,18 @@ def test_stages_are_dealt_for_every_inner_part_whose_layers_take_other_times():
     said = {"loss": ("eager", "fused"), "recompute": ("full",), "attention": ("unfused",), "zero": (0,)}
     found = list(compared(region(narrow, "8xmi250x", Train(global_batch=16, seq_len=128), **facets, **said)))
     assert len({one.plan.layout.stages for one in found}) > 1
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_exchanges_take_nothing_from_processor_cores_that_share_time():
+    """`simulate/price.py` slows no pass of a device that is a core; neither does a bound."""
+    model, where, train, space = region(
+        LLAMA, "8xh100", Train(global_batch=16, seq_len=1024), tp=(1, 2), pp=(1, 2), mb=(1,), schedule=("1f1b",)
+    )
+    island = where.islands[0]
+    assert contention(island.device) > 0
+    cores = replace(island.device, name="cores", cores=64)
+    assert contention(cores) == 0
+    found = list(compared((model, replace(where, islands=(replace(island, device=cores),)), train, space), HOSTLESS))
+    assert {one.plan.layout.dp for one in found} >= {2, 4, 8}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
