@@ -4,6 +4,11 @@ from msgspec.structs import replace
 
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import contention
+from meshwright.lower.step import Exchange, Send, Update
+from meshwright.plan import parse as plan
+from meshwright.predict import simulate
+from meshwright.search.evaluate import Evaluator
+from meshwright.search.exchanges import Exchanges
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import Space, default
@@ -119,3 +124,16 @@ def test_exchanges_take_nothing_from_processor_cores_that_share_time():
     found = list(compared((model, replace(where, islands=(replace(island, device=cores),)), train, space), HOSTLESS))
     assert {one.plan.layout.dp for one in found} >= {2, 4, 8}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_exchanges_are_priced_as_the_simulator_prices_them():
+    """A framework that reaches half of the bandwidth between nodes: every exchange of a step, from its own graph."""
+    where, train = cluster.load("16xa100-80"), Train(global_batch=16, seq_len=512)
+    costs = standard(replace(load_framework("default"), exchange_share=0.5))
+    run = simulate(plan("pp2 dp8 zero1 chimera mb1 order=tp-cp-pp-dp"), LLAMA, where, train, costs)
+    around, seen = Exchanges(Evaluator(LLAMA, where, train, costs)), set()
+    for key, seconds in zip(run.lowered.keys, run.priced.durations.tolist()):
+        if isinstance(key, Exchange | Send | Update):
+            assert around.price(run.lowered.stages, key, run.lowered.mesh) == seconds
+            seen.add(type(key))
+    assert seen == {Exchange, Send, Update}

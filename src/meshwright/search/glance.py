@@ -50,10 +50,8 @@ class Glances:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.kinds = len(self.model.blocks)
-        self.num_units = self.kinds + 2
-        self.alike = len(self.cluster.islands) == 1
-        self.devices = tuple(self.layers.devices.values())
+        self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
+        self.alike, self.devices = evaluator.alike, evaluator.devices
         self.names = [device.name for device in self.devices]
         self._waits: dict[tuple, np.ndarray] = {}
         self._ends: dict[tuple, list[Entry]] = {}

@@ -41,8 +41,8 @@ class Regions:
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
         self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
-        self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
-        self.contention = min(contention(d) for d in self.layers.devices.values())
+        self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
+        self.contention = min(map(contention, evaluator.devices))
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._rows: dict[tuple, Rows | Work] = {}
@@ -54,7 +54,7 @@ class Regions:
         #: The inner parts looked at last, and which of them have the same stages.
         self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
-        self.alike = len(self.cluster.islands) == 1
+        self.alike = evaluator.alike
         self.names = self.glances.names
 
     def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:

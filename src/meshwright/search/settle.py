@@ -82,7 +82,7 @@ class _Passes:
     def __init__(self, plan: Plan, evaluator: Evaluator):
         self.mesh = evaluator.layers.mesh(plan)
         self.book = evaluator.layers.book(plan, self.mesh)
-        self.alike = len(evaluator.cluster.islands) == 1
+        self.alike = evaluator.alike
 
     def __call__(self, unit: Unit, kind: int, rank: int) -> float:
         place = self.mesh.slices[kind]
