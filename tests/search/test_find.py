@@ -67,6 +67,20 @@ def test_nothing_fits_says_what_comes_closest_and_what_would_make_it_fit():
     assert "GiB" in found.misses[0].remedy
 
 
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"strategy": "foo"}, "--strategy foo"),
+        ({"objective": "foo"}, "--objective foo"),
+        ({"objectives": ("step", "foo")}, "--pareto foo"),
+    ],
+)
+def test_an_unknown_objective_or_strategy_is_reported_where_it_was_said(wrong, place):
+    with pytest.raises(MeshwrightError) as caught:
+        find(*SMALL, space=space(), **wrong)
+    assert [(d.code, d.place) for d in caught.value.diagnostics] == [("R004", place)]
+
+
 def test_no_legal_plan_is_misuse():
     with pytest.raises(MeshwrightError) as caught:
         find(*SMALL, space=restricted(default(*SMALL), fix=["tp=3"]))
