@@ -78,9 +78,9 @@ def everything(space, model, where, train):
                         yield core, inner, piped, state
 
 
-def walk_of(question, keep=1, **options):
+def walk_of(question, keep=1, costs: Costs | None = None, **options):
     model, where, train, space = question
-    return Walk(space, Evaluator(model, where, train), keep=keep, **options)
+    return Walk(space, Evaluator(model, where, train, costs), keep=keep, **options)
 
 
 class Compared(NamedTuple):
