@@ -14,12 +14,12 @@ from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 
 #: Of published widths, so that kernels and exchanges outweigh the host; one layer is one block however it is cut.
-DENSE = transformer(layers=12, hidden=2048, heads=16, kv_heads=8, ffn=5632, vocab=32000, gated=True, name="dense")
+DENSE = transformer(layers=12, hidden=2048, heads=16, kv_heads=8, ffn=5632, vocab=1024, gated=True, name="dense")
 NARROW = transformer(layers=12, hidden=1024, heads=16, vocab=50304, max_seq_len=4096, name="narrow")
-SINGLE = transformer(layers=1, hidden=2048, heads=16, vocab=32000, name="single")
+SINGLE = transformer(layers=1, hidden=2048, heads=16, vocab=1024, name="single")
 #: Experts in all layers but the first, and few tokens for each: exchanges take longer than what is computed.
 MIXTURE = transformer(
-    layers=12, hidden=2048, heads=16, ffn=5632, vocab=32000, gated=True, experts=8, top_k=2, moe_ffn=5632,
+    layers=12, hidden=2048, heads=16, ffn=5632, vocab=1024, gated=True, experts=8, top_k=2, moe_ffn=5632,
     dense_layers=1, name="mixture",
 )  # fmt: skip
 MODELS = (DENSE, NARROW, MIXTURE, SINGLE)
@@ -32,13 +32,16 @@ OVERLAPS = (("dp", "pp"), (), ("dp",), ("pp",), ("dp", "pp", "tp"), ("dp", "ep",
 SCHEDULES = tuple(name for name, family in schedules.families().items() if "t_f" not in family.params)
 
 
+HOST = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
+
+
 @st.composite
 def costs(draw) -> Costs:
-    """The costs of a framework profile, with what the host takes or without."""
+    """The costs of a framework profile: with what its host takes, with nothing, or with much for every pass."""
     framework = load_framework(draw(st.sampled_from(PROFILES)))
-    if draw(st.booleans()):
-        times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
-        framework = replace(framework, **dict.fromkeys(times, 0.0))
+    taken = draw(st.sampled_from((None, {}, {"host_us_per_pass": 3000.0})))
+    if taken is not None:
+        framework = replace(framework, **dict.fromkeys(HOST, 0.0) | taken)
     return standard(framework)
 
 
@@ -81,6 +84,10 @@ def wide_questions(draw, most=None):
         "stages": some("even", "balanced"),
         "shares": ("even", "balanced") if islands else ("even",),
     }
+    if draw(st.booleans()):  # replicas alone, and little to compute: the step ends with what is exchanged
+        sizes |= {"tp": (1,), "cp": (1,), "pp": some(1, 2, 4, 6)}
+        rest |= {"overlap": (("dp", "pp"),), "vpp": some(1, 2, 3, 6)}
+        train = replace(train, seq_len=draw(st.sampled_from((128, 512))))
     asked = model, where, train
     space = Space(domains=default(*asked).domains | sizes | rest)
     number = sum(Scope.of(space, core, *asked).size() for core in cores(space, *asked))
