@@ -11,7 +11,7 @@ from meshwright.search.bounds import Scope
 from meshwright.search.space import Space, cores, default
 from meshwright.spec import cluster
 from meshwright.spec.model import transformer
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import Lora, Train
 
 #: Of published widths, so that kernels and exchanges outweigh the host; one layer is one block however it is cut.
 DENSE = transformer(layers=12, hidden=2048, heads=16, kv_heads=8, ffn=5632, vocab=1024, gated=True, name="dense")
@@ -50,7 +50,14 @@ def wide_questions(draw, most=None):
     """((model, cluster, workload, space), costs), of a space that is not empty and has `most` plans."""
     name, values = draw(st.sampled_from(tuple(CLUSTERS))), 2
     model, where = draw(st.sampled_from(MODELS)), CLUSTERS[name]
-    train = Train(global_batch=draw(st.sampled_from((8, 16, 32))), seq_len=draw(st.sampled_from((128, 512, 4096))))
+    train = Train(
+        global_batch=draw(st.sampled_from((8, 16, 32))),
+        seq_len=draw(st.sampled_from((128, 512, 4096))),
+        dtype=draw(st.sampled_from(("bf16", "bf16", "fp32"))),
+        dropout=draw(st.booleans()),
+        lora=draw(st.sampled_from((None, None, None, Lora()))),
+        optimizer=draw(st.sampled_from(("adamw", "sgd"))),
+    )
 
     def some(*known, most=values):
         return tuple(draw(st.lists(st.sampled_from(known), min_size=1, max_size=most, unique=True)))
