@@ -19,6 +19,7 @@ from tests.random_plans import LLAMA, MIXTURE
 from tests.search.small import compared
 
 ONE_LAYER = transformer(layers=1, hidden=2048, heads=16, ffn=8192, vocab=1024, name="one-layer")
+WIDE = transformer(layers=12, hidden=2048, heads=16, ffn=8192, vocab=1024, name="wide")
 HOST = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
 HOSTLESS = standard(replace(load_framework("default"), **dict.fromkeys(HOST, 0.0)))
 ONE_ORDER = (("tp", "cp", "dp", "pp"),)
@@ -137,3 +138,12 @@ def test_exchanges_are_priced_as_the_simulator_prices_them():
             assert around.price(run.lowered.stages, key, run.lowered.mesh) == seconds
             seen.add(type(key))
     assert seen == {Exchange, Send, Update}
+
+
+def test_gradients_sharded_over_one_rank_are_reduced_once_a_step():
+    """A scope of one rank shards nothing: there are no rounds to scatter after."""
+    facets = {"tp": (1,), "pp": (2,), "mb": (1,), "vpp": (2, 3), "zero": (1, 2), "shard": (0, 1, 2)}
+    asked = WIDE, "16xt4", Train(global_batch=64, seq_len=128)
+    found = list(compared(region(*asked, schedule=("interleaved",), **facets), HOSTLESS))
+    assert {(one.plan.layout.zero, one.plan.layout.shard) for one in found} >= {(2, 1), (2, 0)}
+    assert not {one.plan.text(): one.over() for one in found if one.over()}

@@ -229,7 +229,7 @@ def step_seconds(
     total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
-    again = [c for c, state in enumerate(scope.states) if state.zero == 2]
+    again = [c for c, state in enumerate(scope.states) if state.zero == 2 and _sharded(core, state)]
     if core.pp > 1 and core.dp * core.cp > 1 and again:
         # a rank's dp queue takes every round's reductions, and slows the passes beside them
         scattered = rows.scattered if rows else _scattered(regions, scope, costs)
@@ -239,6 +239,11 @@ def step_seconds(
         queued = scattered[None, :, 1, None] * reduce[:, :, again] + exchanged.last[:, None, again]
         total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
     return total
+
+
+def _sharded(core: Core, state: State) -> bool:
+    """Whether more than one rank shares what is sharded."""
+    return (state.shard or core.dp * core.cp) > 1
 
 
 def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
@@ -272,8 +277,7 @@ def _every_microbatch(
     out = np.zeros((len(scope.inners), 1, len(scope.states)))
     forward, backward = costs.seconds[0][:, : regions.kinds], costs.seconds[1][:, : regions.kinds]
     for c, state in enumerate(scope.states):
-        sharded = (state.shard or core.dp * core.cp) > 1
-        gathers, reduces = state.zero == 3 and sharded, state.zero >= 2 and sharded
+        gathers, reduces = (state.zero >= least and _sharded(core, state) for least in (3, 2))
         gather = exchanged.gather[:, c] * gathers
         reduce = exchanged.reduce[:, c] * reduces
         slowed = np.minimum(gather, forward) + np.minimum(gather + reduce, backward)
