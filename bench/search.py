@@ -65,7 +65,7 @@ def _bounds(name: str) -> float:
         costs = regions.costs(scope.core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
         exchanged = regions.exchanges.exchanged(scope.core, scope.inners, scope.states)
-        count += step_seconds(regions, scope, costs, paths_s, least, exchanged).size
+        count += step_seconds(regions, scope, costs, paths_s, least, exchanged)[0].size
     return count / (process_time() - began)
 
 

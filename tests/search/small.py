@@ -30,6 +30,7 @@ from meshwright.search.space import (
     plan_of,
     states,
 )
+from meshwright.search.strategies.exhaustive import Region
 from meshwright.search.walk import Walk
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
@@ -124,14 +125,14 @@ def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
     costs = regions.costs(core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
     exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
-    step_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
+    step_s, along_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
+    region = Region(scope, costs, step_s, along_s, paths_s)
     need = memory_bytes(regions, scope, costs)
     for flat in rng.permutation(np.flatnonzero(scope.legal()))[:most].tolist():
         a, b, c = np.unravel_index(flat, step_s.shape)
         plan = settled(core, scope.inners[a], scope.pipelines[b], scope.states[c], evaluator)
         assert not check(plan, model, where, train), plan.text()
         took = evaluator(plan)
-        own = max(0.0, regions.makespan(core, scope.inners[a], scope.pipelines[b], costs, a) - paths_s[a, b])
         bounds = {
             "kernels": ideal,
             "share": share[a],
@@ -139,7 +140,7 @@ def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
             "glance": rough[a, b],
             "paths": paths_s[a, b],
             "step": step_s[a, b, c],
-            "timed": step_s[a, b, c] + own,
+            "timed": region.tightened_s(regions, flat),
         }
         yield Compared(plan, took, bounds, need[a, b, c], capacity - took.headroom_bytes)
 

@@ -1,5 +1,6 @@
 """Bounds where they are tightest: every plan of small regions against everything that bounds it."""
 
+import pytest
 from msgspec.structs import replace
 
 from meshwright.cost import load_framework, standard
@@ -7,11 +8,14 @@ from meshwright.cost.roofline import contention
 from meshwright.lower.step import Exchange, Send, Update
 from meshwright.plan import parse as plan
 from meshwright.predict import simulate
+from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.exchanges import Exchanges
 from meshwright.search.find import find
+from meshwright.search.regions import Regions
 from meshwright.search.restrict import restricted
-from meshwright.search.space import Space, default
+from meshwright.search.space import Space, cores, default
+from meshwright.search.strategies.exhaustive import Region
 from meshwright.spec import cluster
 from meshwright.spec.model import load, transformer
 from meshwright.spec.workload import Train
@@ -120,9 +124,9 @@ def test_exchanges_take_nothing_from_processor_cores_that_share_time():
     )
     island = where.islands[0]
     assert contention(island.device) > 0
-    cores = replace(island.device, name="cores", cores=64)
-    assert contention(cores) == 0
-    found = list(compared((model, replace(where, islands=(replace(island, device=cores),)), train, space), HOSTLESS))
+    shared = replace(island.device, name="cores", cores=64)
+    assert contention(shared) == 0
+    found = list(compared((model, replace(where, islands=(replace(island, device=shared),)), train, space), HOSTLESS))
     assert {one.plan.layout.dp for one in found} >= {2, 4, 8}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
 
@@ -147,3 +151,30 @@ def test_gradients_sharded_over_one_rank_are_reduced_once_a_step():
     found = list(compared(region(*asked, schedule=("interleaved",), **facets), HOSTLESS))
     assert {(one.plan.layout.zero, one.plan.layout.shard) for one in found} >= {(2, 1), (2, 0)}
     assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_a_pipeline_that_takes_longer_than_its_paths_does_not_lengthen_a_queue_that_takes_longer_still(monkeypatch):
+    """Reductions of every round on a slow fabric: the queue's own sum bounds the step, and the pipeline runs beside."""
+    facets = {
+        "tp": (1,),
+        "pp": (2,),
+        "mb": (1,),
+        "schedule": ("interleaved",),
+        "vpp": (2,),
+        "zero": (2,),
+        "sp": (True,),
+    }
+    model, where, train, space = region(WIDE, "16xt4", Train(global_batch=64, seq_len=128), **facets, shard=(0,))
+    regions = Regions(Evaluator(model, where, train, HOSTLESS))
+    (core,) = cores(space, model, where, train)
+    scope = Scope.of(space, core, model, where, train)
+    costs = regions.costs(core, scope.inners)
+    paths_s, least = compute_seconds(regions, scope, costs)
+    exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
+    bound_s, along_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
+    spare = float(bound_s[0, 0, 0] - along_s[0, 0, 0])
+    assert spare > 0
+    for longer, expected in ((spare / 2, bound_s[0, 0, 0]), (spare * 2, along_s[0, 0, 0] + spare * 2)):
+        monkeypatch.setattr(regions, "makespan", lambda *_, longer=longer: paths_s[0, 0] + longer)
+        found = Region(scope, costs, bound_s, along_s, paths_s).tightened_s(regions, 0)
+        assert found == pytest.approx(float(expected), rel=1e-12)

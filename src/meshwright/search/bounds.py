@@ -198,8 +198,9 @@ def _microbatch(
 
 def step_seconds(
     regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
-) -> np.ndarray:
-    """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`; and those of them that are paths through
+    the pipeline with what is around it, which a longer path makes as much longer."""
     core, kinds = scope.core, regions.kinds
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
@@ -226,7 +227,7 @@ def step_seconds(
     passed = (blocks - 1) * longest + embedding + regions.host_s
     after = np.maximum(slow * beside * np.minimum(reduce, shortest) + reduce, blocks * reduce - passed)
     after = np.maximum(after, pairs[:, :, None])
-    total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
+    total = along = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
     again = [c for c, state in enumerate(scope.states) if state.zero == 2 and _sharded(core, state)]
@@ -237,8 +238,9 @@ def step_seconds(
         slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
         slowed += (before + exchanged.last[:, None, :])[:, :, again]
         queued = scattered[None, :, 1, None] * reduce[:, :, again] + exchanged.last[:, None, again]
-        total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
-    return total
+        total = along.copy()
+        total[:, :, again] = np.maximum(along[:, :, again], np.maximum(slowed, queued))
+    return total, along
 
 
 def _sharded(core: Core, state: State) -> bool:
