@@ -10,6 +10,7 @@ from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.search.bounds import Scope
 from meshwright.search.space import Space, cores, default
 from meshwright.spec import cluster
+from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
 
@@ -45,11 +46,19 @@ def costs(draw) -> Costs:
     return standard(framework)
 
 
+def limited(where: Cluster, memory_gb: float | None) -> Cluster:
+    """The cluster with so much memory on every device, where some plans do not fit."""
+    if memory_gb is None:
+        return where
+    islands = [replace(i, device=replace(i.device, memory_bytes=int(memory_gb * 1e9))) for i in where.islands]
+    return replace(where, islands=tuple(islands))
+
+
 @st.composite
 def wide_questions(draw, most=None):
     """((model, cluster, workload, space), costs), of a space that is not empty and has `most` plans."""
     name, values = draw(st.sampled_from(tuple(CLUSTERS))), 2
-    model, where = draw(st.sampled_from(MODELS)), CLUSTERS[name]
+    model, where = draw(st.sampled_from(MODELS)), limited(CLUSTERS[name], draw(st.sampled_from((None, 6, 10, 24))))
     train = Train(
         global_batch=draw(st.sampled_from((8, 16, 32))),
         seq_len=draw(st.sampled_from((128, 512, 4096))),
