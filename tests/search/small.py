@@ -18,6 +18,7 @@ from meshwright.search.bounds import (
     work_seconds,
 )
 from meshwright.search.evaluate import Evaluated, Evaluator
+from meshwright.search.legal import legal
 from meshwright.search.regions import Regions
 from meshwright.search.settle import settled
 from meshwright.search.space import (
@@ -25,7 +26,6 @@ from meshwright.search.space import (
     cores,
     default,
     inners,
-    legal,
     pipelines,
     plan_of,
     states,

@@ -237,3 +237,17 @@ def test_plans_that_are_not_legal_are_not_tried_where_few_are(strategy):
     found = find(*SMALL, space=space, strategy=strategy)
     assert found.covered == found.evaluated == 1
     assert [r.plan.layout.zero for r in found.best] == [1]
+
+
+def test_shares_that_do_not_add_up_or_that_a_schedule_cannot_run_are_not_in_the_space():
+    """By hand: of eight slices four of each kind take 4 (3 + 5) or 4 (7 + 9) microbatches, and the batch has 64; and
+    interleaved chunks on two ranks take microbatches in pairs."""
+    asked = model("llama2-13b"), cluster("8xa100-80 + 8xh100"), parse("batch=64,seq=2048")
+    fix = ["recompute=full", "order=tp-cp-pp-dp", "cp=1", "stages=even", "mb=1", "dp=8", "zero=1", "shard=0"]
+    with pytest.raises(MeshwrightError) as caught:
+        find(*asked, space=restricted(default(*asked), fix=[*fix, "shares=3,5"]))
+    assert caught.value.diagnostics[0].code == "R005"
+    found = find(*asked, space=restricted(default(*asked), fix=[*fix, "shares=7,9", "schedule=1f1b,interleaved"]))
+    assert found.proven_optimal
+    assert {r.plan.layout.shares for r in found.best} == {(7, 9)}
+    assert "interleaved" not in {r.plan.pipeline.schedule for r in found.best}

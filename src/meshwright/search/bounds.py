@@ -20,6 +20,7 @@ import numpy as np
 
 from meshwright.search.columns import Costs, Exchanged, spread
 from meshwright.search.exchanges import STORED
+from meshwright.search.legal import exchanges_once, most_layers, runs, together
 from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
@@ -31,12 +32,9 @@ from meshwright.search.space import (
     Piped,
     Space,
     State,
-    exchanges_once,
     inners,
-    most_layers,
     pipelines,
     states,
-    together,
 )
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -67,7 +65,7 @@ class Scope(NamedTuple):
         )
 
     def legal(self) -> np.ndarray:
-        """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.space.legal` says of each."""
+        """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.legal.legal` says of each."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
         pairs = np.broadcast_to(_pairs(self.core.pp, self.pipelines, self.states), shape)
         rests = self.inners.rests
@@ -79,6 +77,9 @@ class Scope(NamedTuple):
         if shared.any() and any(state.zero >= 2 for state in self.states):
             once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
             pairs = pairs & (once | ~shared[:, None])[:, None, :]
+        if any(isinstance(rest.shares, tuple) for rest in rests):
+            able = [[runs(self.core.pp, piped, rest.shares) for piped in self.pipelines] for rest in rests]
+            pairs = pairs & np.array(able, bool).reshape(len(rests), -1)[self.inners.rest][:, :, None]
         return pairs
 
     def size(self) -> int:

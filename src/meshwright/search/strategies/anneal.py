@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
-from meshwright.search.space import Core, legal
+from meshwright.search.legal import legal
+from meshwright.search.space import Core
 from meshwright.search.walk import Walk
 
 STEPS, RESTARTS = 400, 4
