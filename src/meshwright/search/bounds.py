@@ -68,16 +68,16 @@ class Scope(NamedTuple):
         """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.legal.legal` says of each."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
         pairs = np.broadcast_to(_pairs(self.core.pp, self.pipelines, self.states), shape)
-        rests = self.inners.rests
-        layers = np.array([rest.recompute_layers for rest in rests], np.int64)[self.inners.rest]
-        if layers.any():
+        rests, shares = self.inners.rests, self.inners.shares
+        if self.inners.layers - {0}:
+            layers = np.array([rest.recompute_layers for rest in rests], np.int64)[self.inners.rest]
             most = np.array([most_layers(self.core, piped, self.num_layers) for piped in self.pipelines], np.int64)
             pairs = pairs & (layers[:, None] <= most)[:, :, None]
-        shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
-        if shared.any() and any(state.zero >= 2 for state in self.states):
+        if shares - {EVEN} and any(state.zero >= 2 for state in self.states):
+            shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
             once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
             pairs = pairs & (once | ~shared[:, None])[:, None, :]
-        if any(isinstance(rest.shares, tuple) for rest in rests):
+        if any(isinstance(said, tuple) for said in shares):
             able = [[runs(self.core.pp, piped, rest.shares) for piped in self.pipelines] for rest in rests]
             pairs = pairs & np.array(able, bool).reshape(len(rests), -1)[self.inners.rest][:, :, None]
         return pairs

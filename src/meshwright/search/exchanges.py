@@ -38,8 +38,8 @@ class Exchanges:
 
     def price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
         """Seconds of one item of a step graph, as the simulator prices it."""
-        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
-        return float(priced.durations[0])
+        pricer = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,))
+        return pricer.exchange(key)[0] if isinstance(key, Exchange) else float(pricer.all().durations[0])
 
     def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, paths: Paths) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
