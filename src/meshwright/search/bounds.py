@@ -319,7 +319,8 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
             if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
                 whole = unscattered @ stages.T  # [P, C, S]
                 state += np.where(rows.held > 0, whole[:, :, None, :], np.inf).min(axis=3)
+            places = np.array(chosen)
             for number in range(len(alike)):
-                mine = which[chosen] == number
-                out[np.compress(mine, chosen), b] = (kept[mine][:, None, :] + state[number]).max(axis=2)
+                mine = which[places] == number if len(alike) > 1 else slice(None)
+                out[places[mine], b] = (kept[mine][:, None, :] + state[number]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes
