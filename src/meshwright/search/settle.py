@@ -46,6 +46,7 @@ def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     return found
 
 
+@lru_cache(maxsize=1 << 16)
 def dealt_by(inner: Inner) -> Inner:
     """The inner part whose layers deal stages for this one: they recompute nothing and gather keys and values, so that
     parts that differ in no more than that have the same stages, and one bound."""
@@ -63,7 +64,7 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
     if table is None:
         plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
         table = evaluator.stages[key] = _by_rank(plan, evaluator)
-    held = schedules.get(piped.schedule).ranks_of_stage(core.pp, piped.vpp)
+    held = _held(piped.schedule, core.pp, piped.vpp)
     dealt = (held, table.tobytes())
     if dealt not in evaluator.stages:
         evaluator.stages[dealt] = _stages(table, held, evaluator)
@@ -72,7 +73,7 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
 
 def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
-    held = schedules.get(plan.pipeline.schedule).ranks_of_stage(plan.layout.pp, plan.pipeline.vpp)
+    held = _held(plan.pipeline.schedule, plan.layout.pp, plan.pipeline.vpp)
     return _stages(_by_rank(plan, evaluator), held, evaluator)
 
 
@@ -97,6 +98,12 @@ def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
     units = [*(Unit(kind, "none") for kind in blocks), Unit("embedding", "none"), Unit("head", "none")]
     slices = range(len(passes.mesh.slices))
     return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
+
+
+@lru_cache(maxsize=4096)
+def _held(schedule: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that hold each stage."""
+    return schedules.get(schedule).ranks_of_stage(pp, vpp)
 
 
 def _stages(table: np.ndarray, held: tuple[tuple[int, ...], ...], evaluator: Evaluator) -> tuple[int, ...]:
