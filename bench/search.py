@@ -13,7 +13,7 @@ from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.regions import Regions
-from meshwright.search.space import cores, default, inners, pipelines, states
+from meshwright.search.space import cores, default
 from meshwright.search.strategies import exhaustive
 from meshwright.search.walk import Walk
 
@@ -50,9 +50,9 @@ def _scopes(name: str) -> list[Scope]:
     found = []
     for core in cores(space, model, cluster, train):
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
-            parts = inners(space, core, model, cluster, train)
-            usual = parts.take(parts.order == parts.order[0])
-            found.append(Scope(core, usual, pipelines(space, core, model, train), states(space, core, cluster, train)))
+            scope = Scope.of(space, core, model, cluster, train)
+            usual = scope.inners.take(scope.inners.order == scope.inners.order[0])
+            found.append(scope._replace(inners=usual))
     return found
 
 
@@ -65,7 +65,7 @@ def _bounds(name: str) -> float:
         costs = regions.costs(scope.core, scope.inners)
         paths_s, least = compute_seconds(regions, scope, costs)
         exchanged = regions.exchanges.exchanged(scope.core, scope.inners, scope.states)
-        count += step_seconds(regions, scope, costs, paths_s, least, exchanged).size
+        count += step_seconds(regions, scope, costs, paths_s, least, exchanged)[0].size
     return count / (process_time() - began)
 
 

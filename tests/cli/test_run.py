@@ -17,18 +17,8 @@ import meshwright
 from meshwright.cli import main
 from meshwright.plan import parse
 from meshwright.plan.toml import dump, loads
+from tests.cli.tiny import tiny
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 260,
-    "max_position_embeddings": 64,
-}
 PLAN_FILE = """format_version = 1
 model = "tiny/config.json"
 on = "2xh100"
@@ -45,8 +35,7 @@ def here(tmp_path, monkeypatch):
     """A folder with a tiny model and a plan for it, and a cache of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    tiny(tmp_path)
     (tmp_path / "plan.toml").write_text(PLAN_FILE)
     return tmp_path
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
 
+import meshwright
 from meshwright.cli import main
+from tests.cli.tiny import CONFIG, tiny
 
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "vocab_size": 260,
-    "max_position_embeddings": 64,
-}
 QUESTION = ["tiny/config.json", "--on", "2xh100", "--train", "batch=4,seq=32,dtype=fp32", "--data", "sample"]
 
 
@@ -29,12 +25,23 @@ def trained(tmp_path, monkeypatch, capfd):
     """A folder with a tiny model, trained for two steps under ZeRO-1 on two processes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (tmp_path / "tiny").mkdir()
-    (tmp_path / "tiny" / "config.json").write_text(json.dumps(CONFIG))
+    tiny(tmp_path)
     words = ["--plan", "dp2 zero1", "--steps", "2", "--out", "run1", "--lr", "1e-2", "--json"]
     assert main(["run", *QUESTION, *words]) == 0
     capfd.readouterr()
     return tmp_path
+
+
+def damage(file, state):
+    """One bit of every tensor of a state is flipped."""
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    mine = [entry["data_offsets"][0] for key, entry in header.items() if key.split("/")[0] == state]
+    assert mine
+    for at in mine:
+        data[start + at] ^= 1
+    file.write_bytes(data)
 
 
 def errors(capfd):
@@ -84,10 +91,48 @@ def test_another_model_a_full_folder_and_a_damaged_checkpoint_write_nothing(trai
     assert main(["weights", "run1", "--to", "there"]) == 2
     assert errors(capfd)[0][0] == "H008"
     assert [f.name for f in (trained / "there").iterdir()] == ["mine"]
-    file = trained / "run1" / "step-00000002" / "rank-00001.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data)
+    for rank in (0, 1):
+        damage(trained / "run1" / "step-00000002" / f"rank-0000{rank}.safetensors", "param")
+    assert main(["weights", "run1", "--to", "there"]) == 2
+    assert errors(capfd)[0][0] == "H008"  # said before gigabytes are read
     assert main(["weights", "run1", "--to", "out"]) == 2
-    assert errors(capfd)[0][0] == "H002"
+    assert {code for code, _ in errors(capfd)} == {"H002"}
     assert not (trained / "out").exists()
+
+
+def test_what_is_no_parameter_of_a_checkpoint_is_not_read(trained, capfd):
+    """Moments are twice the parameters, and more where those are stored in 16 bits."""
+    for rank in (0, 1):
+        damage(trained / "run1" / "step-00000002" / f"rank-0000{rank}.safetensors", "exp_avg")
+    assert main(["weights", "run1", "--to", "out"]) == 0
+    assert (trained / "out" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("to", ["run1/step-00000002/index.json", "tiny/config.json/out"])
+def test_a_folder_that_cannot_be_made_is_said_before_anything_is_read(trained, capfd, monkeypatch, to):
+    monkeypatch.setattr("meshwright.run.weights.Reader.wrong", lambda self: pytest.fail("read"))
+    assert main(["weights", "run1", "--to", to]) == 2
+    assert errors(capfd)[0][0] == "H008"
+
+
+INTERRUPTED = """
+import os, sys, time
+from meshwright.cli import main
+from meshwright.run import weights
+def ended(*_):
+    assert any(name.startswith(".out.") for name in os.listdir())
+    os.kill(os.getpid(), int(sys.argv[1]))
+    time.sleep(30)
+weights._write = ended
+sys.exit(main(["weights", "run1", "--to", "out"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_weights_that_are_interrupted_leave_nothing_behind(trained, number):
+    before = sorted(trained.iterdir())
+    words = [sys.executable, "-c", INTERRUPTED, str(int(number))]
+    env = os.environ | {"PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
+    done = subprocess.run(words, cwd=trained, env=env, timeout=120, check=False)
+    assert done.returncode == 130
+    assert sorted(trained.iterdir()) == before

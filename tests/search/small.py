@@ -1,21 +1,36 @@
 """Small questions whose whole space can be evaluated plan by plan."""
 
+from typing import NamedTuple
+
+import numpy as np
 from hypothesis import strategies as st
 
 from meshwright import schedules
-from meshwright.search.evaluate import Evaluator
+from meshwright.cost import Costs
+from meshwright.plan import Plan, check
+from meshwright.search.bounds import (
+    ROUNDING,
+    Scope,
+    compute_seconds,
+    even_share,
+    memory_bytes,
+    step_seconds,
+    work_seconds,
+)
+from meshwright.search.evaluate import Evaluated, Evaluator
+from meshwright.search.legal import legal
+from meshwright.search.regions import Regions
+from meshwright.search.settle import settled
 from meshwright.search.space import (
-    EVEN,
     Space,
     cores,
     default,
-    exchanges_once,
     inners,
     pipelines,
     plan_of,
     states,
-    together,
 )
+from meshwright.search.strategies.exhaustive import Region
 from meshwright.search.walk import Walk
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
@@ -60,15 +75,74 @@ def everything(space, model, where, train):
         for inner in inners(space, core, model, where, train):
             for piped in pipelines(space, core, model, train):
                 for state in states(space, core, where, train):
-                    among = states(space, core, where, train)
-                    apart = inner.shares == EVEN or exchanges_once(core, state)
-                    if apart and together(core.pp, piped, state, among):
+                    if legal(core, inner, piped, state, states(space, core, where, train), model.num_layers):
                         yield core, inner, piped, state
 
 
-def walk_of(question, keep=1, **options):
+def walk_of(question, keep=1, costs: Costs | None = None, **options):
     model, where, train, space = question
-    return Walk(space, Evaluator(model, where, train), keep=keep, **options)
+    return Walk(space, Evaluator(model, where, train, costs), keep=keep, **options)
 
 
-__all__ = ["everything", "plan_of", "questions", "walk_of"]
+class Compared(NamedTuple):
+    """A plan, what it takes, and every bound of its time [s] by name and of its memory [bytes]."""
+
+    plan: Plan
+    took: Evaluated
+    bounds: dict[str, float]
+    need_bytes: float
+    used_bytes: float
+
+    def over(self) -> dict[str, float]:
+        """The bounds above what they bound, as a share of it."""
+        found = {name: s / self.took.step_time_s - 1 for name, s in self.bounds.items()}
+        found["memory"] = (self.need_bytes - 1) / self.used_bytes - 1
+        return {name: share for name, share in found.items() if share > ROUNDING}
+
+
+def compared(question, costs: Costs | None = None, *, rng=None, regions: int = 1000, plans: int = 100000):
+    """Plans of a space with all that bounds them: of each region at most `plans`, of at most so many `regions`, which
+    `rng` draws where there are more."""
+    model, where, train, space = question
+    rng = rng or np.random.default_rng(0)
+    evaluator = Evaluator(model, where, train, costs)
+    found = list(cores(space, model, where, train))
+    for i in rng.permutation(len(found))[:regions].tolist():
+        scope = Scope.of(space, found[i], model, where, train)
+        if scope.size():
+            yield from _compared(evaluator, scope, rng, plans)
+
+
+def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
+    model, where, train, core = evaluator.model, evaluator.cluster, evaluator.train, scope.core
+    regions = Regions(evaluator)
+    capacity = float(max(i.device.memory_bytes for i in where.islands))
+    ideal = regions.glances.ideal_seconds(core, scope.inners)
+    brief, one, which = regions.glances.costs(core, scope.inners)
+    alike = scope._replace(inners=scope.inners.take(one))
+    rough, work = compute_seconds(regions, alike, brief)[0][which], work_seconds(regions, alike, brief)[which]
+    share = even_share(regions, core, brief)[which]
+    costs = regions.costs(core, scope.inners)
+    paths_s, least = compute_seconds(regions, scope, costs)
+    exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
+    step_s, along_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
+    region = Region(scope, costs, step_s, along_s, paths_s)
+    need = memory_bytes(regions, scope, costs)
+    for flat in rng.permutation(np.flatnonzero(scope.legal()))[:most].tolist():
+        a, b, c = np.unravel_index(flat, step_s.shape)
+        plan = settled(core, scope.inners[a], scope.pipelines[b], scope.states[c], evaluator)
+        assert not check(plan, model, where, train), plan.text()
+        took = evaluator(plan)
+        bounds = {
+            "kernels": ideal,
+            "share": share[a],
+            "work": work[a, b],
+            "glance": rough[a, b],
+            "paths": paths_s[a, b],
+            "step": step_s[a, b, c],
+            "timed": region.tightened_s(regions, flat),
+        }
+        yield Compared(plan, took, bounds, need[a, b, c], capacity - took.headroom_bytes)
+
+
+__all__ = ["compared", "everything", "plan_of", "questions", "walk_of"]

@@ -1,19 +1,16 @@
 """The search against brute force: bounds never exceed what they bound, and nothing better is ever thrown away."""
 
-import numpy as np
 from hypothesis import given, settings
 from msgspec.structs import replace
 
 from meshwright.plan import check
 from meshwright.predict import predict
-from meshwright.search.bounds import ROUNDING, Scope, compute_seconds, memory_bytes, step_seconds, work_seconds
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.regions import Regions
 from meshwright.search.settle import settled
-from meshwright.search.space import cores, gathers_once, inners, pipelines, plan_of, states
+from meshwright.search.space import gathers_once, plan_of
 from meshwright.search.strategies import exhaustive
 from tests.random_plans import legal_plans
-from tests.search.small import everything, questions, walk_of
+from tests.search.small import compared, everything, questions, walk_of
 
 
 @given(legal_plans())
@@ -42,42 +39,8 @@ def test_plans_that_share_a_graph_take_what_predict_says_to_the_last_bit(questio
 @given(questions())
 @settings(max_examples=40)
 def test_no_bound_exceeds_the_step_time_or_the_memory_it_bounds(question):
-    model, where, train, space = question
-    evaluator = Evaluator(model, where, train)
-    regions = Regions(evaluator)
-    rng = np.random.default_rng(0)
-    capacity = float(max(i.device.memory_bytes for i in where.islands))
-    for core in cores(space, model, where, train):
-        scope = Scope(
-            core,
-            inners(space, core, model, where, train),
-            pipelines(space, core, model, train),
-            states(space, core, where, train),
-        )
-        if not (scope.inners and scope.pipelines and scope.states):
-            continue
-        ideal = regions.glances.ideal_seconds(core, {(i.sp, i.algorithm, i.attention) for i in scope.inners})
-        brief, one, which = regions.glances.costs(core, scope.inners)
-        alike = scope._replace(inners=scope.inners.take(one))
-        rough, _ = compute_seconds(regions, alike, brief)
-        work = work_seconds(regions, alike, brief)
-        costs = regions.costs(core, scope.inners)
-        paths_s, least = compute_seconds(regions, scope, costs)
-        exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)
-        bound_s = step_seconds(regions, scope, costs, paths_s, least, exchanged)
-        need = memory_bytes(regions, scope, costs)
-        for flat in rng.integers(bound_s.size, size=4):
-            a, b, c = np.unravel_index(flat, bound_s.shape)
-            if not scope.legal()[a, b, c]:
-                continue
-            piped = scope.pipelines[b]
-            plan = settled(core, scope.inners[a], piped, scope.states[c], evaluator)
-            assert not check(plan, model, where, train)
-            took = evaluator(plan)
-            slack = took.step_time_s * (1 + ROUNDING)
-            own = max(0.0, regions.makespan(core, scope.inners[a], piped, costs, a) - paths_s[a, b])
-            assert max(ideal, work[which[a], b], rough[which[a], b], bound_s[a, b, c] + own) <= slack, plan.text()
-            assert need[a, b, c] <= (capacity - took.headroom_bytes) * (1 + ROUNDING) + 1, plan.text()
+    for one in compared(question, plans=4):
+        assert not one.over(), one.plan.text()
 
 
 @given(questions())

@@ -67,6 +67,20 @@ def test_nothing_fits_says_what_comes_closest_and_what_would_make_it_fit():
     assert "GiB" in found.misses[0].remedy
 
 
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"strategy": "foo"}, "--strategy foo"),
+        ({"objective": "foo"}, "--objective foo"),
+        ({"objectives": ("step", "foo")}, "--pareto foo"),
+    ],
+)
+def test_an_unknown_objective_or_strategy_is_reported_where_it_was_said(wrong, place):
+    with pytest.raises(MeshwrightError) as caught:
+        find(*SMALL, space=space(), **wrong)
+    assert [(d.code, d.place) for d in caught.value.diagnostics] == [("R004", place)]
+
+
 def test_no_legal_plan_is_misuse():
     with pytest.raises(MeshwrightError) as caught:
         find(*SMALL, space=restricted(default(*SMALL), fix=["tp=3"]))
@@ -153,6 +167,20 @@ def test_nothing_fits_is_exit_code_1_and_misuse_is_2(capsys):
     assert "Closest" in capsys.readouterr().out
     assert main([*QUESTION, "--fix", "tpp=3"]) == 2
     assert "R001" in capsys.readouterr().err
+    for words in (["--fix", "tp=0"], ["--fix", "mb=0"], ["--bound", "stages<=3"], ["--top", "\N{SUPERSCRIPT TWO}"]):
+        assert main([*QUESTION, *words]) == 2
+        assert "error[R00" in capsys.readouterr().err
+
+
+def test_every_winner_that_is_saved_is_a_plan_that_predict_takes(tmp_path, capsys):
+    """No facet lets a value through that plans do not have; in other words, `zero=9` is misuse."""
+    saved = str(tmp_path / "plan.toml")
+    few = ["search", "gpt2", "--on", "4xh100", "--train", "batch=8,seq=256", "--store", "none", "--save", saved]
+    assert main([*few, "--fix", "zero=9"]) == 2
+    assert not (tmp_path / "plan.toml").exists()
+    assert main([*few, "--fix", "zero=3", "--fix", "imbalance=1.5", "--fix", "schedule=1f1b"]) == 0
+    assert main(["predict", saved]) == 0
+    capsys.readouterr()
 
 
 def test_the_store_is_shown_and_asked_in_sql(tmp_path, capsys):
@@ -183,3 +211,43 @@ def test_experts_spread_over_unequal_islands_are_searched_as_they_are_predicted(
     best = found.best[0]
     assert best.plan.experts.ep == 8
     assert best.prediction.step_time_s == predict(*asked, best.plan).step_time_s
+
+
+def test_chunks_with_fewer_layers_than_are_to_be_recomputed_are_not_in_the_space():
+    """By hand: 32 layers on 8 stages are 4 each, so 6 of a chunk cannot be recomputed and 2 can."""
+    asked = model("llama3-8b"), cluster("8xh100"), parse("batch=16,seq=8192")
+    fix = ["recompute=full", "pp=8", "schedule=1f1b", "order=tp-cp-dp-pp", "mb=1"]
+    both, legal = (
+        find(*asked, space=restricted(default(*asked), fix=[*fix, f"recompute_layers={layers}"]))
+        for layers in ("2,6", "2")
+    )
+    assert both.covered == legal.covered > 0
+    assert {r.plan.memory.layers for r in both.best} == {2}
+    for strategy in ("exhaustive", "beam", "anneal"):
+        with pytest.raises(MeshwrightError) as caught:
+            find(*asked, space=restricted(default(*asked), fix=[*fix, "recompute_layers=6"]), strategy=strategy)
+        assert caught.value.diagnostics[0].code == "R005"
+
+
+@pytest.mark.parametrize("strategy", ["exhaustive", "beam"])
+def test_plans_that_are_not_legal_are_not_tried_where_few_are(strategy):
+    """DualPipe holds every stage twice, which sharded gradients do not express: of two plans one is left."""
+    fix = ["order=tp-cp-dp-pp", "schedule=dualpipe", "recompute=none", "mb=1", "tp=2", "pp=2", "cp=1", "sp=yes"]
+    space = restricted(default(*SMALL), fix=[*fix, "zero=1,2", "shard=0"])
+    found = find(*SMALL, space=space, strategy=strategy)
+    assert found.covered == found.evaluated == 1
+    assert [r.plan.layout.zero for r in found.best] == [1]
+
+
+def test_shares_that_do_not_add_up_or_that_a_schedule_cannot_run_are_not_in_the_space():
+    """By hand: of eight slices four of each kind take 4 (3 + 5) or 4 (7 + 9) microbatches, and the batch has 64; and
+    interleaved chunks on two ranks take microbatches in pairs."""
+    asked = model("llama2-13b"), cluster("8xa100-80 + 8xh100"), parse("batch=64,seq=2048")
+    fix = ["recompute=full", "order=tp-cp-pp-dp", "cp=1", "stages=even", "mb=1", "dp=8", "zero=1", "shard=0"]
+    with pytest.raises(MeshwrightError) as caught:
+        find(*asked, space=restricted(default(*asked), fix=[*fix, "shares=3,5"]))
+    assert caught.value.diagnostics[0].code == "R005"
+    found = find(*asked, space=restricted(default(*asked), fix=[*fix, "shares=7,9", "schedule=1f1b,interleaved"]))
+    assert found.proven_optimal
+    assert {r.plan.layout.shares for r in found.best} == {(7, 9)}
+    assert "interleaved" not in {r.plan.pipeline.schedule for r in found.best}

@@ -63,6 +63,42 @@ def test_everything_that_is_wrong_with_restrictions_is_said_at_once_with_the_nea
     assert "1f1b" in caught.value.diagnostics[1].help
 
 
+@pytest.mark.parametrize(
+    ("option", "word", "code"),
+    [
+        ("fix", "zero=9", "R002"),
+        ("fix", "tp=0", "R002"),
+        ("fix", "mb=0", "R002"),
+        ("allow", "vpp=0", "R002"),
+        ("fix", "dp=0", "R002"),
+        ("fix", "stages=0,32", "R002"),
+        ("fix", "tp=\N{SUPERSCRIPT TWO}", "R002"),
+        ("fix", f"tp={'9' * 5000}", "R002"),
+        ("fix", "imbalance=inf", "R002"),
+        ("fix", "imbalance=nan", "R002"),
+        ("fix", "imbalance=-3", "R002"),
+        ("bound", "stages<=3", "R003"),
+        ("bound", "recompute>=none", "R003"),
+        ("bound", "schedule<=1f1b", "R003"),
+        ("bound", "sp<=1", "R003"),
+        ("bound", "pp<=4,8", "R003"),
+        ("bound", "tp>=64", "R005"),
+        ("exclude", "sp=yes,no", "R005"),
+    ],
+)
+def test_values_that_no_plan_can_say_are_misuse(option, word, code):
+    with pytest.raises(MeshwrightError) as caught:
+        restricted(default(*ASKED), **{option: [word]})
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+def test_counts_that_may_be_nothing_and_ratios_are_read():
+    words = ["etp=0", "shard=0,8", "zero=0", "recompute_layers=0", "imbalance=1.5"]
+    space = restricted(default(*ASKED), fix=words, bound=["imbalance<=2"])
+    assert space["etp"] == space["zero"] == space["recompute_layers"] == (0,)
+    assert (space["shard"], space["imbalance"]) == ((0, 8), (1.5,))
+
+
 def test_explicit_stages_are_a_value_of_a_facet():
     space = restricted(default(*ASKED), fix=["stages=16,16", "pp=2", "schedule=1f1b"])
     found = [p for core in cores(space, *ASKED) for p in pipelines(space, core, ASKED[0], ASKED[2])]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from meshwright.errors import MeshwrightError
@@ -43,6 +46,19 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
         return UNWRITTEN
     except Exception as fault:
         return _fault(fault)
+
+
+@contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C while this lasts: what is half written is taken back before the process ends."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say what signals do
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _fault(fault: Exception) -> int:

@@ -86,7 +86,7 @@ def _search(given: Options, wrong: list[Diagnostic]) -> Found:
             asked += [read(text)] if text else []
         except MeshwrightError as error:
             wrong += error.diagnostics
-    if given.top and not (given.top.isdigit() and int(given.top)):
+    if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
     pair = tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
     if len(pair) != 2:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.guard import ended_in_order
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
@@ -18,7 +19,8 @@ of Hugging Face, which transformers, vLLM and others load, and which meshwright 
 
 One process does it, a tensor at a time; the plan and the number of processes that trained do not matter.
 
-Exit code 0: written; 2: the question is wrong, or the checkpoint is not whole."""
+Exit code 0: written; 2: the question is wrong, or the checkpoint is not whole; 130: ended by Ctrl-C or SIGTERM, which
+leaves nothing behind."""
 COMMAND = "weights"
 DTYPES = ("fp32", "bf16", "fp16")
 WANTED = {"checkpoint": "CHECKPOINT, a folder that run wrote into --out", "to": "--to FOLDER, a new folder"}
@@ -59,7 +61,8 @@ def run(argv: list[str]) -> int:
     checkpoint = find(given.checkpoint)
     if config is not None:
         _same_model(checkpoint, given.model)
-    made = export_weights(checkpoint, given.to, dtype=TYPES[given.dtype] if given.dtype else None, config=config)
+    with ended_in_order():
+        made = export_weights(checkpoint, given.to, dtype=TYPES[given.dtype] if given.dtype else None, config=config)
     files = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
     if given.json:
         said = {"format_version": FORMAT_VERSION, "checkpoint": str(checkpoint), "folder": str(made), "files": files}

@@ -46,7 +46,9 @@ def efficiency(device: Device, name: str) -> tuple[float, bool]:
 
 
 def contention(device: Device) -> float:
-    """Relative slowdown of kernels while a collective runs beside them."""
+    """Relative slowdown of kernels while a collective runs beside them; processor cores share time instead."""
+    if device.cores:
+        return 0.0
     if device.comm_slowdown is not None:
         return device.comm_slowdown
     if device.scale_up in OWN_ENGINES:

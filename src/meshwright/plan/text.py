@@ -56,7 +56,7 @@ Reader = Callable[[str], object]
 
 def _numbers(text: str) -> tuple[int, ...] | None:
     parts = text.split(",")
-    return tuple(int(p) for p in parts) if all(p.isdigit() for p in parts) else None
+    return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else None
 
 
 def _order(text: str) -> tuple[str, ...] | None:
@@ -65,7 +65,7 @@ def _order(text: str) -> tuple[str, ...] | None:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
+    return int(text) if text.isdecimal() else None
 
 
 def _ratio(text: str) -> float | None:

@@ -124,10 +124,10 @@ def _read(facet: str, current: msgspec.Struct, name: str, value: Any) -> tuple[s
         value = float(value)
     if type(value) is not type(usual):
         return f"wants {type(usual).__name__}, not {type(value).__name__}", None
-    return _rejected(facet, name, value), value
+    return rejected(facet, name, value), value
 
 
-def _rejected(facet: str, name: str, value: Any) -> str:
+def rejected(facet: str, name: str, value: Any) -> str:
     """Why a value of the right type cannot be: the same rules as the words of a plan."""
     if facet == "pipeline" and name == "schedule":
         try:

@@ -6,7 +6,9 @@ process to hold a whole tensor: what all have written is then put together tenso
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import secrets
 import shutil
@@ -154,7 +156,8 @@ def export_weights(
     config: Mapping[str, Any] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time.
+    """Write the parameters of a checkpoint as published weights, in this process alone and one tensor at a time. What
+    else is in the checkpoint is not looked at.
 
     `dtype`: the type to convert to, None = as they are. `config`: the model's ``config.json``, written beside them.
 
@@ -165,11 +168,13 @@ def export_weights(
         MeshwrightError: H001, H002, X007 for the checkpoint; H008 when the folder has something in it or cannot be
             written.
     """
-    reader = Reader(find(checkpoint))
+    reader, folder = Reader(find(checkpoint)), Path(folder)
+    _refuse(folder)
+    parameters = tuple(entry for entry in reader.index.entries if entry.state == "param")
+    reader.index = msgspec.structs.replace(reader.index, entries=parameters)
     wrong = reader.wrong()
     if wrong:
         raise MeshwrightError(wrong)
-    folder = Path(folder)
     temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
     try:
         temporary.mkdir(parents=True)
@@ -181,12 +186,33 @@ def export_weights(
         safetensors_file.sync_folder(temporary)
         temporary.rename(folder)  # onto nothing or an empty folder
     except OSError as error:
-        raise MeshwrightError.one(
-            "H008", f"cannot write weights: {error.strerror or error}", place=str(folder), help="name a new folder"
-        ) from None
+        raise _unwritten(folder, error.strerror or str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
+
+
+def _refuse(folder: Path) -> None:
+    """Before anything is read of a checkpoint that may be large.
+
+    Raises:
+        MeshwrightError: H008 when the folder has something in it, or cannot be made.
+    """
+    try:
+        full = folder.exists() and any(folder.iterdir())
+    except OSError as error:
+        raise _unwritten(folder, error.strerror or str(error)) from None
+    if full:
+        raise _unwritten(folder, os.strerror(errno.ENOTEMPTY))
+    there = next(above for above in folder.absolute().parents if above.exists())
+    if not there.is_dir():
+        raise _unwritten(folder, os.strerror(errno.ENOTDIR))
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _unwritten(folder, os.strerror(errno.EACCES))
+
+
+def _unwritten(folder: Path, why: str) -> MeshwrightError:
+    return MeshwrightError.one("H008", f"cannot write weights: {why}", place=str(folder), help="name a new folder")
 
 
 def save_weights(

@@ -94,13 +94,20 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             if key not in self.params
         ]
 
+    def ranks_of_stage(self, num_ranks: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+        """The ranks that hold each stage: one, or the two where microbatches come from both ends."""
+        down = list(range(num_ranks))
+        turns = self.placement in ("v", "wave", "bidirectional")
+        ranks = [r for chunk in range(vpp) for r in (down[::-1] if turns and chunk % 2 else down)]
+        if self.placement == "bidirectional":
+            return tuple((r, num_ranks - 1 - r) for r in ranks)
+        return tuple((r,) for r in ranks)
+
     def rank_of_stage(self, num_ranks: int, vpp: int) -> list[int] | None:
         """The rank that holds each stage; None where two ranks do."""
         if self.placement == "bidirectional":
             return None
-        down = list(range(num_ranks))
-        turns = self.placement in ("v", "wave")
-        return [r for chunk in range(vpp) for r in (down[::-1] if turns and chunk % 2 else down)]
+        return [rank for (rank,) in self.ranks_of_stage(num_ranks, vpp)]
 
     def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Shape:
         """The shape with the family's defaults filled in."""

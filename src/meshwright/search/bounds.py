@@ -19,10 +19,26 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.search.columns import Costs, Exchanged, spread
+from meshwright.search.exchanges import STORED
+from meshwright.search.legal import exchanges_once, most_layers, runs, together
 from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
-from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, exchanges_once, together
+from meshwright.search.space import (
+    BALANCED,
+    EVEN,
+    Core,
+    Inner,
+    Piped,
+    Space,
+    State,
+    inners,
+    pipelines,
+    states,
+)
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
 
 #: A bound may exceed the time it bounds by rounding, not by more than this share.
 ROUNDING = 1e-9
@@ -35,16 +51,36 @@ class Scope(NamedTuple):
     inners: Inners
     pipelines: tuple[Piped, ...]
     states: tuple[State, ...]
+    num_layers: int
+
+    @classmethod
+    def of(cls, space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Scope:
+        """All of a core's plans."""
+        return cls(
+            core,
+            inners(space, core, model, cluster, train),
+            pipelines(space, core, model, train),
+            states(space, core, cluster, train),
+            model.num_layers,
+        )
 
     def legal(self) -> np.ndarray:
-        """Which parts go together, bool [A, B, C]."""
+        """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.legal.legal` says of each."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
-        pairs = _pairs(self.core.pp, self.pipelines, self.states)
-        shared = np.array([rest.shares != EVEN for rest in self.inners.rests])[self.inners.rest]
-        if not shared.any() or all(state.zero < 2 for state in self.states):
-            return np.broadcast_to(pairs, shape)
-        once = np.array([exchanges_once(self.core, state) for state in self.states])
-        return pairs & (once | ~shared[:, None])[:, None, :]
+        pairs = np.broadcast_to(_pairs(self.core.pp, self.pipelines, self.states), shape)
+        rests, shares = self.inners.rests, self.inners.shares
+        if self.inners.layers - {0}:
+            layers = np.array([rest.recompute_layers for rest in rests], np.int64)[self.inners.rest]
+            most = np.array([most_layers(self.core, piped, self.num_layers) for piped in self.pipelines], np.int64)
+            pairs = pairs & (layers[:, None] <= most)[:, :, None]
+        if shares - {EVEN} and any(state.zero >= 2 for state in self.states):
+            shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
+            once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
+            pairs = pairs & (once | ~shared[:, None])[:, None, :]
+        if any(isinstance(said, tuple) for said in shares):
+            able = [[runs(self.core.pp, piped, rest.shares) for piped in self.pipelines] for rest in rests]
+            pairs = pairs & np.array(able, bool).reshape(len(rests), -1)[self.inners.rest][:, :, None]
+        return pairs
 
     def size(self) -> int:
         """Plans of the region."""
@@ -163,22 +199,24 @@ def _microbatch(
 
 def step_seconds(
     regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
-) -> np.ndarray:
-    """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`; and those of them that are paths through
+    the pipeline with what is around it, which a longer path makes as much longer."""
     core, kinds = scope.core, regions.kinds
     forward = costs.seconds[0][:, :kinds].min(axis=1)[:, None, None]
     whole = costs.seconds[1][:, :kinds]
-    late = costs.slowest[:, :, :kinds]
-    longest = np.maximum(late[1], late[2] + late[3]).max(axis=1)[:, None, None]
+    late = np.maximum(costs.slowest[1], costs.slowest[2] + costs.slowest[3])
+    longest, embedding = late[:, :kinds].max(axis=1)[:, None, None], late[:, -2][:, None, None]
     rows = regions.rows(core, scope.pipelines, costs)
     split = rows.split if rows else np.array([_settled(regions, core, p, costs).split for p in scope.pipelines])
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
     blocks = least[:, :, None]
+    beside = np.where(blocks > 1, blocks, 0)  # a pass over one block is not cut, so nothing runs beside it
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
-    before = exchanged.first[:, None, :] + slow * blocks * np.minimum(gather, forward)
+    before = exchanged.first[:, None, :] + slow * beside * np.minimum(gather, forward)
     pairs = np.stack(
         [
             regions.exchanges.paired(core, scope.inners, p, n, _settled(regions, core, p, costs))
@@ -186,21 +224,29 @@ def step_seconds(
         ],
         axis=1,
     )
-    after = np.maximum(slow * blocks * np.minimum(reduce, shortest) + reduce, blocks * reduce - (blocks - 1) * longest)
+    # after the first release come the other blocks of that pass, the embedding and what the host adds to them
+    passed = (blocks - 1) * longest + embedding + regions.host_s
+    after = np.maximum(slow * beside * np.minimum(reduce, shortest) + reduce, blocks * reduce - passed)
     after = np.maximum(after, pairs[:, :, None])
-    total = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
+    total = along = paths_s[:, :, None] + before + after + exchanged.last[:, None, :]
     if core.pp == 1 and core.dp * core.cp > 1:
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
-    again = [c for c, state in enumerate(scope.states) if state.zero == 2]
+    again = [c for c, state in enumerate(scope.states) if state.zero == 2 and _sharded(core, state)]
     if core.pp > 1 and core.dp * core.cp > 1 and again:
         # a rank's dp queue takes every round's reductions, and slows the passes beside them
         scattered = rows.scattered if rows else _scattered(regions, scope, costs)
-        slowed = scattered[None, :, 0, None] * slow * np.minimum(reduce, shortest)[:, :, again]
+        slowed = (scattered[None, :, 0, None] * (beside > 0)) * slow * np.minimum(reduce, shortest)[:, :, again]
         slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]
         slowed += (before + exchanged.last[:, None, :])[:, :, again]
         queued = scattered[None, :, 1, None] * reduce[:, :, again] + exchanged.last[:, None, again]
-        total[:, :, again] = np.maximum(total[:, :, again], np.maximum(slowed, queued))
-    return total
+        total = along.copy()
+        total[:, :, again] = np.maximum(along[:, :, again], np.maximum(slowed, queued))
+    return total, along
+
+
+def _sharded(core: Core, state: State) -> bool:
+    """Whether more than one rank shares what is sharded."""
+    return (state.shard or core.dp * core.cp) > 1
 
 
 def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
@@ -229,12 +275,12 @@ def _every_microbatch(
     core = scope.core
     count = regions.train.global_batch // (core.dp * core.mb)
     layers = count * np.array(regions.model.layers_by_kind, float)
-    slow = regions.contention if all("dp" in i.overlap for i in scope.inners) else 0.0
+    cut = regions.model.num_layers > 1 and all("dp" in i.overlap for i in scope.inners)
+    slow = regions.contention if cut else 0.0
     out = np.zeros((len(scope.inners), 1, len(scope.states)))
     forward, backward = costs.seconds[0][:, : regions.kinds], costs.seconds[1][:, : regions.kinds]
     for c, state in enumerate(scope.states):
-        sharded = (state.shard or core.dp * core.cp) > 1
-        gathers, reduces = state.zero == 3 and sharded, state.zero >= 2 and sharded
+        gathers, reduces = (state.zero >= least and _sharded(core, state) for least in (3, 2))
         gather = exchanged.gather[:, c] * gathers
         reduce = exchanged.reduce[:, c] * reduces
         slowed = np.minimum(gather, forward) + np.minimum(gather + reduce, backward)
@@ -247,8 +293,13 @@ def _every_microbatch(
 def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
     core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
-    constant = np.array([around.state_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
-    unscattered = np.array([around.unscattered_bytes(core, scope.inners[0], s) for s in scope.states])  # [C, U]
+    stored = scope.inners.grouped(*STORED)
+    alike = [scope.inners[places[0]] for places in stored]
+    which = np.empty(len(scope.inners), np.int64)
+    for number, places in enumerate(stored):
+        which[places] = number
+    constant = np.array([[around.state_bytes(core, one, s) for s in scope.states] for one in alike])  # [P, C, U]
+    unscattered = np.array([[around.unscattered_bytes(core, one, s) for s in scope.states] for one in alike])
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])
@@ -264,9 +315,12 @@ def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
             if shared[chosen].any():  # how many microbatches a kind of slices runs is not known
                 in_flight = np.where(shared[chosen, None], np.minimum(in_flight, 1.0), in_flight)
             kept = on_rank * in_flight + costs.working[chosen][:, : regions.kinds].min(axis=1)[:, None]
-            state = constant @ (rows.held @ stages).T  # [C, ranks]
+            state = constant @ (rows.held @ stages).T  # [P, C, ranks]
             if not rows.split:  # a full backward starts with most in flight, in a round of some stage on its rank
-                whole = unscattered @ stages.T  # [C, S]
-                state += np.where(rows.held[None] > 0, whole[:, None, :], np.inf).min(axis=2)
-            out[chosen, b] = (kept[:, None, :] + state[None]).max(axis=2)
+                whole = unscattered @ stages.T  # [P, C, S]
+                state += np.where(rows.held > 0, whole[:, :, None, :], np.inf).min(axis=3)
+            places = np.array(chosen)
+            for number in range(len(alike)):
+                mine = which[places] == number if len(alike) > 1 else slice(None)
+                out[places[mine], b] = (kept[mine][:, None, :] + state[number]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

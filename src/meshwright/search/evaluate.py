@@ -41,12 +41,16 @@ class Evaluated(NamedTuple):
 
 
 class Evaluator:
-    """Evaluates the plans of one question."""
+    """Evaluates the plans of one question. ``kinds`` of blocks, and ``num_units`` with the embedding and the head;
+    ``devices`` are the kinds of them; ``alike``: all of one kind, on one island."""
 
     def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
         self.model, self.cluster, self.train = model, cluster, train
         self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)
+        self.kinds, self.num_units = len(model.blocks), len(model.blocks) + 2
+        self.devices = tuple(self.layers.devices.values())
+        self.alike = len(cluster.islands) == 1
         self._skeletons: dict[tuple, Skeleton] = {}
         #: What balanced stages are worked out from, and those, kept by ``search/settle.py``.
         self.stages: dict = {}
@@ -54,8 +58,7 @@ class Evaluator:
     def __call__(self, plan: Plan) -> Evaluated:
         """The plan must be legal, with ``dp`` filled in."""
         same = None
-        alike = len(self.cluster.islands) == 1 and not self.cluster.islands[0].device.synchronous
-        if alike and not shares_ports(self.cluster) and not takes_times(plan):
+        if self.alike and not self.devices[0].synchronous and not shares_ports(self.cluster) and not takes_times(plan):
             same = structure(plan, self.model, plan.num_microbatches(self.train.global_batch))
         if same is None:
             return self._judged(simulate(plan, self.model, self.cluster, self.train, self.costs), plan)

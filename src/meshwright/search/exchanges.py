@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.lower.exchange import Exchanger, exchange_of
+from meshwright.lower.exchange import exchange_of
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
@@ -16,8 +16,11 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import SharedPricer
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
+from meshwright.search.skeleton import Updates
 from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
-from meshwright.work import Collective
+
+#: What the bytes of a rank's state depend on in an inner part.
+STORED = ("dtype", "grads", "master", "moments")
 
 
 class Exchanges:
@@ -26,23 +29,17 @@ class Exchanges:
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.kinds = len(self.model.blocks)
+        self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.units = units_of(self.kinds, "none")
-        self.num_units = len(self.units)
-        self.alike = len(self.cluster.islands) == 1
-        self.devices = tuple(self.layers.devices.values())
+        self.alike, self.devices = evaluator.alike, evaluator.devices
         self._prices: dict[tuple, float] = {}
         self._exchanges: dict[tuple, tuple] = {}
         self._constant: dict[tuple, np.ndarray] = {}
 
     def price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
-        if isinstance(key, Exchange):
-            price = self.evaluator.costs.price
-            device = (mesh or stages.mesh).slices[0].devices[0]
-            works = (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
-            return sum(price(work, device).seconds for work in works)
-        priced = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,)).all()
-        return float(priced.durations[0])
+        """Seconds of one item of a step graph, as the simulator prices it."""
+        pricer = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,))
+        return pricer.exchange(key)[0] if isinstance(key, Exchange) else float(pricer.all().durations[0])
 
     def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, paths: Paths) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
@@ -70,18 +67,18 @@ class Exchanges:
         size = blocks * min(p.trained_dense + p.trained_expert for p in params) * STORED_BYTES[inner.grads]
         slices = mesh.slices[:1] if self.alike else mesh.slices
         groups = {mesh.pair(s.starts[a], s.starts[b]) for s in slices for a, b in pairs}
-        works = (Collective(op="all_reduce", num_bytes=size, group=group) for group in groups)
-        return min(self.evaluator.costs.price(work, device).seconds for work in works for device in self.devices)
+        return min(self.price(stages, Exchange((("all_reduce", size, group),)), mesh) for group in groups)
 
-    def crowded(self, core: Core, states: Sequence[State], inner: Inner) -> bool:
+    def crowded(self, core: Core, states: Sequence[State], inners: Inners) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
-        room = max(d.memory_bytes for d in self.layers.devices.values())
-        return self.least_state_bytes(core, states, inner) / core.pp > room
+        room = max(device.memory_bytes for device in self.devices)
+        return self.least_state_bytes(core, states, inners) / core.pp > room
 
-    def least_state_bytes(self, core: Core, states: Sequence[State], inner: Inner) -> float:
-        """Constant bytes of all blocks over one pipeline, under the state part that needs least."""
+    def least_state_bytes(self, core: Core, states: Sequence[State], inners: Inners) -> float:
+        """Constant bytes of all blocks over one pipeline, under the precisions and the state part that need least."""
         layers = np.array(self.model.layers_by_kind, float)
-        return min(float(self.state_bytes(core, inner, s)[: self.kinds] @ layers) for s in states)
+        alike = [inners[places[0]] for places in inners.grouped(*STORED)]
+        return min(float(self.state_bytes(core, one, s)[: self.kinds] @ layers) for one in alike for s in states)
 
     def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
         """What data parallelism exchanges, for every inner part and state part."""
@@ -116,7 +113,8 @@ class Exchanges:
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
         norm = self.price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
-        trained = sum(n * self._updated(stages, u) for u, n in zip(blocks, self.model.layers_by_kind))
+        updates = Updates(stages)
+        trained = sum(n * updates.parameters((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
         devices = {d.name for s in mesh.slices for d in s.devices}
         update = min(self.price(stages, Update(trained / core.pp, d)) for d in devices)
         return (
@@ -126,13 +124,10 @@ class Exchanges:
             norm + update,
         )
 
-    def _updated(self, stages, unit: Unit) -> float:
-        return _Updates(None, None, [None], stages, stages.mesh).parameters((unit,))
-
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
         table, which some schedules place beside it."""
-        key = (core._replace(mb=1), inner.dtype, inner.grads, inner.master, inner.moments, state)
+        key = (core._replace(mb=1), *(getattr(inner, field) for field in STORED), state)
         found = self._constant.get(key)
         if found is None:
             found = self._constant[key] = self._state_bytes(core, inner, state)
@@ -160,10 +155,3 @@ class Exchanges:
             for i, unit in enumerate(self.units[: self.kinds]):
                 out[i] = unscattered_bytes(plan, stages.params(unit))
         return out
-
-
-class _Updates(Exchanger):
-    """Asked only for what an optimizer step touches."""
-
-    def parameters(self, units: tuple[Unit, ...]) -> float:
-        return self._updated(units)

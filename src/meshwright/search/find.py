@@ -52,9 +52,9 @@ def find(
         MeshwrightError: R004 for an unknown strategy or objective, R005 when no plan of the space is legal, R010 when
             the store cannot be used.
     """
-    _known("strategy", strategy, STRATEGIES)
-    for name in (objective, *objectives):
-        _known("objective", name, tuple(OBJECTIVES))
+    _known("strategy", strategy, STRATEGIES, "strategy")
+    for name, option in ((objective, "objective"), *((name, "pareto") for name in objectives)):
+        _known("objective", name, tuple(OBJECTIVES), option)
     began = monotonic()
     space = space or default(model, cluster, train)
     costs = costs or standard_on(cluster)
@@ -98,9 +98,9 @@ def find(
     )
 
 
-def _known(what: str, name: str, names: tuple[str, ...]) -> None:
+def _known(what: str, name: str, names: tuple[str, ...], option: str) -> None:
     if name not in names:
-        raise MeshwrightError.one("R004", f"no {what} {name!r}", place=f"--{what} {name}", help=nearest(name, names))
+        raise MeshwrightError.one("R004", f"no {what} {name!r}", place=f"--{option} {name}", help=nearest(name, names))
 
 
 def _value(objective: str, tried: Tried, walk: Walk) -> float:

@@ -5,7 +5,7 @@ No layer is simulated, so a region that a glance rules out needs no price of its
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -13,17 +13,16 @@ import numpy as np
 from meshwright.lower.layer import Entry
 from meshwright.lower.stages import Unit
 from meshwright.plan import Experts, Layout, Plan
+from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
-from meshwright.search.space import Core, Inner, bare
+from meshwright.search.space import EVEN, PLAIN, WHOLE, Core, Inner, plan_of
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
 
 PASSES = ("F", "BW", "B", "W")
-#: The loss kernels that glances price.
-LOSS = "eager"
 
 
 class Glance(NamedTuple):
@@ -37,16 +36,22 @@ class Glance(NamedTuple):
     each: np.ndarray
 
 
+@lru_cache(maxsize=4096)
+def _way(rest: Inner) -> Inner:
+    """An inner part with what kernels depend on, the rest as in the plainest plan."""
+    sliced = tuple(name for name in rest.overlap if name == "tp")
+    usual = {"order": DEFAULT_ORDER, "recompute": "none", "recompute_layers": 0, "shares": EVEN}
+    return rest._replace(master="fp32", moments="fp32", overlap=sliced, **usual)
+
+
 class Glances:
     """Glances at the regions of one question."""
 
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.kinds = len(self.model.blocks)
-        self.num_units = self.kinds + 2
-        self.alike = len(self.cluster.islands) == 1
-        self.devices = tuple(self.layers.devices.values())
+        self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
+        self.alike, self.devices = evaluator.alike, evaluator.devices
         self.names = [device.name for device in self.devices]
         self._waits: dict[tuple, np.ndarray] = {}
         self._ends: dict[tuple, list[Entry]] = {}
@@ -64,19 +69,20 @@ class Glances:
             held[self.names.index(island.device.name)] += island.num_devices / (core.tp * core.cp)
         return held
 
-    def ideal_seconds(self, core: Core, ways: Iterable[tuple[bool, str, str]]) -> float:
-        """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged; `ways` are the
-        (sp, algorithm, attention) that go with the core."""
+    def ideal_seconds(self, core: Core, inners: Inners) -> float:
+        """All kernels of the blocks, spread over the ranks with no bubble and nothing exchanged, under the inner part
+        whose kernels are fastest."""
         layers = np.array(self.model.layers_by_kind, float)
         count, groups = self.train.global_batch // core.mb, self.groups_on(core)
+        ways = dict.fromkeys(_way(rest) for rest in inners.rests)
         each = (self._alone(core, way).kernels[:, :2, : self.kinds].sum(axis=1) for way in ways)
         return count * min(float(spread(one, layers, groups)) for one in each)
 
-    def _alone(self, core: Core, way: tuple[bool, str, str]) -> Alone:
+    def _alone(self, core: Core, way: Inner) -> Alone:
         same = (core.tp, core.cp, core.mb, core.ep, core.etp, way)
         found = self._alones.get(same)
         if found is None:
-            plan = bare(core, *way)
+            plan = plan_of(core, way, PLAIN, WHOLE)
             book = self.layers.book(plan, self.layers.mesh(plan))
             programs = [[self._entries(book, u, which) for u in units_of(self.kinds, "none")] for which in PASSES]
             again = [self._entries(book, u, "B") for u in units_of(self.kinds, "selective")]
@@ -87,7 +93,7 @@ class Glances:
                 number=len(self._alones),
                 kernels=kernels[:, :4],
                 core=kernels[:, 4] - kernels[:, 2],
-                waited=waited_for((programs[0], programs[2]), way[1]),
+                waited=waited_for((programs[0], programs[2]), way.algorithm),
             )
         return found
 
@@ -96,7 +102,7 @@ class Glances:
         if not isinstance(unit.kind, str):
             return book.entries(unit, which)
         c = book.stages.context()
-        key = (unit.kind, which, c.tokens, c.tp, c.sp)
+        key = (unit.kind, which, c.tokens, c.tp, c.sp, c.plan.precision, c.plan.memory.loss, c.plan.overlap)
         found = self._ends.get(key)
         if found is None:
             found = self._ends[key] = book.entries(unit, which)
@@ -135,11 +141,8 @@ class Glances:
     def _brief(self, rest: Inner) -> tuple:
         """What a glance sees of an inner part besides its order."""
         mode = "none" if rest.recompute_layers else rest.recompute
-        # a precision that is not the workload's and a loss other than the usual make kernels faster
-        known = not rest.dtype and rest.loss == LOSS
         waits = self.alike and "tp" not in rest.overlap and "ep" not in rest.overlap
-        way, shares = (rest.sp, rest.algorithm, rest.attention), None if self.alike else rest.shares
-        return way, mode == "full", mode == "selective", known, waits, shares
+        return _way(rest), mode == "full", mode == "selective", waits, None if self.alike else rest.shares
 
     def _glance(self, core: Core, inners: Inners) -> Glance:
         near, place = np.unique(self.near(core, inners.orders), return_inverse=True)
@@ -148,12 +151,11 @@ class Glances:
         return Glance(inners.orders, inners.rests, place, brief * len(near), self._glanced(core, list(briefs), near))
 
     def _glanced(self, core: Core, briefs: list[tuple], near: np.ndarray) -> np.ndarray:
-        """Seconds [D, 4, G, U] of F, BW, B, W of each of the briefs on each of these groups. Where kernels are not
-        known, nothing is without pricing."""
+        """Seconds [D, 4, G, U] of F, BW, B, W of each of the briefs on each of these groups."""
         ways = list(dict.fromkeys(way for way, *_ in briefs))
         alone = [self._alone(core, way) for way in ways]
         which = np.array([ways.index(way) for way, *_ in briefs])
-        full, repeats, known, waits = np.array([brief[1:5] for brief in briefs], bool).T[:, :, None, None, None]
+        full, repeats, waits = np.array([brief[1:4] for brief in briefs], bool).T[:, :, None, None, None]
         each = np.repeat(np.array([a.kernels for a in alone])[which][:, None], len(near), axis=1)  # [B, N, D, 4, U]
         forward, whole, back = each[:, :, :, 0], each[:, :, :, 1], each[:, :, :, 2]
         if waits.any():
@@ -165,7 +167,6 @@ class Glances:
         repeated[..., self.kinds :] = 0.0
         whole += repeated
         back += repeated
-        each[~known[:, 0, 0, 0]] = 1e-30
         return each.reshape(-1, *each.shape[2:]).transpose(1, 2, 0, 3)
 
     def _waited(self, alone: Alone, near: int) -> np.ndarray:

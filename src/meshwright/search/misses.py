@@ -7,7 +7,6 @@ import numpy as np
 from meshwright.search.bounds import Scope, memory_bytes
 from meshwright.search.found import NearMiss
 from meshwright.search.regions import Regions
-from meshwright.search.space import inners, pipelines, states
 from meshwright.search.walk import Tried, Walk
 
 #: Cores whose plans are looked at, those with the least state first; plans tried at most, and plans shown.
@@ -18,7 +17,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
     """The evaluated plans that lack least, after those with the lowest bounds on memory have been evaluated."""
     regions = Regions(walk.evaluator)
     found = sorted(
-        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners[0]) / s.core.pp, s) for s in _scopes(walk)),
+        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners) / s.core.pp, s) for s in _scopes(walk)),
         key=lambda pair: pair[0],
     )
     tightest: list[tuple[float, tuple]] = []
@@ -32,6 +31,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
             point = scope.core, scope.inners[a], scope.pipelines[mine[b]], scope.states[c]
             tightest.append((float(need[a, mine[b], c]), point))
     lacks: list[float] = []
+    tightest = [found for found in tightest if np.isfinite(found[0])]
     for need_bytes, point in sorted(tightest, key=lambda pair: pair[0])[:TRIED]:
         if len(lacks) >= SHOWN and sorted(lacks)[SHOWN - 1] < need_bytes - walk.capacity_bytes:
             break  # no plan left is closer
@@ -42,15 +42,7 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
 
 def _scopes(walk: Walk) -> list[Scope]:
     asked = (walk.model, walk.cluster, walk.train)
-    scopes = (
-        Scope(
-            core,
-            inners(walk.space, core, *asked),
-            pipelines(walk.space, core, walk.model, walk.train),
-            states(walk.space, core, walk.cluster, walk.train),
-        )
-        for core in walk.cores
-    )
+    scopes = (Scope.of(walk.space, core, *asked) for core in walk.cores)
     return [s for s in scopes if s.size()]
 
 

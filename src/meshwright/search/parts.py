@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 class Inners(Sequence):
     """Inner parts. ``order`` and ``rest`` [A] say which of ``orders``, and of ``rests`` (all but the order, which is
-    empty there), each of them has."""
+    empty there), each of them has. ``layers`` and ``shares``: all values of ``recompute_layers`` and ``shares`` in
+    ``rests``."""
 
     def __init__(self, parts: Iterable[Inner]):
         self._parts = tuple(parts)
@@ -26,18 +27,24 @@ class Inners(Sequence):
         ]
         self.orders, self.rests = tuple(orders), tuple(rests)
         self.order, self.rest = np.array(places, np.int64).reshape(-1, 2).T
+        self.layers = frozenset(rest.recompute_layers for rest in rests)
+        self.shares = frozenset(rest.shares for rest in rests)
 
-    @classmethod
-    def of(cls, parts: Iterable[Inner]) -> Inners:
-        """These parts, as they are if they already have columns."""
-        return parts if isinstance(parts, Inners) else cls(parts)
+    def grouped(self, *fields: str) -> list[np.ndarray]:
+        """The places of the parts that agree on these fields, which the order is not among."""
+        known: dict[tuple, int] = {}
+        code = [known.setdefault(tuple(getattr(rest, f) for f in fields), len(known)) for rest in self.rests]
+        if len(known) == 1:
+            return [np.arange(len(self))]
+        group = np.array(code, np.int64)[self.rest]
+        return [np.flatnonzero(group == number) for number in np.unique(group)]
 
     def take(self, chosen: np.ndarray) -> Inners:
         """The chosen ones: places, or which of them as a mask. Orders and rests keep their numbers."""
         places = np.flatnonzero(chosen) if chosen.dtype == bool else chosen
         out = object.__new__(Inners)
         out._parts = tuple(self._parts[i] for i in places.tolist())
-        out.orders, out.rests = self.orders, self.rests
+        out.orders, out.rests, out.layers, out.shares = self.orders, self.rests, self.layers, self.shares
         out.order, out.rest = self.order[places], self.rest[places]
         return out
 

@@ -27,7 +27,7 @@ from meshwright.search.glance import PASSES, Glances
 from meshwright.search.layers import Book
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths, Rows, Work, paths
-from meshwright.search.settle import concrete, shares_of
+from meshwright.search.settle import concrete, dealt_by, shares_of
 from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
 
@@ -41,8 +41,8 @@ class Regions:
         self.evaluator, self.layers = evaluator, evaluator.layers
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
         self.glances, self.exchanges = Glances(evaluator), Exchanges(evaluator)
-        self.kinds, self.num_units = self.glances.kinds, self.glances.num_units
-        self.contention = min(contention(d) for d in self.layers.devices.values())
+        self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
+        self.contention = min(map(contention, evaluator.devices))
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._rows: dict[tuple, Rows | Work] = {}
@@ -54,7 +54,7 @@ class Regions:
         #: The inner parts looked at last, and which of them have the same stages.
         self._grouped: tuple[Sequence[Inner], list[list[int]]] = ((), [])
         #: On one island ranks are alike; on several there are kinds of slices, on devices by their place in `names`.
-        self.alike = len(self.cluster.islands) == 1
+        self.alike = evaluator.alike
         self.names = self.glances.names
 
     def placed(self, core: Core, inners: Inners, states: tuple[State, ...]) -> Inners:
@@ -183,7 +183,7 @@ class Regions:
         if self._grouped[0] is not inners:
             alike: dict[tuple, list[int]] = {}
             for a, i in enumerate(inners):
-                alike.setdefault((i.order, i.sp, i.attention, i.dtype, i.shares), []).append(a)
+                alike.setdefault((dealt_by(i), i.shares), []).append(a)
             self._grouped = inners, list(alike.values())
         groups: dict[tuple, list[int]] = {}
         for chosen in self._grouped[1]:

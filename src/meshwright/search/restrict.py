@@ -20,6 +20,8 @@ from meshwright.plan.facets import (
     OVERLAPS,
     RECOMPUTE_MODES,
 )
+from meshwright.plan.text import INTEGER_WORDS, VALUE_WORDS
+from meshwright.plan.toml import rejected
 from meshwright.search.space import BALANCED, EVEN, FACETS, Space
 from meshwright.spec.workload import DTYPE_BYTES
 
@@ -37,6 +39,14 @@ NAMES: dict[str, tuple[str, ...]] = {
     "moments": _STORED[:-1],
 }
 COUNTS = ("devices", "tp", "cp", "pp", "dp", "mb", "ep", "etp", "recompute_layers", "vpp", "zero", "shard")
+#: Counts that may be 0: nothing sharded, or all of what there is.
+FROM_NOTHING = ("etp", "recompute_layers", "zero", "shard")
+#: Facets with an order, which a bound can be of.
+ORDERED = (*COUNTS, "imbalance")
+#: Where a plan has the facets that are numbers.
+PLACES = INTEGER_WORDS | {facet: VALUE_WORDS[facet][:2] for facet in ("recompute_layers", "imbalance")}
+#: Of a count as it is written.
+MOST_DIGITS = 12
 YES_NO = {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
 
@@ -51,7 +61,8 @@ def restricted(
     """The space with every restriction applied: first what is allowed besides, then the others.
 
     Raises:
-        MeshwrightError: R001 unknown facet, R002 unknown value, R003 a word that is no restriction; all at once.
+        MeshwrightError: R001 unknown facet, R002 unknown value, R003 a word that is no restriction; all at once. R005
+            when nothing is left of a facet.
     """
     found: list[Diagnostic] = []
     for words, option, apply in (
@@ -67,6 +78,10 @@ def restricted(
                 found += error.diagnostics
     if found:
         raise MeshwrightError(found)
+    for facet in FACETS:
+        if space[facet] == ():
+            help = "take back a --bound or an --exclude"
+            raise MeshwrightError.one("R005", f"no value of {facet} is left", place=facet, help=help)
     return space
 
 
@@ -78,6 +93,13 @@ def _applied(space: Space, word: str, option: str, apply: Callable) -> Space:
     facet = match[1].lower()
     if facet not in FACETS:
         raise MeshwrightError.one("R001", f"no facet {facet!r}", place=place, help=nearest(facet, list(FACETS)))
+    if option == "--bound" and (facet not in ORDERED or "," in match[3]):
+        raise MeshwrightError.one(
+            "R003",
+            f"{word!r} is not a bound: it is one number, of a facet whose values are numbers",
+            place=place,
+            help=f"bounds are of {', '.join(ORDERED)}; of others say --fix or --exclude {facet}=",
+        )
     return apply(space, facet, match[2], _values(facet, match[3], place))
 
 
@@ -138,7 +160,7 @@ def _value(facet: str, text: str, place: str) -> Any:
         return tuple(_choice(facet, name, {n: n for n in OVERLAPS}, place) for name in names)
     if facet == "imbalance":
         try:
-            return max(1.0, float(text))
+            return _checked(facet, float(text), text, place)
         except ValueError:
             raise _unknown(facet, text, place, "a ratio such as 1.2") from None
     if facet in ("stages", "shares"):
@@ -153,9 +175,21 @@ def _choice(facet: str, text: str, known: dict[str, Any], place: str) -> Any:
 
 
 def _number(facet: str, text: str, place: str) -> int:
-    if not text.strip().isdigit():
+    if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
         raise _unknown(facet, text, place, f"{facet} takes whole numbers, such as {facet}=4 or {facet}=2,4,8")
-    return int(text)
+    number = int(text)
+    if number < 1 and facet not in FROM_NOTHING:
+        raise _unknown(facet, text, place, f"{facet} is at least 1")
+    return _checked(facet, number, text, place)
+
+
+def _checked(facet: str, value: Any, text: str, place: str) -> Any:
+    """The value, if a plan can say it."""
+    where = PLACES.get(facet)
+    reason = rejected(*where, value) if where else ""
+    if reason:
+        raise _unknown(facet, text, place, reason)
+    return value
 
 
 def _unknown(facet: str, text: str, place: str, help: str) -> MeshwrightError:

@@ -46,26 +46,35 @@ def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     return found
 
 
+@lru_cache(maxsize=1 << 16)
+def dealt_by(inner: Inner) -> Inner:
+    """The inner part whose layers deal stages for this one: they recompute nothing and gather keys and values, so that
+    parts that differ in no more than that have the same stages, and one bound."""
+    usual = {"recompute": "none", "recompute_layers": 0, "algorithm": "allgather", "shares": EVEN}
+    return inner._replace(master="fp32", moments="fp32", **usual)
+
+
 def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
-    """The piped part with its layers dealt to stages. They are dealt by layers that recompute nothing and gather keys
-    and values, so that parts that differ in no more than that have the same stages, and one bound."""
+    """The piped part with its layers dealt to stages, as they take under :func:`dealt_by`."""
     if piped.stages != BALANCED:
         return piped
-    usual = inner._replace(recompute="none", recompute_layers=0, algorithm="allgather", shares=EVEN)
+    usual = dealt_by(inner)
     key = (core, usual)
     table = evaluator.stages.get(key)
     if table is None:
         plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
         table = evaluator.stages[key] = _by_rank(plan, evaluator)
-    dealt = (core.pp, piped.vpp, table.tobytes())
+    held = _held(piped.schedule, core.pp, piped.vpp)
+    dealt = (held, table.tobytes())
     if dealt not in evaluator.stages:
-        evaluator.stages[dealt] = _stages(table, core.pp, piped.vpp, evaluator)
+        evaluator.stages[dealt] = _stages(table, held, evaluator)
     return piped._replace(stages=evaluator.stages[dealt])
 
 
 def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
     """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
-    return _stages(_by_rank(plan, evaluator), plan.layout.pp, plan.pipeline.vpp, evaluator)
+    held = _held(plan.pipeline.schedule, plan.layout.pp, plan.pipeline.vpp)
+    return _stages(_by_rank(plan, evaluator), held, evaluator)
 
 
 class _Passes:
@@ -74,7 +83,7 @@ class _Passes:
     def __init__(self, plan: Plan, evaluator: Evaluator):
         self.mesh = evaluator.layers.mesh(plan)
         self.book = evaluator.layers.book(plan, self.mesh)
-        self.alike = len(evaluator.cluster.islands) == 1
+        self.alike = evaluator.alike
 
     def __call__(self, unit: Unit, kind: int, rank: int) -> float:
         place = self.mesh.slices[kind]
@@ -91,11 +100,16 @@ def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
     return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
 
 
-def _stages(table: np.ndarray, pp: int, vpp: int, evaluator: Evaluator) -> tuple[int, ...]:
-    """Layers per stage, from seconds by rank."""
-    rank = np.arange(pp * vpp) % pp
-    pattern = list(evaluator.model.pattern)
-    return partition(table[rank][:, pattern], first=table[rank, -2], last=table[rank, -1])
+@lru_cache(maxsize=4096)
+def _held(schedule: str, pp: int, vpp: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks that hold each stage."""
+    return schedules.get(schedule).ranks_of_stage(pp, vpp)
+
+
+def _stages(table: np.ndarray, held: tuple[tuple[int, ...], ...], evaluator: Evaluator) -> tuple[int, ...]:
+    """Layers per stage, from seconds by rank and the ranks that hold each stage; two of them share its microbatches."""
+    each = np.array([table[list(ranks)].mean(axis=0) for ranks in held])
+    return partition(each[:, list(evaluator.model.pattern)], first=each[:, -2], last=each[:, -1])
 
 
 @lru_cache(maxsize=256)

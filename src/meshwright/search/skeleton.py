@@ -143,7 +143,7 @@ class Skeleton:
     def keys(self, stages: Stages, mesh: Mesh) -> list[Key]:
         """The cost key of every role for a plan of this structure."""
         starts, device = mesh.slices[0].starts, mesh.slices[0].devices[0].name
-        updates = _Updates(None, None, [self.actions], stages, mesh)
+        updates = Updates(stages)
         everyone = mesh.group("tp", "cp", "dp", "pp")
         found: list[Key] = []
         for role in self.roles:
@@ -165,10 +165,14 @@ class Skeleton:
         return found
 
 
-class _Updates(Exchanger):
+class Updates(Exchanger):
     """Asked only for what an optimizer step touches; it adds nothing to a graph."""
 
-    def parameters(self, units: tuple) -> float:
+    def __init__(self, stages: Stages):
+        super().__init__(None, None, [None], stages, stages.mesh)
+
+    def parameters(self, units: tuple[Unit, ...]) -> float:
+        """Parameters that the optimizer of a rank with these units touches."""
         return self._updated(units)
 
 

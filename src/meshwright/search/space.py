@@ -9,7 +9,7 @@ the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 wit
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import permutations, product
 from typing import Any, NamedTuple
@@ -232,23 +232,28 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance", "loss"))
     ways = tuple(legal_inner(space, core, model, cluster, train))
     orders = _orders(space, core)
-    shared = {order: _shares(space, core, order, cluster) for order in orders}
+    shared = {order: _shares(space, core, order, cluster, train.global_batch) for order in orders}
     found = _combined(ways, tuple(orders), recompute, rest)
     if all(shares == [EVEN] for shares in shared.values()):
         return found
     return Inners(inner._replace(shares=shares) for inner in found for shares in shared[inner.order])
 
 
-def _shares(space: Space, core: Core, order: tuple[str, ...], cluster: Cluster) -> list[str | tuple[int, ...]]:
-    """Batch shares that mean something: several kinds of slices that exchange nothing in every microbatch."""
+def _shares(
+    space: Space, core: Core, order: tuple[str, ...], cluster: Cluster, global_batch: int
+) -> list[str | tuple[int, ...]]:
+    """Batch shares that mean something: several kinds of slices that exchange nothing in every microbatch, and numbers
+    that add up to the batch."""
     layout = Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, order=order)
     found = kinds(layout, cluster)
     apart = len(found) > 1 and meet_inside(layout, core.ep * (core.etp or core.tp), found)
-    return [
-        value
-        for value in space["shares"]
-        if value == EVEN or (apart and (value == BALANCED or len(value) == len(found)))
-    ]
+
+    def whole(shares: tuple[int, ...]) -> bool:
+        if len(shares) != len(found):
+            return False
+        return core.mb * sum(len(kind.members) * share for kind, share in zip(found, shares)) == global_batch
+
+    return [value for value in space["shares"] if value == EVEN or (apart and (value == BALANCED or whole(value)))]
 
 
 @lru_cache(maxsize=256)
@@ -317,21 +322,6 @@ def _chunks(chunks: tuple[int, ...] | None, pp: int, num_layers: int, family) ->
         legal = sorted({-(-per_rank // layers) for layers in range(1, per_rank)} - {1})
         legal = [v + v % 2 for v in legal] if family.placement == "wave" else legal
     return [v for v in (dict.fromkeys(legal) if chunks is None else chunks) if not family.vpps or v in legal]
-
-
-def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> bool:
-    """Whether a schedule goes with a ZeRO stage: what two ranks hold whole cannot be sharded, and with one stage a rank
-    ZeRO-2 is ZeRO-1 in other words, if that is `among` the state parts."""
-    if pp == 1 or state.zero < 2:
-        return True
-    if schedules.get(piped.schedule).placement == "bidirectional":
-        return False
-    return state.zero == 3 or piped.vpp > 1 or State(1, state.shard) not in among
-
-
-def exchanges_once(core: Core, state: State) -> bool:
-    """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one."""
-    return not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
 
 
 def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[State, ...]:

@@ -13,7 +13,8 @@ import numpy as np
 
 from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
-from meshwright.search.space import EVEN, Core, exchanges_once, inners, pipelines, states, together
+from meshwright.search.legal import legal
+from meshwright.search.space import Core
 from meshwright.search.walk import Walk
 
 STEPS, RESTARTS = 400, 4
@@ -58,41 +59,40 @@ class _Parts:
 
     def __init__(self, walk: Walk):
         self.walk = walk
-        self._known: dict[Core, tuple[list, list, list]] = {}
-        self.cores = [core for core in walk.cores if all(self.of(core))]
+        self._known: dict[Core, Scope] = {}
+        self.cores = [core for core in walk.cores if self.of(core).size()]
 
-    def of(self, core: Core) -> tuple[list, list, list]:
+    def of(self, core: Core) -> Scope:
         found = self._known.get(core)
         if found is None:
             walk = self.walk
-            found = self._known[core] = (
-                inners(walk.space, core, walk.model, walk.cluster, walk.train),
-                pipelines(walk.space, core, walk.model, walk.train),
-                states(walk.space, core, walk.cluster, walk.train),
-            )
+            found = self._known[core] = Scope.of(walk.space, core, walk.model, walk.cluster, walk.train)
         return found
 
     def together(self, point: tuple) -> bool:
         """Whether a point's parts go together."""
-        core, inner, piped, state = point
-        apart = inner.shares == EVEN or exchanges_once(core, state)
-        return apart and together(core.pp, piped, state, self.of(core)[2])
+        return legal(*point, self.of(point[0]).states, self.walk.model.num_layers)
 
     def size(self) -> int:
         """Legal points."""
-        return sum(Scope(core, *self.of(core)).size() for core in self.cores)
+        return sum(self.of(core).size() for core in self.cores)
 
     def draw(self, rng: np.random.Generator) -> tuple:
         core = self.cores[rng.integers(len(self.cores))]
-        return core, *(part[rng.integers(len(part))] for part in self.of(core))
+        return core, *(part[rng.integers(len(part))] for part in self._of(core))
+
+    def _of(self, core: Core) -> tuple:
+        """The inner, piped and state parts of a core."""
+        scope = self.of(core)
+        return scope.inners, scope.pipelines, scope.states
 
     def neighbour(self, rng: np.random.Generator, point: tuple) -> tuple:
         """The point with one part drawn anew; of new sizes, those that differ from the old ones least often."""
         which = int(rng.integers(4))
         if which:
-            choices = self.of(point[0])[which - 1]
+            choices = self._of(point[0])[which - 1]
             return (*point[:which], choices[rng.integers(len(choices))], *point[which + 1 :])
         near = [c for c in self.cores if sum(a != b for a, b in zip(c, point[0])) <= 2] or self.cores
         core = near[rng.integers(len(near))]
-        kept = (old if old in part else part[rng.integers(len(part))] for old, part in zip(point[1:], self.of(core)))
+        kept = (old if old in part else part[rng.integers(len(part))] for old, part in zip(point[1:], self._of(core)))
         return core, *kept

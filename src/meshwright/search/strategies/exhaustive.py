@@ -24,7 +24,7 @@ from meshwright.search.bounds import (
 )
 from meshwright.search.columns import Costs
 from meshwright.search.regions import Regions
-from meshwright.search.space import Core, inners, pipelines, states
+from meshwright.search.space import Core
 from meshwright.search.walk import Walk
 
 #: Reasons for rejection, as they are counted.
@@ -40,11 +40,11 @@ SCOUTS, DIVES = 12, 4
 
 
 class Region:
-    """A core whose plans have been bounded: ``bound_s`` [A, B, C] is infinite where the plan is rejected, ``paths_s``
-    [A, B] the part of it that is the pipeline."""
+    """A core whose plans have been bounded: ``bound_s`` [A, B, C] is infinite where the plan is rejected, ``along_s``
+    [A, B, C] the bounds that go along the pipeline and ``paths_s`` [A, B] the part of those that is the pipeline."""
 
-    def __init__(self, scope: Scope, costs: Costs, bound_s: np.ndarray, paths_s: np.ndarray):
-        self.scope, self.costs, self.bound_s, self.paths_s = scope, costs, bound_s, paths_s
+    def __init__(self, scope: Scope, costs: Costs, bound_s: np.ndarray, along_s: np.ndarray, paths_s: np.ndarray):
+        self.scope, self.costs, self.bound_s, self.along_s, self.paths_s = scope, costs, bound_s, along_s, paths_s
         self._exact: dict[tuple[int, int], float] = {}
 
     def part(self, flat: int) -> tuple:
@@ -61,7 +61,7 @@ class Region:
             found = regions.makespan(self.scope.core, self.scope.inners[a], self.scope.pipelines[b], self.costs, a)
             found -= self.paths_s[a, b]
             self._exact[a, b] = found
-        return float(self.bound_s.flat[flat]) + max(0.0, found)
+        return max(float(self.bound_s.flat[flat]), float(self.along_s.flat[flat]) + found)
 
 
 def run(walk: Walk) -> bool:
@@ -106,20 +106,14 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
     """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
     asked = (walk.model, walk.cluster, walk.train)
     for core in walk.cores:
-        scope = Scope(
-            core,
-            inners(walk.space, core, *asked),
-            pipelines(walk.space, core, walk.model, walk.train),
-            states(walk.space, core, walk.cluster, walk.train),
-        )
+        scope = Scope.of(walk.space, core, *asked)
         if not scope.size():
             continue
         walk.covers(scope.size())
-        if regions.exchanges.crowded(core, scope.states, scope.inners[0]):
+        if regions.exchanges.crowded(core, scope.states, scope.inners):
             walk.reject(CROWDED, scope.size())
             continue
-        ways = dict.fromkeys((i.sp, i.algorithm, i.attention) for i in scope.inners)
-        yield regions.glances.ideal_seconds(core, ways), scope
+        yield regions.glances.ideal_seconds(core, scope.inners), scope
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
@@ -142,7 +136,8 @@ def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
     later: list[tuple[float, int, Region, int]] = []
 
     def dive(region: Region, leaf: int) -> None:
-        if region.bound_s.flat[leaf] <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
+        bound = region.bound_s.flat[leaf]
+        if np.isfinite(bound) and bound <= walk.worth_s and region.tightened_s(regions, leaf) <= walk.worth_s:
             walk.evaluate(*region.part(leaf))
 
     for scope in scopes:
@@ -192,13 +187,13 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     if kept.size():
         costs, paths_s, least = costs.rows(some), paths_s[some][:, pipelines], least[some][:, pipelines]
         exchanged = regions.exchanges.exchanged(scope.core, kept.inners, kept.states)
-        bound_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
+        bound_s, along_s = step_seconds(regions, kept, costs, paths_s, least, exchanged)
         legal = kept.legal()
         slow = legal & (bound_s * (1 - ROUNDING) > walk.worth_s)
         full = _full(walk, regions, kept, costs, legal & ~slow)
-        bound_s[slow | full | ~legal] = np.inf
+        bound_s = np.where(slow | full | ~legal, np.inf, bound_s)
         rejected += Counter({PATHS: int(slow.sum()), STATE: int(full.sum())})
-        region = Region(kept, costs, bound_s, paths_s) if np.isfinite(bound_s).any() else None
+        region = Region(kept, costs, bound_s, along_s, paths_s) if np.isfinite(bound_s).any() else None
     if reject:
         walk.bounds(size)
         for reason, count in rejected.items():
