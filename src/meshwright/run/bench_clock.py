@@ -90,8 +90,8 @@ class Clock:
 
 
 def mean(seconds: Iterable[float]) -> Timed:
-    """Of the repeats, without the slowest tenth: what a machine does once in a while is no part of an operation."""
+    """Of the repeats, without the slowest fifth: what a machine does once in a while is no part of an operation."""
     ordered = sorted(seconds)
-    kept = ordered[: max(1, len(ordered) - len(ordered) // 10)]
+    kept = ordered[: max(1, len(ordered) - len(ordered) // 5)]
     spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
     return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])
