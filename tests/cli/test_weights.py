@@ -16,6 +16,7 @@ from safetensors import safe_open
 import meshwright
 from meshwright.cli import main
 from tests.cli.tiny import CONFIG, tiny
+from tests.run.shards import damage
 
 QUESTION = ["tiny/config.json", "--on", "2xh100", "--train", "batch=4,seq=32,dtype=fp32", "--data", "sample"]
 
@@ -30,18 +31,6 @@ def trained(tmp_path, monkeypatch, capfd):
     assert main(["run", *QUESTION, *words]) == 0
     capfd.readouterr()
     return tmp_path
-
-
-def damage(file, state):
-    """One bit of every tensor of a state is flipped."""
-    data = bytearray(file.read_bytes())
-    start = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:start])
-    mine = [entry["data_offsets"][0] for key, entry in header.items() if key.split("/")[0] == state]
-    assert mine
-    for at in mine:
-        data[start + at] ^= 1
-    file.write_bytes(data)
 
 
 def errors(capfd):

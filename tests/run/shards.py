@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,18 @@ from meshwright.run.pieces import Parameter, Part, Piece
 
 STATES = ("param", "exp_avg", "exp_avg_sq")
 ALONE = Group(name="world", ranks=(0,), index=0)
+
+
+def damage(file: Path, state: str) -> None:
+    """Flip one bit of every tensor of a state in one of a checkpoint's files."""
+    data = bytearray(file.read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    mine = [entry["data_offsets"][0] for key, entry in header.items() if key.split("/")[0] == state]
+    assert mine
+    for at in mine:
+        data[start + at] ^= 1
+    file.write_bytes(data)
 
 
 def world(rank: int, num_ranks: int) -> Group:
