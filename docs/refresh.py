@@ -34,7 +34,7 @@ def refreshed(block: str) -> str:
     at = 0
     for line in block.splitlines():
         if line.startswith("$ "):
-            command = shlex.split(line[2:].split("  #")[0])
+            command = shlex.split(re.split(r"\s#", line[2:])[0])
             run = subprocess.run(
                 command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, **WIDTH}
             )
