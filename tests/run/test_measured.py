@@ -1,7 +1,5 @@
 """A real job of a few processes, recorded: the same tasks as predicted, at little cost."""
 
-import time
-
 import msgspec
 import numpy as np
 import pytest
@@ -126,32 +124,26 @@ def test_a_measured_step_replays_as_long_as_it_took(text):
         assert timed(rebuilt).makespan_s == pytest.approx(step.timeline.makespan_s, rel=0.05)
 
 
-def alternating(rank, size, count):
-    """Seconds of steps without and with a recorder, in turn, and what was recorded of a step."""
-    trainer, step = trainer_of("dp2 mb1 zero1", size, hidden=128, ffn=256)
-    recorder, off = Recorder(rank=rank, keep=2), Off()
-    for number in range(4):
+def spans(rank, size):
+    """Spans of a step by kind."""
+    trainer, step = trainer_of("dp2 mb1 zero1", size)
+    recorder = Recorder(rank=rank, warmup=1, keep=1)
+    install(recorder)
+    for number in range(2):
         step(number)
-    seconds = np.zeros((count, 2))
-    for number in range(count):
-        for which, chosen in enumerate((off, recorder)):
-            install(chosen)
-            begin = time.perf_counter()
-            step(number)
-            seconds[number, which] = time.perf_counter() - begin
+    install(Off())
     trainer.settle()
-    return seconds, len(recorder.recording().label) / 2
+    found = recorder.recording()
+    return [found.labels[label].kind for label in found.label.tolist()]
 
 
-@pytest.mark.slow
-def test_recording_costs_at_most_three_percent():
-    """Interleaved steps with and without, two processes on two cores; the 95% interval of the ratio of medians must
-    not lie above 1.03, and spans times their cost (below 2 us each) must be far below it."""
-    seconds, spans = launch(2, alternating, 2, 40)[0]
-    rng = np.random.default_rng(0)
-    draws = rng.integers(0, len(seconds), (2000, len(seconds)))
-    ratios = np.median(seconds[draws, 1], axis=1) / np.median(seconds[draws, 0], axis=1)
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    print(f"on/off {np.median(seconds[:, 1]) / np.median(seconds[:, 0]):.4f} [{low:.4f}, {high:.4f}], {spans} spans")
-    assert low <= 1.03
-    assert spans * 2e-6 < 0.03 * np.median(seconds[:, 0])
+def test_a_step_records_its_tasks_and_no_more():
+    """What recording costs is a look-up and two stores for each of these (``python -m bench.overhead`` measures it)."""
+    trained = small.llama()
+    # four microbatches a rank; a bucket for each layer and one for each end, but for the last, exchanged with a layer
+    buckets = trained.num_layers + 2
+    for kinds in launch(2, spans, 2):
+        assert kinds.count("F") == kinds.count("BW") == 4
+        assert kinds.count("optimizer") == kinds.count("all_reduce") == 1
+        assert kinds.count("all_gather") == kinds.count("reduce_scatter") <= buckets
+        assert len(kinds) == 10 + 2 * kinds.count("all_gather")
