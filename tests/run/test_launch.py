@@ -39,6 +39,12 @@ def test_every_rank_runs_and_rank_0_answers():
     assert answer == {"total": 33, "threads": num_threads(), "size": 3, "device": "cpu"}
 
 
+def test_a_rank_on_a_processor_has_a_thread_unless_told_otherwise(monkeypatch):
+    for told, threads in (("", 1), ("3", 3), ("many", 1), ("0", 1)):
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+        assert launch.start(summed, 0, num_ranks=2, device="cpu")["threads"] == threads
+
+
 def test_one_rank_needs_no_group():
     assert launch.start(lambda world: dist.is_initialized(), num_ranks=1, device="cpu") is False
 

@@ -33,6 +33,8 @@ FRAMEWORK = "meshwright-run"
 #: Constants that are fitted, with the step the linear model is built from. None can be less than nothing.
 FITTED = {"host_us_per_kernel": 1.0, "host_us_per_backward_kernel": 1.0, "host_us_per_pass": 100.0}
 
+#: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
+LEAST_SIGMA = 0.03
 #: What else a profile states.
 GIVEN = (
     "elementwise_passes",
@@ -65,7 +67,7 @@ def tables(machine: Machine) -> Measured:
     from meshwright.run import bench, bench_operators
 
     def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
-        spread = float(np.median([t.spread for t in timed])) / 1.35  # interquartile range to standard deviation
+        spread = _sigma(timed)
         busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
         return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
@@ -95,16 +97,21 @@ def _updates(machine: Machine) -> Table:
         model, train = bench.model_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
         size = model.num_params * updated_bytes(bench.plan_of(p.layer), train)
         beyond = p.step.seconds - bench.MICROBATCHES * (p.forward.seconds + p.backward.seconds)
-        found[size] = max(beyond, p.optimizer.seconds), p.step.spread
+        found[size] = max(beyond, p.optimizer.seconds)
     ordered = sorted(found)
     return Table(
         axes=(tuple(ordered),),
-        seconds=tuple(found[size][0] for size in ordered),
-        spread=float(np.median([spread for _, spread in found.values()])) / 1.35,
+        seconds=tuple(found[size] for size in ordered),
+        spread=_sigma([p.step for p in machine.passes]),
     )
 
 
-def _passes(measured: Measured) -> float:
+def _sigma(timed: list[Timed]) -> float:
+    """Standard deviation of repeats, in the median: of a normal one, the interquartile range over 1.35."""
+    return float(np.median([t.spread for t in timed])) / 1.35
+
+
+def _unfused(measured: Measured) -> float:
     """Bytes that the executor's memory-bound operators move over what fused kernels would, in the median over what was
     timed: for operators that were not."""
     many = [
@@ -195,7 +202,7 @@ def fit(machine: Machine) -> Fit:
     link = Link(tables(machine))
     start = Framework(
         name=FRAMEWORK,
-        elementwise_passes=_passes(link.tables),
+        elementwise_passes=_unfused(link.tables),
         host_us_per_kernel=0.0,
         host_us_per_backward_kernel=0.0,
         host_us_per_collective=0.0,
@@ -216,20 +223,37 @@ def fit(machine: Machine) -> Fit:
     predicted = _times(machine, cluster, link, at)
     names = [f"{_describe(p)} {which}" for p in machine.passes for which in ("forward", "backward", "step")]
     rows = tuple(zip(names, seen.tolist(), predicted.tolist(), strict=True))
-    error = float(np.sqrt(np.mean((predicted / seen - 1) ** 2)))
+    error = _rms(predicted / seen - 1)
+    left_out = _left_out(slopes / seen[:, None], (seen - origin) / seen, len(machine.passes))
     whole = msgspec.structs.replace(
         at,
         title="Meshwright's executor on this machine",
         activation_copies=_copies(machine, cluster, link, at),
         context_bytes=machine.base_bytes,
         communicator_bytes=0.0,
-        step_sigma=round(max(0.03, error), 3),
-        source=f"fitted to {len(rows)} passes of {len(machine.passes)} models timed here: {error:.1%} rms error; "
-        "context is what a rank holds beside its tensors; what exchanges cost the host is in their tables; "
+        step_sigma=round(max(LEAST_SIGMA, error if left_out is None else left_out), 3),
+        source=f"fitted to {len(rows)} times of {len(machine.passes)} models here: {error:.1%} rms error in sample, "
+        + ("no second model to leave out" if left_out is None else f"{left_out:.1%} with models left out")
+        + "; context is what a rank holds beside its tensors; what exchanges cost the host is in their tables; "
         "communicators and slack of the allocator are not measured apart",
         flagged=False,
     )
     return Fit(framework=whole, rows=rows)
+
+
+def _left_out(slopes: np.ndarray, wanted: np.ndarray, models: int) -> float | None:
+    """Rms error of models that the constants were not fitted to, each left out in turn; rows are a model's together."""
+    if models < 2:
+        return None
+    of, errors = np.arange(len(wanted)) // (len(wanted) // models), []
+    for model in range(models):
+        found = _least_squares(slopes[of != model], wanted[of != model])
+        errors.append(slopes[of == model] @ found - wanted[of == model])
+    return _rms(np.concatenate(errors))
+
+
+def _rms(errors: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(errors**2)))
 
 
 def _describe(p: PassTimes) -> str:

@@ -85,11 +85,10 @@ class Costs:
             return whole._replace(seconds=whole.seconds / work.slices)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
             work = msgspec.structs.replace(work, dtype="fp32")
-        if isinstance(work, Elementwise) and work.operator:
-            timed = self._answer(work, device)
-            if timed.issued or work.fused:
-                return timed
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
+            timed = self._answer(work, device) if work.operator else None
+            if timed is not None and timed.issued:  # as the framework runs it
+                return timed
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
         if self.adds_apart(work):

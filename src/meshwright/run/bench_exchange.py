@@ -18,6 +18,9 @@ from meshwright.run.mesh import Group
 
 #: Work between two collectives of a step, seconds on a core of its own.
 BETWEEN_S = 2e-3
+#: A difference of two times is at least this share of the longer one: repeats differ by more than that, so nothing
+#: smaller can be told apart from nothing.
+LEAST = 0.02
 COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 #: Units of fully sharded parameters: bytes, parameters of each (those of a Llama's layer), repeats.
@@ -60,7 +63,7 @@ def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
     """What the second of each pair takes longer than the first, over repeats and ranks; not less than what can be told
     apart from nothing."""
     without, with_ = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
-    found = torch.stack([(with_ - without).median(), 0.02 * with_.median()])
+    found = torch.stack([(with_ - without).median(), LEAST * with_.median()])
     on_device = found.to(torch.float32).to(world.device)
     dist.all_reduce(on_device)
     return max(on_device.tolist()) / world.size
@@ -89,12 +92,12 @@ def staging(world: World) -> dict[str, list[Timed]]:
             unit.reshard()
 
         runs = (lambda plain=plain: step(plain), lambda unit=unit: step(unit), gather)
-        found = [[_own(run) for _ in range(STAGED_REPEATS)] for run in runs]
-        whole, cut, gathers = (torch.tensor(f[2:]).median() for f in found)
-        cost = torch.stack([gathers, (cut - whole - 2 * gathers).clamp(min=0.1 * gathers)])
+        timed = [mean([_own(run) for _ in range(STAGED_REPEATS)][2:]) for run in runs]
+        whole, cut, gathers = (t.seconds for t in timed)
+        cost = torch.tensor([gathers, max(cut - whole - 2 * gathers, LEAST * cut)])
         dist.all_reduce(cost)
         for name, seconds in zip(out, (cost / world.size).tolist(), strict=True):
-            out[name].append(Timed(seconds, 0.1))
+            out[name].append(Timed(seconds, max(t.spread for t in timed)))
     return msgspec.to_builtins(out)
 
 

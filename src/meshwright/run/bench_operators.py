@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from meshwright.run.activation import activate
 from meshwright.run.bench_clock import Bench
-from meshwright.run.loss import _CrossEntropy, cross_entropy
+from meshwright.run.loss import ShardedCrossEntropy, cross_entropy
 from meshwright.run.mesh import Group
 from meshwright.run.rotary import rotate
 from meshwright.spec.layers import Dense
@@ -89,7 +89,7 @@ def _loss(n, device, dtype):
 def _sharded_loss(n, device, dtype):
     targets = torch.randint(0, 2 * VOCAB, (n // VOCAB, 1), device=device)
     return (
-        lambda x: _CrossEntropy.apply(x, targets, 0, _LONE).sum(),
+        lambda x: ShardedCrossEntropy.apply(x, targets, 0, _LONE).sum(),
         (_leaf(device, dtype, n // VOCAB, 1, VOCAB),),
     )
 

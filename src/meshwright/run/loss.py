@@ -10,7 +10,9 @@ from meshwright.run.collect import all_reduce
 from meshwright.run.mesh import Group
 
 
-class _CrossEntropy(torch.autograd.Function):
+class ShardedCrossEntropy(torch.autograd.Function):
+    """Loss of each token, of logits [..., n] whose columns from `first` on are here."""
+
     @staticmethod
     def forward(ctx, logits, targets, first, tp):
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
@@ -41,4 +43,4 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: G
     if tp.alone:
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
         return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
-    return _CrossEntropy.apply(logits, targets, first, tp).sum()
+    return ShardedCrossEntropy.apply(logits, targets, first, tp).sum()

@@ -291,11 +291,8 @@ class Layer(nn.Module):
         return self._forward(x, p)
 
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
-        x = x + self._dropped(self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
-        return x + self._dropped(self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
-
-    def _dropped(self, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:
-        return _dropped(self.shared, x, p, site)
+        x = x + _dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
+        return x + _dropped(self.shared, self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
 
 
 def _dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:
