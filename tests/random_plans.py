@@ -99,7 +99,7 @@ def plans_in_words(draw):
             recompute=one_of(*RECOMPUTE_MODES), layers=draw(st.integers(0, 8)), attention=one_of(*ATTENTION_KERNELS)
         ),
         precision=plans.Precision(
-            compute=one_of(*PRECISIONS, "fp8_block", "mxfp8", "nvfp4"),
+            compute=one_of(*PRECISIONS, "fp8_row", "fp8_block", "mxfp8", "nvfp4"),
             grads=one_of(*STORED),
             master=one_of(*STORED),
             moments=one_of(*STORED),

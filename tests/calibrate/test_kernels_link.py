@@ -172,3 +172,13 @@ def test_a_file_of_another_format_is_refused_with_the_way_to_mend_it():
     assert "meshwright calibrate" in caught.value.diagnostics[0].help
     with pytest.raises(MeshwrightError, match="not a kernel profile"):
         read_profile(b"[]", "h100_sxm.json")
+
+
+def test_training_in_8_bits_scales_whole_tensors_unless_it_says_rows():
+    """The tables' fp8 kernel scales every token: it stands for rows; whole tensors are at least as quick as blocks."""
+    large = {"m": 16384, "n": 8192, "k": 8192}
+    tensor, row, block = (TRAIN(Gemm(dtype=d, **large), H100) for d in ("fp8", "fp8_row", "fp8_block"))
+    assert "gemm fp8_block" in tensor.source and "gemm fp8 " in row.source
+    assert tensor.seconds == block.seconds < row.seconds
+    # in an engine the kernel is the one its table was measured with
+    assert "gemm fp8 " in SERVE(Gemm(dtype="fp8", **large), H100).source

@@ -152,7 +152,8 @@ def test_a_device_nobody_published_efficiencies_for_gets_flagged_defaults():
 
 
 def test_block_scaled_formats_run_at_their_elements_peak_and_unsupported_ones_at_the_next():
-    assert r.peak_flops(H100, "fp8_block") == r.peak_flops(H100, "mxfp8") == H100.peak_flops["fp8"]
+    for scaled in ("fp8_row", "fp8_block", "mxfp8"):
+        assert r.peak_flops(H100, scaled) == H100.peak_flops["fp8"]
     assert r.supports(H100, "fp8") and not r.supports(H100, "nvfp4") and not r.supports(A100, "fp8")
     assert r.peak_flops(A100, "fp8") == A100.peak_flops["bf16"]
 

@@ -50,7 +50,7 @@ def legal(draw):
             attention=one_of(*ATTENTION_KERNELS),
         ),
         precision=plans.Precision(
-            compute=one_of("", "bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4"),
+            compute=one_of("", "bf16", "fp16", "fp32", "fp8", "fp8_row", "mxfp8", "nvfp4"),
             grads=one_of("fp32", "bf16"),
             master=one_of("fp32", "none", "bf16"),
             moments=one_of("fp32", "bf16"),

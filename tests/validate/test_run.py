@@ -4,11 +4,16 @@ row is in every output."""
 import csv
 import json
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
+from meshwright.calibrate import rows as kernel_rows
+from meshwright.calibrate import samples
+from meshwright.calibrate import tables as kernel_tables
 from meshwright.cli import main
 from meshwright.cost import fitted, standard
+from meshwright.spec.cluster import load_device
 from meshwright.validate import ops, rows
 from meshwright.validate.measured import ANSWERS
 from meshwright.validate.run import to_json, validate
@@ -181,10 +186,31 @@ def test_a_row_is_predicted_alike_in_any_company(folder, tmp_path_factory):
 
 
 def test_kernels_are_priced_in_the_setting_they_were_measured_in():
-    assert ops._links("prefill", {})[0]._serving
-    assert ops._links("flash_fwd", {})[0]._flash == 2
-    assert not ops._links("gemm", {})[0]._serving
-    assert isinstance(ops._links("gemm", {})[0], fitted.Fitted)
+    def setting(op):
+        (link,) = ops._links(kernel_rows.Measured(op, "bf16", (), (), 1.0, ()))
+        assert isinstance(link, fitted.Fitted)
+        return link._serving, link._flash
+
+    # Engines attend with a cache and run their experts in one kernel; products are the same everywhere.
+    assert setting("prefill") == setting("decode") == setting("grouped_gemm") == (True, 0)
+    assert setting("flash_fwd") == setting("flash_bwd") == (False, 2)
+    assert setting("gemm") == (False, 0)
+
+
+def test_a_row_of_experts_is_priced_by_the_curve_fitted_to_such_rows():
+    text = {"source": "aiconfigurator", "hardware": "h100_sxm", "backend": "trtllm", "dtype": "bf16"}
+    text |= {"gated": "True", "distribution": "balanced", "kernel": "", "backend_version": "1"}
+    sizes = {"tokens": 4096.0, "hidden": 4096.0, "ffn": 14336.0, "experts": 8.0, "top_k": 2.0, "tp": 1.0, "ep": 1.0}
+    one = kernel_tables.Row(2, text, sizes | {"latency_us": 3000.0})
+    device = load_device("h100_sxm")
+    found = kernel_rows.measured("ops_moe", one)
+    told = [ops.price(kernel, device, ops._links(found)) for kernel in found.kernels]
+    assert all("h100_sxm grouped_gemm bf16" in estimate.source for estimate in told)
+    # What a curve is fitted to are the points the link asks it for.
+    sample = samples._sample(device, found.op, found.dtype, [(one, found)], kernel_tables.Faults(Path("ops_moe.csv")))
+    asked = [fitted.point(kernel, serving=True) for kernel in found.kernels]
+    assert {point.ops for point in asked} == {("grouped_gemm",)}
+    assert [tuple(points[0]) for points in sample.points] == [point.x for point in asked]
 
 
 def test_an_engines_all_reduce_is_another_kernel_than_nccls(tmp_path):

@@ -31,8 +31,9 @@ class Measured(NamedTuple):
 
     @property
     def serving(self) -> bool:
-        """Whether the row was measured in an inference engine: what ``cost.fitted.link`` must be told."""
-        return self.op in ("prefill", "decode")
+        """Whether the row was measured in an inference engine, as all products below 16 bits were: what
+        ``cost.fitted.link`` must be told."""
+        return self.op in ("prefill", "decode", "grouped_gemm") or DTYPE_BYTES[self.dtype] < 2
 
     @property
     def flash(self) -> int:

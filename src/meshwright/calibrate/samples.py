@@ -141,7 +141,7 @@ def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Fault
 
 
 def _x(work: Measured, kernel: int) -> tuple[float, ...]:
-    found = point(work.kernels[kernel], serving=work.op == "prefill")
+    found = point(work.kernels[kernel], serving=work.serving)
     return found.x
 
 

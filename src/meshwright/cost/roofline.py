@@ -56,9 +56,13 @@ def contention(device: Device) -> float:
     return COLLECTIVE_SMS / max(COLLECTIVE_OF, device.num_sms)
 
 
+#: What the matrix units multiply in formats whose values share scales.
+ELEMENTS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+
+
 def peak_flops(device: Device, dtype: str) -> float:
     """Dense peak of the matrix units for a compute precision; fp32 means TF32-free arithmetic."""
-    element = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)
+    element = ELEMENTS.get(dtype, dtype)
     peaks = device.peak_flops
     for name in (element, "fp8" if element == "fp4" else "", "bf16", "fp16", "fp32"):
         if name in peaks:
@@ -68,7 +72,7 @@ def peak_flops(device: Device, dtype: str) -> float:
 
 def supports(device: Device, dtype: str) -> bool:
     """Whether the hardware multiplies this precision."""
-    element = {"fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)
+    element = ELEMENTS.get(dtype, dtype)
     return element in device.peak_flops
 
 

@@ -30,6 +30,14 @@ def limits(r: Request) -> Iterator[Gap]:
 
 
 def _compute(r: Request) -> Iterator[Gap]:
+    if r.compute not in ("fp32", "fp16", "bf16", *RECIPES):
+        yield Gap(
+            facet="precision.compute",
+            value=r.compute,
+            reason=f"its recipes below 16 bits are {', '.join(RECIPES)}",
+            help="say fp8",
+            mend={"precision.compute": "fp8"},
+        )
     if r.compute == "fp16" and r.plan.experts.ep > 1:
         yield Gap(
             facet="precision.compute",

@@ -27,7 +27,8 @@ OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam"}
 KEPT_IN_BF16 = ["output", "router.gate"]
 #: Compute precision -> converters, and the tables that they read.
 QUANTIZED = {
-    "fp8": ("float8", {"recipe_name": "rowwise"}, {}),
+    "fp8_row": ("float8", {"recipe_name": "rowwise"}, {}),
+    "fp8": ("float8", {"recipe_name": "tensorwise"}, {}),
     "mxfp8": ("mx", {"recipe_name": "mxfp8_cublas"}, {"recipe_name": "mxfp8"}),
 }
 

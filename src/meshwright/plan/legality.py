@@ -344,7 +344,7 @@ def _precision(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
             "P022",
             f"params=fp8 keeps quantised weights only, and {compute} multiplies 16 bits or more",
             "precision.params = fp8",
-            "say fp8, mxfp8 or fp8_block as well, or drop params=fp8",
+            "say fp8, fp8_row, mxfp8 or fp8_block as well, or drop params=fp8",
         )
 
 

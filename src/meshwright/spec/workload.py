@@ -22,6 +22,7 @@ DTYPE_BYTES: dict[str, float] = {
     "fp16": 2.0,
     "bf16": 2.0,
     "fp8": 1.0,
+    "fp8_row": 1.0,
     "fp8_block": 1.0,
     "mxfp8": 1.0,
     "nvfp4": 0.5,

@@ -96,7 +96,7 @@ def _kernel(name: str, row: kernel_tables.Row, wrong: kernel_tables.Faults) -> O
     rate, peak = flops / found.seconds, peak_flops(device, found.dtype)
     if rate > IMPOSSIBLE_RATE * peak and supports(device, found.dtype):
         wrong.add("V005", row.line, f"{rate / 1e12:.4g} TFLOP/s; the {device.name} has {peak / 1e12:.4g}")
-    estimates = [price(w, device, _links(found.op, text)) for w in work]
+    estimates = [price(w, device, _links(found)) for w in work]
     known = {**row.number, **text, "flops": flops, "bytes": moved}
     return OpAnswer(
         *head,
@@ -122,9 +122,9 @@ def _curves(serving: bool, flash: int) -> Link:
     return fitted.link(serving=serving, flash=flash)
 
 
-def _links(op: str, text: dict[str, str]) -> tuple[Link, ...]:
+def _links(found: kernel_rows.Measured) -> tuple[Link, ...]:
     """The links that answer for a kernel in the setting it was measured in."""
-    return (_curves(op in ("prefill", "decode"), 2 if op in ("flash_fwd", "flash_bwd") else 0),)
+    return (_curves(found.serving, found.flash),)
 
 
 def price(work: Work, device: Device, links: tuple[Link, ...]) -> Estimate:
