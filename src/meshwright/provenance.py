@@ -80,8 +80,18 @@ def assumptions(
                 source_of(device, "peak_flops"),
             )
         )
+        count = plan.layout.num_ranks
+        if device.slowest_of(count) > 1.0:
+            out.append(
+                Assumption(
+                    f"{device.name}: slowest of {count:,}",
+                    f"{device.slowest_of(count) - 1:.1%} behind a middling one, speeds {device.speed_spread:.1%} apart",
+                    device.sources.get("speed_spread", SPREAD_SOURCE),
+                )
+            )
     for level in cluster.islands[0].levels:
         text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
+        text += "".join(f"; {op} reached {value:g} GB/s" for op, value in level.busbw_gb_s.items())
         out.append(Assumption(f"{level.name} links", text, level.sources.get("gb_s", level.sources.get("*", ""))))
     out += collectives(lowered, costs)
     f = costs.framework
@@ -91,13 +101,19 @@ def assumptions(
             f"{f.host_us_per_kernel:g} us per kernel launch, {f.host_us_per_collective:g} us per collective, "
             f"{f.host_us_per_pass:g} us per pass, {f.elementwise_passes:g} memory passes, "
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
-            f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack",
+            f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack"
+            + (f", a ring's steps {f.ring_steps:g} times as long beside training" if f.ring_steps != 1.0 else "")
+            + (f", gradients in buckets of {f.defaults.bucket_bytes:,} bytes" if f.defaults.bucket_bytes else ""),
             f.source,
             f.flagged,
         )
     )
     out += _layout_assumptions(lowered, model, train, plan)
     return tuple(out)
+
+
+#: Where a device's spread of speeds comes from that its record says nothing of.
+SPREAD_SOURCE = "8% between the whiskers on five GPU clusters (Sinha et al., SC 2022, arXiv 2208.11035)"
 
 
 def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumption]:

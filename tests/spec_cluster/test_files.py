@@ -74,6 +74,13 @@ def test_a_catalog_device_is_written_by_name_with_the_format_version():
     assert "node" not in table["islands"][0]
 
 
+def test_measured_bus_bandwidths_are_kept_and_written_out():
+    text = MINE.replace("scale_out = true", "scale_out = true\nbusbw_gb_s = {all_reduce = 170.5, all_gather = 44}")
+    built = from_toml(text)
+    assert built.islands[0].levels[-1].busbw_gb_s == {"all_reduce": 170.5, "all_gather": 44.0}
+    assert from_toml(to_toml(built)) == built
+
+
 def test_an_islands_node_is_its_devices_standard_node_unless_said():
     assert from_toml(MINE).islands[0].node == load_device("h100").node
 
@@ -137,6 +144,11 @@ def test_all_violations_are_reported_at_once():
         ('name = "mine"', 'name = "mine"\npue = 0.9', "never below 1"),
         ("arity = 8", "arity = -8", "cannot be negative"),
         ("gb_s = 450", "gb_s = nan", "out of range"),
+        ("scale_out = true", "scale_out = true\nbusbw_gb_s = {all_gather = 3200}", "carries 400 GB/s"),
+        ("scale_out = true", "scale_out = true\nbusbw_gb_s = {all_gather = nan}", "carries 400 GB/s"),
+        ("scale_out = true", "scale_out = true\nbusbw_gb_s = {allgather = 40}", "did you mean all_gather?"),
+        ("gb_s = 450", "gb_s = 450\nbusbw_gb_s = {all_reduce = 40}", "over a scale-out level"),
+        ("gb_s = 400", "gb_s = 400\nbusbw_gb_s = {all_gather = 0}", "carries 400 GB/s"),
     ],
 )
 def test_a_number_in_another_unit_is_refused_with_the_reason(old, new, why):

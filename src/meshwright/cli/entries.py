@@ -193,7 +193,8 @@ def lines(entry: dict[str, Any], indent: str = "") -> Iterator[str]:
     for key, value in entry.items():
         if key == "sources" or (not value and key != "arity"):  # an arity of 0 is "no limit"
             continue
-        source = sources.get(key, sources.get("*", "")) if _is_sourced(key, value) else ""
+        usual = "" if key == "busbw_gb_s" else sources.get("*", "")  # measured, whatever the rest comes from
+        source = sources.get(key, usual) if _is_sourced(key, value) else ""
         behind = f"   <- {source}" if source else ""
         if isinstance(value, dict):
             yield f"{indent}{key}{behind}"

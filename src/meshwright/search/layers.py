@@ -62,7 +62,8 @@ class Book:
             found = self._near.get(alike)
             if found is None:
                 entries = self.entries(unit, which, start)
-                found = self._near[alike] = cost(entries, which, self.devices[device], self.costs)
+                lag = self.devices[device].slowest_of(self.stages.plan.layout.num_ranks)
+                found = self._near[alike] = cost(entries, which, self.devices[device], self.costs, lag)
             known[key] = found
         return found
 

@@ -56,13 +56,17 @@ def _kernels(work: Work, costs: Costs) -> float:
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
-def cost(entries: list[Entry], which: str, device: Device, costs: Costs) -> LayerCost:
-    """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of."""
+def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: float = 1.0) -> LayerCost:
+    """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of. `lag` is the time
+    of the slowest device that others wait for over that of a middling one."""
     if not entries:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
     estimates = [costs.price(e.work, device) for e in entries]
+    if lag != 1.0:
+        pairs = zip(entries, estimates)
+        estimates = [m._replace(seconds=m.seconds * lag) if e.queue == "compute" else m for e, m in pairs]
     by_key = np.array([e.seconds for e in estimates])
     start, end = (at.tolist() for at in times(graph, by_key))
     entry_of = graph.attribute("layer").tolist()

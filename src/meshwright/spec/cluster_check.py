@@ -37,13 +37,17 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "power_w": (5, "watts are expected, this looks like kW", 1e6, "watts are expected, this looks like mW"),
     "gb_s": (1e-3, "GB/s (1e9 bytes/s) are expected, this looks like TB/s or less", 1e9, "this looks like bytes/s"),
     "latency_us": (0.01, "microseconds are expected, this looks like seconds", 1e6, "this looks like nanoseconds"),
+    "speed_spread": (1e-4, "a fraction is expected, 0.015 for 1.5%", 0.2, "a fraction is expected, 0.015 for 1.5%"),
     "mtbf_hours": (0.01, "hours are expected", 1e9, "hours are expected, this looks like seconds"),
     "price_usd_hour": (1e-3, "US dollars an hour are expected", 1e8, "US dollars an hour are expected"),
     "power_limit_w": (10, "watts are expected, this looks like kW or MW", 1e12, "watts are expected"),
     "pue": (1, "power usage effectiveness is never below 1", 5, "power usage effectiveness is a ratio, such as 1.1"),
 }
 FRACTIONS = ("gemm", "memory", "attention_fwd", "attention_bwd")
-MAY_BE_ZERO = ("nvme_gb_s", "nvme_bytes", "power_w", "latency_us")
+MAY_BE_ZERO = ("nvme_gb_s", "nvme_bytes", "power_w", "latency_us", "speed_spread")
+BUSBW = "the busbw column of nccl-tests, in 1e9 bytes/s"
+REACHED_BY = ("all_reduce", "all_gather", "reduce_scatter")
+"""Operations whose measured bus bandwidth tells what a network's connections need."""
 DEVICE_PORT_GB_S = 5000
 """No device has scale-up ports this wide; NVLink 5 gives 900 GB/s per direction."""
 
@@ -151,6 +155,22 @@ def _level(level: Level, path: str) -> Iterator[Finding]:
             f"the sides multiply to {prod(level.shape)}, arity is {level.arity}",
             "make the sides multiply to the arity",
         )
+    yield from _reached(level, path)
+
+
+def _reached(level: Level, path: str) -> Iterator[Finding]:
+    """Measured bus bandwidths name operations that tell of rings and trees, and no ring passes a port faster."""
+    if level.busbw_gb_s and not level.scale_out:
+        help = "give it with the level that nodes are joined by"
+        yield "C008", f"{path}.busbw_gb_s", "measured bus bandwidths are those over a scale-out level", help
+    for op, value in level.busbw_gb_s.items():
+        at = f"{path}.busbw_gb_s.{op}" if path else f"busbw_gb_s.{op}"
+        if op not in REACHED_BY:
+            guess = nearest(op, REACHED_BY)
+            yield "C008", at, f"not one of {', '.join(REACHED_BY)}", f"did you mean {guess}?" if guess else ""
+        elif not 1e-3 <= value <= 2 * level.gb_s:
+            why = f"{value:g} GB/s: a ring passes each port once, which carries {level.gb_s:g} GB/s"
+            yield "C008", at, why, BUSBW
 
 
 def _node(node: Node, path: str) -> Iterator[Finding]:
@@ -206,7 +226,12 @@ def _ports(island: Island, path: str) -> Iterator[Finding]:
         )
         return
     child = 1
+    port = next((level.gb_s for level in island.levels if level.scale_out), 0.0)
     for i, level in enumerate(island.levels):
+        for op, value in level.busbw_gb_s.items():
+            if port and 2 * port < value <= 2 * level.gb_s:
+                why = f"{value:g} GB/s: a ring passes each node's port once, which carries {port:g} GB/s"
+                yield "C008", f"{path}.levels[{i}].busbw_gb_s.{op}", why, BUSBW
         most = max(1, child // devices) * island.node.nic_gb_s
         if level.scale_out and level.gb_s > 1.01 * most:
             ratio = level.gb_s / most if most else 0

@@ -186,14 +186,16 @@ def _scale_out(machine: Machine, node: Node, domains: int, domain_nodes: int) ->
     for level in inner:
         arity = min(level.arity, rest)
         if rest % arity:
-            flat = msgspec.structs.replace(last, name="fabric", arity=domains, gb_s=domain_nodes * node.nic_gb_s)
-            return [flat]
+            gb_s = domain_nodes * node.nic_gb_s
+            return [msgspec.structs.replace(last, name="fabric", arity=domains, gb_s=gb_s, busbw_gb_s={})]
         sizes.append((level, arity))
         rest //= arity
     levels, nodes = [], domain_nodes
     for level, arity in [*sizes, (last, rest)]:
         if arity > 1:
-            levels.append(msgspec.structs.replace(level, arity=arity, gb_s=nodes * node.nic_gb_s))
+            # what was measured was over as many as the description has
+            known = level.busbw_gb_s if arity == level.arity else {}
+            levels.append(msgspec.structs.replace(level, arity=arity, gb_s=nodes * node.nic_gb_s, busbw_gb_s=known))
         nodes *= arity
     return levels
 

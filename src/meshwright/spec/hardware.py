@@ -9,9 +9,12 @@ catalog carries its source.
 from __future__ import annotations
 
 from math import prod
+from statistics import NormalDist
 from typing import Literal
 
 import msgspec
+
+_NORMAL = NormalDist()
 
 Topology = Literal["switch", "ring", "mesh", "torus", "pcie", "fat_tree", "dragonfly"]
 
@@ -37,6 +40,9 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         shared_ports: exchanges of a child that are under way at once share its port. Else they are timed as if each
             had it to itself, which is quicker to work out and right where they do not meet.
         shape: sides of a torus or grid, product = arity; empty when the topology has no dimensions.
+        busbw_gb_s: what collectives of 256 MiB over all devices under this scale-out level reached when measured, by
+            operation (all_reduce, all_gather, reduce_scatter): the bus bandwidth that nccl-tests prints, in 1e9
+            bytes/s. Takes the place of what the catalog knows of the fabric at scale.
         sources: field -> where the number comes from; "*" for all fields not named.
     """
 
@@ -50,6 +56,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scale_out: bool = False
     shared_ports: bool = False
     shape: tuple[int, ...] = ()
+    busbw_gb_s: dict[str, float] = {}
     sources: dict[str, str] = {}
 
     @property
@@ -118,6 +125,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             them, and which run the kernels they issue themselves, so that issuing takes its time as well.
         comm_slowdown: share of its speed that compute loses while a collective runs beside it; None: what the
             device's fabric makes likely.
+        speed_spread: relative standard deviation of how fast devices of one kind are, by how they were made and cooled;
+            those that wait for one another go at the pace of the slowest. What users of five GPU clusters saw: 8% from
+            one end of a box plot's whiskers to the other, which are 5.4 standard deviations apart (Sinha et al., SC
+            2022, arXiv 2208.11035).
         framework: the framework profile that is meant when a prediction names none.
         node, levels: the standard node and the standard tree around it, used when a cluster is only a count.
     """
@@ -145,12 +156,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     differs_from: str = ""
     cores: int = 0
     comm_slowdown: float | None = None
+    speed_spread: float = 0.015
     framework: str = ""
 
     @property
     def synchronous(self) -> bool:
         """Whether issuing a kernel and running it are the same processor's work."""
         return self.cores > 0
+
+    def slowest_of(self, count: int) -> float:
+        """Time of the slowest of so many devices over that of a middling one: the largest of so many draws of a normal
+        variable (Blom's approximation, 1958). Cores of one processor are alike."""
+        if count <= 1 or not self.speed_spread or self.cores:
+            return 1.0
+        return 1.0 + self.speed_spread * _NORMAL.inv_cdf((count - 0.375) / (count + 0.25))
 
     @property
     def domain_size(self) -> int:
@@ -159,5 +178,6 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def source_of(record: Device | Level | Node, field: str) -> str:
-    """Where a number of a record comes from; "" when nobody said."""
-    return record.sources.get(field, record.sources.get("*", ""))
+    """Where a number of a record comes from; "" when nobody said. What a cluster reached was measured there, whatever
+    the rest of its description comes from."""
+    return record.sources.get(field, "" if field == "busbw_gb_s" else record.sources.get("*", ""))

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs, Estimate, Framework, standard
-from meshwright.cost.fabric import Constants, Fabrics, Profile
+from meshwright.cost.fabric import FORMAT_VERSION, Constants, Fabrics, Profile
 from meshwright.cost.network import Network
 from meshwright.cost.roofline import OWN_ENGINES
 from meshwright.run.emulate.hosts import Hosts, Measured
@@ -132,8 +132,9 @@ def emulated(cluster: Cluster, network: Links, hosts: Hosts) -> Cluster:
 
 def sleeping(device: Device) -> Device:
     """A device whose kernels sleep: an exchange beside them takes nothing from them, as if its fabric had engines of
-    its own."""
-    return msgspec.structs.replace(device, name=f"emulated-{device.name}", scale_up=OWN_ENGINES[0])
+    its own, and all sleep alike."""
+    alike = {"scale_up": OWN_ENGINES[0], "speed_spread": 0.0}
+    return msgspec.structs.replace(device, name=f"emulated-{device.name}", **alike)
 
 
 def emulated_costs(cluster: Cluster, network: Links, scale: float) -> Costs:
@@ -170,7 +171,7 @@ def _profile(kind: str, level: str, link: Link) -> Profile:
     whole = ("ll", "ll128", "all_gather", "reduce_scatter", "all_reduce", "tree", "in_network", "send", "all_to_all")
     rates = dict.fromkeys((*whole, "send_connection", "exchange_connection"), 1.0)
     return Profile(
-        format_version=1,
+        format_version=FORMAT_VERSION,
         name=kind,
         kind=kind,
         answers=(level,),
