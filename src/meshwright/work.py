@@ -104,9 +104,25 @@ class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     operator: str = ""
 
 
+class Reached(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """What collectives over every device under a level reached there: bus bandwidths by operation in GB/s of
+    ``REACHED_BYTES`` as nccl-tests counts them, over ``ranks`` on ``nodes``, whose ports have ``gb_s``."""
+
+    ranks: int
+    nodes: int
+    gb_s: float
+    busbw_gb_s: tuple[tuple[str, float], ...]
+
+
+#: Size of the buffer that measured bus bandwidths are of.
+REACHED_BYTES = float(2**28)
+
+
 class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One level a group of ranks spans. ``members`` children take part; ``gb_s`` is what one child's port gives
-    this group, per direction, when all sibling groups send too; ``below`` group members sit under each child."""
+    this group, per direction, when all sibling groups send too; ``below`` group members sit under each child;
+    ``reached`` is what was measured on this very level, if anything was; ``steps`` is what a ring's step takes over
+    what it would on idle nodes."""
 
     name: str
     members: int
@@ -116,6 +132,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     topology: str
     reduces: bool = False
     scale_out: bool = False
+    reached: Reached | None = None
+    steps: float = 1.0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -34,7 +34,7 @@ def test_the_profiles_are_smaller_than_sixty_kilobytes():
 
 def test_a_profile_of_another_format_or_with_a_field_missing_is_refused():
     good = profile_text(PROFILES[0])
-    for bad in (good.replace(b'"format_version": 1', b'"format_version": 9'), good.replace(b'"kind"', b'"kin"'), b"{"):
+    for bad in (good.replace(b'"format_version": 2', b'"format_version": 9'), good.replace(b'"kind"', b'"kin"'), b"{"):
         with pytest.raises(MeshwrightError, match="N001"):
             read_profile(bad, "here")
 

@@ -85,7 +85,6 @@ SOURCES = {
     "estimate_train_time_perlmutter": "DebarghaG/estimate-train-time, MIT",
     "estimate_train_time_vista": "DebarghaG/estimate-train-time, MIT",
     "mlperf_training_v5.0": "mlcommons/training_results_v5.0, Apache-2.0",
-    "training_jobs": "gkarfakis19/Rapid-LLM (Hugging Face nanotron sweep), Apache-2.0",
     "vidur": "microsoft/vidur, MIT",
 }
 Memo = dict[tuple, Constants]
@@ -303,13 +302,13 @@ def run(data_dir: Path, holdout: float = 0.2, out: Path | None = None) -> Report
         held_out=predict(trained, [s for s in series if held_out(s, holdout)]),
         in_sample=predict(profiles, series),
         device_out=[row for name in _devices(series) for row in _without(name, series, memo)],
-        profiles=profiles,
+        profiles=with_steps_at_scale(profiles, read_job_series(Path(data_dir))),
     )
     exchanges = network_exchange.fit(Path(data_dir))
     print(report.text())
     print("\n".join(_exchange_lines(exchanges)))
     if out is not None:
-        write(profiles, Path(out))
+        write(report.profiles, Path(out))
         if exchanges:
             network_exchange.write(exchanges, Path(out) / "exchange")
     return report

@@ -16,7 +16,7 @@ from meshwright.cost.collectives import lines
 from meshwright.cost.fabric import Constants
 
 #: What series of many sizes tell; steps at scale come from jobs (``network_jobs.py``).
-AT_SCALE = ("gather_step", "reduce_step", "tree_nodes")
+AT_SCALE = ("gather_us", "reduce_us", "tree_nodes")
 NAMES = tuple(name for name in Constants.__struct_fields__ if name not in AT_SCALE)
 #: What a port's large messages reach; searched from several of these shares of the prior.
 BANDWIDTHS = tuple(NAMES.index(n) for n in ("all_gather", "reduce_scatter", "all_reduce", "tree", "send", "all_to_all"))

@@ -6,7 +6,6 @@ nccl-tests on two nodes of the same kind reach the jobs' own 345 GB/s for an all
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from math import log
 from pathlib import Path
@@ -17,44 +16,44 @@ import msgspec
 from meshwright.calibrate.network_rows import Series, group_of
 from meshwright.cost.fabric import Fabrics, Profile
 from meshwright.cost.network import Network
+from meshwright.cost.reached import GATHERS, seconds_of
+from meshwright.validate.cases import busbw_in_job
 from meshwright.validate.score import faulty
 from meshwright.validate.tables import find, rows
-from meshwright.work import Collective
+from meshwright.work import REACHED_BYTES, Collective
 
-PATTERN = re.compile(r"busbw GB/s in job: AR=([\d.]+) AG=([\d.]+) RS=([\d.]+)")
-OPS = (("all_reduce", 2.0), ("all_gather", 1.0), ("reduce_scatter", 1.0))
-GATHERS = ("all_gather", "reduce_scatter")
-#: Values tried for a ring's step over that of small groups, and for the most nodes of a tree.
-STEPS = tuple(1.1**i for i in range(36))
+#: Values tried for microseconds of a ring's step, and for the most nodes of a tree.
+STEPS_US = tuple(1.1**i for i in range(60))
 TREE_NODES = (0.0, 2.0, 4.0, 8.0)
-SIZE = float(2**28)
 #: Words of a network, and how the collectives table names the same one.
 NETWORKS = (("EFA 3200", "p5.48xlarge"),)
+SOURCE = "bus bandwidths of training jobs, gkarfakis19/Rapid-LLM (Hugging Face nanotron sweep), Apache-2.0"
 #: A median over fewer jobs than this says little.
 MIN_JOBS = 10
 
 
 def read_job_series(data_dir: Path) -> list[Series]:
-    """One point per (hardware, ranks, operation): the median over the jobs of that size; empty without such notes."""
+    """Points per (hardware, ranks, operation): the median over the jobs of that size, then the fastest of them; empty
+    without such notes."""
     path = find(data_dir, "training_steps")
     found: dict[tuple[str, int, int, str, str], list[float]] = {}
     for row in rows(path, "training_steps") if path is not None else ():
-        match = PATTERN.search(row["notes"])
+        reached = busbw_in_job(row["notes"])
         network = next((name for word, name in NETWORKS if word in row["network"]), None)
         gpus, per_node = int(float(row["num_gpus"])), int(float(row["gpus_per_node"]))
-        if match is None or network is None or gpus <= per_node or faulty(row):
+        if not reached or network is None or gpus <= per_node or faulty(row):
             continue
-        for (op, factor), speed in zip(OPS, match.groups()):
-            seconds = factor * (gpus - 1) / gpus * SIZE / (float(speed) * 1e9)
+        for op, speed in reached.items():
+            seconds = seconds_of(speed, 2 if op == "all_reduce" else 1, gpus)
             found.setdefault((row["hardware"], gpus, per_node, op, network), []).append(seconds)
     return [
-        _series(hardware, gpus, per_node, op, network, median(values))
+        _series(hardware, gpus, per_node, op, network, [median(values), min(values)])
         for (hardware, gpus, per_node, op, network), values in sorted(found.items())
         if len(values) >= MIN_JOBS
     ]
 
 
-def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seconds: float) -> Series:
+def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seconds: list[float]) -> Series:
     place = {
         "hardware": hardware,
         "gpus": str(gpus),
@@ -63,12 +62,12 @@ def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seco
         "source": "training_jobs",
     }
     group, device = group_of(place)
-    return Series("training_jobs", hardware, op, "nccl", False, device, group, "", [SIZE], [seconds])
+    return Series("training_jobs", hardware, op, "nccl", False, device, group, "", [REACHED_BYTES] * 2, seconds)
 
 
 def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> tuple[Profile, ...]:
     """The profiles with what jobs at scale tell of their fabric: bus bandwidth that falls with the number of ranks at
-    one size is a latency per ring step, and an all-reduce that falls with it runs no tree."""
+    one size is time of each ring step, and an all-reduce that falls with it runs no tree."""
     out = {p.name: p for p in profiles}
     told: dict[str, list[Series]] = {}
     for one in series:
@@ -78,12 +77,24 @@ def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> 
     for name, mine in told.items():
         gathers = [s for s in mine if s.op in GATHERS]
         reduces = [s for s in mine if s.op == "all_reduce"]
+        unknown = [op for op in GATHERS if op not in out[name].median_error]
+        shares = {op: max((_share(s, out[name]) for s in gathers if s.op == op), default=None) for op in unknown}
+        out[name] = _with(out[name], {op: share for op, share in shares.items() if share is not None})
         if gathers:
-            out[name] = _best(out, name, gathers, ({"gather_step": step} for step in STEPS))
+            out[name] = _best(out, name, gathers, ({"gather_us": step} for step in STEPS_US))
         if reduces:
-            choices = ({"reduce_step": step, "tree_nodes": most} for most in TREE_NODES for step in STEPS)
+            choices = ({"reduce_us": step, "tree_nodes": most} for most in TREE_NODES for step in STEPS_US)
             out[name] = _best(out, name, reduces, choices)
+        out[name] = msgspec.structs.replace(out[name], source=f"{out[name].source}; steps at scale: {SOURCE}")
     return tuple(out.values())
+
+
+def _share(one: Series, profile: Profile) -> float:
+    """Of a node's port that the fastest job reached."""
+    outside = one.group.hops[-1]
+    port = outside.gb_s * 1e9 * min(1.0, (2 / outside.members) ** profile.constants.contention)
+    n = one.group.size
+    return min(1.0, (n - 1) / n * REACHED_BYTES / one.seconds[1] / port)
 
 
 def _best(known: dict[str, Profile], name: str, series: list[Series], choices: Iterable[dict[str, float]]) -> Profile:
@@ -98,5 +109,5 @@ def _with(profile: Profile, constants: dict[str, float]) -> Profile:
 
 def _error(profiles: Iterable[Profile], series: list[Series]) -> float:
     network = Network(Fabrics(tuple(profiles)))
-    priced = (network(Collective(op=s.op, num_bytes=SIZE, group=s.group), s.device).seconds for s in series)
+    priced = (network(Collective(op=s.op, num_bytes=REACHED_BYTES, group=s.group), s.device).seconds for s in series)
     return sum(abs(log(seconds / s.seconds[0])) for seconds, s in zip(priced, series))

@@ -62,7 +62,8 @@ class Costs:
         """The same costs with one class of work, one level of links, or the host `factor` times faster."""
         framework = self.framework
         if name == "host":
-            times = ("host_us_per_kernel", "host_us_per_collective", "host_us_per_pass", "host_us_per_dispatch")
+            times = [f for f in Framework.__struct_fields__ if f.startswith("host_us_")]
+            times.remove("host_us_per_backward_kernel")
             faster = {field: getattr(framework, field) / factor for field in times}
             faster["host_us_per_backward_kernel"] = framework.backward_kernel_us / factor
             framework = msgspec.structs.replace(framework, **faster)
@@ -80,6 +81,8 @@ class Costs:
         return found
 
     def _ask(self, work: Work, device: Device) -> Estimate:
+        if isinstance(work, Collective) and self.framework.ring_steps != 1.0:
+            return self._answer(_with_slower_steps(work, self.framework.ring_steps), device)
         if isinstance(work, Gemm) and work.slices > 1 and self.framework.defaults.streams:
             whole = self.price(msgspec.structs.replace(work, m=work.m * work.slices, slices=1), device)
             return whole._replace(seconds=whole.seconds / work.slices)
@@ -132,6 +135,11 @@ class _Faster(Costs):
             return self._base.price(work, device)
         answer = self._base.price(work, device)
         return answer._replace(seconds=answer.seconds / self._factor) if answer.cause == self._name else answer
+
+
+def _with_slower_steps(work: Collective, times: float) -> Collective:
+    hops = tuple(msgspec.structs.replace(h, steps=times) if h.scale_out else h for h in work.group.hops)
+    return msgspec.structs.replace(work, group=msgspec.structs.replace(work.group, hops=hops))
 
 
 def _with_faster_links(work: Collective, speedup: dict[str, float]) -> Collective:

@@ -75,8 +75,19 @@ def _ring(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...], op: str
     flow = 1.0 if op == "broadcast" else rounds * (n - 1) / n
     large = "all_gather" if op == "broadcast" else op
     flows = [flow / (_port(h, f) * getattr(f, large)) for h, f in zip(hops, fabrics)]
-    slow = [f.reduce_step if op == "all_reduce" else 1.0 if op == "broadcast" else f.gather_step for f in fabrics]
-    return _by_protocol([rounds * s * g for s, g in zip(_ring_steps(hops), slow)], flows, hops, fabrics)
+    steps = [rounds * s for s in _ring_steps(hops)]
+    found = _by_protocol(steps, flows, hops, fabrics)
+    passing = [0.0 if op == "broadcast" else f.reduce_us if op == "all_reduce" else f.gather_us for f in fabrics]
+    if not any(passing):
+        return found
+    # Measured at scale, where all steps wait for the slowest connection: what the latency of a large message's step
+    # between two nodes stood for. Small messages still pay their latencies where those take longer, and all of them
+    # those of levels between nodes where nothing was measured.
+    passed = rounds * (n - 1) * max(passing) * 1e-6
+    for s, h, f, p in zip(steps, hops, fabrics, passing):
+        passed += s * h.latency_us * f.step_simple * 1e-6 if h.scale_out and not p else 0.0
+    *small, (_, rate) = found
+    return [*((max(start, passed), rate) for start, rate in small), (fabrics[0].start_simple_us * 1e-6 + passed, rate)]
 
 
 def _by_protocol(

@@ -16,7 +16,7 @@ from meshwright import catalog
 from meshwright.errors import MeshwrightError
 from meshwright.work import Hop
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,8 +36,10 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         send_connection, exchange_connection: what one connection's small messages reach of a port's bandwidth.
         contention: n children get ``(2/n) ** contention`` of a port each: a shared host bridge (PCIe without
             switches), or flows that collide on a network's links.
-        gather_step: a ring step of all-gather and reduce-scatter over a step as above; 1 unless measured at scale.
-        reduce_step: the same for the ring of an all-reduce.
+        gather_us: what a connection needs for each message it passes on in a ring of all-gather or reduce-scatter,
+            whatever its size: every one of a ring's steps waits for its slowest connection. 0 unless measured at scale:
+            then steps pay their latencies alone.
+        reduce_us: the same in the ring of an all-reduce.
         tree_nodes: most nodes over which all-reduce runs as trees or in the switches, 0 for any number.
     """
 
@@ -64,8 +66,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     send: float
     all_to_all: float
     contention: float
-    gather_step: float = 1.0
-    reduce_step: float = 1.0
+    gather_us: float = 0.0
+    reduce_us: float = 0.0
     tree_nodes: float = 0.0
 
 

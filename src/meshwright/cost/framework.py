@@ -27,8 +27,9 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
     precision, how it cuts layers into stages (``partition``: ``even``, or ``thresholds`` of summed costs,
     ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
-    (plan words), and whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank;
-    ``source`` says where that is documented."""
+    (plan words), the ``bucket_bytes`` in which whole gradients are summed over replicas (0: a layer's at once), and
+    whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank; ``source`` says where that is
+    documented."""
 
     attention: str = "flash"
     flash: int = 0
@@ -46,6 +47,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     master: str = "fp32"
     partition: str = "even"
     gathered: str = "again"
+    bucket_bytes: int = 0
     logs: str = "fullest"
     source: str = ""
 
@@ -61,6 +63,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     waiting on messages).
     ``host_us_per_dispatch``: time a device waits in a forward of a mixture whose experts drop no token: the host reads
     how many each expert got before it can size the exchange and the products, and its queue of kernels is empty then.
+    ``ring_steps``: time of a ring's step between nodes beside a training step over what it is on idle nodes, which is
+    what ``busbw_gb_s`` of a cluster tells: the threads that feed the NICs share cores with those that train.
     ``exchange_share``: share of the bandwidth between nodes that its exchange of parameters and gradients reaches.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
@@ -78,6 +82,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
     host_us_per_dispatch: float = 0.0
+    ring_steps: float = 1.0
     exchange_share: float = 1.0
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30

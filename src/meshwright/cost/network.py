@@ -13,13 +13,17 @@ from typing import NamedTuple
 
 from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.cost.collectives import Line, envelope, lines
-from meshwright.cost.fabric import Constants, Custom, Fabrics, shipped
+from meshwright.cost.fabric import Constants, Custom, Fabrics, Profile, shipped
+from meshwright.cost.reached import GATHERS, on_this
 from meshwright.spec.hardware import Device
-from meshwright.work import Collective, Group, Work
+from meshwright.work import Collective, Group, Hop, Work
 
 LIBRARIES = ("nccl", "vllm", "sglang", "trtllm")
 #: Relative spread added to a kind's for each factor of ten beyond the sizes or ranks that were measured.
 SPREAD_PER_DECADE = 0.05
+#: Relative spread of a collective on a network whose bus bandwidth was measured: what jobs of one size on the same
+#: nodes differ by (the largest of those over 16 to 512 ranks).
+REACHED_SIGMA = 0.1
 
 
 class Curve(NamedTuple):
@@ -65,16 +69,17 @@ class Network:
 
     def _curve(self, op: str, group: Group, device: Device) -> Curve:
         found = [self.fabrics.find(hop, device.name, device.scale_up) for hop in group.hops]
-        constants = tuple(profile.constants for profile, _ in found)
+        constants = tuple(on_this(profile.constants, hop) for (profile, _), hop in zip(found, group.hops))
         profile, only_kind = found[-1]
-        sigma = profile.sigma.get(op, profile.sigma["*"])
+        sigma = _sigma(profile, op, group.hops[-1])
         known = not any(kind for _, kind in found) and op in profile.sigma and not only_kind
-        beyond = max(1.0, group.size / max(profile.ranks, default=group.size))
+        measured = (*profile.ranks, *(hop.reached.ranks for hop in group.hops if _told(op, hop)))
+        beyond = max(1.0, group.size / max(measured, default=group.size))
         custom = profile.custom.get(self.library) if op == "all_reduce" and len(group.hops) == 1 else None
         return Curve(
             lines=lines(op, group, constants),
-            source=f"{profile.name} profile, {profile.source}" + ("" if known and beyond == 1.0 else EXTRAPOLATED),
-            sigma=max(sigma, *(p.sigma.get(op, p.sigma["*"]) for p, _ in found))
+            source=_source(profile, op, group.hops[-1]) + ("" if known and beyond == 1.0 else EXTRAPOLATED),
+            sigma=max(sigma, *(_sigma(profile, op, hop) for (profile, _), hop in zip(found, group.hops)))
             + SPREAD_PER_DECADE * log2(beyond) / log2(10),
             bytes_range=profile.bytes_range,
             custom=custom,
@@ -96,6 +101,25 @@ class Network:
         copied = seconds + 2 * num_bytes / (device.memory_gb_s * 1e9)
         host = curve.custom.eager_us
         return max(copied, host.get(device.name, host["*"]) * 1e-6)
+
+
+def _told(op: str, hop: Hop) -> bool:
+    """Whether what was measured on a level tells of an operation; gathers and scatters tell of each other."""
+    known = {name for name, _ in hop.reached.busbw_gb_s} if hop.reached is not None else set()
+    return op in known or (op in GATHERS and not known.isdisjoint(GATHERS))
+
+
+def _sigma(profile: Profile, op: str, hop: Hop) -> float:
+    """A fabric's relative spread, less where the very network was measured."""
+    usual = profile.sigma.get(op, profile.sigma["*"])
+    return min(usual, REACHED_SIGMA) if _told(op, hop) else usual
+
+
+def _source(profile: Profile, op: str, hop: Hop) -> str:
+    if not _told(op, hop):
+        return f"{profile.name} profile, {profile.source}"
+    told = ", ".join(f"{op} {value:g} GB/s" for op, value in hop.reached.busbw_gb_s)
+    return f"{profile.name} profile, {profile.source}; as measured on this cluster over {hop.reached.ranks}: {told}"
 
 
 def largest(custom: Custom, group: Group) -> float:

@@ -14,8 +14,8 @@ import msgspec
 from meshwright.plan import Plan
 from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.hardware import Device
-from meshwright.work import Group, Hop
+from meshwright.spec.hardware import Device, Level
+from meshwright.work import Group, Hop, Reached
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,9 @@ class Mesh:
                 members[i] *= m
         hops, below, devices = [], 1, 1
         node = self.cluster.island_of(start).node
-        for level, count in zip(self._levels(start, merged), members):
+        levels = self._levels(start, merged)
+        reached, outermost = self._reached(levels, node.devices)
+        for i, (level, count) in enumerate(zip(levels, members)):
             if count > 1:
                 # Under one child sit `devices` ranks and `below` of this group: the siblings share its port. A lone
                 # rank still drives one whole NIC, where there are fewer of them than devices.
@@ -147,6 +149,7 @@ class Mesh:
                         # NVLink switches add up by default; SHARP on a network needs a plugin that few jobs load
                         reduces=level.in_network_reduction and not level.scale_out,
                         scale_out=level.scale_out,
+                        reached=reached if level.scale_out and i <= outermost else None,
                     )
                 )
             below *= count
@@ -161,3 +164,22 @@ class Mesh:
         if first is last or len(first) != len(last):
             return max(first, last, key=len)
         return [min(pair, key=lambda level: level.busy_gb_s) for pair in zip(first, last)]
+
+    def _reached(self, levels: tuple[Level, ...], node_devices: int) -> tuple[Reached | None, int]:
+        """What was measured over all devices under the outermost of the levels that says so, from the port of a node;
+        and which level that is."""
+        ranks, found, at, port = 1, None, -1, 0.0
+        for i, level in enumerate(levels):
+            ranks *= max(level.arity, 1)
+            if level in self.cluster.interconnect:
+                ranks = self.cluster.num_devices  # islands need not be alike
+            port = port or (level.busy_gb_s if level.scale_out else 0.0)
+            if level.busbw_gb_s:
+                found = Reached(
+                    ranks=ranks,
+                    nodes=max(2, ranks // node_devices),
+                    gb_s=port,
+                    busbw_gb_s=tuple(sorted(level.busbw_gb_s.items())),
+                )
+                at = i
+        return found, at

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from math import ceil
 
 import msgspec
 import numpy as np
@@ -108,8 +109,12 @@ class Pricer:
         found = self._units.get(key)
         if found is None:
             entries = self.entries(unit, which, start)
-            found = self._units[key] = cost(entries, which, self.devices[device], self.costs)
+            found = self._units[key] = cost(entries, which, self.devices[device], self.costs, self._lag(device))
         return found
+
+    def _lag(self, device: str) -> float:
+        """All ranks of a step wait for one another."""
+        return self.devices[device].slowest_of(self.plan.layout.num_ranks)
 
     def entries(self, unit: Unit, which: str, start: int) -> list[Entry]:
         """The operators of one pass over one layer; kept with the stages, as they do not depend on costs."""
@@ -122,14 +127,25 @@ class Pricer:
 
     def exchange(self, key: Exchange) -> tuple[float, float, float]:
         """Seconds of some collectives one after the other, those times their relative errors, and those they wait."""
-        share = self.costs.framework.exchange_share
-        steps = key.steps if share == 1.0 else [(op, size, _narrowed(group, share)) for op, size, group in key.steps]
-        return self._sum(Collective(op=op, num_bytes=size, group=group) for op, size, group in steps)
+        framework = self.costs.framework
+        share, bucket = framework.exchange_share, framework.defaults.bucket_bytes * (self.plan.layout.zero == 0)
+        works, times = [], []
+        for op, size, group in key.steps:
+            times.append(ceil(size / bucket) if bucket and op == "all_reduce" else 1)
+            group = group if share == 1.0 else _narrowed(group, share)
+            works.append(Collective(op=op, num_bytes=size / times[-1], group=group))
+        return self._sum(works, times)
 
-    def _sum(self, works: Iterable[Collective]) -> tuple[float, float, float]:
+    def _sum(self, works: Iterable[Collective], times: Sequence[int] = ()) -> tuple[float, float, float]:
+        """Seconds of some collectives, each so many times (once)."""
         device = next(iter(self.devices.values()))
         found = [self.costs.price(work, device) for work in works]
-        return sum(e.seconds for e in found), sum(e.seconds * e.sigma for e in found), sum(e.wait for e in found)
+        weighed = list(zip(found, times or (1,) * len(found), strict=True))
+        return (
+            sum(e.seconds * n for e, n in weighed),
+            sum(e.seconds * e.sigma * n for e, n in weighed),
+            sum(e.wait * n for e, n in weighed),
+        )
 
     def _slowed(self, key: Pass, seconds: float) -> tuple[float, float]:
         """What a pass loses to the exchanges beside it, which take SMs while they run. Processor cores are shared in
@@ -159,7 +175,8 @@ class Pricer:
     def _update(self, key: Update) -> Estimate:
         size = key.params * updated_bytes(self.plan, self.stages.train)
         work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
-        return self.costs.price(work, self.devices[key.device])
+        found = self.costs.price(work, self.devices[key.device])
+        return found._replace(seconds=found.seconds * self._lag(key.device))
 
 
 def updated_bytes(plan: Plan, train: Train) -> float:
