@@ -23,6 +23,10 @@ from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, pla
 STORED = ("dtype", "grads", "master", "moments")
 
 
+#: How many times the blocks of a model stand for a message without end: kinds of blocks differ by less.
+MANY = 16
+
+
 class Exchanges:
     """Exchanges and constant state of the regions of one question."""
 
@@ -86,18 +90,24 @@ class Exchanges:
         gather, reduce = np.zeros(shape), np.zeros(shape)
         first, last = np.zeros(shape[:2]), np.zeros(shape[:2])
         alike: dict[tuple, list[int]] = {}
+        synchronous = any(device.synchronous for device in self.devices)
         for a, inner in enumerate(inners):
-            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype), []).append(a)
+            cut = "dp" in inner.overlap and not synchronous
+            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype, cut), []).append(a)
         core = core._replace(mb=1)  # which says nothing about parameters
         for same, chosen in alike.items():
             for c, state in enumerate(states):
                 found = self._exchanges.get((core, same, state))
                 if found is None:
-                    found = self._exchanges[core, same, state] = self._exchange(core, inners[chosen[0]], state)
+                    found = self._exchange(core, inners[chosen[0]], state, cut=same[-1])
+                    self._exchanges[core, same, state] = found
                 gather[chosen, c], reduce[chosen, c], first[chosen, c], last[chosen, c] = found
         return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
 
-    def _exchange(self, core: Core, inner: Inner, state: State) -> tuple:
+    def _exchange(self, core: Core, inner: Inner, state: State, *, cut: bool) -> tuple:
+        """Seconds of gathering and of reducing a block of each kind, of the first gather, and of what ends a step.
+        Where passes are not `cut` at their exchanges, a stage's go in one message: a block then takes its share of one
+        so large that no stage's takes less for its bytes."""
         plan = plan_of(core, inner, PLAIN, state)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
@@ -111,6 +121,7 @@ class Exchanges:
             return min(self.price(stages, exchange, mesh) for exchange in exchanges)
 
         blocks = units[: self.kinds]
+        many = 1 if cut else MANY * self.num_units
         first = min(seconds("gather", units[-2], b) for b in blocks)
         norm = self.price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
         updates = Updates(stages)
@@ -118,8 +129,8 @@ class Exchanges:
         devices = {d.name for s in mesh.slices for d in s.devices}
         update = min(self.price(stages, Update(trained / core.pp, d)) for d in devices)
         return (
-            [seconds("gather", b) for b in blocks],
-            [seconds("reduce", b) for b in blocks],
+            [seconds("gather", *(b,) * many) / many for b in blocks],
+            [seconds("reduce", *(b,) * many) / many for b in blocks],
             first,
             norm + update,
         )
