@@ -62,7 +62,7 @@ def test_a_parallel_block_crosses_its_tensor_parallel_region_once():
 
 def test_slices_on_several_streams_fill_each_others_waves():
     whole, slice_ = Gemm(m=2048, n=4608, k=12288), Gemm(m=256, n=4608, k=12288, slices=8)
-    together, alone = standard(Framework(name="x")), standard(load_framework("nanotron-async"))
+    together, alone = standard(Framework(name="x")), standard(load_framework("nanotron-slow-steps"))
     assert together.price(slice_, A100).seconds == pytest.approx(together.price(whole, A100).seconds / 8)
     assert alone.price(slice_, A100).seconds > 1.05 * together.price(slice_, A100).seconds
 

@@ -86,3 +86,38 @@ def test_stages_are_cut_as_the_framework_cuts_them():
     assert case(step(framework="nanotron", **cut)).plan.layout.stages == (13, 11)
     assert case(step(framework="megatron-lm", **cut)).plan.layout.stages == ()
     assert case(step(framework="nanotron", **(cut | {"pp": 1, "dp": 8}))).plan.layout.stages == ()
+
+
+EFA = "EFA 3200 Gb/s (400 GB/s) per node, NVLink4 in node"
+
+
+def measured_job(gathered, **changed):
+    notes = f"busbw GB/s in job: AR={2 * gathered} AG={gathered} RS={gathered} AR_intra=424"
+    return step(**{"network": EFA, "framework": "nanotron", "notes": notes, "num_gpus": 64, "dp": 32} | changed)
+
+
+def test_what_a_job_measured_on_its_network_describes_the_cluster():
+    *_, outside = case(measured_job(50.0)).cluster.islands[0].levels
+    assert outside.busbw_gb_s == {"all_reduce": 100.0, "all_gather": 50.0, "reduce_scatter": 50.0}
+    *_, outside = case(step(network=EFA, num_gpus=64, dp=32)).cluster.islands[0].levels
+    assert outside.busbw_gb_s == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "profile"),
+    [
+        # 64 ranks: 4 MiB a step take 10.5 us at 400 GB/s; 150 GB/s are 28 us, 50 GB/s are 84
+        (measured_job(150.0), "nanotron"),
+        (measured_job(50.0), "nanotron-slow-steps"),
+        # what was measured says more than when it ran
+        (measured_job(150.0, flags="era_C"), "nanotron"),
+        (measured_job(50.0, flags="era_A"), "nanotron-slow-steps"),
+        # on one node no step leaves it
+        (measured_job(20.0, num_gpus=8, dp=4), "nanotron"),
+        # where nothing was measured, what most jobs of the time were
+        (step(framework="nanotron", flags="era_A"), "nanotron"),
+        (step(framework="nanotron", flags="era_C"), "nanotron-slow-steps"),
+    ],
+)
+def test_a_frameworks_profile_is_that_of_the_network_its_job_measured(row, profile):
+    assert case(row).framework.name == profile

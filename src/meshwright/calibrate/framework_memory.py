@@ -17,7 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.predict import OVERHEAD, dynamic_copies, rank_memory, simulate
 from meshwright.validate.cases import case
-from meshwright.validate.steps import logging
+from meshwright.validate.steps import logging, room
 from meshwright.validate.tables import find, number, rows
 
 COPIES = tuple(round(1.0 + 0.1 * i, 1) for i in range(21))
@@ -26,11 +26,13 @@ MIN_ROWS = 20
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply, other)."""
+    """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply); ``room`` is
+    what can be reserved at most."""
 
     ranks: tuple[tuple[float, float], ...]
     num_bytes: float
     reserved: bool
+    room: float
     group: str
 
 
@@ -93,7 +95,8 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
             copied = sum(rank.alive.get(c, 0.0) / 2.0 for c, n in dynamic_copies(costs, asked.plan).items() if n == 2.0)
             tensors = sum(v for c, v in rank.alive.items() if c not in OVERHEAD)
             ranks.append((tensors - 2.0 * copied, copied))
-        yield plain.name, Peak(tuple(ranks), size * 1e9, row["memory_kind"] == "reserved", row["model"])
+        reserved = row["memory_kind"] == "reserved"
+        yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, room(asked), row["model"])
 
 
 def _best(peaks: list[Peak]) -> tuple[float, float]:
@@ -112,7 +115,8 @@ def _best(peaks: list[Peak]) -> tuple[float, float]:
 
 
 def _predicted(peaks: list[Peak], copies: float, slack: float) -> np.ndarray:
-    return np.array([max(c + copies * d for c, d in p.ranks) * (1 + (slack if p.reserved else 0.0)) for p in peaks])
+    tensors = [max(c + copies * d for c, d in p.ranks) for p in peaks]
+    return np.array([max(t, min(t * (1 + slack * p.reserved), p.room)) for t, p in zip(tensors, peaks, strict=True)])
 
 
 def _measured(peaks: list[Peak]) -> np.ndarray:

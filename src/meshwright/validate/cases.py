@@ -10,6 +10,7 @@ import re
 import msgspec
 
 from meshwright.cost import Framework, load_framework
+from meshwright.cost.reached import seconds_of
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
@@ -20,6 +21,7 @@ from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Lora, Train
 from meshwright.validate.tables import number, whole
+from meshwright.work import REACHED_BYTES
 
 #: Vocabulary of GPT-2 padded to a multiple of 128 * 8 (Megatron-LM), when a row has none.
 USUAL_VOCAB = 51200
@@ -33,6 +35,8 @@ ATTENTION = {
 }
 #: Flags that say that communication runs beside compute, and beside which.
 OVERLAPPED = {"async_tp": "tp"}
+#: Flags that say how operands of 8 bits are scaled, where it is not by whole tensors.
+SCALED = {"float8_rowwise": "fp8_row"}
 #: What notes say about the precision of the gradients' reduction (Composer's modes of FSDP mixed precision).
 REDUCED = {"mixed precision mode DEFAULT": "fp32", "mixed precision mode PURE": "bf16"}
 
@@ -70,11 +74,32 @@ def case(row: dict[str, str]) -> Case:
 
 
 def _version(row: dict[str, str]) -> list[str]:
-    """The software that a row records besides the framework's name: its version (``era_C``), that its layers are
-    compiled, and that state is sharded, which some frameworks leave to another library's engine."""
-    eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_") or flag == "compile"]
+    """The software that a row records besides the framework's name: that its layers are compiled, its version
+    (``era_C``) or, where the job measured it, whether its collectives take ``slow-steps``, which no date tells as well,
+    and that state is sharded, which some frameworks leave to another library's engine."""
+    compiled = [flag for flag in row["flags"].split(";") if flag == "compile"]
+    eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
+    slow = _slow_steps(row)
     stage = whole(row, "zero_stage")
-    return [*eras, *([f"zero{stage}"] if stage else [])]
+    known = eras if slow is None else ["slow-steps"] * slow
+    return [*compiled, *known, *([f"zero{stage}"] if stage else [])]
+
+
+#: Microseconds of a ring's step beyond its bytes that tell the two kinds of jobs apart which a year of one cluster's
+#: jobs fall into: 2 to 33 and 61 to 79.
+SLOW_STEP_US = 45.0
+
+
+def _slow_steps(row: dict[str, str]) -> bool | None:
+    """Whether the job's own all-gather took long steps; None where it measured none. On one node there are no steps
+    between nodes, so none are slow."""
+    gathered = busbw_in_job(row["notes"]).get("all_gather")
+    gpus, per_node = whole(row, "num_gpus"), whole(row, "gpus_per_node") or 8
+    if gathered is None or gpus <= per_node:
+        return None if gathered is None else False
+    port = network_gb_s(row["network"], per_node)
+    bytes_us = REACHED_BYTES / gpus / (port * 1e9) * 1e6 if port else 0.0
+    return seconds_of(gathered, 1, gpus) / (gpus - 1) * 1e6 - bytes_us > SLOW_STEP_US
 
 
 def _model(row: dict[str, str], framework: Framework, assumed: list[str]) -> Model:
@@ -123,7 +148,8 @@ def _from_catalog(row: dict[str, str]) -> Model | None:
 
 
 def _train(row: dict[str, str], framework: Framework) -> Train:
-    dtype = row["dtype"] or "bf16"
+    named = (dtype for flag, dtype in SCALED.items() if flag in row["flags"].split(";"))
+    dtype = next(named, row["dtype"] or "bf16")
     if dtype not in DTYPE_BYTES:
         raise MeshwrightError.one("V010", f"compute precision {dtype!r} is not known")
     lora = row["phase"] == "lora"
@@ -144,15 +170,27 @@ def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
     else:
         cluster = clusters.load(f"{gpus}x{row['hardware']}")
     speed = network_gb_s(row["network"], per_node or 8)
-    if speed is None:
-        if cluster.num_devices > (per_node or 8):
-            assumed.append("network")
-        return cluster
-    islands = tuple(
-        msgspec.structs.replace(island, levels=_at_most(island.levels, speed, per_node, row["network"]))
-        for island in cluster.islands
-    )
-    return msgspec.structs.replace(cluster, islands=islands)
+    if speed is None and cluster.num_devices > (per_node or 8):
+        assumed.append("network")
+    islands = []
+    for island in cluster.islands:
+        levels = island.levels if speed is None else _at_most(island.levels, speed, per_node, row["network"])
+        if levels[-1].scale_out:
+            levels = (*levels[:-1], msgspec.structs.replace(levels[-1], busbw_gb_s=busbw_in_job(row["notes"])))
+        islands.append(msgspec.structs.replace(island, levels=levels))
+    return msgspec.structs.replace(cluster, islands=tuple(islands))
+
+
+#: What notes say that collectives over all ranks of a job reached before it trained.
+BUSBW = re.compile(r"busbw GB/s in job: AR=([\d.]+) AG=([\d.]+) RS=([\d.]+)")
+
+
+def busbw_in_job(notes: str) -> dict[str, float]:
+    """Bus bandwidths that a job measured on its own network, by operation, in GB/s; empty when notes say none."""
+    found = BUSBW.search(notes)
+    operations = ("all_reduce", "all_gather", "reduce_scatter")
+    values = () if found is None else map(float, found.groups())
+    return {op: value for op, value in zip(operations, values) if value > 0}
 
 
 #: Fabrics by the word a description uses for them: name of the level and its one-way latency, from the catalog's

@@ -114,9 +114,16 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
         trivial_s=trivial(asked),
         fits=all(r.headroom_bytes >= 0 for r in ranks),
         allocated_bytes=tensors,
-        reserved_bytes=tensors + logged.alive["allocator slack"],
+        reserved_bytes=max(tensors, min(tensors + logged.alive["allocator slack"], room(asked))),
         assumed=asked.assumed,
     )
+
+
+def room(asked: Case) -> float:
+    """Bytes that can be reserved beside a process's context on the smallest of the devices: an allocator gives cached
+    blocks back before it asks for more than there is."""
+    least = min(island.device.memory_bytes for island in asked.cluster.islands)
+    return least - asked.framework.context_bytes
 
 
 def logging(ranks: tuple[RankMemory, ...], whose: str) -> tuple[RankMemory, ...]:
