@@ -50,7 +50,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.emulated
 	$(BIN)/python -m bench.executor
 	$(BIN)/python -m bench.overhead
-	$(BIN)/python -m bench.here --rounds 3
+	$(BIN)/python -m bench.here --rounds 5
 
 docs: .venv/docs
 	$(BIN)/mkdocs build --strict
