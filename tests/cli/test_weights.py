@@ -104,8 +104,10 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_is_read(trained, c
     assert errors(capfd)[0][0] == "H008"
 
 
+# A shell's background job ignores SIGINT and so do its children, whatever runs the tests.
 INTERRUPTED = """
-import os, sys, time
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from meshwright.cli import main
 from meshwright.run import weights
 def ended(*_):
