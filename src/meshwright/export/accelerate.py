@@ -106,14 +106,7 @@ def _experts(r: Request) -> Iterator[Gap]:
 
 def _precision(r: Request) -> Iterator[Gap]:
     p = r.plan.precision
-    if r.compute not in MIXED_PRECISION:
-        yield Gap(
-            facet="precision.compute",
-            value=r.compute,
-            reason=f"mixed_precision is one of {', '.join(MIXED_PRECISION)}",
-            help="say bf16",
-            mend={"precision.compute": "bf16"},
-        )
+    yield from shared.multiplies(r, tuple(MIXED_PRECISION), f"mixed_precision is one of {', '.join(MIXED_PRECISION)}")
     stored = {p.grads, p.moments} | ({p.master} if r.compute != "fp32" else set())
     if stored != {"fp32"}:
         yield Gap(

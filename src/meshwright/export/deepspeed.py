@@ -125,14 +125,8 @@ def _overlap(r: Request) -> Iterator[Gap]:
 
 def _precision(r: Request) -> Iterator[Gap]:
     p, zero = r.plan.precision, r.layout.zero
-    if r.compute not in ("bf16", "fp16", "fp32"):
-        yield Gap(
-            facet="precision.compute",
-            value=r.compute,
-            reason="it multiplies in bf16, fp16 or fp32",
-            help="say bf16",
-            mend={"precision.compute": "bf16"},
-        )
+    if r.compute not in (known := ("bf16", "fp16", "fp32")):
+        yield from shared.multiplies(r, known, "it multiplies in bf16, fp16 or fp32")
         return
     if p.grads not in (grads := _gradients(r)):
         yield Gap(

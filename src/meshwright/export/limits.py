@@ -211,3 +211,15 @@ def no_lora(r: Request) -> Iterator[Gap]:
 def causal_only(r: Request) -> Iterator[Gap]:
     if not r.train.causal:
         yield Gap(facet="train.causal", value="causal=no", reason="its language models are causal")
+
+
+def multiplies(r: Request, known: tuple[str, ...], reason: str, use: str = "bf16") -> Iterator[Gap]:
+    """Matrix products are computed in the precisions `known`, and `use` is the one to say instead of another."""
+    if r.compute not in known:
+        yield Gap(
+            facet="precision.compute",
+            value=r.compute,
+            reason=reason,
+            help=f"say {use}",
+            mend={"precision.compute": use},
+        )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.megatron_model import Flags
 from meshwright.export.request import Request
@@ -30,14 +31,8 @@ def limits(r: Request) -> Iterator[Gap]:
 
 
 def _compute(r: Request) -> Iterator[Gap]:
-    if r.compute not in ("fp32", "fp16", "bf16", *RECIPES):
-        yield Gap(
-            facet="precision.compute",
-            value=r.compute,
-            reason=f"its recipes below 16 bits are {', '.join(RECIPES)}",
-            help="say fp8",
-            mend={"precision.compute": "fp8"},
-        )
+    known = ("fp32", "fp16", "bf16", *RECIPES)
+    yield from shared.multiplies(r, known, f"its recipes below 16 bits are {', '.join(RECIPES)}", "fp8")
     if r.compute == "fp16" and r.plan.experts.ep > 1:
         yield Gap(
             facet="precision.compute",

@@ -160,15 +160,8 @@ def _kernel(r: Request) -> Iterator[Gap]:
 
 def _precision(r: Request, quantized: tuple[str, ...]) -> Iterator[Gap]:
     known = ("bf16", "fp32", *quantized)
-    if r.compute not in known:
-        yield Gap(
-            facet="precision.compute",
-            value=r.compute,
-            reason=f"it multiplies in {', '.join(known)}",
-            help="say bf16",
-            mend={"precision.compute": "bf16"},
-        )
-    elif stored_in(r) is None:
+    yield from shared.multiplies(r, known, f"it multiplies in {', '.join(known)}")
+    if r.compute in known and stored_in(r) is None:
         p = r.plan.precision
         yield Gap(
             facet="precision",
