@@ -6,8 +6,11 @@ import pytest
 
 from meshwright.cost import Costs
 from meshwright.cost.framework import Framework
+from meshwright.lower.step import Pass
 from meshwright.plan import parse
 from meshwright.predict import predict, simulate
+from meshwright.simulate.price import Pricer
+from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import load, load_device
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
@@ -61,3 +64,13 @@ def test_a_lone_device_is_predicted_as_its_kernels_were_measured():
     train, plan = Train(global_batch=1, seq_len=1024), parse("dp1 mb1")
     alike, apart = (predict(MODEL, spread_over(load("1xh100"), s), train, plan).step_time_s for s in (0.0, 0.05))
     assert alike == apart
+
+
+def test_a_zoomed_layer_takes_what_its_pass_takes():
+    train, cluster, plan = Train(global_batch=8, seq_len=1024), load("8xh100"), parse("dp8 mb1")
+    run = simulate(plan, MODEL, cluster, train, Costs(KERNELS))
+    pricer = Pricer(run.lowered, Costs(KERNELS))
+    forward, backward = (z for z in zooms(run.lowered, Costs(KERNELS)) if z.name.endswith("a layer"))
+    (unit,) = {u for key in run.lowered.keys if isinstance(key, Pass) for u in key.units if u.kind == 0}
+    for zoom, which in ((forward, "F"), (backward, "BW")):
+        assert zoom.timeline.makespan_s == pytest.approx(pricer.unit(unit, which, H100.name, 0).seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry, graph_of
 from meshwright.lower.mlp import SORTED
@@ -42,8 +42,12 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
         return float(self.parts.sum())
 
 
-def durations(entries: list[Entry], device: Device, costs: Costs) -> np.ndarray:
-    return np.array([costs.price(e.work, device).seconds for e in entries])
+def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float = 1.0) -> list[Estimate]:
+    """What the operators of a pass take, kernels on a device that takes `lag` times as long as a middling one."""
+    found = [costs.price(e.work, device) for e in entries]
+    if lag == 1.0:
+        return found
+    return [m._replace(seconds=m.seconds * lag) if e.queue == "compute" else m for e, m in zip(entries, found)]
 
 
 def _kernels(work: Work, costs: Costs) -> float:
@@ -63,10 +67,7 @@ def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: fl
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
     graph = graph_of(entries)
-    estimates = [costs.price(e.work, device) for e in entries]
-    if lag != 1.0:
-        pairs = zip(entries, estimates)
-        estimates = [m._replace(seconds=m.seconds * lag) if e.queue == "compute" else m for e, m in pairs]
+    estimates = estimates_of(entries, device, costs, lag)
     by_key = np.array([e.seconds for e in estimates])
     start, end = (at.tolist() for at in times(graph, by_key))
     entry_of = graph.attribute("layer").tolist()

@@ -39,6 +39,7 @@ def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
     collectives is one stretch."""
     nodes: list[Node] = []
     ends: list[int] = []
+    lag = pricer.lag(device.name)
     for unit in key.units:
         entries = pricer.entries(unit, key.which, key.start)
         feeds_comm = {a for e in entries if e.queue != "compute" for a in e.after}
@@ -50,7 +51,7 @@ def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
                 nodes.append(Node(entry.queue, 0.0, entry.work, after))
                 at.append(len(nodes) - 1)
                 continue
-            seconds = float(pricer.costs.price(entry.work, device).seconds)
+            seconds = float(pricer.costs.price(entry.work, device).seconds) * lag
             waits = [a for a in after if nodes[a].work is not None]
             if stretch >= 0 and all(a < stretch for a in waits) and set(waits) <= set(nodes[stretch].after):
                 nodes[stretch].seconds += seconds

@@ -109,11 +109,11 @@ class Pricer:
         found = self._units.get(key)
         if found is None:
             entries = self.entries(unit, which, start)
-            found = self._units[key] = cost(entries, which, self.devices[device], self.costs, self._lag(device))
+            found = self._units[key] = cost(entries, which, self.devices[device], self.costs, self.lag(device))
         return found
 
-    def _lag(self, device: str) -> float:
-        """All ranks of a step wait for one another."""
+    def lag(self, device: str) -> float:
+        """Time of the slowest of a step's devices over a middling one's: all ranks wait for one another."""
         return self.devices[device].slowest_of(self.plan.layout.num_ranks)
 
     def entries(self, unit: Unit, which: str, start: int) -> list[Entry]:
@@ -176,7 +176,7 @@ class Pricer:
         size = key.params * updated_bytes(self.plan, self.stages.train)
         work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
         found = self.costs.price(work, self.devices[key.device])
-        return found._replace(seconds=found.seconds * self._lag(key.device))
+        return found._replace(seconds=found.seconds * self.lag(key.device))
 
 
 def updated_bytes(plan: Plan, train: Train) -> float:

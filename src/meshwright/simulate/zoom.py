@@ -9,7 +9,7 @@ from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.lower.layer import graph_of, program
 from meshwright.simulate.engine import times
-from meshwright.simulate.layer import durations
+from meshwright.simulate.layer import estimates_of
 from meshwright.timeline import Zoom, from_times
 from meshwright.work import Collective
 
@@ -19,6 +19,7 @@ WORDS = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "b
 def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
     """A timeline per distinct unit (kind of layer and recompute mode) and pass of the plan, on its first device."""
     device = lowered.mesh.slices[0].devices[0]
+    lag = device.slowest_of(lowered.mesh.num_ranks)
     passes = ("F", "B", "W") if any(getattr(k, "which", "") == "W" for k in lowered.keys) else ("F", "BW")
     units = dict.fromkeys(u for c in dict.fromkeys(lowered.stages.compositions) for u in c.units)
     out = []
@@ -32,9 +33,9 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
             if not entries:
                 continue
             graph = graph_of(entries)
-            seconds = durations(entries, device, costs)
+            estimates = estimates_of(entries, device, costs, lag)
+            seconds = np.array([e.seconds for e in estimates])
             start, end = times(graph, seconds)
-            estimates = [costs.price(e.work, device) for e in entries]
             order = graph.attribute("layer")
             causes = [
                 e.queue if isinstance(e.work, Collective) else "recompute" if e.again else estimate.cause
