@@ -23,8 +23,8 @@ from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, pla
 STORED = ("dtype", "grads", "master", "moments")
 
 
-#: How many times the blocks of a model stand for a message without end: kinds of blocks differ by less.
-MANY = 16
+#: How many times a block's bytes are a message without end: more than any model has blocks, of whatever sizes.
+MANY = 1e6
 
 
 class Exchanges:
@@ -113,15 +113,19 @@ class Exchanges:
         stages = self.layers.stages(plan, mesh)
         units = self.units
 
-        def seconds(what: str, *chosen: Unit) -> float:
+        def seconds(what: str, *chosen: Unit, times: float = 1.0) -> float:
             if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
                 return 0.0
             starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
-            exchanges = dict.fromkeys(exchange_of(stages, mesh, chosen, what, start) for start in starts)
+            exchanges = dict.fromkeys(_larger(exchange_of(stages, mesh, chosen, what, s), times) for s in starts)
             return min(self.price(stages, exchange, mesh) for exchange in exchanges)
 
+        def shares(what: str) -> list[float]:
+            if cut:
+                return [seconds(what, b) for b in blocks]
+            return [seconds(what, b, times=MANY) / MANY for b in blocks]
+
         blocks = units[: self.kinds]
-        many = 1 if cut else MANY * self.num_units
         first = min(seconds("gather", units[-2], b) for b in blocks)
         norm = self.price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
         updates = Updates(stages)
@@ -129,8 +133,8 @@ class Exchanges:
         devices = {d.name for s in mesh.slices for d in s.devices}
         update = min(self.price(stages, Update(trained / core.pp, d)) for d in devices)
         return (
-            [seconds("gather", *(b,) * many) / many for b in blocks],
-            [seconds("reduce", *(b,) * many) / many for b in blocks],
+            shares("gather"),
+            shares("reduce"),
             first,
             norm + update,
         )
@@ -166,3 +170,7 @@ class Exchanges:
             for i, unit in enumerate(self.units[: self.kinds]):
                 out[i] = unscattered_bytes(plan, stages.params(unit))
         return out
+
+
+def _larger(exchange: Exchange, times: float) -> Exchange:
+    return Exchange(tuple((op, size * times, group) for op, size, group in exchange.steps))
