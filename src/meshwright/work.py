@@ -121,8 +121,8 @@ REACHED_BYTES = float(2**28)
 class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One level a group of ranks spans. ``members`` children take part; ``gb_s`` is what one child's port gives
     this group, per direction, when all sibling groups send too; ``below`` group members sit under each child;
-    ``reached`` is what was measured on this very level, if anything was; ``steps`` is what a ring's step takes over
-    what it would on idle nodes."""
+    ``reached`` is what was measured over this level or one that holds it, if anything was; ``steps`` is what a ring's
+    step takes over what it would on idle nodes."""
 
     name: str
     members: int

@@ -26,18 +26,8 @@ MIXTURE = transformer(
 MODELS = (DENSE, NARROW, MIXTURE, SINGLE)
 ALIKE = ("8xh100", "16xa100-80", "16xt4", "8xmi250x")
 CLUSTERS = {name: cluster.load(name) for name in (*ALIKE, "4xa100-80 + 4xh100", "8xa100-80 + 8xh100")}
-
-
-def measured(name: str, **busbw_gb_s: float) -> Cluster:
-    """A cluster of one island on which collectives over all its devices reached so much."""
-    found = cluster.load(name)
-    *inside, outside = found.islands[0].levels
-    levels = (*inside, replace(outside, busbw_gb_s=busbw_gb_s))
-    return replace(found, islands=(replace(found.islands[0], levels=levels),))
-
-
 # every step of a ring takes long here, so one message of a stage is far cheaper than one of each layer
-CLUSTERS["slow steps"] = measured("2xp5", all_gather=20.0, all_reduce=20.0)
+CLUSTERS["slow steps"] = cluster.load("2xp5").reaching({"all_gather": 20.0, "all_reduce": 20.0})
 PROFILES = ("default", "torchtitan", "megatron-lm", "megatron-bridge-2026", "deepspeed", "nanotron")
 ORDERS = (DEFAULT_ORDER, ("dp", "tp", "cp", "pp"), ("cp", "dp", "tp", "pp"), ("tp", "cp", "pp", "dp"))
 OVERLAPS = (("dp", "pp"), (), ("dp",), ("pp",), ("dp", "pp", "tp"), ("dp", "ep", "pp"))

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.errors import Diagnostic, nearest
+from meshwright.spec.hardware import sourced
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -193,8 +194,7 @@ def lines(entry: dict[str, Any], indent: str = "") -> Iterator[str]:
     for key, value in entry.items():
         if key == "sources" or (not value and key != "arity"):  # an arity of 0 is "no limit"
             continue
-        usual = "" if key == "busbw_gb_s" else sources.get("*", "")  # measured, whatever the rest comes from
-        source = sources.get(key, usual) if _is_sourced(key, value) else ""
+        source = sourced(sources, key) if _is_sourced(key, value) else ""
         behind = f"   <- {source}" if source else ""
         if isinstance(value, dict):
             yield f"{indent}{key}{behind}"

@@ -52,7 +52,7 @@ KIN = {
 }
 #: The same in training, where fp8 has one scale for a whole tensor and nothing to do inside the product: the tables'
 #: fp8 kernel scales every token and reaches half of the peak in large products, where the one that scales blocks
-#: reaches 60% (the H100's medians from 1e13 to 1e14 FLOP are 983 and 1,192 TFLOP/s of 1,979).
+#: reaches 60% (the H100's medians from 1e12 to 1e13 FLOP are 983 and 1,192 TFLOP/s of 1,979).
 TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
 #: Generations of one vendor's devices in order; the distance between two is how unlike their kernels are.
 GENERATIONS = ("Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Blackwell Ultra")

@@ -21,8 +21,8 @@ from meshwright.work import Collective, Group, Hop, Work
 LIBRARIES = ("nccl", "vllm", "sglang", "trtllm")
 #: Relative spread added to a kind's for each factor of ten beyond the sizes or ranks that were measured.
 SPREAD_PER_DECADE = 0.05
-#: Relative spread of a collective on a network whose bus bandwidth was measured: what jobs of one size on the same
-#: nodes differ by (the largest of those over 16 to 512 ranks).
+#: Relative spread of a collective on a network whose bus bandwidth was measured: jobs of one size and kind differ by 1
+#: to 9% (a robust standard deviation; the nanotron sweep's bandwidths over 16 to 512 ranks).
 REACHED_SIGMA = 0.1
 
 

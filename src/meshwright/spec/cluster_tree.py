@@ -72,6 +72,18 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def num_devices(self) -> int:
         return sum(island.num_devices for island in self.islands)
 
+    def reaching(self, busbw_gb_s: dict[str, float]) -> Cluster:
+        """The cluster on which collectives over all devices of an island reached so much, by operation
+        (``Level.busbw_gb_s``); islands without a level between nodes stay as they are."""
+        islands = []
+        for island in self.islands:
+            *inside, outermost = island.levels
+            if outermost.scale_out:
+                levels = (*inside, msgspec.structs.replace(outermost, busbw_gb_s=busbw_gb_s))
+                island = msgspec.structs.replace(island, levels=levels)
+            islands.append(island)
+        return msgspec.structs.replace(self, islands=tuple(islands))
+
     @property
     def is_homogeneous(self) -> bool:
         """All islands hold the same device."""

@@ -178,6 +178,11 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def source_of(record: Device | Level | Node, field: str) -> str:
-    """Where a number of a record comes from; "" when nobody said. What a cluster reached was measured there, whatever
-    the rest of its description comes from."""
-    return record.sources.get(field, "" if field == "busbw_gb_s" else record.sources.get("*", ""))
+    """Where a number of a record comes from; "" when nobody said."""
+    return sourced(record.sources, field)
+
+
+def sourced(sources: dict[str, str], field: str) -> str:
+    """Where a number comes from by the sources beside it. What a cluster reached was measured there, whatever the rest
+    of its description comes from."""
+    return sources.get(field, "" if field == "busbw_gb_s" else sources.get("*", ""))

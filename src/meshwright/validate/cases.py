@@ -17,6 +17,7 @@ from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Pr
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_check import REACHED_BY
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Lora, Train
@@ -85,8 +86,8 @@ def _version(row: dict[str, str]) -> list[str]:
     return [*compiled, *known, *([f"zero{stage}"] if stage else [])]
 
 
-#: Microseconds of a ring's step beyond its bytes that tell the two kinds of jobs apart which a year of one cluster's
-#: jobs fall into: 2 to 33 and 61 to 79.
+#: Microseconds of a ring's step beyond its bytes at the port's rate that tell apart the two kinds of jobs into which
+#: the nanotron sweep falls: medians by number of ranks are 10 to 33 and 61 to 80.
 SLOW_STEP_US = 45.0
 
 
@@ -170,15 +171,15 @@ def _cluster(row: dict[str, str], assumed: list[str]) -> Cluster:
     else:
         cluster = clusters.load(f"{gpus}x{row['hardware']}")
     speed = network_gb_s(row["network"], per_node or 8)
-    if speed is None and cluster.num_devices > (per_node or 8):
+    if speed is not None:
+        islands = (
+            msgspec.structs.replace(island, levels=_at_most(island.levels, speed, per_node, row["network"]))
+            for island in cluster.islands
+        )
+        cluster = msgspec.structs.replace(cluster, islands=tuple(islands))
+    elif cluster.num_devices > (per_node or 8):
         assumed.append("network")
-    islands = []
-    for island in cluster.islands:
-        levels = island.levels if speed is None else _at_most(island.levels, speed, per_node, row["network"])
-        if levels[-1].scale_out:
-            levels = (*levels[:-1], msgspec.structs.replace(levels[-1], busbw_gb_s=busbw_in_job(row["notes"])))
-        islands.append(msgspec.structs.replace(island, levels=levels))
-    return msgspec.structs.replace(cluster, islands=tuple(islands))
+    return cluster.reaching(busbw_in_job(row["notes"]))
 
 
 #: What notes say that collectives over all ranks of a job reached before it trained.
@@ -188,9 +189,8 @@ BUSBW = re.compile(r"busbw GB/s in job: AR=([\d.]+) AG=([\d.]+) RS=([\d.]+)")
 def busbw_in_job(notes: str) -> dict[str, float]:
     """Bus bandwidths that a job measured on its own network, by operation, in GB/s; empty when notes say none."""
     found = BUSBW.search(notes)
-    operations = ("all_reduce", "all_gather", "reduce_scatter")
     values = () if found is None else map(float, found.groups())
-    return {op: value for op, value in zip(operations, values) if value > 0}
+    return {op: value for op, value in zip(REACHED_BY, values) if value > 0}
 
 
 #: Fabrics by the word a description uses for them: name of the level and its one-way latency, from the catalog's
