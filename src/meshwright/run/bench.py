@@ -29,6 +29,7 @@ from meshwright.run import bench_operators
 from meshwright.run.attention import attend
 from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
+from meshwright.run.bench_operands import Pool, kept
 from meshwright.run.data import Batch
 from meshwright.run.environment import num_cores, prefer
 from meshwright.run.launch import World, start
@@ -43,8 +44,6 @@ from meshwright.spec.workload import Train
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
-#: Bytes of operands that a product goes through in turn: a model's are used again after more than a core's cache holds.
-OPERANDS_BYTES, MOST_OPERANDS = 16 << 20, 16
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 5e6
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
@@ -153,11 +152,12 @@ def _kernels(world: World) -> dict[str, object]:
     clock = Clock(world)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
-    benches: dict[tuple[str, str], list[Bench]] = {("elementwise", ""): list(_elementwise(clock.device))}
+    pools = {d: Pool(clock.device, DTYPES[d]) for d in ("fp32", *dtypes)}
+    benches: dict[tuple[str, str], list[Bench]] = {("elementwise", ""): list(_elementwise(pools["fp32"]))}
     for d in dtypes:
-        benches["gemm", d] = list(_gemms(clock.device, DTYPES[d]))
-        benches["attention", d] = list(_attentions(clock.device, DTYPES[d], backward=False))
-        benches["attention_backward", d] = list(_attentions(clock.device, DTYPES[d], backward=True))
+        benches["gemm", d] = list(_gemms(pools[d]))
+        benches["attention", d] = list(_attentions(pools[d], backward=False))
+        benches["attention_backward", d] = list(_attentions(pools[d], backward=True))
     for name, many in bench_operators.benches(clock.device, DTYPES[dtypes[0]]).items():
         benches["operators", name] = many
     models = [_Model(clock, layer, dtypes[0]) for layer in LAYERS]
@@ -179,65 +179,70 @@ def _kernels(world: World) -> dict[str, object]:
     return msgspec.to_builtins(out)
 
 
-def _gemms(device: torch.device, dtype: torch.dtype) -> Iterable[Bench]:
+def _gemms(pool: Pool) -> Iterable[Bench]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in GEMM_M:
         for n in GEMM_NK:
             for k in GEMM_NK:
                 scale = 1
-                while 2.0 * m * n * k > LARGEST_FLOPS * scale and m > 16 * scale and device.type == "cpu":
+                while 2.0 * m * n * k > LARGEST_FLOPS * scale and m > 16 * scale and pool.device.type == "cpu":
                     scale *= 2
-                yield Bench(partial(_product, int(m) // scale, int(n), int(k), device, dtype), scale)
+                yield Bench(partial(_product, int(m) // scale, int(n), int(k), pool), scale)
 
 
-def _product(m: int, n: int, k: int, device: torch.device, dtype: torch.dtype) -> Callable[[], object]:
-    """Operands are others each time, as in a model: none is in a core's own cache from the call before. Results go
-    into memory that is there: a step's allocations are used again, those of a loop may be given back."""
-    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
-    out = torch.empty(m, n, device=device, dtype=dtype)
-    size = a.nbytes + b.nbytes + out.nbytes
-    count = max(1, min(MOST_OPERANDS, OPERANDS_BYTES // size))
-    operands = itertools.cycle([(a.clone(), b.clone().T, out.clone()) for _ in range(count)])
+def _product(m: int, n: int, k: int, pool: Pool) -> Callable[[], object]:
+    """Results go into memory that is there: a step's allocations are used again, those of a loop may be given back."""
+    operands = itertools.cycle(pool.sets([(m, k), (n, k)], [(m, n)]))
 
     def product() -> None:
         left, right, result = next(operands)
-        torch.mm(left, right, out=result)
+        torch.mm(left, right.T, out=result)
 
     return product
 
 
-def _attentions(device: torch.device, dtype: torch.dtype, *, backward: bool) -> Iterable[Bench]:
+def _attentions(pool: Pool, *, backward: bool) -> Iterable[Bench]:
     for heads in ATTENTION[0]:
         for tokens in ATTENTION[1]:
             for width in ATTENTION[2]:
                 h, s, d, scale = int(heads), int(tokens), int(width), 1
                 while h * s * s > LARGEST_SCORES and h > 1:
                     h, scale = h // 2, scale * 2
-                yield Bench(partial(_core, h, s, d, device, dtype, backward), scale)
+                yield Bench(partial(_core, h, s, d, pool, backward), scale)
 
 
-def _core(h: int, s: int, d: int, device: torch.device, dtype: torch.dtype, backward: bool) -> Callable[[], object]:
+def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], object]:
     lone = Group(name="cp", ranks=(0,), index=0)
-    q, k, v = (torch.randn(1, s, h, d, device=device).to(dtype).requires_grad_(backward) for _ in range(3))
+    operands = pool.sets([(1, s, h, d)] * (4 if backward else 3))
 
-    def forward() -> torch.Tensor:
+    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attend(q, k, v, cp=lone, algorithm="ring")
 
     if not backward:
-        return torch.no_grad()(forward)
-    out = forward()
-    grad = torch.randn_like(out)
-    return lambda: torch.autograd.grad(out, (q, k, v), grad, retain_graph=True)
+        inputs = itertools.cycle(operands)
+        return kept(torch.no_grad()(lambda: (forward(*next(inputs)),)), pool.num_bytes // 4)
+    done = [(forward(*(x.requires_grad_() for x in inputs)), inputs, grad) for *inputs, grad in operands]
+    again = itertools.cycle(done)
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        out, inputs, grad = next(again)
+        return torch.autograd.grad(out, inputs, grad, retain_graph=True)
+
+    return kept(gradients, pool.num_bytes // 4)
 
 
-def _elementwise(device: torch.device) -> Iterable[Bench]:
+def _elementwise(pool: Pool) -> Iterable[Bench]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
 
     def make(size: float) -> Callable[[], object]:
-        x = torch.randn(max(1, int(size / 12)), device=device)
-        y = torch.randn_like(x)
-        out = x * y
-        return lambda: torch.mul(x, y, out=out)
+        shape = (max(1, int(size / 12)),)
+        operands = itertools.cycle(pool.sets([shape, shape], [shape]))
+
+        def kernel() -> None:
+            x, y, out = next(operands)
+            torch.mul(x, y, out=out)
+
+        return kernel
 
     return [Bench(partial(make, size)) for size in ELEMENTWISE]
 
