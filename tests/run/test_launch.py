@@ -385,3 +385,40 @@ def test_all_threads_of_a_process_are_preferred():
     ((before, after, later),) = processes.launch(1, preferred)
     assert len(before) >= 3 and max(before) < 5
     assert after == [5] * len(before) and later == [5]
+
+
+def of_its_threads(world):
+    """What the threads of a rank may run on and how, those of its group's and one that begins later."""
+    if world.size > 1:
+        dist.all_reduce(torch.ones(1))
+    later = []
+    last = threading.Thread(target=lambda: later.append(os.sched_getscheduler(threading.get_native_id())))
+    last.start()
+    last.join()
+    tasks = [int(t.name) for t in Path("/proc/self/task").iterdir()]
+    cores = [sorted(os.sched_getaffinity(t)) for t in tasks]
+    policies = [os.sched_getscheduler(t) for t in tasks] + later
+    found = [[cores, policies]] * world.size
+    if world.size > 1:
+        dist.all_gather_object(found, found[0])
+    return found
+
+
+def cores_of_ranks(rank, num_ranks, cores):
+    """Every core and policy of the threads of each rank of a job that may use `cores`."""
+    os.sched_setaffinity(0, cores)
+    found = launch.start(of_its_threads, num_ranks=num_ranks, device="cpu")
+    return [[sorted({tuple(c) for c in held}), sorted(set(policies))] for held, policies in found]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have policies and cores of their own on Linux")
+def test_ranks_have_cores_of_their_own_where_there_are_enough_and_leave_them_when_they_wait():
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    (alone,) = processes.launch(1, cores_of_ranks, 1, cores)
+    assert alone == [[[tuple(cores)], [os.SCHED_OTHER]]]
+    (pair,) = processes.launch(1, cores_of_ranks, 2, cores)
+    # the thread that ends a rank with its parent is older than what it is told, and sleeps until then
+    assert [[c for c in held if c != tuple(cores)] or held for held, _ in pair] == [[(cores[0],)], [(cores[-1],)]]
+    assert all(os.SCHED_BATCH in policies and set(policies) <= {os.SCHED_BATCH, os.SCHED_OTHER} for _, policies in pair)
+    (crowd,) = processes.launch(1, cores_of_ranks, 3, cores)
+    assert all(held == [tuple(cores)] for held, _ in crowd)

@@ -16,9 +16,9 @@ import torch
 
 #: Bytes that a benchmark's operands go through before any is used again, on a processor and on a GPU: several times
 #: what a core, or a GPU's second-level cache, keeps.
-CPU_BYTES, CUDA_BYTES = 64 << 20, 256 << 20
+CPU_BYTES, CUDA_BYTES = 128 << 20, 256 << 20
 #: Sets of operands at most. The tensors of small models are near: together they are no more than this.
-MOST_SETS = 64
+MOST_SETS = 256
 #: Operands begin where a vector register and a line of a cache do.
 ALIGNED = 64
 

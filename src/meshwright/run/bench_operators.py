@@ -24,7 +24,7 @@ from meshwright.spec.layers import Dense
 #: Elements of the tensor that an operator reads.
 ELEMENTS = tuple(4**e for e in range(6, 12))
 #: Elements an operator's instances have together, at least where that takes no more instances than this.
-TOGETHER, MOST = 1 << 22, 64
+TOGETHER, MOST = 1 << 23, 128
 WIDTH, HEAD, VOCAB = 256, 64, 1024
 _LONE = Group(name="tp", ranks=(0,), index=0)
 

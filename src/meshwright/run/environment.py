@@ -46,6 +46,26 @@ def keep_memory() -> None:
             mallopt(*which)
 
 
+def run_in_batch() -> None:
+    """Have this thread, and all that those from here on start, leave a core to whoever runs there until that waits
+    (Linux's SCHED_BATCH). The threads of a rank hand work to one another, and so do ranks: one that interrupts its
+    fellow as it wakes makes it wait for the rest of a time slice, milliseconds. Does nothing where someone chose a
+    policy before, or where there are none."""
+    with contextlib.suppress(OSError, AttributeError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def own_cores(local_rank: int, local_size: int) -> None:
+    """Keep this process to its share of the cores, where there is a core for every thread of so many processes:
+    threads that wake elsewhere find cold caches, and others in their place. Does nothing where cores are too few."""
+    with contextlib.suppress(OSError, AttributeError):
+        cores = sorted(os.sched_getaffinity(0))
+        each = len(cores) // local_size
+        if each >= num_threads():
+            os.sched_setaffinity(0, cores[local_rank * each : (local_rank + 1) * each])
+
+
 def prefer(pid: int | None = None, *, at_once: bool = False) -> None:
     """Let a process (this one if left out), all the threads it has and all that those start run before other work of
     this machine, as far as it is allowed: for times that other programs must not change. `at_once`: it mostly sleeps,

@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.environment import keep_memory, launched, num_threads
+from meshwright.run.environment import keep_memory, launched, num_threads, own_cores, run_in_batch
 
 #: How long the others may take to say why they ended once a rank has died; then they are killed.
 GRACE_S = 1.5
@@ -197,6 +197,8 @@ def _open(world: World, timeout_s: float, **where: Any) -> None:
     if world.size > 1:
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         limit = timedelta(seconds=timeout_s)
+        if world.device.type == "cpu":
+            run_in_batch()  # before the group's threads are there
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where, **more)
 
 
@@ -219,6 +221,7 @@ def _child(
     threading.Thread(target=_die_with_parent, args=(parent,), daemon=True).start()
     if world.device.type == "cpu":
         keep_memory()
+        own_cores(world.local_rank, world.local_size)
     try:
         _open(world, timeout_s, init_method=f"file://{folder}/store")
         report = Report(result=function(world, *args))
