@@ -64,3 +64,16 @@ def test_more_cores_than_ranks_are_no_crowd():
         _, lowered = stretched("dp8 mb3", cluster("8xh100", cores))
         assert crowded(lowered) is full
     assert not crowded(stretched("dp8 mb3", load("8xh100"))[1])
+
+
+@pytest.mark.parametrize(("ranks", "times"), [("4xh100", 1.0), ("8xh100", 2.0 * 1.1), ("16xh100", 4.0 * 1.2)])
+def test_what_takes_turns_on_a_core_takes_longer_for_every_doubling(ranks, times):
+    on = cluster(ranks, 4)
+    (island,) = on.islands
+    # one node of as many devices as there are ranks
+    device = msgspec.structs.replace(island.device, crowding=0.1)
+    node = msgspec.structs.replace(island.node, devices=island.num_devices)
+    on = msgspec.structs.replace(on, islands=(msgspec.structs.replace(island, device=device, node=node),))
+    found, lowered = stretched(f"dp{island.num_devices} mb1 overlap=none", on)
+    assert [len(h.ranks) for h in hosts(lowered.mesh)] == [island.num_devices]
+    assert found["rank 0"] == pytest.approx([times] * len(found["rank 0"]))

@@ -152,6 +152,7 @@ def device_toml(machine: Machine) -> str:
         "num_sms = 1",
         'scale_up = "loopback"',
         f"cores = {0 if gpu else machine.cores}",
+        f"crowding = {machine.crowding:.3f}",
         f"comm_slowdown = {machine.comm_slowdown:.3f}",
         f'framework = "{FRAMEWORK}"',
         "",

@@ -18,28 +18,34 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import NamedTuple
+from math import log2
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.plan import Pipeline, Plan
 from meshwright.run import bench_operators
 from meshwright.run.attention import attend
 from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
+from meshwright.run.bench_model import (
+    LAYERS,
+    MICROBATCHES,
+    STEPS,
+    VOCAB,
+    Layer,
+    PassTimes,
+    TimedModel,
+    model_of,
+    plan_of,
+    train_of,
+)
 from meshwright.run.bench_operands import Pool, kept
-from meshwright.run.data import Batch
-from meshwright.run.environment import num_cores, prefer
+from meshwright.run.environment import num_cores, only_cores, prefer
 from meshwright.run.launch import World, start
-from meshwright.run.mesh import Group, alone
-from meshwright.run.record import Off, Recorder, Recording, ResidentBytes, install
-from meshwright.run.settings import DTYPES, Settings
-from meshwright.run.trainer import Trainer
-from meshwright.spec.architecture import Model
-from meshwright.spec.dimensions import transformer
-from meshwright.spec.workload import Train
+from meshwright.run.mesh import Group
+from meshwright.run.record import ResidentBytes
+from meshwright.run.settings import DTYPES
 
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
 #: Products of more operations say nothing new on a core.
@@ -49,53 +55,12 @@ LARGEST_SCORES = 5e6
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
 
 
-class Layer(NamedTuple):
-    """A small model whose passes are timed: `gated` is Llama's shape, else GPT's."""
-
-    hidden: int
-    ffn: int
-    heads: int
-    gated: bool
-    seq: int
-    microbatch: int
-    layers: int
-
-
-#: From many thin layers to few wide ones, so that what a layer costs the host and what a pass costs it differ.
-LAYERS = (
-    Layer(64, 176, 4, True, 64, 1, 8),
-    Layer(64, 176, 4, True, 64, 1, 1),
-    Layer(128, 344, 4, True, 128, 1, 4),
-    Layer(128, 512, 4, False, 64, 2, 8),
-    Layer(256, 688, 4, True, 128, 2, 4),
-    Layer(256, 704, 8, True, 64, 2, 1),
-    Layer(256, 1024, 8, False, 256, 1, 2),
-    Layer(384, 1024, 6, True, 256, 2, 2),
-    Layer(512, 2048, 8, False, 256, 2, 1),
-)
-MICROBATCHES = 4
-#: Steps of a timed model in every round, after one that finds its operands again.
-STEPS = 2
-VOCAB = 1024
-
-
-class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the executor took for one model on one core, seconds: a forward, a backward (both of a microbatch through
-    the whole model), the optimizer. ``kept_bytes``: what a forward keeps for its backward."""
-
-    layer: Layer
-    forward: Timed
-    backward: Timed
-    optimizer: Timed
-    step: Timed
-    kept_bytes: float = 0.0
-
-
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``;
     ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
     by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by name; ``base_bytes``: the
-    memory of a rank beside its tensors."""
+    memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
+    (:func:`_crowding`)."""
 
     kind: str
     cores: int
@@ -113,6 +78,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     comm_slowdown: float
     base_bytes: float
     seconds: float
+    crowding: float = 0.0
 
 
 def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], None] = lambda _: None) -> Machine:
@@ -137,10 +103,16 @@ def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], N
         say(f"collectives between {ranks} processes")
         exchanges |= msgspec.convert(start(collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
         ranks *= 2
+    crowding = 0.0
+    if kind == "cpu" and 1 < cores < most_ranks:
+        say("more processes than cores")
+        with only_cores(2):
+            crowding = start(_crowding, num_ranks=8, device=kind)
     found = msgspec.convert(kernels, dict[str, object])
     return msgspec.convert(
         found
         | {"collectives": exchanges, "staging": staged, "cores": cores, "kind": kind}
+        | {"crowding": crowding}
         | {"base_bytes": base, "seconds": time.perf_counter() - begun},
         Machine,
         strict=False,
@@ -160,7 +132,7 @@ def _kernels(world: World) -> dict[str, object]:
         benches["attention_backward", d] = list(_attentions(pools[d], backward=True))
     for name, many in bench_operators.benches(clock.device, DTYPES[dtypes[0]]).items():
         benches["operators", name] = many
-    models = [_Model(clock, layer, dtypes[0]) for layer in LAYERS]
+    models = [TimedModel(clock, layer, dtypes[0]) for layer in LAYERS]
     rounds: dict[tuple[str, str], list[list[float]]] = {key: [] for key in benches}
     for _ in range(REPEATS):
         for key, many in benches.items():
@@ -276,109 +248,36 @@ def _slowdown(clock: Clock, world: World) -> float:
     return float(min(1.0, max(0.0, float(found) / world.size)))
 
 
-class _Model:
-    """One model trained by the executor on every core, each for itself, a few steps a round."""
-
-    def __init__(self, clock: Clock, layer: Layer, dtype: str):
-        self.clock, self.layer = clock, layer
-        self.train, mesh = train_of(layer, dtype), alone(device=clock.device)
-        self.trainer = Trainer(model_of(layer), plan_of(layer), self.train, mesh, settings=Settings())
-        self.seconds: dict[str, list[float]] = {"F": [], "BW": [], "optimizer": [], "step": []}
-        self.kept_bytes = self._kept()
-
-    def batch(self, step: int = 0) -> Batch:
-        generator = torch.Generator().manual_seed(step)
-        size = self.train.global_batch, self.layer.seq + 1
-        return Batch(torch.randint(0, VOCAB, size, generator=generator), None)
-
-    def _kept(self) -> float:
-        """Bytes that a forward keeps for its backward, parameters left out, each storage once."""
-        parameters = {p.untyped_storage().data_ptr() for s in self.trainer.stages.values() for p in s.parameters()}
-        seen: set[int] = set()
-        total, backward = 0, False
-
-        def keep(x: torch.Tensor) -> torch.Tensor:
-            nonlocal total, backward
-            if backward:  # the next microbatch's forward: storages are used again
-                seen.clear()
-                backward = False
-            storage = x.untyped_storage()
-            if storage.data_ptr() not in parameters | seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
-            return x
-
-        def give(x: torch.Tensor) -> torch.Tensor:
-            nonlocal backward
-            backward = True
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, give):
-            self.trainer.step(self.batch())
-        return total / MICROBATCHES
-
-    def around(self) -> None:
-        clock = self.clock
-        now = time.perf_counter_ns if clock.device.type == "cuda" else time.process_time_ns
-        record = Recorder(device=clock.device, warmup=1, now=now)
-        install(record)
-        try:
-            for step in range(1 + STEPS):
-                batch = self.batch(step)
-                clock.together()
-                begun = clock.now()
-                self.trainer.step(batch)
-                clock.sync()
-                if step:
-                    self.seconds["step"].append(clock.now() - begun)
-        finally:
-            install(Off())
-        spans = record.recording()
-        for kind in ("F", "BW", "optimizer"):
-            self.seconds[kind] += _seconds(spans, kind)
-
-    def times(self) -> PassTimes:
-        forward, backward, optimizer, step = (mean(seconds) for seconds in self.seconds.values())
-        return PassTimes(
-            layer=self.layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
-            kept_bytes=self.kept_bytes,
-        )  # fmt: skip
+def _crowding(world: World) -> float:
+    """The share by which a step of a model takes longer for every doubling of the ranks on two cores, each of which has
+    a model of its own."""
+    prefer()
+    clock = Clock(world)
+    model = TimedModel(clock, LAYERS[len(LAYERS) // 2], "fp32")
+    model.around()
+    shares = []
+    for _ in range(REPEATS):
+        busy = []
+        for turn in (range(2), range(world.size)):
+            clock.together()
+            if world.rank in turn:
+                busy.append(clock.once(lambda: model.trainer.step(model.batch()), STEPS))
+        if world.rank < 2:
+            shares.append(busy[1] / busy[0] - 1)
+    found = torch.tensor(shares or [0.0]).median()
+    dist.all_reduce(found)
+    return max(0.0, float(found) / 2 / log2(world.size / 2))
 
 
 def _base(world: World) -> float:
     """Memory of a rank that has trained the smallest model, beside its tensors."""
-    model = _Model(Clock(world), min(LAYERS, key=lambda layer: layer.hidden * layer.layers), "fp32")
+    model = TimedModel(Clock(world), min(LAYERS, key=lambda layer: layer.hidden * layer.layers), "fp32")
     model.trainer.step(model.batch())
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
         return float(total - free - torch.cuda.memory_reserved(world.device))
     held = sum(piece.values.nbytes for piece in model.trainer.pieces())
     return float(ResidentBytes()() - held)
-
-
-def _seconds(spans: Recording, kind: str) -> list[float]:
-    """Durations of every span of a kind on the compute queue."""
-    wanted = [i for i, said in enumerate(spans.labels) if said.kind == kind and said.queue == "compute"]
-    chosen = [i for i, label in enumerate(spans.label.tolist()) if label in wanted]
-    return ((spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9).tolist()
-
-
-def model_of(layer: Layer) -> Model:
-    """A timed model."""
-    return transformer(
-        layers=layer.layers, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
-        max_seq_len=layer.seq,
-    )  # fmt: skip
-
-
-def train_of(layer: Layer, dtype: str) -> Train:
-    """What it was trained on."""
-    return Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
-
-
-def plan_of(layer: Layer) -> Plan:
-    """The plan a timed model ran."""
-    return msgspec.structs.replace(alone().plan, pipeline=Pipeline(microbatch=layer.microbatch))
 
 
 def _memory(device: torch.device) -> int:

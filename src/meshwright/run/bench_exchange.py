@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.bench_operands import Pool
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit
@@ -32,31 +34,45 @@ def collectives(world: World) -> dict[str, list[Timed]]:
     clock = Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
-    a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
-    products = max(1, int(BETWEEN_S / clock.time(lambda: a @ b).seconds))
-    most = torch.tensor([products], device=world.device)
-    dist.broadcast(most, 0)  # unequal work would be waited for in the collectives
-    products = int(most)
-
-    def work() -> None:
-        for _ in range(products):
-            a @ b
-
+    work = _work(clock)
     for op in OPS:
         for size in COLLECTIVE_BYTES:
-            run = _collective(op, int(size), group, world.device)
+            run = _after(work, _collective(op, int(size), group, world.device))
             count = 10 if size < 1e6 else 4
-
-            def both(run: Callable[[], object] = run) -> None:
-                work()
-                run()
-
-            clock.once(both, 2)
-            pairs = [(clock.both(work, count), clock.both(both, count)) for _ in range(REPEATS)]
+            clock.once(run, 2)
+            pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(REPEATS)]
             cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
             spread = mean([with_[0] for _, with_ in pairs]).spread
             out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
     return msgspec.to_builtins(out)
+
+
+def _work(clock: Clock) -> Callable[[], None]:
+    """A piece of a layer, on memory as far away as a step's: about as long as there is between two collectives, and
+    equally long on all ranks, as unequal work would be waited for in the collectives."""
+    operands = itertools.cycle(Pool(clock.device, torch.float32).sets([(256, 512), (512, 512)], [(256, 512)]))
+
+    def piece() -> None:
+        a, b, out = next(operands)
+        torch.nn.functional.silu(torch.mm(a, b, out=out), inplace=True)
+
+    pieces = torch.tensor([max(1, int(BETWEEN_S / clock.time(piece).seconds))], device=clock.device)
+    dist.broadcast(pieces, 0)
+    count = int(pieces)
+
+    def work() -> None:
+        for _ in range(count):
+            piece()
+
+    return work
+
+
+def _after(work: Callable[[], object], run: Callable[[], object]) -> Callable[[], None]:
+    def both() -> None:
+        work()
+        run()
+
+    return both
 
 
 def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 #: Parameters of glibc's ``mallopt``, and what they are set to: free memory at the end of the heap that is kept, and the
@@ -28,6 +29,21 @@ def is_first() -> bool:
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def only_cores(count: int) -> Iterator[None]:
+    """Have this thread, and the processes that it starts meanwhile, use the first `count` of its cores alone, where
+    the system lets it choose."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def num_threads() -> int:

@@ -38,13 +38,14 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "gb_s": (1e-3, "GB/s (1e9 bytes/s) are expected, this looks like TB/s or less", 1e9, "this looks like bytes/s"),
     "latency_us": (0.01, "microseconds are expected, this looks like seconds", 1e6, "this looks like nanoseconds"),
     "speed_spread": (1e-4, "a fraction is expected, 0.015 for 1.5%", 0.2, "a fraction is expected, 0.015 for 1.5%"),
+    "crowding": (1e-4, "a fraction is expected, 0.05 for 5%", 2, "a fraction is expected, 0.05 for 5%"),
     "mtbf_hours": (0.01, "hours are expected", 1e9, "hours are expected, this looks like seconds"),
     "price_usd_hour": (1e-3, "US dollars an hour are expected", 1e8, "US dollars an hour are expected"),
     "power_limit_w": (10, "watts are expected, this looks like kW or MW", 1e12, "watts are expected"),
     "pue": (1, "power usage effectiveness is never below 1", 5, "power usage effectiveness is a ratio, such as 1.1"),
 }
 FRACTIONS = ("gemm", "memory", "attention_fwd", "attention_bwd")
-MAY_BE_ZERO = ("nvme_gb_s", "nvme_bytes", "power_w", "latency_us", "speed_spread")
+MAY_BE_ZERO = ("nvme_gb_s", "nvme_bytes", "power_w", "latency_us", "speed_spread", "crowding")
 BUSBW = "the busbw column of nccl-tests, in 1e9 bytes/s"
 REACHED_BY = ("all_reduce", "all_gather", "reduce_scatter")
 """Operations whose measured bus bandwidth tells what a network's connections need."""

@@ -123,6 +123,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         scale_up: the fabric inside the node ("nvlink4", "pcie5", "xgmi", "ici").
         cores: > 0: the device is one of so many processor cores, which a node's ranks share when there are more of
             them, and which run the kernels they issue themselves, so that issuing takes its time as well.
+        crowding: of cores: share by which what ranks compute takes longer for every doubling of those that take turns
+            on a core.
         comm_slowdown: share of its speed that compute loses while a collective runs beside it; None: what the
             device's fabric makes likely.
         speed_spread: relative standard deviation of how fast devices of one kind are, by how they were made and cooled;
@@ -155,6 +157,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aliases: tuple[str, ...] = ()
     differs_from: str = ""
     cores: int = 0
+    crowding: float = 0.0
     comm_slowdown: float | None = None
     speed_spread: float = 0.015
     framework: str = ""

@@ -1,0 +1,156 @@
+"""Small models as the executor trains them, timed: what a layer, a pass and a step cost beside their kernels."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+import msgspec
+import torch
+
+from meshwright.plan import Pipeline, Plan
+from meshwright.run.bench_clock import Clock, Timed, mean
+from meshwright.run.data import Batch
+from meshwright.run.mesh import alone
+from meshwright.run.record import Off, Recorder, Recording, install
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.spec.architecture import Model
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
+
+
+class Layer(NamedTuple):
+    """A small model whose passes are timed: `gated` is Llama's shape, else GPT's."""
+
+    hidden: int
+    ffn: int
+    heads: int
+    gated: bool
+    seq: int
+    microbatch: int
+    layers: int
+
+
+#: From many thin layers to few wide ones, so that what a layer costs the host and what a pass costs it differ.
+LAYERS = (
+    Layer(64, 176, 4, True, 64, 1, 8),
+    Layer(64, 176, 4, True, 64, 1, 1),
+    Layer(128, 344, 4, True, 128, 1, 4),
+    Layer(128, 512, 4, False, 64, 2, 8),
+    Layer(256, 688, 4, True, 128, 2, 4),
+    Layer(256, 704, 8, True, 64, 2, 1),
+    Layer(256, 1024, 8, False, 256, 1, 2),
+    Layer(384, 1024, 6, True, 256, 2, 2),
+    Layer(512, 2048, 8, False, 256, 2, 1),
+)
+MICROBATCHES = 4
+#: Steps of a timed model in every round, after one that finds its operands again.
+STEPS = 2
+VOCAB = 1024
+
+
+class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the executor took for one model on one core, seconds: a forward, a backward (both of a microbatch through
+    the whole model), the optimizer. ``kept_bytes``: what a forward keeps for its backward."""
+
+    layer: Layer
+    forward: Timed
+    backward: Timed
+    optimizer: Timed
+    step: Timed
+    kept_bytes: float = 0.0
+
+
+class TimedModel:
+    """One model trained by the executor on every core, each for itself, a few steps a round."""
+
+    def __init__(self, clock: Clock, layer: Layer, dtype: str):
+        self.clock, self.layer = clock, layer
+        self.train, mesh = train_of(layer, dtype), alone(device=clock.device)
+        self.trainer = Trainer(model_of(layer), plan_of(layer), self.train, mesh, settings=Settings())
+        self.seconds: dict[str, list[float]] = {"F": [], "BW": [], "optimizer": [], "step": []}
+        self.kept_bytes = self._kept()
+
+    def batch(self, step: int = 0) -> Batch:
+        generator = torch.Generator().manual_seed(step)
+        size = self.train.global_batch, self.layer.seq + 1
+        return Batch(torch.randint(0, VOCAB, size, generator=generator), None)
+
+    def _kept(self) -> float:
+        """Bytes that a forward keeps for its backward, parameters left out, each storage once."""
+        parameters = {p.untyped_storage().data_ptr() for s in self.trainer.stages.values() for p in s.parameters()}
+        seen: set[int] = set()
+        total, backward = 0, False
+
+        def keep(x: torch.Tensor) -> torch.Tensor:
+            nonlocal total, backward
+            if backward:  # the next microbatch's forward: storages are used again
+                seen.clear()
+                backward = False
+            storage = x.untyped_storage()
+            if storage.data_ptr() not in parameters | seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+            return x
+
+        def give(x: torch.Tensor) -> torch.Tensor:
+            nonlocal backward
+            backward = True
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, give):
+            self.trainer.step(self.batch())
+        return total / MICROBATCHES
+
+    def around(self) -> None:
+        clock = self.clock
+        now = time.perf_counter_ns if clock.device.type == "cuda" else time.process_time_ns
+        record = Recorder(device=clock.device, warmup=1, now=now)
+        install(record)
+        try:
+            for step in range(1 + STEPS):
+                batch = self.batch(step)
+                clock.together()
+                begun = clock.now()
+                self.trainer.step(batch)
+                clock.sync()
+                if step:
+                    self.seconds["step"].append(clock.now() - begun)
+        finally:
+            install(Off())
+        spans = record.recording()
+        for kind in ("F", "BW", "optimizer"):
+            self.seconds[kind] += _seconds(spans, kind)
+
+    def times(self) -> PassTimes:
+        forward, backward, optimizer, step = (mean(seconds) for seconds in self.seconds.values())
+        return PassTimes(
+            layer=self.layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
+            kept_bytes=self.kept_bytes,
+        )  # fmt: skip
+
+
+def _seconds(spans: Recording, kind: str) -> list[float]:
+    """Durations of every span of a kind on the compute queue."""
+    wanted = [i for i, said in enumerate(spans.labels) if said.kind == kind and said.queue == "compute"]
+    chosen = [i for i, label in enumerate(spans.label.tolist()) if label in wanted]
+    return ((spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9).tolist()
+
+
+def model_of(layer: Layer) -> Model:
+    """A timed model."""
+    return transformer(
+        layers=layer.layers, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
+        max_seq_len=layer.seq,
+    )  # fmt: skip
+
+
+def train_of(layer: Layer, dtype: str) -> Train:
+    """What it was trained on."""
+    return Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
+
+
+def plan_of(layer: Layer) -> Plan:
+    """The plan a timed model ran."""
+    return msgspec.structs.replace(alone().plan, pipeline=Pipeline(microbatch=layer.microbatch))
