@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 import torch
@@ -34,10 +34,11 @@ def collectives(world: World) -> dict[str, list[Timed]]:
     clock = Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
-    work = _work(clock)
+    pool = Pool(clock.device, torch.float32)
+    work = _work(clock, pool)
     for op in OPS:
         for size in COLLECTIVE_BYTES:
-            run = _after(work, _collective(op, int(size), group, world.device))
+            run = _after(work, _collective(op, int(size), group, pool))
             count = 10 if size < 1e6 else 4
             clock.once(run, 2)
             pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(REPEATS)]
@@ -47,10 +48,10 @@ def collectives(world: World) -> dict[str, list[Timed]]:
     return msgspec.to_builtins(out)
 
 
-def _work(clock: Clock) -> Callable[[], None]:
+def _work(clock: Clock, pool: Pool) -> Callable[[], None]:
     """A piece of a layer, on memory as far away as a step's: about as long as there is between two collectives, and
     equally long on all ranks, as unequal work would be waited for in the collectives."""
-    operands = itertools.cycle(Pool(clock.device, torch.float32).sets([(256, 512), (512, 512)], [(256, 512)]))
+    operands = itertools.cycle(pool.sets([(256, 512), (512, 512)], [(256, 512)]))
 
     def piece() -> None:
         a, b, out = next(operands)
@@ -135,26 +136,30 @@ class _Unit(torch.nn.Module):
         return sum(torch.dot(x, w) for w in self.weights)
 
 
-def _collective(op: str, size: int, group: Group, device: torch.device) -> Callable[[], object]:
-    """A collective of `size` bytes as nccl-tests counts them."""
+def _collective(op: str, size: int, group: Group, pool: Pool) -> Callable[[], object]:
+    """A collective of `size` bytes as nccl-tests counts them; each time from and to other memory."""
     n = group.size
-    whole = torch.ones(max(1, size // 4 // n) * n, device=device)
-    shard = torch.ones(len(whole) // n, device=device)
-    if op == "all_reduce":
-        return lambda: dist.all_reduce(whole)
-    if op == "all_gather":
-        return lambda: gather_async(whole, shard, group).wait()
-    if op == "reduce_scatter":
-        return lambda: reduce_scatter_async(shard, whole, group).wait()
-    if op == "all_to_all":
-        other = torch.empty_like(whole)
-        return lambda: dist.all_to_all_single(other, whole)
+    whole, shard = (max(1, size // 4 // n) * n,), (max(1, size // 4 // n),)
 
-    def send() -> None:
-        """To the next rank while the one before sends here: as pipeline ranks do."""
-        got = torch.empty_like(whole)
-        works = [dist.isend(whole, (group.index + 1) % n), dist.irecv(got, (group.index - 1) % n)]
-        for work in works:
-            work.wait()
+    def each(*given: tuple[int, ...], into: tuple[int, ...]) -> Iterator[tuple[torch.Tensor, ...]]:
+        return itertools.cycle(pool.sets(given, [into]))
 
-    return send
+    if op == "all_reduce":  # zeros stay what they are
+        sums = each(into=whole)
+        return lambda: dist.all_reduce(next(sums)[0])
+    operands = each(shard if op == "all_gather" else whole, into=shard if op == "reduce_scatter" else whole)
+
+    def run() -> None:
+        given, out = next(operands)
+        if op == "all_gather":
+            gather_async(out, given, group).wait()
+        elif op == "reduce_scatter":
+            reduce_scatter_async(out, given, group).wait()
+        elif op == "all_to_all":
+            dist.all_to_all_single(out, given)
+        else:  # to the next rank while the one before sends here: as pipeline ranks do
+            works = [dist.isend(given, (group.index + 1) % n), dist.irecv(out, (group.index - 1) % n)]
+            for work in works:
+                work.wait()
+
+    return run
