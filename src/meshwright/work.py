@@ -143,13 +143,26 @@ class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     hops: tuple[Hop, ...]
 
 
+class Routed(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """The tokens that an all_to_all carries: every rank's ``tokens`` of ``hidden`` values, a copy for each of ``top_k``
+    of ``experts`` spread evenly over the group; ``phase``: on their way there (``dispatch``) or back (``combine``)."""
+
+    phase: str
+    tokens: int
+    hidden: int
+    top_k: int
+    experts: int
+
+
 class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;
-    all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer."""
+    all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer. ``routed``: what
+    is sent are tokens on their way between experts, which libraries made for that may send fewer copies of."""
 
     op: str
     num_bytes: float
     group: Group
+    routed: Routed | None = None
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True):

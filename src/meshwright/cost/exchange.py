@@ -13,11 +13,11 @@ from math import log2
 import msgspec
 
 from meshwright import catalog
-from meshwright.cost.chain import Estimate
+from meshwright.cost.chain import Estimate, Link
 from meshwright.cost.fabric import shipped
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.hardware import Device
-from meshwright.work import Group
+from meshwright.work import Collective, Group, Work
 
 #: Bytes of one value on the wire: block-scaled formats send a 4-byte scale per 128 values (fp8, DeepEP) or one
 #: byte per 16 (nvfp4). Results come back in bf16.
@@ -134,6 +134,25 @@ def price(item: MoeExchange, device: Device, *, mode: str = "normal") -> Estimat
     inside = profile.fabric == fabric and low <= item.tokens <= high and item.group.size <= max(profile.ranks)
     seconds = exchange_seconds(item, profile.constants, each_expert=mode == "low_latency")
     return Estimate(seconds, "network", "fitted" if inside else "extrapolated", profile.sigma * (1 if inside else 2))
+
+
+def link(mode: str, fewest: int = 2) -> Link:
+    """Token exchange in training by kernels of a `mode`, where experts are on other nodes and on `fewest` ranks or
+    more. Inside a node, and for a mode of "", this link does not answer."""
+
+    def answer(work: Work, device: Device) -> Estimate | None:
+        if not mode or not isinstance(work, Collective) or work.routed is None:
+            return None
+        group, routed = work.group, work.routed
+        if group.size < fewest or not any(hop.scale_out and hop.members > 1 for hop in group.hops):
+            return None
+        item = MoeExchange(
+            phase=routed.phase, tokens=routed.tokens, hidden=routed.hidden, top_k=routed.top_k,
+            experts=routed.experts, group=group,
+        )  # fmt: skip
+        return price(item, device, mode=mode)
+
+    return answer
 
 
 @cache

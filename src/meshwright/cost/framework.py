@@ -27,9 +27,11 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
     precision, how it cuts layers into stages (``partition``: ``even``, or ``thresholds`` of summed costs,
     ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
-    (plan words), the ``bucket_bytes`` in which whole gradients are summed over replicas (0: a layer's at once), and
-    whose memory it ``logs``: of the first pipeline stage, the last or the fullest rank; ``source`` says where that is
-    documented."""
+    (plan words), how tokens reach experts on other nodes (``dispatch``: "" for an all-to-all of a copy for each expert,
+    ``normal`` for DeepEP's kernels, which send one copy to a node and spread it there) and from how many ranks of
+    experts on it does so (``dispatch_from``), the ``bucket_bytes`` in which
+    whole gradients are summed over replicas (0: a layer's at once), and whose memory it ``logs``: of the first pipeline
+    stage, the last or the fullest rank; ``source`` says where that is documented."""
 
     attention: str = "flash"
     flash: int = 0
@@ -47,6 +49,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     master: str = "fp32"
     partition: str = "even"
     gathered: str = "again"
+    dispatch: str = ""
+    dispatch_from: int = 2
     bucket_bytes: int = 0
     logs: str = "fullest"
     source: str = ""

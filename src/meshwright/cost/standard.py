@@ -3,16 +3,21 @@ else the roofline."""
 
 from __future__ import annotations
 
-from meshwright.cost import fitted, measured, network
+from meshwright.cost import exchange, fitted, measured, network
 from meshwright.cost.chain import Costs
-from meshwright.cost.framework import Framework, load
+from meshwright.cost.framework import Defaults, Framework, load
 from meshwright.spec.cluster import Cluster
 
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
-    flash = framework.defaults.flash if framework is not None else 0
-    links = (measured.price, network.link, fitted.link(flash=flash))
+    usual = framework.defaults if framework is not None else Defaults()
+    links = (
+        measured.price,
+        exchange.link(usual.dispatch, usual.dispatch_from),
+        network.link,
+        fitted.link(flash=usual.flash),
+    )
     return Costs(framework, links, profile="catalog profiles, else roofline")
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.lower.pieces import Context, Piece, enter, entering, leave, linear, norm, regather, residual
 from meshwright.spec.layers import Block, Dense, Moe
-from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm
+from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
 
 #: The piece that sorts tokens by expert: its forward needs to know how many each gets.
 SORTED = "permute tokens"
@@ -71,11 +71,11 @@ def experts(c: Context, spec: Moe) -> list[Piece]:
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
             backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
         ),
-        *_dispatch(c, "dispatch", routed, "all_gather"),
+        *_dispatch(c, spec, "dispatch", routed, "all_gather"),
         *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
         _activation("experts activation", inner, spec.gated),
         *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
-        *_dispatch(c, "combine", routed, "reduce_scatter"),
+        *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
         Piece(
             name="unpermute and weight",
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
@@ -101,13 +101,21 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
     )
 
 
-def _dispatch(c: Context, name: str, routed: float, split: str) -> list[Piece]:
+def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> list[Piece]:
     """All-to-all over ep, and the gather or scatter over etp that splits each expert."""
     back = "reduce_scatter" if split == "all_gather" else "all_gather"
-    swap = Collective(op="all_to_all", num_bytes=routed, group=c.ep_group)
+
+    def swap(phase: str) -> Collective:
+        tokens = Routed(
+            phase=phase, tokens=int(c.shard_tokens), hidden=c.model.hidden, top_k=spec.top_k, experts=spec.experts
+        )
+        return Collective(op="all_to_all", num_bytes=routed, group=c.ep_group, routed=tokens)
+
     pieces = []
     if c.plan.experts.ep > 1:
-        pieces.append(Piece(name=f"{name} all-to-all", forward=swap, backward=swap, queue="ep"))
+        # gradients go the other way
+        there, returned = swap(name), swap("combine" if name == "dispatch" else "dispatch")
+        pieces.append(Piece(name=f"{name} all-to-all", forward=there, backward=returned, queue="ep"))
     if c.plan.etp > 1:
         size = routed * c.plan.etp
         over = Piece(
