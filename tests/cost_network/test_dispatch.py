@@ -49,6 +49,21 @@ def test_inside_a_node_and_for_what_are_no_tokens_nothing_changes():
         assert costs("normal").price(work, device) == costs("").price(work, device)
 
 
+def test_values_of_32_bits_go_in_an_all_to_all():
+    work, device = exchanged(64)
+    wide = msgspec.structs.replace(work, num_bytes=2 * work.num_bytes)
+    assert costs("normal").price(wide, device) == costs("").price(wide, device)
+
+
+def test_experts_that_are_one_to_a_node_are_priced():
+    cluster = load("256xh100")
+    group = Mesh(parse("tp8 dp32 ep32 etp8"), cluster).expert_group("ep")
+    assert [hop.scale_out for hop in group.hops if hop.members > 1] == [True] * len(group.hops)
+    work, device = exchanged(64)
+    apart = msgspec.structs.replace(work, group=group)
+    assert 0 < costs("normal").price(apart, device).seconds < costs("").price(apart, device).seconds
+
+
 def test_few_ranks_exchange_as_before():
     some = standard(Framework(name="from 64", defaults=Defaults(dispatch="normal", dispatch_from=64)))
     for ep, like in ((32, ""), (64, "normal")):

@@ -7,7 +7,7 @@ import pytest
 from meshwright.cost import standard
 from meshwright.graph import KIND
 from meshwright.plan import parse
-from meshwright.predict import simulate
+from meshwright.predict import predict, simulate
 from meshwright.simulate.cores import crowded, hosts
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
@@ -77,3 +77,6 @@ def test_what_takes_turns_on_a_core_takes_longer_for_every_doubling(ranks, times
     found, lowered = stretched(f"dp{island.num_devices} mb1 overlap=none", on)
     assert [len(h.ranks) for h in hosts(lowered.mesh)] == [island.num_devices]
     assert found["rank 0"] == pytest.approx([times] * len(found["rank 0"]))
+    train = msgspec.structs.replace(TRAIN, global_batch=48)
+    whole = predict(MODEL, on, train, parse(f"dp{island.num_devices} mb1"), costs=standard())
+    assert sum(whole.attribution.values()) == pytest.approx(whole.step_time_s)

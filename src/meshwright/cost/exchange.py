@@ -138,13 +138,15 @@ def price(item: MoeExchange, device: Device, *, mode: str = "normal") -> Estimat
 
 def link(mode: str, fewest: int = 2) -> Link:
     """Token exchange in training by kernels of a `mode`, where experts are on other nodes and on `fewest` ranks or
-    more. Inside a node, and for a mode of "", this link does not answer."""
+    more. Inside a node, for values that are not sent in 16 bits, and for a mode of "", this link does not answer."""
 
     def answer(work: Work, device: Device) -> Estimate | None:
         if not mode or not isinstance(work, Collective) or work.routed is None:
             return None
         group, routed = work.group, work.routed
         if group.size < fewest or not any(hop.scale_out and hop.members > 1 for hop in group.hops):
+            return None
+        if work.num_bytes > WIRE_BYTES["bf16"] * routed.tokens * routed.top_k * routed.hidden:
             return None
         item = MoeExchange(
             phase=routed.phase, tokens=routed.tokens, hidden=routed.hidden, top_k=routed.top_k,
