@@ -1,5 +1,7 @@
 """Measuring this machine: every operator that is timed runs, and a small round becomes a profile that predicts."""
 
+import os
+
 import msgspec
 import pytest
 import torch
@@ -10,7 +12,8 @@ from meshwright.plan import parse
 from meshwright.predict import rank_memory, simulate
 from meshwright.run import bench, bench_exchange, bench_operators
 from meshwright.run.bench_clock import Clock
-from meshwright.run.launch import World
+from meshwright.run.environment import only_cores
+from meshwright.run.launch import World, start
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 
@@ -75,3 +78,21 @@ def test_a_measured_machine_is_one_that_plans_can_be_predicted_for(tmp_path, mon
         cluster.forget_here()
         measured.forget()
         framework.frameworks.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a system without affinity")
+def test_taking_turns_on_a_core_is_measured(monkeypatch):
+    monkeypatch.setattr(bench, "LAYERS", bench.LAYERS[1:2])
+    monkeypatch.setattr(bench, "REPEATS", 1)
+    with only_cores(2):
+        found = start(bench._crowding, num_ranks=4, device="cpu")
+    assert 0 <= found < 2  # a share; what it is depends on the machine
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="a system without affinity")
+def test_only_some_cores_are_used_meanwhile():
+    before = os.sched_getaffinity(0)
+    with pytest.raises(ValueError), only_cores(1):
+        assert os.sched_getaffinity(0) == {min(before)}
+        raise ValueError
+    assert os.sched_getaffinity(0) == before

@@ -50,6 +50,8 @@ from meshwright.run.settings import DTYPES
 GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
+#: Results of attention that are kept, so that new ones go elsewhere: several times what a core keeps near.
+KEPT_BYTES = 32 << 20
 ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 5e6
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
@@ -192,7 +194,7 @@ def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], ob
 
     if not backward:
         inputs = itertools.cycle(operands)
-        return kept(torch.no_grad()(lambda: (forward(*next(inputs)),)), pool.num_bytes // 4)
+        return kept(torch.no_grad()(lambda: (forward(*next(inputs)),)), KEPT_BYTES)
     done = [(forward(*(x.requires_grad_() for x in inputs)), inputs, grad) for *inputs, grad in operands]
     again = itertools.cycle(done)
 
@@ -200,7 +202,7 @@ def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], ob
         out, inputs, grad = next(again)
         return torch.autograd.grad(out, inputs, grad, retain_graph=True)
 
-    return kept(gradients, pool.num_bytes // 4)
+    return kept(gradients, KEPT_BYTES)
 
 
 def _elementwise(pool: Pool) -> Iterable[Bench]:

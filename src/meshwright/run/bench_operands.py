@@ -17,7 +17,7 @@ import torch
 #: Bytes that a benchmark's operands go through before any is used again, on a processor and on a GPU: several times
 #: what a core, or a GPU's second-level cache, keeps.
 CPU_BYTES, CUDA_BYTES = 128 << 20, 256 << 20
-#: Sets of operands at most. The tensors of small models are near: together they are no more than this.
+#: Sets of operands at most: a model whose tensors are small has few enough that they stay near a core.
 MOST_SETS = 256
 #: Operands begin where a vector register and a line of a cache do.
 ALIGNED = 64
