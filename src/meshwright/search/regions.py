@@ -145,7 +145,7 @@ class Regions:
                 book, mesh = self._book(core, inner)
                 key = (core, inner.order if not self.alike else mesh.layout.stride("pp"), inner.sp, inner.dtype)
                 if key not in self._prices:
-                    self._prices[key] = self._send(mesh, book, mesh.layout.stride("pp"))
+                    self._prices[key] = self._send(mesh, book)
                 known[same] = self._prices[key]
             out[a] = known[same]
         return out
@@ -168,11 +168,11 @@ class Regions:
             slowest.append(most)
         return np.min(fastest, axis=0), np.max(slowest, axis=0), *np.min(kept, axis=0)
 
-    def _send(self, mesh: Mesh, book: Book, stride: int) -> float:
-        """A message between neighbouring ranks of a pipeline, the nearest of them; on equal islands the first two."""
-        pairs = {mesh.pair(0, stride)}
-        if not self.alike:
-            pairs = {mesh.pair(a, b) for s in mesh.slices for a, b in pairwise(s.starts)}
+    def _send(self, mesh: Mesh, book: Book) -> float:
+        """A message between neighbouring ranks of a pipeline, the two of them between which it is fastest: those of a
+        node are not where devices of a node meet on a slower link than the network is."""
+        slices = mesh.slices[:1] if self.alike else mesh.slices
+        pairs = {mesh.pair(a, b) for s in slices for a, b in pairwise(s.starts)}
         return min(self.exchanges.price(book.stages, Send(pair), mesh) for pair in pairs)
 
     def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
