@@ -31,7 +31,7 @@ ONE_ORDER = (("tp", "cp", "dp", "pp"),)
 
 def region(model, on, train, **facets):
     """A question of few plans: one order and no context parallelism, unless said."""
-    where = cluster.load(on)
+    where = cluster.load(on) if isinstance(on, str) else on
     domains = default(model, where, train).domains | {"cp": (1,), "order": ONE_ORDER, "recompute": ("none",)} | facets
     return model, where, train, Space(domains=domains)
 
@@ -191,4 +191,16 @@ def test_messages_of_a_node_may_be_slower_than_those_between_nodes():
     around = Exchanges(Evaluator(*question[:3], HOSTLESS))
     seconds = [around.price(graph.stages, key, graph.mesh) for key in graph.keys if isinstance(key, Send)]
     assert len(seconds) == 2 and seconds[0] > seconds[1]  # the first ranks' is the slower
+    assert not {one.plan.text(): one.over() for one in found if one.over()}
+
+
+def test_copies_of_a_stage_are_added_up_in_one_message_where_the_optimizer_is_sharded():
+    """nanotron's buckets of 25 MiB are those of replicas that hold all state: under ZeRO-1 there are none."""
+    costs = standard(load_framework("nanotron"))
+    assert costs.framework.defaults.bucket_bytes
+    where = cluster.load("2xp5").reaching({"all_reduce": 20.0})  # where the latency of every message is long
+    facets = {"tp": (1,), "pp": (4,), "mb": (1,), "sp": (True,), "schedule": ("bitpipe",), "vpp": (2,)}
+    question = region(WIDE, where, Train(global_batch=8, seq_len=128), zero=(0, 1), **facets)
+    found = list(compared(question, costs))
+    assert {one.plan.layout.zero for one in found} == {0, 1}
     assert not {one.plan.text(): one.over() for one in found if one.over()}

@@ -17,7 +17,7 @@ from meshwright.search.layers import SharedPricer
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
 from meshwright.search.skeleton import Updates
-from meshwright.search.space import PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
+from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
 
 #: What the bytes of a rank's state depend on in an inner part.
 STORED = ("dtype", "grads", "master", "moments")
@@ -63,8 +63,9 @@ class Exchanges:
         return np.array([known[i.order, i.grads, i.dtype] for i in inners])
 
     def _added_up(self, core: Core, inner: Inner, pairs: tuple[tuple[int, ...], ...], blocks: int) -> float:
-        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest."""
-        plan = plan_of(core, inner, PLAIN, WHOLE)
+        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest: in one
+        message, as where ZeRO shards the optimizer, which takes no longer than the buckets of a framework without."""
+        plan = plan_of(core, inner, PLAIN, SHARDED)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
         params = (stages.params(u) for u in self.units[: self.kinds])

@@ -86,7 +86,7 @@ class State(NamedTuple):
 
 
 #: The simplest schedule and nothing sharded, for what depends on neither.
-PLAIN, WHOLE = Piped("1f1b", 1, EVEN), State(0, 0)
+PLAIN, WHOLE, SHARDED = Piped("1f1b", 1, EVEN), State(0, 0), State(1, 0)
 CORE, INNER, PIPED, STATE = Core._fields, Inner._fields, Piped._fields, State._fields
 #: Facet -> what it is, in the order they are shown.
 FACETS: dict[str, str] = {
