@@ -136,3 +136,37 @@ def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
     assert parts[0].startswith("host times and passes fitted to 9 measured steps of 2 models")
     assert parts[1].startswith("exchange_share from")
     assert parts[2:] == ["memory fitted to 21 measured peaks: 20.0% mean error in sample, 30.0% with models left out"]
+
+
+def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_defaults(tmp_path):
+    """Steps of both made with the same constants: only with each version's way of adding up gradients are they found
+    again, and both profiles get them."""
+    rows = []
+    for i, row in enumerate(questions()):
+        row |= {"framework": "megatron-lm", "zero_stage": "0", "recompute": "full", "attention_kernel": "unfused"}
+        row["sequence_parallel"] = str(i % 2 == 1)
+        asked = case(row)
+        assert asked.framework.name == ("megatron-lm-v3" if i % 2 else "megatron-lm")
+        costs = standard(msgspec.structs.replace(asked.framework, **TRUE))
+        row["step_time_s"] = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s
+        rows.append(row)
+    table(tmp_path, "training_steps", rows)
+    (found,) = framework.fit_all(tmp_path, standard)
+    assert (found.framework, found.rows) == ("megatron-lm", 27)
+    assert found.in_sample < 0.005
+    new = framework.profiles([found], [])
+    for name in ("megatron-lm", "megatron-lm-v3"):
+        assert {c: getattr(new[name], c) for c in found.constants} == found.constants
+        assert "27 measured steps of 3 models" in new[name].source
+    assert new["megatron-lm"].defaults.accumulation != new["megatron-lm-v3"].defaults.accumulation
+
+
+def test_versions_that_share_constants_have_the_same():
+    known = framework.frameworks()
+    sharing = [f for f in known.values() if f.constants_of]
+    assert sharing
+    for one in sharing:
+        owner = known[one.constants_of]
+        fitted = [name for name in framework.CONSTANTS if getattr(one, name) != getattr(owner, name)]
+        assert not fitted, one.name
+        assert one.step_sigma == owner.step_sigma

@@ -88,7 +88,8 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 def fit_all(
     folder: Path, costs_of: Callable[[Framework], Costs], *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Fit]:
-    """Constants for every framework with enough timed rows in ``training_steps``.
+    """Constants for every framework with enough timed rows in ``training_steps``; versions that share constants are
+    fitted as one.
 
     Raises:
         MeshwrightError: V003 when the folder has no such table.
@@ -119,7 +120,7 @@ def _timed(folder: Path) -> Iterator[tuple[str, Timed]]:
         except MeshwrightError:
             continue
         if not check(asked.plan, asked.model, asked.cluster, asked.train):
-            yield asked.framework.name, Timed(asked, seconds, row["model"])
+            yield asked.framework.constants_of or asked.framework.name, Timed(asked, seconds, row["model"])
 
 
 def _fit(name: str, found: list[Timed], costs_of: Callable[[Framework], Costs]) -> Fit:
@@ -261,12 +262,12 @@ def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
         outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
         said = f"{TIMES} {fit.rows} measured steps of {fit.groups} models: "
         said += f"{fit.in_sample:.1%} mean error in sample{outside}"
-        old = found[fit.framework]
         # the standard deviation of a normal error is 1.25 times its mean absolute value
         sigma = round(1.25 * (fit.in_sample if fit.left_out is None else fit.left_out), 3)
-        found[fit.framework] = msgspec.structs.replace(
-            old, **fit.constants, step_sigma=sigma, source=_resourced(old.source, TIMES, said), flagged=False
-        )
+        for old in [f for f in found.values() if fit.framework in (f.name, f.constants_of)]:
+            found[old.name] = msgspec.structs.replace(
+                old, **fit.constants, step_sigma=sigma, source=_resourced(old.source, TIMES, said), flagged=False
+            )
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
         if one.allocator_slack is not None:

@@ -74,12 +74,14 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
     fragmentation leaves unused. ``step_sigma``: relative error of whole steps of models that the constants never saw.
-    ``flagged``: nobody measured these.
+    ``flagged``: nobody measured these. ``constants_of``: the profile of another version with the same kernels, to
+    whose steps and this one's together the constants are fitted: the versions differ in their defaults alone.
     """
 
     name: str
     title: str = ""
     aliases: tuple[str, ...] = ()
+    constants_of: str = ""
     elementwise_passes: float = 1.5
     host_us_per_kernel: float = 10.0
     host_us_per_backward_kernel: float | None = None

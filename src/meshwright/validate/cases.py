@@ -77,13 +77,15 @@ def case(row: dict[str, str]) -> Case:
 def _version(row: dict[str, str]) -> list[str]:
     """The software that a row records besides the framework's name: that its layers are compiled, its version
     (``era_C``) or, where the job measured it, whether its collectives take ``slow-steps``, which no date tells as well,
-    and that state is sharded, which some frameworks leave to another library's engine."""
+    that state is sharded, which some frameworks leave to another library's engine, and sequence parallelism and
+    selective recomputation, which came with a version."""
     compiled = [flag for flag in row["flags"].split(";") if flag == "compile"]
     eras = [flag.lower() for flag in row["flags"].split(";") if flag.startswith("era_")]
     slow = _slow_steps(row)
     stage = whole(row, "zero_stage")
     known = eras if slow is None else ["slow-steps"] * slow
-    return [*compiled, *known, *([f"zero{stage}"] if stage else [])]
+    newer = ["sp"] * (row["sequence_parallel"] == "True") + ["selective"] * (row["recompute"] == "selective")
+    return [*compiled, *known, *([f"zero{stage}"] if stage else []), *newer]
 
 
 #: Microseconds of a ring's step beyond its bytes at the port's rate that tell apart the two kinds of jobs into which
