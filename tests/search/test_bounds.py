@@ -132,15 +132,18 @@ def test_exchanges_take_nothing_from_processor_cores_that_share_time():
 
 
 def test_exchanges_are_priced_as_the_simulator_prices_them():
-    """A framework that reaches half of the bandwidth between nodes: every exchange of a step, from its own graph."""
+    """A framework that reaches half of the bandwidth between nodes layer by layer, and sums whole gradients in buckets:
+    every exchange of a step, from its own graph."""
     where, train = cluster.load("16xa100-80"), Train(global_batch=16, seq_len=512)
-    costs = standard(replace(load_framework("default"), exchange_share=0.5))
-    run = simulate(plan("pp2 dp8 zero1 chimera mb1 order=tp-cp-pp-dp"), LLAMA, where, train, costs)
+    usual = load_framework("default")
+    costs = standard(replace(usual, exchange_share=0.5, defaults=replace(usual.defaults, bucket_bytes=25 * 2**20)))
     around, seen = Exchanges(Evaluator(LLAMA, where, train, costs)), set()
-    for key, seconds in zip(run.lowered.keys, run.priced.durations.tolist()):
-        if isinstance(key, Exchange | Send | Update):
-            assert around.price(run.lowered.stages, key, run.lowered.mesh) == seconds
-            seen.add(type(key))
+    for said in ("pp2 dp8 zero1 chimera mb1 order=tp-cp-pp-dp", "dp16 zero3 mb1", "dp16 mb1"):
+        run = simulate(plan(said), LLAMA, where, train, costs)
+        for key, seconds in zip(run.lowered.keys, run.priced.durations.tolist()):
+            if isinstance(key, Exchange | Send | Update):
+                assert around.price(run.lowered.stages, key, run.lowered.mesh) == seconds
+                seen.add(type(key))
     assert seen == {Exchange, Send, Update}
 
 

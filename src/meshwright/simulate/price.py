@@ -128,7 +128,9 @@ class Pricer:
     def exchange(self, key: Exchange) -> tuple[float, float, float]:
         """Seconds of some collectives one after the other, those times their relative errors, and those they wait."""
         framework = self.costs.framework
-        share, bucket = framework.exchange_share, framework.defaults.bucket_bytes * (self.plan.layout.zero == 0)
+        zero = self.plan.layout.zero
+        share = framework.exchange_share if zero == 3 else 1.0
+        bucket = framework.defaults.bucket_bytes if zero == 0 else 0
         works, times = [], []
         for op, size, group in key.steps:
             times.append(ceil(size / bucket) if bucket and op == "all_reduce" else 1)

@@ -27,7 +27,7 @@ FRAMEWORK = {
     "host_us_per_dispatch": ("us", "a device waits for the host to read how many tokens each expert got"),
     "exchange_share": (
         "fraction",
-        "of the bandwidth between nodes that its exchange of parameters and gradients reaches",
+        "of the bandwidth between nodes that the exchange reaches which ZeRO-3 does layer by layer",
     ),
     "activation_copies": ("times", "bytes its kernels keep for the backward over what fused ones keep"),
     "allocator_slack": ("fraction", "reserved over allocated bytes that fragmentation leaves unused"),
