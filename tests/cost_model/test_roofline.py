@@ -47,6 +47,27 @@ def test_one_row_more_than_a_wave_costs_a_step():
     assert work_seconds(1409) == pytest.approx(6 / 4 * wave)
 
 
+def test_two_sms_of_a_b200_that_multiply_one_tile_read_its_operands_once():
+    """8192^3: 32 x 32 tiles of 256 x 256 on 74 pairs are 14 waves, bound by the matrix units. A single SM's 256 x 128
+    needs 384 values a step of k, more than the L2 hands it meanwhile."""
+    b200 = cluster.load_device("b200_sxm")
+    fraction, _ = r.efficiency(b200, "gemm")
+    per_sm, l2_per_sm = 2250e12 * fraction / 148, r.L2_BYTES_PER_CLOCK * b200.clock_mhz * 1e6
+    square = Gemm(m=8192, n=8192, k=8192)
+    waves, step_s = 14, 2 * 256 * 256 / (2 * per_sm)
+    assert (256 + 256) * 2 / (2 * l2_per_sm) < step_s
+    assert r.gemm_seconds(square, b200) == pytest.approx(waves * 8192 * step_s + r.KERNEL_FLOOR_S)
+    alone_s = (256 + 128) * 2 / l2_per_sm
+    assert alone_s > 2 * 256 * 128 / per_sm
+    single = msgspec.structs.replace(b200, paired_sms=False)
+    assert r.gemm_seconds(square, single) == pytest.approx(14 * 8192 * alone_s + r.KERNEL_FLOOR_S)
+
+
+def test_what_pairs_its_sms_is_of_the_data_centre():
+    """The workstation's Blackwell has no tcgen05."""
+    assert {d.name for d in DEVICES if d.paired_sms} == {"b200_sxm", "b300_sxm", "gb200", "gb300"}
+
+
 def test_a_small_product_is_a_launch_and_a_large_one_flops():
     assert r.gemm_seconds(Gemm(m=1, n=1, k=1), H100) < 1.01 * r.KERNEL_FLOOR_S
     big = Gemm(m=16384, n=16384, k=16384)

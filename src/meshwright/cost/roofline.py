@@ -15,6 +15,8 @@ from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+#: Output tiles of two SMs that multiply one together (PTX ISA, tcgen05.mma with cta_group::2; CUTLASS: 256 x 256).
+PAIR_TILES = ((256, 256), (256, 128), (128, 256))
 #: L2 to SM read bandwidth, bytes per clock and SM (NVIDIA A100 whitepaper: 5120 B/clk over 80 of its SM ports).
 L2_BYTES_PER_CLOCK = 64.0
 #: Exponentials per clock and SM: 16 special-function lanes (FlashAttention-3, 2407.08608, section 3.1, for H100).
@@ -83,11 +85,13 @@ def gemm_seconds(work: Gemm, device: Device) -> float:
     l2_per_sm = _l2_per_sm(device)
     element = DTYPE_BYTES[work.dtype]
     best = float("inf")
-    for tm, tn in TILES:
+    pairs = [(*tile, 2) for tile in PAIR_TILES] if device.paired_sms else []
+    for tm, tn, sms in [*((*tile, 1) for tile in TILES), *pairs]:
         tiles = work.batch * ceil(work.m / tm) * ceil(work.n / tn)
-        step = max(2.0 * tm * tn / per_sm, (tm + tn) * element / l2_per_sm)
-        for split in (1, 2, 4, 8) if tiles < device.num_sms and work.k >= 1024 else (1,):
-            waves = ceil(tiles * split / device.num_sms)
+        step = max(2.0 * tm * tn / per_sm, (tm + tn) * element / l2_per_sm) / sms
+        at_once = device.num_sms // sms
+        for split in (1, 2, 4, 8) if tiles < at_once and work.k >= 1024 else (1,):
+            waves = ceil(tiles * split / at_once)
             seconds = waves * ceil(work.k / split) * step
             if split > 1:
                 seconds += split * work.batch * work.m * work.n * 4.0 / _memory(device)
