@@ -12,11 +12,13 @@ from meshwright.lower.ends import head
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
+from meshwright.lower.state import activations
 from meshwright.plan import Overlap, parse
 from meshwright.predict import simulate
 from meshwright.simulate.layer import CAUSES, cost
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
+from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm
 from tests.random_plans import GPT, MIXTURE, sized
@@ -34,17 +36,34 @@ def stages(words, model=GPT):
 def test_separate_loss_kernels_move_52_bytes_a_logit_and_a_fused_one_8():
     # forward: cast 2+4, maximum 4, difference 4+4, exponential 4+4, sum 4; backward: normalise 8, scale 8, cast 4+2
     logits = S * GPT.vocab
-    for words, moved, kept in (("dp1", 30 + 22, 4), ("dp1 loss=fused", 4 + 4, 2)):
+    for words, moved, kept in (("dp1", 30 + 22, 4), ("dp1 loss=in-place", 30 + 22, 4), ("dp1 loss=fused", 4 + 4, 2)):
         (loss,) = [p for p in head(stages(words).context()) if p.name == "cross-entropy"]
         assert loss.forward.num_bytes + loss.backward.num_bytes == moved * logits
         assert loss.saved == kept * logits
         assert loss.forward.fused  # no framework's passes come on top
 
 
-def test_the_loss_kernel_is_a_word_of_the_plan():
-    plan = parse("tp2 dp4 loss=fused")
-    assert plan.memory.loss == "fused"
+@pytest.mark.parametrize("kernel", ["fused", "in-place"])
+def test_the_loss_kernel_is_a_word_of_the_plan(kernel):
+    plan = parse(f"tp2 dp4 loss={kernel}")
+    assert plan.memory.loss == kernel
     assert parse(plan.text()) == plan
+
+
+def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
+    """Beside 4 bytes a logit that are kept: 4 for their gradient, or 2 for its cast alone, which the projection then
+    needs together with its input."""
+    wide = transformer(layers=2, hidden=256, heads=4, vocab=100_000, name="wide")
+
+    def working(words):
+        of = stages(words, wide)
+        found = activations(of.context(), of.pieces("head"), "none")
+        return found.saved, found.working - 2 * S * 256 * 2
+
+    logits = S * 100_000
+    kept, apart = working("dp1")
+    assert apart == 4 * logits
+    assert working("dp1 loss=in-place") == (kept, 2 * logits + S * 256 * 2)
 
 
 def test_a_parallel_block_crosses_its_tensor_parallel_region_once():

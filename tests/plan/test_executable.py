@@ -22,7 +22,8 @@ REFUSED = [
     ("dp2 unfused", LLAMA, TRAIN, "P033", "unfused attention"),
     ("tp2 overlap=tp", LLAMA, TRAIN, "P033", "overlap"),
     ("dp2 zero3", MOE, TRAIN, "P033", "zero2"),
-    ("dp2 loss=fused", LLAMA, TRAIN, "P033", "fused loss"),
+    ("dp2 loss=fused", LLAMA, TRAIN, "P033", "'fused'"),
+    ("dp2 loss=in-place", LLAMA, TRAIN, "P033", "'in-place'"),
     ("dp2 operators", LLAMA, TRAIN, "P033", "recompute by operators"),
 ]
 

@@ -32,8 +32,9 @@ def head(c: Context) -> list[Piece]:
     """Final norm, projection to the vocabulary (split over tp), softmax cross-entropy in fp32.
 
     Separate loss kernels keep the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al.
-    2205.05198, section 4.3). A fused one reads the 16-bit logits for the maximum and again for the sum, and its
-    backward writes their gradient over them.
+    2205.05198, section 4.3); their backward needs as much again for the gradient, or writes it over the probabilities
+    and only casts it (Megatron's vocab-parallel cross-entropy). A fused one reads the 16-bit logits for the maximum and
+    again for the sum, and its backward writes their gradient over them.
     """
     width = -(-c.model.vocab // c.tp)
     entry = entering(c)
@@ -58,7 +59,8 @@ def head(c: Context) -> list[Piece]:
         forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True, operator=name)
         backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True, operator=f"{name} backward")
         kept = logits * 4.0
-    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept)
+    working = logits * e if c.plan.memory.loss == "in-place" else None
+    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, working=working)
     pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
     if c.tp > 1:
         # maximum, sum of exponentials and the target's logit, each a number per token

@@ -20,7 +20,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward; ``held`` of them (GEMM
     inputs) until W, plus ``gradient`` bytes (GEMM output gradients) from B to W. ``core`` marks what selective
-    recompute drops and repeats. ``outputs`` are the bytes of the results of its matrix products one by one (q, k and v
+    recompute drops and repeats. ``working``: bytes its backward needs besides what was saved, where that is not as much
+    again. ``outputs`` are the bytes of the results of its matrix products one by one (q, k and v
     are three), or of an attention core that never stores its scores: what recompute by operators may keep.
     ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
     2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of
@@ -37,6 +38,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     saved: float = 0.0
     held: float = 0.0
     gradient: float = 0.0
+    working: float | None = None
     core: bool = False
     core_saved: float = 0.0
     outputs: tuple[float, ...] = ()

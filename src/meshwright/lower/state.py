@@ -183,5 +183,5 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
         return Activations(saved=entry, held=held, working=everything + passing)
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0
-    widest = max((p.saved + p.gradient for p in pieces), default=0.0)
+    widest = max(((p.saved if p.working is None else p.working) + p.gradient for p in pieces), default=0.0)
     return Activations(saved=kept, held=min(held, kept + held), working=widest + passing + again)

@@ -111,7 +111,12 @@ def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         yield _bad("P033", "recompute by operators is priced and not run", "memory.recompute = operators", nearest)
     if plan.memory.loss != "eager":
         nearest = _with(plan, "memory", loss="eager")
-        yield _bad("P033", "a fused loss is priced and not run", f"memory.loss = {plan.memory.loss}", nearest)
+        yield _bad(
+            "P033",
+            f"the loss kernels {plan.memory.loss!r} are priced and not run",
+            f"memory.loss = {plan.memory.loss}",
+            nearest,
+        )
     if plan.overlap.ep:
         nearest = _with(plan, "overlap", ep=False)
         yield _bad("P033", "expert exchange beside compute is priced and not run", "overlap.ep", nearest)
