@@ -51,8 +51,8 @@ def test_the_loss_kernel_is_a_word_of_the_plan(kernel):
 
 
 def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
-    """Beside 4 bytes a logit that are kept: 4 for their gradient, or 2 for its cast alone, which the projection then
-    needs together with its input."""
+    """Beside 4 bytes a logit that are kept: 8 for the loss's gradient and the softmax's, or 2 for a cast alone, which
+    the projection then needs together with its input."""
     wide = transformer(layers=2, hidden=256, heads=4, vocab=100_000, name="wide")
 
     def working(words):
@@ -62,7 +62,7 @@ def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
 
     logits = S * 100_000
     kept, apart = working("dp1")
-    assert apart == 4 * logits
+    assert apart == 8 * logits
     assert working("dp1 loss=in-place") == (kept, 2 * logits + S * 256 * 2)
 
 

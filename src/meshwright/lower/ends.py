@@ -32,9 +32,10 @@ def head(c: Context) -> list[Piece]:
     """Final norm, projection to the vocabulary (split over tp), softmax cross-entropy in fp32.
 
     Separate loss kernels keep the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al.
-    2205.05198, section 4.3); their backward needs as much again for the gradient, or writes it over the probabilities
-    and only casts it (Megatron's vocab-parallel cross-entropy). A fused one reads the 16-bit logits for the maximum and
-    again for the sum, and its backward writes their gradient over them.
+    2205.05198, section 4.3). Their backward holds two gradients of as many bytes beside them, the loss's and the
+    softmax's (12 bytes in all, which torch's profiler shows for ``cross_entropy``), or writes one over the
+    probabilities and only casts it (Megatron's vocab-parallel cross-entropy). A fused one reads the 16-bit logits for
+    the maximum and again for the sum, and its backward writes their gradient over them.
     """
     width = -(-c.model.vocab // c.tp)
     entry = entering(c)
@@ -52,14 +53,14 @@ def head(c: Context) -> list[Piece]:
     ]
     if c.plan.memory.loss == "fused":
         forward = backward = Elementwise(num_bytes=logits * 2 * e, fused=True)
-        kept = logits * e
+        kept, working = logits * e, logits * e
     else:
         # cast to fp32, maximum, difference, exponential, sum; normalise, scale, cast back
         name = "loss" if c.tp == 1 else "sharded loss"
         forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True, operator=name)
         backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True, operator=f"{name} backward")
         kept = logits * 4.0
-    working = logits * e if c.plan.memory.loss == "in-place" else None
+        working = logits * (e if c.plan.memory.loss == "in-place" else 8.0)
     loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, working=working)
     pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
     if c.tp > 1:
