@@ -103,6 +103,7 @@ def assumptions(
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
             f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack"
             + (f", a ring's steps {f.ring_steps:g} times as long beside training" if f.ring_steps != 1.0 else "")
+            + (f", kernels {f.kernel_slowdown:.1%} longer in a model than alone" if f.kernel_slowdown else "")
             + (
                 f", tokens to experts on other nodes by kernels of mode {f.defaults.dispatch!r}"
                 if f.defaults.dispatch

@@ -14,6 +14,9 @@ from meshwright.spec.workload import DTYPE_BYTES
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C.
 
+    ``bias``: each row of C gets a vector added to it, which GPU libraries do as they write C; with ``accumulate``, the
+    vector's own gradient is summed up beside.
+
     One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
     PyTorch's asynchronous tensor parallelism do: blocks of the next slice fill what a slice's last wave leaves idle.
     """
@@ -25,6 +28,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     dtype: str = "bf16"
     out_bytes: float = 2.0
     accumulate: bool = False
+    bias: bool = False
     slices: int = 1
 
     @property

@@ -165,6 +165,46 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
     assert seen == both
 
 
+def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at_home):
+    """Read and written once forward, and its gradient read once: the bytes at which the operator is timed."""
+    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    device, link = load("2xhere").islands[0].device, Link(here.tables(machine()))
+    tokens = bench_operators.ELEMENTS[2] // bench_operators.WIDTH
+    for accumulate, name in ((False, "bias"), (True, "bias backward")):
+        sizes = (256, bench_operators.WIDTH, tokens) if accumulate else (tokens, bench_operators.WIDTH, 256)
+        product = Gemm(**dict(zip("mnk", sizes, strict=True)), dtype="fp32", accumulate=accumulate)
+        biased = msgspec.structs.replace(product, bias=True)
+        added = 1e-5 + COPIES * bench_operators.sizes(name, 4)[2] / BYTES
+        assert link(biased, device).seconds == pytest.approx(link(product, device).seconds + added)
+        h100 = load("1xh100").islands[0].device
+        assert standard().price(biased, h100).seconds == standard().price(product, h100).seconds
+
+
+@pytest.mark.parametrize("gated", [True, False])
+def test_products_have_the_biases_of_their_model(gated):
+    model = transformer(layers=1, hidden=64, heads=4, vocab=128, ffn=128, gated=gated, max_seq_len=64)
+    found = simulate(parse("dp1 mb1"), model, load("1xh100"), TRAIN, Costs())
+    pricer = Pricer(found.lowered, Costs())
+    for key in found.lowered.keys:
+        for unit in getattr(key, "units", ()):
+            for entry in pricer.entries(unit, key.which, key.start):
+                if isinstance(entry.work, Gemm):
+                    biased = not gated and unit.kind != "head" and not entry.name.endswith(" backward")
+                    assert entry.work.bias == biased, entry.name
+
+
+def test_kernels_take_longer_in_a_model_where_the_core_that_runs_them_issues_them(at_home):
+    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    entry = Entry("product", "compute", Gemm(m=256, n=256, k=256, dtype="fp32"), ())
+    for device, times in ((load("2xhere").islands[0].device, 1.25), (load("1xh100").islands[0].device, 1.0)):
+        links = (Link(here.tables(machine())),)
+        alone, inside = (
+            cost([entry], "F", device, Costs(Framework(name="x", host_us_per_kernel=0.0, kernel_slowdown=s), links))
+            for s in (0.0, 0.25)
+        )
+        assert inside.seconds == pytest.approx(times * alone.seconds)
+
+
 def test_host_times_that_passes_were_made_with_are_found_again():
     known = Framework(
         name="meshwright-run",
@@ -173,6 +213,7 @@ def test_host_times_that_passes_were_made_with_are_found_again():
         host_us_per_backward_kernel=11.0,
         host_us_per_collective=0.0,
         host_us_per_pass=400.0,
+        kernel_slowdown=0.04,
     )
     empty = machine([_pass(layer) for layer in bench.LAYERS])
     link = Link(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))

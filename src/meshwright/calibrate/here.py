@@ -1,8 +1,9 @@
 """A profile of this machine: device, tables and host times, from what ``run/bench.py`` timed.
 
 Kernels, memory-bound operators and collectives become tables as they are. Host times are fitted: the executor's own
-passes over a few small models are predicted with the tables, and what is left is explained by three constants (time to
-issue a kernel, forward and backward, and time per pass), least squares of the relative errors.
+passes over a few small models are predicted with the tables, and what is left is explained by four constants (time to
+issue a kernel, forward and backward, time per pass, and how much longer kernels take in a model), least squares of the
+relative errors.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ if TYPE_CHECKING:
 NAME = "here"
 FRAMEWORK = "meshwright-run"
 #: Constants that are fitted, with the step the linear model is built from. None can be less than nothing.
-FITTED = {"host_us_per_kernel": 1.0, "host_us_per_backward_kernel": 1.0, "host_us_per_pass": 100.0}
+FITTED = {
+    "host_us_per_kernel": 1.0,
+    "host_us_per_backward_kernel": 1.0,
+    "host_us_per_pass": 100.0,
+    "kernel_slowdown": 0.02,
+}
 
 #: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
 LEAST_SIGMA = 0.03
@@ -208,6 +214,7 @@ def fit(machine: Machine) -> Fit:
         host_us_per_backward_kernel=0.0,
         host_us_per_collective=0.0,
         host_us_per_pass=0.0,
+        kernel_slowdown=0.0,
     )
     seen = np.array([t.seconds for p in machine.passes for t in (p.forward, p.backward, p.step)])
     at = start
@@ -304,7 +311,7 @@ def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework)
 
 def _least_squares(slopes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Non-negative x that minimises |slopes x - wanted|: columns that would go below zero are left out, the most
-    negative first (what an active set does for three columns)."""
+    negative first (what an active set does for a few columns)."""
     kept = list(range(slopes.shape[1]))
     while kept:
         found = np.linalg.lstsq(slopes[:, kept], wanted, rcond=None)[0]

@@ -65,6 +65,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     not Python; None where nobody told them apart. ``host_us_per_collective``: CPU time to issue one collective.
     ``host_us_per_pass``: CPU time per microbatch and pass over a stage that nothing hides (schedule bookkeeping,
     waiting on messages).
+    ``kernel_slowdown``: share by which kernels take longer inside a model than one after the other, where issuing them
+    is work of the core that runs them: caches hold others' data, and the host's own.
     ``host_us_per_dispatch``: time a device waits in a forward of a mixture whose experts drop no token: the host reads
     how many each expert got before it can size the exchange and the products, and its queue of kernels is empty then.
     ``ring_steps``: time of a ring's step between nodes beside a training step over what it is on idle nodes, which is
@@ -89,6 +91,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
     host_us_per_dispatch: float = 0.0
+    kernel_slowdown: float = 0.0
     ring_steps: float = 1.0
     exchange_share: float = 1.0
     activation_copies: float = 1.0

@@ -17,6 +17,7 @@ from meshwright import catalog
 from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.errors import MeshwrightError
 from meshwright.spec.hardware import Device
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
 FORMAT_VERSION = 3
@@ -109,7 +110,18 @@ class Link:
         table = self.tables.gemm.get(work.dtype)
         if table is None:
             return None
-        return self._answer(table, (work.m, work.n, work.k), "gemm", work.batch)
+        found = self._answer(table, (work.m, work.n, work.k), "gemm", work.batch)
+        return self._with_bias(work, found) if work.bias else found
+
+    def _with_bias(self, work: Gemm, found: Estimate) -> Estimate:
+        """A product and its bias, which torch adds with a kernel of its own: read and written once, and read once for
+        the bias's gradient."""
+        element = DTYPE_BYTES[work.dtype]
+        if work.accumulate:  # [k, m] times [m, n]: the products' rows are the sum
+            added = Elementwise(num_bytes=work.k * work.n * element, operator="bias backward", fused=True)
+        else:
+            added = Elementwise(num_bytes=2 * work.m * work.n * element, operator="bias", fused=True)
+        return found._replace(seconds=found.seconds + self._elementwise(added).seconds)
 
     def _grouped(self, work: GroupedGemm) -> Estimate | None:
         table = self.tables.gemm.get(work.dtype)

@@ -32,6 +32,7 @@ def attention(c: Context, block: Block) -> list[Piece]:
             c.model.hidden,
             heads * spec.v_head_dim,
             targets={"o": c.model.hidden},
+            bias=spec.out_bias,
             saved=c.tokens * heads * spec.v_head_dim * c.element,
             held=c.tokens * heads * spec.v_head_dim * c.element,
         ),
@@ -49,7 +50,8 @@ def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     parts = {"q": heads * spec.head_dim, "k": kv * spec.head_dim}
     if not spec.key_as_value:
         parts["v"] = kv * spec.v_head_dim
-    pieces = linear(c, "qkv", sum(parts.values()), c.model.hidden, targets=parts, saved=entry, held=entry)
+    bias = spec.qkv_bias
+    pieces = linear(c, "qkv", sum(parts.values()), c.model.hidden, targets=parts, bias=bias, saved=entry, held=entry)
     return [_with_regather(c, p) if p.name == "qkv" else p for p in pieces]
 
 

@@ -20,23 +20,26 @@ def mlp(c: Context, block: Block) -> list[Piece]:
     """Norm, MLP and residual addition of one block."""
     spec = block.mlp
     shared = block.parallel and block.norms < 2  # the attention's input, normalised and gathered already
-    body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared) if isinstance(spec, Dense) else experts(c, spec)
+    if isinstance(spec, Dense):
+        body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared, bias=spec.bias)
+    else:
+        body = experts(c, spec)
     head = [] if shared else [norm(c, "mlp norm")]
     return [*head, *body, residual(c, "mlp residual")]
 
 
-def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False) -> list[Piece]:
+def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False, bias: bool = False) -> list[Piece]:
     """Up (and gate), activation, down: column- then row-parallel; `inside` a tensor-parallel region already."""
     e, hidden, width = c.element, c.model.hidden, ffn // c.tp
     entry, inner = entering(c), c.tokens * width * e
     parts = {"gate": width, "up": width} if gated else {"up": width}
-    up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, saved=entry, held=entry)
+    up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, bias=bias, saved=entry, held=entry)
     up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
     return [
         *([] if inside else enter(c, name)),
         *up,
         _activation(f"{name} activation", inner, gated),
-        *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, saved=inner, held=inner),
+        *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, bias=bias, saved=inner, held=inner),
         *leave(c, name),
     ]
 

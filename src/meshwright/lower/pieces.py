@@ -104,7 +104,9 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
 
 
-def linear(c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | None = None, **saved) -> list[Piece]:
+def linear(
+    c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | None = None, bias: bool = False, **saved
+) -> list[Piece]:
     """A projection of a microbatch's tokens from k to n features (per rank), with its quantisation below 16 bits.
 
     In a LoRA run the base weight is frozen (no W) and those of its parts that are targets, by name with their
@@ -129,9 +131,9 @@ def linear(c: Context, name: str, n: int, k: int, *, targets: dict[str, int] | N
     pieces.append(
         Piece(
             name=name,
-            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e),
+            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e, bias=bias),
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
-            weight=None if frozen else Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True),
+            weight=None if frozen else Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True, bias=bias),
             gradient=0.0 if frozen else m * n * e,
             outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),
             **({} if frozen else saved),

@@ -47,12 +47,15 @@ from meshwright.run.mesh import Group
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
 
-GEMM_M, GEMM_NK = (16.0, 64.0, 256.0, 1024.0, 4096.0), tuple(2.0**e for e in range(5, 12))
+#: Rows of products, and their columns and depths: dense where models of a laptop's size lie, with some that are no
+#: powers of two, which fill vector registers otherwise (a line from power to power is up to a tenth too high there).
+GEMM_M = (16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+GEMM_NK = (32.0, 64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0)
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
 #: Results of attention that are kept, so that new ones go elsewhere: several times what a core keeps near.
 KEPT_BYTES = 32 << 20
-ATTENTION = ((4.0, 16.0, 64.0), (32.0, 128.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
+ATTENTION = ((4.0, 8.0, 16.0, 64.0), (32.0, 128.0, 256.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 5e6
 ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
 

@@ -91,8 +91,10 @@ class Clock:
 
 
 def mean(seconds: Iterable[float]) -> Timed:
-    """Of the repeats, without the slowest fifth: what a machine does once in a while is no part of an operation."""
+    """Of the repeats, without the slowest and the quickest fifth: what a machine does once in a while is no part of an
+    operation, and what is left lies around the median."""
     ordered = sorted(seconds)
-    kept = ordered[: max(1, len(ordered) - len(ordered) // 5)]
+    beyond = len(ordered) // 5
+    kept = ordered[beyond : len(ordered) - beyond]
     spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
     return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])

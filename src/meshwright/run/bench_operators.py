@@ -54,6 +54,11 @@ def _layernorm(n, device, dtype):
     return (lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b, 1e-5)), (_leaf(device, dtype, n // WIDTH, 1, WIDTH), w, b)
 
 
+def _bias(n, device, dtype):
+    """Backward, the gradient is summed over the rows."""
+    return (lambda x, b: x + b), (_leaf(device, dtype, n // WIDTH, 1, WIDTH).detach(), _leaf(device, dtype, WIDTH))
+
+
 def _rotary(n, device, dtype):
     heads = 4
     tokens = max(1, n // (heads * HEAD))
@@ -98,6 +103,7 @@ def _sharded_loss(n, device, dtype):
 OPERATORS = {
     "rmsnorm": Operator(_rmsnorm, (2.0, 0.0), (3.0, 0.0)),
     "layernorm": Operator(_layernorm, (2.0, 0.0), (3.0, 0.0)),
+    "bias": Operator(_bias, (2.0, 0.0), (1.0, 0.0)),
     "rotary": Operator(_rotary, (2.0, 0.0), (2.0, 0.0)),
     "gated activation": Operator(_activation(True), (1.5, 0.0), (2.5, 0.0)),
     "activation": Operator(_activation(False), (2.0, 0.0), (3.0, 0.0)),
@@ -139,7 +145,7 @@ def _bench(operator: Operator, n: int, device: torch.device, dtype: torch.dtype,
             return forward
         outs = forward()
         grads = [torch.ones_like(out) for out in outs]
-        inputs = [x for _, many in made for x in many]
+        inputs = [x for _, many in made for x in many if x.requires_grad]
         return lambda: torch.autograd.grad(outs, inputs, grads, retain_graph=True)
 
     return Bench(make, 1.0 / count)

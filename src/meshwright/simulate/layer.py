@@ -114,7 +114,10 @@ def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: fl
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
-        # issuing and running are the same core's work, one after the other
+        # issuing and running are the same core's work, one after the other, and in each other's way
+        for name in ("gemm", "attention", "elementwise", "recompute"):
+            parts[CAUSE[name]] *= 1.0 + framework.kernel_slowdown
+            spread[CAUSE[name]] *= 1.0 + framework.kernel_slowdown
         parts[CAUSE["host"]] += issue
         spread[CAUSE["host"]] = issue * HOST_SIGMA
     elif issue > total:
