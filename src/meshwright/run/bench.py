@@ -49,8 +49,8 @@ from meshwright.run.settings import DTYPES
 
 #: Rows of products, and their columns and depths: dense where models of a laptop's size lie, with some that are no
 #: powers of two, which fill vector registers otherwise (a line from power to power is up to a tenth too high there).
-GEMM_M = (16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
-GEMM_NK = (32.0, 64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0)
+GEMM_M = (64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
+GEMM_NK = (64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0)
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
 #: Results of attention that are kept, so that new ones go elsewhere: several times what a core keeps near.
