@@ -14,8 +14,8 @@ from meshwright.spec.workload import DTYPE_BYTES
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``batch`` products C[m, n] = A[m, k] B[k, n]. ``out_bytes`` per element of C; ``accumulate`` adds to C.
 
-    ``bias``: each row of C gets a vector added to it, which GPU libraries do as they write C; with ``accumulate``, the
-    vector's own gradient is summed up beside.
+    ``bias``: a vector is ``added`` to the rows of C, or its gradient ``summed`` over those that are multiplied (k of
+    them); GPU libraries do either in the product.
 
     One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
     PyTorch's asynchronous tensor parallelism do: blocks of the next slice fill what a slice's last wave leaves idle.
@@ -28,7 +28,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     dtype: str = "bf16"
     out_bytes: float = 2.0
     accumulate: bool = False
-    bias: bool = False
+    bias: str = ""
     slices: int = 1
 
     @property

@@ -170,10 +170,10 @@ def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at
     here.write(machine([_pass(bench.LAYERS[0])]), at_home)
     device, link = load("2xhere").islands[0].device, Link(here.tables(machine()))
     tokens = bench_operators.ELEMENTS[2] // bench_operators.WIDTH
-    for accumulate, name in ((False, "bias"), (True, "bias backward")):
-        sizes = (256, bench_operators.WIDTH, tokens) if accumulate else (tokens, bench_operators.WIDTH, 256)
-        product = Gemm(**dict(zip("mnk", sizes, strict=True)), dtype="fp32", accumulate=accumulate)
-        biased = msgspec.structs.replace(product, bias=True)
+    for bias, name in (("added", "bias"), ("summed", "bias backward")):
+        sizes = (256, bench_operators.WIDTH, tokens) if bias == "summed" else (tokens, bench_operators.WIDTH, 256)
+        product = Gemm(**dict(zip("mnk", sizes, strict=True)), dtype="fp32")
+        biased = msgspec.structs.replace(product, bias=bias)
         added = 1e-5 + COPIES * bench_operators.sizes(name, 4)[2] / BYTES
         assert link(biased, device).seconds == pytest.approx(link(product, device).seconds + added)
         h100 = load("1xh100").islands[0].device
@@ -190,7 +190,8 @@ def test_products_have_the_biases_of_their_model(gated):
             for entry in pricer.entries(unit, key.which, key.start):
                 if isinstance(entry.work, Gemm):
                     biased = not gated and unit.kind != "head" and not entry.name.endswith(" backward")
-                    assert entry.work.bias == biased, entry.name
+                    what = "summed" if entry.work.accumulate else "added"
+                    assert entry.work.bias == (what if biased else ""), entry.name
 
 
 def test_kernels_take_longer_in_a_model_where_the_core_that_runs_them_issues_them(at_home):

@@ -11,7 +11,7 @@ from meshwright.cost import framework, load_framework, measured, standard
 from meshwright.plan import parse
 from meshwright.predict import rank_memory, simulate
 from meshwright.run import bench, bench_exchange, bench_operators
-from meshwright.run.bench_clock import Clock
+from meshwright.run.bench_clock import Clock, mean
 from meshwright.run.environment import only_cores
 from meshwright.run.launch import World, start
 from meshwright.spec import cluster
@@ -96,3 +96,10 @@ def test_only_some_cores_are_used_meanwhile():
         assert os.sched_getaffinity(0) == {min(before)}
         raise ValueError
     assert os.sched_getaffinity(0) == before
+
+
+def test_of_repeats_the_slowest_and_the_quickest_fifth_do_not_count():
+    """By hand: of five the middle three, in whatever order they came; of fewer all."""
+    assert mean([5.0, 1.0, 3.0, 100.0, 4.0]).seconds == 4.0
+    assert mean([9.0, 0.1, 9.0, 9.0, 9.0, 9.0, 9.0, 9.0, 90.0, 900.0]).seconds == 9.0
+    assert mean([1.0, 4.0]).seconds == 2.5

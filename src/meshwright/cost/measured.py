@@ -117,7 +117,7 @@ class Link:
         """A product and its bias, which torch adds with a kernel of its own: read and written once, and read once for
         the bias's gradient."""
         element = DTYPE_BYTES[work.dtype]
-        if work.accumulate:  # [k, m] times [m, n]: the products' rows are the sum
+        if work.bias == "summed":
             added = Elementwise(num_bytes=work.k * work.n * element, operator="bias backward", fused=True)
         else:
             added = Elementwise(num_bytes=2 * work.m * work.n * element, operator="bias", fused=True)

@@ -128,12 +128,14 @@ def linear(
         # what stays for W is the quantised operand, not the 16-bit one
         saved = {field: size * c.low / e for field, size in saved.items()}
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0
+    summed = "summed" if bias else ""
+    gradient = Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True, bias=summed)
     pieces.append(
         Piece(
             name=name,
-            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e, bias=bias),
+            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e, bias="added" if bias else ""),
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
-            weight=None if frozen else Gemm(m=k, n=n, k=m, dtype=dtype, out_bytes=grads, accumulate=True, bias=bias),
+            weight=None if frozen else gradient,
             gradient=0.0 if frozen else m * n * e,
             outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),
             **({} if frozen else saved),

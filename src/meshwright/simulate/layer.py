@@ -43,11 +43,13 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float = 1.0) -> list[Estimate]:
-    """What the operators of a pass take, kernels on a device that takes `lag` times as long as a middling one."""
+    """What the operators of a pass take, kernels on a device that takes `lag` times as long as a middling one, and
+    longer by the framework's `kernel_slowdown` where the core that runs them issues them too."""
     found = [costs.price(e.work, device) for e in entries]
-    if lag == 1.0:
+    longer = lag * (1.0 + costs.framework.kernel_slowdown) if device.synchronous else lag
+    if longer == 1.0:
         return found
-    return [m._replace(seconds=m.seconds * lag) if e.queue == "compute" else m for e, m in zip(entries, found)]
+    return [m._replace(seconds=m.seconds * longer) if e.queue == "compute" else m for e, m in zip(entries, found)]
 
 
 def _kernels(work: Work, costs: Costs) -> float:
@@ -114,10 +116,7 @@ def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: fl
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
-        # issuing and running are the same core's work, one after the other, and in each other's way
-        for name in ("gemm", "attention", "elementwise", "recompute"):
-            parts[CAUSE[name]] *= 1.0 + framework.kernel_slowdown
-            spread[CAUSE[name]] *= 1.0 + framework.kernel_slowdown
+        # issuing and running are the same core's work, one after the other
         parts[CAUSE["host"]] += issue
         spread[CAUSE["host"]] = issue * HOST_SIGMA
     elif issue > total:
