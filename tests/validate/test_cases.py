@@ -2,10 +2,12 @@
 
 import pytest
 
+from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.spec.layers import Moe
 from meshwright.validate.cases import case, network_gb_s
 from meshwright.validate.measured import ANSWERS
+from meshwright.validate.steps import answers
 from tests.validate.samples import step
 
 
@@ -39,6 +41,28 @@ def test_a_complete_row_assumes_nothing():
 )
 def test_what_a_default_fills_is_marked(column, value, assumed):
     assert assumed in case(step(**{column: value})).assumed
+
+
+@pytest.mark.parametrize("name", ["", "unknown (a script)", "somebody's trainer 3.1"])
+def test_software_that_nobody_measured_is_answered_by_the_default_and_asked_of_every_measured_profile(name):
+    asked = case(step(framework=name))
+    assert (asked.framework.name, asked.framework.flagged) == ("default", True)
+    assert asked.assumed == ("framework",)
+    assert {"megatron-lm", "nanotron", "torchtitan"} <= {other.framework.name for other in asked.others}
+    assert not any(other.framework.flagged or other.framework.name == "here" for other in asked.others)
+    assert case(step()).others == ()
+
+
+def test_the_interval_of_unknown_software_reaches_as_far_as_the_measured_profiles_differ():
+    found = {
+        name: next(answers([step(framework=name)], standard))[1]
+        for name in ("unknown", "default", "megatron-lm", "nanotron")
+    }
+    unknown, default = found["unknown"], found["default"]
+    assert (unknown.step_s, unknown.assumed) == (default.step_s, ("framework",))
+    for other in ("megatron-lm", "nanotron"):
+        assert unknown.low_s < found[other].step_s < unknown.high_s
+    assert unknown.low_s <= default.low_s and unknown.high_s > default.high_s
 
 
 def test_the_catalogs_model_is_taken_only_when_its_dimensions_are_the_rows():

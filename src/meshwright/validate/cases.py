@@ -10,13 +10,14 @@ import re
 import msgspec
 
 from meshwright.cost import Framework, load_framework
+from meshwright.cost.framework import frameworks
 from meshwright.cost.reached import seconds_of
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
-from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster import HERE, Cluster
 from meshwright.spec.cluster_check import REACHED_BY
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -43,7 +44,8 @@ REDUCED = {"mixed precision mode DEFAULT": "fp32", "mixed precision mode PURE": 
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """One row, ready to predict. ``assumed`` names the inputs that a default filled."""
+    """One row, ready to predict. ``assumed`` names the inputs that a default filled; ``others`` are the same row under
+    each framework that was measured, where it names none that is known."""
 
     model: Model
     cluster: Cluster
@@ -51,6 +53,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     plan: Plan
     framework: Framework
     assumed: tuple[str, ...]
+    others: tuple[Case, ...] = ()
 
 
 def case(row: dict[str, str]) -> Case:
@@ -59,8 +62,24 @@ def case(row: dict[str, str]) -> Case:
     Raises:
         MeshwrightError: when the row cannot be expressed, with the reason.
     """
+    try:
+        framework = load_framework(" ".join([row["framework"], *_version(row)]))
+    except MeshwrightError:
+        asked = _under(row, load_framework(UNKNOWN))
+        others = tuple(
+            _under(row, profile) for profile in frameworks().values() if profile.name != HERE and not profile.flagged
+        )
+        return msgspec.structs.replace(asked, assumed=("framework", *asked.assumed), others=others)
+    return _under(row, framework)
+
+
+#: The profile of software that nobody measured: its name is in no file, or the row does not say it.
+UNKNOWN = "default"
+
+
+def _under(row: dict[str, str], framework: Framework) -> Case:
+    """The row's question about one framework."""
     assumed: list[str] = []
-    framework = load_framework(" ".join([row["framework"], *_version(row)]))
     model = _model(row, framework, assumed)
     train = _train(row, framework)
     cluster = _cluster(row, assumed)

@@ -80,20 +80,22 @@ def answers(
 ) -> Iterator[tuple[dict[str, str], StepAnswer]]:
     """Each row with its answer; `costs_of` prices for a framework and is shared by all rows of one."""
     shared: dict[str, Costs] = {}
+
+    def costs_for(framework: Framework) -> Costs:
+        if framework.name not in shared:
+            shared[framework.name] = costs_of(framework)
+        return shared[framework.name]
+
     for row in rows:
         try:
-            asked = case(row)
-            costs = shared.get(asked.framework.name)
-            if costs is None:
-                costs = shared[asked.framework.name] = costs_of(asked.framework)
-            yield row, answer(row["id"], asked, costs)
+            yield row, answer(row["id"], case(row), costs_for)
         except MeshwrightError as error:
             first = error.diagnostics[0]
             yield row, StepAnswer(id=row["id"], unsupported=f"{first.code}: {first.message}")
 
 
-def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
-    """The prediction for one question.
+def answer(row_id: str, asked: Case, costs_of: Callable[[Framework], Costs]) -> StepAnswer:
+    """The prediction for one question; `costs_of` prices for a framework.
 
     Raises:
         MeshwrightError: when the plan is not legal.
@@ -101,10 +103,10 @@ def answer(row_id: str, asked: Case, costs: Costs) -> StepAnswer:
     found = check(asked.plan, asked.model, asked.cluster, asked.train)
     if found:
         raise MeshwrightError(found)
-    asked, run, ranks = _run(asked, costs)
+    asked, run, ranks = _run(asked, costs_of(asked.framework))
     (logged,) = logging(ranks, asked.framework.defaults.logs)
     tensors = sum(size for name, size in logged.alive.items() if name not in OVERHEAD)
-    low, high = _interval(run, asked, costs)
+    low, high = _interval(run, asked, costs_of)
     return StepAnswer(
         id=row_id,
         plan=asked.plan.text(),
@@ -150,15 +152,18 @@ def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, 
     return tried, run, ranks
 
 
-def _interval(run: Simulated, asked: Case, costs: Costs) -> tuple[float, float]:
+def _interval(run: Simulated, asked: Case, costs_of: Callable[[Framework], Costs]) -> tuple[float, float]:
     """The 80% interval, widened by what the assumed facets could have been."""
     step = run.step_time_s
     low, high = (float(q) for q in np.quantile(interval_draws(run), INTERVAL))
     others = [step]
-    for name in asked.assumed:
-        for plan in _variants(asked.plan, name):
-            if not check(plan, asked.model, asked.cluster, asked.train):
-                others.append(simulate(plan, asked.model, asked.cluster, asked.train, costs).step_time_s)
+    varied = (
+        msgspec.structs.replace(asked, plan=plan) for name in asked.assumed for plan in _variants(asked.plan, name)
+    )
+    for other in (*varied, *asked.others):
+        if not check(other.plan, other.model, other.cluster, other.train):
+            costs = costs_of(other.framework)
+            others.append(simulate(other.plan, other.model, other.cluster, other.train, costs).step_time_s)
     return min(low, low * min(others) / step), max(high, high * max(others) / step)
 
 
