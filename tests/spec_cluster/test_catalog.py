@@ -71,9 +71,19 @@ PER_CLOCK = {
     "l40s": ("bf16", 1024),
     "rtx4090": ("bf16", 512),
     "rtx_pro_6000_server": ("bf16", 1024),
+    "a30": ("bf16", 2048),
+    "a10g": ("bf16", 512),
+    "rtx_a6000": ("bf16", 1024),
+    "rtx_6000_ada": ("bf16", 1024),
+    "rtx3090": ("bf16", 512),
+    "rtx5090": ("bf16", 512),
+    "l40": ("bf16", 512),
+    "mi210": ("bf16", 1024),
     "mi250": ("bf16", 1024),
     "mi250x": ("bf16", 1024),
     "mi300x": ("bf16", 2048),
+    "mi350x": ("bf16", 4096),
+    "mi355x": ("bf16", 4096),
     "max1550": ("bf16", 4096),
     "tpu_v4": ("bf16", 4 * 2 * 128 * 128),
     "tpu_v5e": ("bf16", 4 * 2 * 128 * 128),
@@ -112,7 +122,8 @@ def test_fp8_runs_at_twice_and_fp4_at_four_times_bf16_or_more():
     for device in devices():
         peak = device.peak_flops
         if "fp8" in peak:
-            assert peak["fp8"] == pytest.approx(2 * peak["bf16"], rel=0.02), device.name
+            times = 1 if device.name == "gaudi3" else 2  # Gaudi 3's matrix engines multiply fp8 no faster than bf16
+            assert peak["fp8"] == pytest.approx(times * peak["bf16"], rel=0.02), device.name
         if "fp4" in peak:
             assert peak["fp4"] >= 3.99 * peak["bf16"], device.name
 
