@@ -27,6 +27,7 @@ ORDER = (
     ("simulate",),
     ("prediction",),
     ("outlook", "provenance"),
+    ("rank_memory",),
     ("predict",),
     ("compare", "replay"),
     ("trace",),

@@ -16,6 +16,7 @@ from meshwright.outlook import money, training_run
 from meshwright.plan import Plan, check
 from meshwright.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.provenance import assumptions, identity, warnings
+from meshwright.rank_memory import dynamic_copies, rank_memory
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.clock import times
@@ -140,8 +141,9 @@ def _powered(cluster: Cluster, power_w: float | None) -> bool:
 def _timeline(
     run: Simulated, who: dict[str, str], ranks: tuple[RankMemory, ...], costs: Costs, plan: Plan, *, traced: bool
 ) -> Timeline:
-    graph, static = run.lowered.graph, run.lowered.static_bytes
-    constant = tuple(held | {c: r.alive[c] for c in OVERHEAD} for held, r in zip(static, ranks))
+    graph = run.lowered.graph
+    dynamic = graph.memory.categories if graph.memory is not None else ()
+    constant = tuple({c: size for c, size in r.alive.items() if c not in dynamic} for r in ranks)
     copies = dynamic_copies(costs, plan)
     return from_times(
         graph,
@@ -151,50 +153,6 @@ def _timeline(
         memory=memory.traces(graph, run.start_s, run.end_s, constant, copies) if traced else (),
         identity=who,
     )
-
-
-#: What a rank holds besides the tensors that the plan puts there.
-OVERHEAD = ("allocator slack", "communication buffers", "framework context")
-
-
-def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, ...]:
-    """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
-    and the communication library hold."""
-    graph, framework = run.lowered.graph, costs.framework
-    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))
-    layout, copies = plan.layout, dynamic_copies(costs, plan)
-    groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
-    devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
-    out = []
-    for rank, name in enumerate(graph.streams.ranks):
-        held = dict(run.lowered.static_bytes[rank])
-        if graph.memory is not None:
-            held |= {c: float(alive[rank, i]) * copies.get(c, 1.0) for i, c in enumerate(graph.memory.categories)}
-        extra = (
-            framework.allocator_slack * sum(held.values()),
-            groups * framework.communicator_bytes,
-            framework.context_bytes,
-        )
-        held |= dict(zip(OVERHEAD, extra))
-        out.append(
-            RankMemory(
-                rank=name,
-                multiplicity=graph.streams.multiplicity[rank],
-                capacity_bytes=float(devices[rank].memory_bytes),
-                peak_bytes=sum(held.values()),
-                at_s=float(at[rank]),
-                alive=held,
-            )
-        )
-    return tuple(out)
-
-
-def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
-    """How many times what fused kernels keep the framework's keep: activations, or what a layer needs while it is
-    recomputed when only its input is kept."""
-    copies = costs.framework.activation_copies
-    full = plan.memory.recompute == "full" and not plan.memory.layers
-    return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0}
 
 
 def model_flops(model: Model, train: Train) -> float:

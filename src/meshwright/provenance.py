@@ -102,6 +102,7 @@ def assumptions(
             f"{f.host_us_per_pass:g} us per pass, {f.elementwise_passes:g} memory passes, "
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
             f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack"
+            + (f", the host {f.ahead_layers:g} layers ahead of its device" if f.ahead_layers else "")
             + (f", a ring's steps {f.ring_steps:g} times as long beside training" if f.ring_steps != 1.0 else "")
             + (f", kernels {f.kernel_slowdown:.1%} longer in a model than alone" if f.kernel_slowdown else "")
             + (

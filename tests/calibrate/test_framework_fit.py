@@ -7,8 +7,10 @@ import pytest
 from meshwright.calibrate import framework, framework_memory
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
-from meshwright.predict import OVERHEAD, rank_memory, simulate
+from meshwright.predict import simulate
+from meshwright.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.validate.cases import case
+from meshwright.validate.steps import room
 from tests.validate.samples import step, table
 
 TRUE = {
@@ -78,6 +80,35 @@ def test_peaks_made_with_known_copies_are_found_again(measured):
     (fit,) = framework_memory.fit_all(measured, standard)
     assert (fit.activation_copies, fit.allocator_slack, fit.rows) == (TRUE["activation_copies"], None, 27)
     assert fit.in_sample < 1e-6
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        {"activation_copies": 1.4, "allocator_slack": 0.12, "ahead_layers": 0.0},
+        {"activation_copies": 1.4, "allocator_slack": framework_memory.USUAL_SLACK, "ahead_layers": 8.0},
+    ],
+)
+def test_slack_and_the_hosts_lead_are_told_apart_by_reserved_peaks(truth, tmp_path):
+    """Slack grows with everything that is held, a lead with a microbatch's tokens and not with layers beyond it."""
+    rows = []
+    for row in questions():
+        asked = case(row | {"framework": "nanotron", "sequence_parallel": "True"})
+        known = msgspec.structs.replace(asked.framework, **truth)
+        run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs := standard(known))
+        first = rank_memory(run, costs, asked.plan)[0]
+        tensors = sum(size for kind, size in first.alive.items() if kind not in OVERHEAD)
+        size = tensors + sum(first.alive.get(kind, 0.0) for kind in RESERVED)
+        size = max(tensors, min(size, room(asked)))  # nobody reserves more than there is
+        rows.append(
+            row
+            | {"framework": "nanotron", "sequence_parallel": "True", "memory_kind": "reserved"}
+            | {"peak_memory_gb": size / 1e9}
+        )
+    table(tmp_path, "training_steps", rows)
+    (fit,) = framework_memory.fit_all(tmp_path, standard)
+    assert {name: getattr(fit, name) for name in truth} == truth
+    assert fit.in_sample < 0.002
 
 
 def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measured, tmp_path):

@@ -14,7 +14,8 @@ from meshwright.graph import KIND
 from meshwright.lower.layer import Entry
 from meshwright.lower.step import Exchange
 from meshwright.plan import parse
-from meshwright.predict import rank_memory, simulate
+from meshwright.predict import simulate
+from meshwright.rank_memory import rank_memory
 from meshwright.run import bench, bench_operators
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import CAUSES, cost
@@ -248,8 +249,8 @@ def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_h
     passes = []
     for layer in bench.LAYERS:
         run = simulate(bench.plan_of(layer), bench.model_of(layer), cluster, bench.train_of(layer, "fp32"), costs)
-        held = rank_memory(run, costs, bench.plan_of(layer))[0].alive["activations"]
-        passes.append(_pass(layer, kept_bytes=1.5 * held))
+        held = rank_memory(run, costs, bench.plan_of(layer))[0].alive
+        passes.append(_pass(layer, kept_bytes=1.5 * held["activations"] + held["logits"]))
     found = here.write(machine(passes), at_home).framework
     assert found.activation_copies == pytest.approx(1.5, rel=0.01) and found.context_bytes == 3e8
     frameworks.cache_clear()

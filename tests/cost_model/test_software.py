@@ -43,7 +43,7 @@ def test_separate_loss_kernels_move_52_bytes_a_logit_and_a_fused_one_8():
         assert loss.forward.fused  # no framework's passes come on top
 
 
-@pytest.mark.parametrize("kernel", ["fused", "in-place"])
+@pytest.mark.parametrize("kernel", ["fused", "in-place", "copied"])
 def test_the_loss_kernel_is_a_word_of_the_plan(kernel):
     plan = parse(f"tp2 dp4 loss={kernel}")
     assert plan.memory.loss == kernel
@@ -52,7 +52,7 @@ def test_the_loss_kernel_is_a_word_of_the_plan(kernel):
 
 def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
     """Beside 4 bytes a logit that are kept: 8 for the loss's gradient and the softmax's, or 2 for a cast alone, which
-    the projection then needs together with its input."""
+    the projection then needs together with its input, or 4 for the logits that the probabilities are made of."""
     wide = transformer(layers=2, hidden=256, heads=4, vocab=100_000, name="wide")
 
     def working(words):
@@ -64,6 +64,7 @@ def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
     kept, apart = working("dp1")
     assert apart == 8 * logits
     assert working("dp1 loss=in-place") == (kept, 2 * logits + S * 256 * 2)
+    assert working("dp1 loss=copied") == (kept, 4 * logits)
 
 
 def test_a_parallel_block_crosses_its_tensor_parallel_region_once():

@@ -9,7 +9,8 @@ import torch
 from meshwright.calibrate import here
 from meshwright.cost import framework, load_framework, measured, standard
 from meshwright.plan import parse
-from meshwright.predict import rank_memory, simulate
+from meshwright.predict import simulate
+from meshwright.rank_memory import rank_memory
 from meshwright.run import bench, bench_exchange, bench_operators
 from meshwright.run.bench_clock import Clock, mean
 from meshwright.run.environment import only_cores

@@ -77,6 +77,20 @@ def test_dimensions_make_a_model_that_no_catalog_has():
     assert case(step()).model.num_params == pytest.approx(24 * 12 * 2048**2 + 51200 * 2048, rel=0.1)
 
 
+@pytest.mark.parametrize(
+    ("framework", "flags", "etp"),
+    [
+        ("megatron-core", "", 2),
+        ("megatron-core", "tiny_model;etp1", 1),
+        ("megatron-bridge", "", 1),
+        ("nemo", "etp2", 2),
+    ],
+)
+def test_experts_are_split_as_a_flag_says_or_the_framework_does(framework, flags, etp):
+    asked = case(step(experts=8, top_k=2, moe_ffn=8192, ep=2, tp=2, dp=4, framework=framework, flags=flags))
+    assert asked.plan.etp == etp
+
+
 def test_experts_make_layers_of_experts():
     model = case(step(experts=8, top_k=2, moe_ffn=8192, ep=4, tp=1, dp=8)).model
     assert isinstance(model.blocks[-1].mlp, Moe)

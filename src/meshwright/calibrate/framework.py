@@ -271,7 +271,7 @@ def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
         if one.allocator_slack is not None:
-            changed["allocator_slack"] = one.allocator_slack
+            changed |= {"allocator_slack": one.allocator_slack, "ahead_layers": one.ahead_layers}
         said = f"{MEMORY} {one.rows} measured peaks: {one.in_sample:.1%} mean error in sample"
         said += "" if one.left_out is None else f", {one.left_out:.1%} with models left out"
         old = found[one.framework]

@@ -1,7 +1,8 @@
 """How many copies of its activations a framework keeps, and what its allocator leaves unused, from measured peaks.
 
-Two constants on a grid, against the mean absolute log error with every model's rows weighing the same. Peaks are
-compared with the kind a row states: tensors for ``allocated``, tensors and slack for ``reserved``.
+Two constants on a grid, against the mean absolute log error with every model's rows weighing the same: the copies, and
+either the allocator's slack or how many layers the host is ahead of its device. Peaks are compared with the kind a row
+states: tensors for ``allocated``, tensors and what else is reserved for ``reserved``.
 """
 
 from __future__ import annotations
@@ -15,25 +16,51 @@ import numpy as np
 from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
-from meshwright.predict import OVERHEAD, dynamic_copies, rank_memory, simulate
+from meshwright.predict import simulate
+from meshwright.rank_memory import OVERHEAD, dynamic_copies, lead, rank_memory
 from meshwright.validate.cases import case
 from meshwright.validate.steps import logging, room
 from meshwright.validate.tables import find, number, rows
 
 COPIES = tuple(round(1.0 + 0.1 * i, 1) for i in range(21))
-SLACK = tuple(round(0.01 * i, 2) for i in range(21))
+AHEAD = tuple(2.0 * i for i in range(1, 13))
+#: The allocator's slack where the host's lead is fitted, since a profile has six fitted constants at most, and the
+#: least there is: every allocator hands out blocks that are larger than what was asked for.
+USUAL_SLACK = Framework(name="").allocator_slack
+SLACK = tuple(round(USUAL_SLACK + 0.01 * i, 2) for i in range(28))
 MIN_ROWS = 20
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply); ``room`` is
-    what can be reserved at most."""
+    """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply, bytes in
+    flight for each layer of the host's lead, layers). ``room`` is what can be reserved at most, ``full`` where the
+    allocator starts to give back."""
 
-    ranks: tuple[tuple[float, float], ...]
+    ranks: tuple[tuple[float, float, float, float], ...]
     num_bytes: float
     reserved: bool
     room: float
+    full: float
     group: str
+
+
+class Known(msgspec.Struct, frozen=True):
+    """Peaks as arrays: [P, R] of each rank's four figures (0 where a peak has fewer ranks), [P] of the rest."""
+
+    ranks: np.ndarray
+    num_bytes: np.ndarray
+    reserved: np.ndarray
+    room: np.ndarray
+    full: np.ndarray
+    weight: np.ndarray
+
+
+class Constants(msgspec.Struct, frozen=True):
+    """What is fitted to peaks."""
+
+    activation_copies: float
+    allocator_slack: float
+    ahead_layers: float
 
 
 class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +69,7 @@ class MemoryFit(msgspec.Struct, frozen=True, kw_only=True):
     framework: str
     activation_copies: float
     allocator_slack: float | None
+    ahead_layers: float = 0.0
     rows: int
     in_sample: float
     left_out: float | None
@@ -55,18 +83,19 @@ def fit_all(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[Me
     for name, peaks in sorted(found.items()):
         if len(peaks) < MIN_ROWS:
             continue
-        copies, slack = _best(peaks)
+        at = _best(peaks)
         groups = sorted({p.group for p in peaks})
         errors = []
         for group in groups if len(groups) > 1 else ():
             held = [p for p in peaks if p.group == group]
-            errors += list(_errors(held, *_best([p for p in peaks if p.group != group])))
+            errors += list(_errors(held, _best([p for p in peaks if p.group != group])))
         yield MemoryFit(
             framework=name,
-            activation_copies=copies,
-            allocator_slack=slack if any(p.reserved for p in peaks) else None,
+            activation_copies=at.activation_copies,
+            allocator_slack=at.allocator_slack if any(p.reserved for p in peaks) else None,
+            ahead_layers=at.ahead_layers,
             rows=len(peaks),
-            in_sample=float(_errors(peaks, copies, slack).mean()),
+            in_sample=float(_errors(peaks, at).mean()),
             left_out=float(np.mean(errors)) if errors else None,
         )
 
@@ -84,47 +113,61 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
             continue
         if "recompute" in asked.assumed or check(asked.plan, asked.model, asked.cluster, asked.train):
             continue
-        plain = msgspec.structs.replace(asked.framework, activation_copies=2.0, allocator_slack=0.0)
+        plain = msgspec.structs.replace(asked.framework, activation_copies=2.0, allocator_slack=0.0, ahead_layers=0.0)
         costs = shared.setdefault(plain.name, costs_of(plain))
         run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs)
         ranks = []
         everyone = rank_memory(run, costs, asked.plan)
         whose = asked.framework.defaults.logs
+        found = lead(run.lowered)
+        leads = {rank.rank: found[i % len(found)] for i, rank in enumerate(everyone)}
         # which rank is the fullest depends on the constants, so all of them are kept where that is the one
         for rank in everyone if whose == "fullest" else logging(everyone, whose):
             copied = sum(rank.alive.get(c, 0.0) / 2.0 for c, n in dynamic_copies(costs, asked.plan).items() if n == 2.0)
             tensors = sum(v for c, v in rank.alive.items() if c not in OVERHEAD)
-            ranks.append((tensors - 2.0 * copied, copied))
-        reserved = row["memory_kind"] == "reserved"
-        yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, room(asked), row["model"])
+            each, layers = leads[rank.rank]
+            ranks.append((tensors - 2.0 * copied, copied, each, layers))
+        reserved, most = row["memory_kind"] == "reserved", room(asked)
+        full = most - everyone[0].alive["communication buffers"]
+        yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, most, full, row["model"])
 
 
-def _best(peaks: list[Peak]) -> tuple[float, float]:
-    """(copies, slack) with the least error; slack only where reserved bytes were measured."""
+def _known(peaks: list[Peak]) -> Known:
     counts: dict[str, int] = {}
     for p in peaks:
         counts[p.group] = counts.get(p.group, 0) + 1
-    weight = np.array([1 / counts[p.group] for p in peaks])
-    slacks = SLACK if any(p.reserved for p in peaks) else (0.0,)
-    scored = [
-        (float((np.abs(np.log(_predicted(peaks, copies, slack) / _measured(peaks))) * weight).sum()), copies, slack)
-        for copies in COPIES
-        for slack in slacks
-    ]
-    return min(scored)[1:]
+    ranks = np.zeros((len(peaks), max(len(p.ranks) for p in peaks), 4))
+    for i, p in enumerate(peaks):
+        ranks[i, : len(p.ranks)] = p.ranks
+    columns = (np.array([getattr(p, field) for p in peaks]) for field in ("num_bytes", "reserved", "room", "full"))
+    return Known(ranks, *columns, np.array([1 / counts[p.group] for p in peaks]))
 
 
-def _predicted(peaks: list[Peak], copies: float, slack: float) -> np.ndarray:
-    tensors = [max(c + copies * d for c, d in p.ranks) for p in peaks]
-    return np.array([max(t, min(t * (1 + slack * p.reserved), p.room)) for t, p in zip(tensors, peaks, strict=True)])
+def _best(peaks: list[Peak]) -> Constants:
+    """The constants with the least error; slack and lead only where reserved bytes were measured."""
+    known = _known(peaks)
+    tried = [Constants(copies, 0.0, 0.0) for copies in COPIES]
+    if known.reserved.any():
+        tried = [Constants(copies, slack, 0.0) for copies in COPIES for slack in SLACK]
+        if known.ranks[:, :, 2].any():
+            tried += [Constants(copies, USUAL_SLACK, ahead) for copies in COPIES for ahead in AHEAD]
+    off = [float((np.abs(np.log(_predicted(known, at) / known.num_bytes)) * known.weight).sum()) for at in tried]
+    return tried[int(np.argmin(off))]
 
 
-def _measured(peaks: list[Peak]) -> np.ndarray:
-    return np.array([p.num_bytes for p in peaks])
+def _predicted(known: Known, at: Constants) -> np.ndarray:
+    """Bytes of every peak [P], of the fullest of its ranks."""
+    constant, copied, each, layers = np.moveaxis(known.ranks, 2, 0)
+    tensors = constant + at.activation_copies * copied
+    slack = at.allocator_slack * known.reserved[:, None]
+    held = np.maximum(tensors, np.minimum(tensors * (1 + slack), known.room[:, None]))
+    ahead = each * np.minimum(at.ahead_layers, layers) * known.reserved[:, None]
+    return (held + np.maximum(0.0, np.minimum(ahead, known.full[:, None] - held))).max(axis=1)
 
 
-def _errors(peaks: list[Peak], copies: float, slack: float) -> np.ndarray:
-    return np.abs(_predicted(peaks, copies, slack) / _measured(peaks) - 1)
+def _errors(peaks: list[Peak], at: Constants) -> np.ndarray:
+    known = _known(peaks)
+    return np.abs(_predicted(known, at) / known.num_bytes - 1)
 
 
 def report(fits: list[MemoryFit]) -> list[str]:
@@ -134,5 +177,6 @@ def report(fits: list[MemoryFit]) -> list[str]:
         + ("no second model to leave out" if f.left_out is None else f"left out {f.left_out:.1%}")
         + f"; activation_copies {f.activation_copies:g}"
         + (f", allocator_slack {f.allocator_slack:g}" if f.allocator_slack is not None else "")
+        + (f", ahead_layers {f.ahead_layers:g}" if f.ahead_layers else "")
         for f in fits
     ]

@@ -21,7 +21,9 @@ from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
-from meshwright.predict import rank_memory, simulate
+from meshwright.lower.residency import LOGITS
+from meshwright.predict import simulate
+from meshwright.rank_memory import rank_memory
 from meshwright.simulate.price import updated_bytes
 from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.workload import DTYPE_BYTES
@@ -277,7 +279,8 @@ def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework
     for p in machine.passes:
         plan, train = bench.plan_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
         run = simulate(plan, bench.model_of(p.layer), cluster, train, costs)
-        found.append(p.kept_bytes / rank_memory(run, costs, plan)[0].alive["activations"])
+        held = rank_memory(run, costs, plan)[0].alive
+        found.append(max(0.0, p.kept_bytes - held[LOGITS]) / held["activations"])
     return float(f"{np.median(found):.3g}") if any(found) else 1.0
 
 

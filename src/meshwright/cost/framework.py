@@ -29,9 +29,11 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
     (plan words), how tokens reach experts on other nodes (``dispatch``: "" for an all-to-all of a copy for each expert,
     ``normal`` for DeepEP's kernels, which send one copy to a node and spread it there) and from how many ranks of
-    experts on it does so (``dispatch_from``), the ``bucket_bytes`` in which
-    whole gradients are summed over replicas (0: a layer's at once), and whose memory it ``logs``: of the first pipeline
-    stage, the last or the fullest rank; ``source`` says where that is documented."""
+    experts on it does so (``dispatch_from``), the ``bucket_bytes`` in which whole gradients are summed over replicas
+    (0: a layer's at once; torch's DistributedDataParallel otherwise, whose buckets are memory of their own), how many
+    ``gather_buffers`` of a microbatch's full width stay for tensor-parallel products under sequence parallelism, over
+    how many ranks each expert is split (``etp``; 0: as over ``tp``), and whose memory it ``logs``: of the first
+    pipeline stage, the last or the fullest rank; ``source`` says where that is documented."""
 
     attention: str = "flash"
     flash: int = 0
@@ -52,6 +54,8 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dispatch: str = ""
     dispatch_from: int = 2
     bucket_bytes: int = 0
+    gather_buffers: int = 0
+    etp: int = 1
     logs: str = "fullest"
     source: str = ""
 
@@ -76,9 +80,11 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
-    fragmentation leaves unused. ``step_sigma``: relative error of whole steps of models that the constants never saw.
-    ``flagged``: nobody measured these. ``constants_of``: the profile of another version with the same kernels, to
-    whose steps and this one's together the constants are fitted: the versions differ in their defaults alone.
+    fragmentation leaves unused. ``ahead_layers``: how many layers the host is ahead of its device, whose collectives'
+    tensors it has freed and the device has yet to use. ``step_sigma``: relative error of whole steps of models that
+    the constants never saw. ``flagged``: nobody measured these. ``constants_of``: the profile of another version with
+    the same kernels, to whose steps and this one's together the constants are fitted: the versions differ in their
+    defaults alone.
     """
 
     name: str
@@ -98,6 +104,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
     allocator_slack: float = 0.03
+    ahead_layers: float = 0.0
     step_sigma: float = 0.15
     source: str = ""
     flagged: bool = True

@@ -34,8 +34,9 @@ def head(c: Context) -> list[Piece]:
     Separate loss kernels keep the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al.
     2205.05198, section 4.3). Their backward holds two gradients of as many bytes beside them, the loss's and the
     softmax's (12 bytes in all, which torch's profiler shows for ``cross_entropy``), or writes one over the
-    probabilities and only casts it (Megatron's vocab-parallel cross-entropy). A fused one reads the 16-bit logits for
-    the maximum and again for the sum, and its backward writes their gradient over them.
+    probabilities and only casts it: then the most is held there (Megatron's vocab-parallel cross-entropy), or in the
+    forward if that makes the probabilities beside the fp32 logits (nanotron's). A fused one reads the 16-bit logits
+    for the maximum and again for the sum, and its backward writes their gradient over them.
     """
     width = -(-c.model.vocab // c.tp)
     entry = entering(c)
@@ -60,8 +61,8 @@ def head(c: Context) -> list[Piece]:
         forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True, operator=name)
         backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True, operator=f"{name} backward")
         kept = logits * 4.0
-        working = logits * (e if c.plan.memory.loss == "in-place" else 8.0)
-    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, working=working)
+        working = logits * {"eager": 8.0, "copied": 4.0, "in-place": e}[c.plan.memory.loss]
+    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, logits=kept, working=working)
     pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
     if c.tp > 1:
         # maximum, sum of exponentials and the target's logit, each a number per token

@@ -18,7 +18,8 @@ from meshwright.work import Collective, Elementwise, Gemm, Group, Work
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a layer.
 
-    ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward; ``held`` of them (GEMM
+    ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward, ``logits`` of them scores over
+    the vocabulary that the loss keeps; ``held`` of them (GEMM
     inputs) until W, plus ``gradient`` bytes (GEMM output gradients) from B to W. ``core`` marks what selective
     recompute drops and repeats. ``working``: bytes its backward needs besides what was saved, where that is not as much
     again. ``outputs`` are the bytes of the results of its matrix products one by one (q, k and v
@@ -36,6 +37,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     regather: Collective | None = None
     queue: str = "compute"
     saved: float = 0.0
+    logits: float = 0.0
     held: float = 0.0
     gradient: float = 0.0
     working: float | None = None

@@ -13,6 +13,10 @@ from meshwright.schedules.actions import BW, Actions, B, F, W
 
 #: Gradients of a stage that accumulate whole until its round ends.
 IN_FLIGHT = "gradients in flight"
+#: What a microbatch leaves in a stage, as :class:`~meshwright.lower.state.Activations` counts it.
+KEPT = ("saved", "held", "working", "logits")
+#: What the loss keeps of the scores over the vocabulary.
+LOGITS = "logits"
 
 
 def add_memory(
@@ -27,7 +31,9 @@ def add_memory(
     distinct = {id(c): c for c in stages.compositions}
     known = {key: stages.activations(c) for key, c in distinct.items()}
     kept = [known[id(c)] for c in stages.compositions]
-    saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
+    saved, held, working, logits = (np.array([getattr(a, f) for a in kept]) for f in KEPT)
+    saved = saved - logits
+    losing = logits > 0
     split = bool(np.any(orders[0].kind == W))
     for index, (actions, compute) in enumerate(zip(orders, computes)):
         rank = actions.rank_of()
@@ -47,6 +53,10 @@ def add_memory(
             else:
                 after = held[stage] if split and kind == B else 0.0
                 builder.memory(last[at], where[at], True, after - saved[stage], "activations")
+            losses = at[losing[stage]] if kind != W else at[:0]
+            if len(losses):
+                task, sign = (first, 1.0) if kind == F else (last, -1.0)
+                builder.memory(task[losses], where[losses], kind != F, sign * logits[actions.stage[losses]], LOGITS)
             builder.memory(first[at], where[at], False, working[stage], "workspace")
             builder.memory(last[at], where[at], True, -working[stage], "workspace")
         if stages.plan.layout.pp > 1 and stages.plan.layout.shards_gradients:

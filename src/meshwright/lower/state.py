@@ -156,16 +156,21 @@ def unscattered_bytes(plan: Plan, params: Params) -> float:
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes one microbatch leaves in a layer from F to its backward: ``saved`` in all, ``held`` of them (with the
-    output gradients) from B to W, ``working`` while one pass runs through the layer."""
+    output gradients) from B to W, ``working`` while one pass runs through the layer. ``logits``: of those saved, what
+    the loss keeps of the scores over the vocabulary."""
 
     saved: float = 0.0
     held: float = 0.0
     working: float = 0.0
+    logits: float = 0.0
 
     def then(self, other: Activations) -> Activations:
         """Two layers one after the other: what is kept adds up, the working set is the larger one."""
         return Activations(
-            saved=self.saved + other.saved, held=self.held + other.held, working=max(self.working, other.working)
+            saved=self.saved + other.saved,
+            held=self.held + other.held,
+            working=max(self.working, other.working),
+            logits=self.logits + other.logits,
         )
 
 
@@ -184,4 +189,5 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0
     widest = max(((p.saved if p.working is None else p.working) + p.gradient for p in pieces), default=0.0)
-    return Activations(saved=kept, held=min(held, kept + held), working=widest + passing + again)
+    logits = sum(p.logits for p in pieces)
+    return Activations(saved=kept, held=min(held, kept + held), working=widest + passing + again, logits=logits)

@@ -15,7 +15,7 @@ DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
 RECOMPUTE_MODES = ("none", "selective", "operators", "full")
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
 ATTENTION_KERNELS = ("flash", "unfused")
-LOSS_KERNELS = ("eager", "in-place", "fused")
+LOSS_KERNELS = ("eager", "copied", "in-place", "fused")
 GATHERED = ("again", "kept")
 OVERLAPS = ("dp", "tp", "pp", "ep")
 
@@ -101,11 +101,11 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
     keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all). ``attention``
-    and ``loss`` say which kernels run: separate ones that store what lies between them (of the loss also ``in-place``:
-    the gradient is written over the probabilities), or one that does not. Under
-    sequence parallelism the input of a product is gathered over the tensor-parallel ranks; for the weight gradient it
-    is gathered ``again`` (Korthikanti et al., section 4.2.2), or ``kept``, as a framework's automatic differentiation
-    does by itself: ``gathered``."""
+    and ``loss`` say which kernels run: separate ones that store what lies between them (of the loss also ``copied``:
+    the gradient is written over the probabilities, and these are made beside the logits; ``in-place``: over them), or
+    one that does not. Under sequence parallelism the input of a product is gathered over the tensor-parallel ranks; for
+    the weight gradient it is gathered ``again`` (Korthikanti et al., section 4.2.2), or ``kept``, as a framework's
+    automatic differentiation does by itself: ``gathered``."""
 
     recompute: str = "none"
     layers: int = 0

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
-
 from meshwright.cost import Costs, standard_on
 from meshwright.lower import Lowered, lower
 from meshwright.lower.place import Mesh
@@ -18,7 +16,8 @@ from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Composition, Stages
 from meshwright.lower.state import Activations
 from meshwright.plan import Plan
-from meshwright.predict import Simulated, rank_memory, simulate
+from meshwright.predict import Simulated, simulate
+from meshwright.rank_memory import rank_memory
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
 from meshwright.simulate.clock import shares_ports
@@ -84,9 +83,8 @@ class Evaluator:
     def _filled(self, skeleton: Skeleton, stages: Stages, mesh: Mesh, book: Book) -> Lowered:
         """The skeleton with this plan's sizes."""
         kept = [activations(book, c) for c in skeleton.distinct]
-        saved, held, working = (np.array([getattr(a, f) for a in kept]) for f in ("saved", "held", "working"))
         return Lowered(
-            graph=skeleton.with_bytes(saved, held, working, stages),
+            graph=skeleton.with_bytes(kept, stages),
             keys=(),
             mesh=mesh,
             stages=stages,

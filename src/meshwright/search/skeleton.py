@@ -17,9 +17,9 @@ from meshwright.graph import KIND, QUEUE, TaskGraph
 from meshwright.lower import Lowered
 from meshwright.lower.exchange import Exchanger, exchange_of
 from meshwright.lower.place import Mesh
-from meshwright.lower.residency import IN_FLIGHT
+from meshwright.lower.residency import IN_FLIGHT, KEPT, LOGITS
 from meshwright.lower.stages import Stages, Unit
-from meshwright.lower.state import STORED_BYTES, unscattered_bytes
+from meshwright.lower.state import STORED_BYTES, Activations, unscattered_bytes
 from meshwright.lower.step import Exchange, Key, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions, W
@@ -117,6 +117,9 @@ class Skeleton:
         workspace = memory.category == memory.categories.index("workspace")
         freed_by = np.where(kind == KIND["W"], 1, np.where((kind == KIND["B"]) & split, 2, 3))
         code = np.where(workspace, np.where(memory.at_end, 5, 4), np.where(kind == KIND["F"], 0, freed_by))
+        if LOGITS in memory.categories:
+            mine = memory.category == memory.categories.index(LOGITS)
+            code = np.where(mine, np.where(memory.at_end, 7, 6), code)
         self._code, stage = code, graph.attribute("stage")[memory.task]
         self._made = self._distinct[stage]
         self._gradients: dict[tuple, int] = {}
@@ -128,10 +131,11 @@ class Skeleton:
                 units = role.units if memory.at_end[event] else self.compositions[stage[event]].units
                 self._scattered.append((event, self._gradients.setdefault(units, len(self._gradients))))
 
-    def with_bytes(self, saved: np.ndarray, held: np.ndarray, working: np.ndarray, stages: Stages) -> TaskGraph:
-        """The graph with the sizes of what each of the ``distinct`` compositions saves, holds until W and works with,
-        in bytes."""
-        table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working))
+    def with_bytes(self, kept: list[Activations], stages: Stages) -> TaskGraph:
+        """The graph with the sizes of what each of the ``distinct`` compositions keeps."""
+        saved, held, working, logits = (np.array([getattr(a, f) for a in kept]) for f in KEPT)
+        saved = saved - logits
+        table = np.stack((saved, -held, held - saved, 0.0 - saved, working, -working, logits, -logits))
         num_bytes = table[self._code, self._made]
         if self._scattered:
             whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self._gradients])

@@ -31,6 +31,10 @@ FRAMEWORK = {
     ),
     "activation_copies": ("times", "bytes its kernels keep for the backward over what fused ones keep"),
     "allocator_slack": ("fraction", "reserved over allocated bytes that fragmentation leaves unused"),
+    "ahead_layers": (
+        "layers",
+        "by which the host is ahead: it has freed their collectives' tensors, and the device has yet to use them",
+    ),
 }
 #: An honest 80% interval covers this share of rows.
 COVERAGE = (0.70, 0.90)

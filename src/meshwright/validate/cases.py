@@ -294,7 +294,7 @@ def _plan(
             stages=by_thresholds(model, pp) if pp * vpp == pp > 1 and usual.partition == "thresholds" else (),
         ),
         pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
-        experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=1 if moe and whole(row, "ep", 1) > 1 else 0),
+        experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=_etp(row, usual.etp) if moe else 0),
         memory=Memory(
             recompute=recompute,
             attention=ATTENTION.get(row["attention_kernel"], usual.attention),
@@ -308,6 +308,13 @@ def _plan(
         ),
         overlap=Overlap(**{name: name in overlapped for name in Overlap.__struct_fields__}),
     )
+
+
+def _etp(row: dict[str, str], usual: int) -> int:
+    """Over how many ranks each expert is split: as a flag says, else the framework's default where experts are spread
+    over ranks at all."""
+    told = (int(match[1]) for flag in row["flags"].split(";") if (match := re.fullmatch(r"etp(\d+)", flag)))
+    return next(told, usual if whole(row, "ep", 1) > 1 else 0)
 
 
 def _zero(stage: int, pp: int) -> int:

@@ -11,8 +11,9 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
-from meshwright.predict import OVERHEAD, Simulated, interval_draws, rank_memory, simulate
+from meshwright.predict import Simulated, interval_draws, simulate
 from meshwright.prediction import RankMemory
+from meshwright.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.validate.cases import Case, case
 from meshwright.validate.tables import number
 
@@ -116,7 +117,7 @@ def answer(row_id: str, asked: Case, costs_of: Callable[[Framework], Costs]) -> 
         trivial_s=trivial(asked),
         fits=all(r.headroom_bytes >= 0 for r in ranks),
         allocated_bytes=tensors,
-        reserved_bytes=max(tensors, min(tensors + logged.alive["allocator slack"], room(asked))),
+        reserved_bytes=max(tensors, min(tensors + sum(logged.alive.get(c, 0.0) for c in RESERVED), room(asked))),
         assumed=asked.assumed,
     )
 

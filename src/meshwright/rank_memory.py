@@ -1,0 +1,107 @@
+"""What each rank holds at its peak: what the plan puts there, and what a framework and its libraries add.
+
+The plan's tensors come from lowering and from the timed graph. A framework keeps more of them (``activation_copies``)
+and buffers of its own beside them; its allocator has memory that no tensor uses.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from meshwright.cost import Costs
+from meshwright.lower import Lowered
+from meshwright.lower.residency import LOGITS
+from meshwright.lower.state import STORED_BYTES
+from meshwright.plan import Plan
+from meshwright.prediction import RankMemory
+from meshwright.simulate import memory
+
+if TYPE_CHECKING:
+    from meshwright.predict import Simulated
+
+#: Memory of the allocator that no tensor uses any more and that it gives back when nothing else is left.
+IN_FLIGHT = "buffers in flight"
+#: What an allocator has reserved beside its tensors.
+RESERVED = ("allocator slack", IN_FLIGHT)
+#: What a rank holds besides the tensors that the plan and the framework put there.
+OVERHEAD = (*RESERVED, "communication buffers", "framework context")
+
+
+def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, ...]:
+    """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
+    and the communication library hold."""
+    graph, framework = run.lowered.graph, costs.framework
+    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))
+    layout, copies = plan.layout, dynamic_copies(costs, plan)
+    groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
+    devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
+    leads = lead(run.lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
+    ahead = [each * min(framework.ahead_layers, layers) for each, layers in leads]
+    out = []
+    for rank, name in enumerate(graph.streams.ranks):
+        held = run.lowered.static_bytes[rank] | _buffers(run.lowered, costs, plan, rank)
+        if graph.memory is not None:
+            held |= {c: float(alive[rank, i]) * copies.get(c, 1.0) for i, c in enumerate(graph.memory.categories)}
+        slack = framework.allocator_slack * sum(held.values())
+        fixed = groups * framework.communicator_bytes, framework.context_bytes
+        capacity = float(devices[rank].memory_bytes)
+        left = math.floor(capacity - sum(held.values()) - slack - sum(fixed)) - 1.0
+        held |= dict(zip(OVERHEAD, (slack, max(0.0, min(ahead[rank % layout.pp], left)), *fixed)))
+        out.append(
+            RankMemory(
+                rank=name,
+                multiplicity=graph.streams.multiplicity[rank],
+                capacity_bytes=capacity,
+                peak_bytes=sum(held.values()),
+                at_s=float(at[rank]),
+                alive={c: size for c, size in held.items() if size or c != IN_FLIGHT},
+            )
+        )
+    return tuple(out)
+
+
+def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
+    """How many times what fused kernels keep the framework's keep: activations, or what a layer needs while it is
+    recomputed when only its input is kept. What the loss keeps of the logits is known, and is not multiplied."""
+    copies = costs.framework.activation_copies
+    full = plan.memory.recompute == "full" and not plan.memory.layers
+    return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0, LOGITS: 1.0}
+
+
+def _buffers(lowered: Lowered, costs: Costs, plan: Plan, rank: int) -> dict[str, float]:
+    """Bytes of buffers that a framework keeps for the whole step.
+
+    Torch's DistributedDataParallel sums gradients over replicas in buckets of the parameters' precision, beside those
+    that accumulate; without replicas a backward's own stay until they are added to sums in another precision. Some
+    frameworks gather the inputs of tensor-parallel products into buffers that stay.
+    """
+    out, usual, layout = {}, costs.framework.defaults, plan.layout
+    c = lowered.stages.context()
+    of = STORED_BYTES[plan.precision.grads]
+    if usual.bucket_bytes and layout.zero < 2 and (layout.dp * layout.cp > 1 or of != c.element):
+        out["gradient buckets"] = lowered.static_bytes[rank]["gradients"] / of * c.element
+    if usual.gather_buffers and c.sp:
+        out["gather buffers"] = usual.gather_buffers * c.tokens * c.model.hidden * c.element
+    return out
+
+
+def lead(lowered: Lowered) -> list[tuple[float, int]]:
+    """For each pipeline rank, the bytes that a host has freed and its device has yet to use, for every layer that the
+    host is ahead; and the rank's layers, which are the most that count.
+
+    An allocator cannot hand out a tensor again that a collective on another stream uses until the device is past it
+    (torch's ``record_stream``), and a host issues kernels far ahead: the full-width tensors of so many layers stay, two
+    gathered and two yet to be summed with sequence parallelism, two summed ones without. From a step's second
+    microbatch on: until then the host has no lead.
+    """
+    stages, c = lowered.stages, lowered.stages.context()
+    pp = stages.plan.layout.pp
+    if c.tp == 1 or stages.plan.num_microbatches(stages.train.global_batch) < 2:
+        return [(0.0, 0)] * pp
+    held = [0] * pp
+    for stage, ranks in enumerate(lowered.actions.stage_ranks):
+        for rank in ranks:
+            held[rank] += len(stages.layers[stage])
+    each = (4 if c.sp else 2) * c.tokens * c.model.hidden * c.element
+    return [(float(each), count) for count in held]
