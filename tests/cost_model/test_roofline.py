@@ -267,3 +267,26 @@ def test_four_bit_products_read_half_the_operands_of_eight_bit_ones():
     # the B200's fp4 peak is twice its fp8 peak, and so are the elements that a byte of L2 bandwidth brings
     ratio = r.gemm_seconds(eight, b200) / r.gemm_seconds(fp4, b200)
     assert 1.8 < ratio <= 2.0
+
+
+def test_attention_of_blackwell_ultra_waits_half_as_long_for_its_exponentials():
+    """At head dimension 128 a clock's 8192 FLOP are 128 times a multiprocessor's exponentials by 4, and 64 times with
+    twice as many: (128 + 64) / (128 + 128) of the time; of a backward, by 10, (128 + 25.6) / (128 + 51.2)."""
+    b300 = cluster.load_device("b300_sxm")
+    half = msgspec.structs.replace(b300, exponentials_per_clock=16.0)
+    for backward, ratio in ((False, 192 / 256), (True, 153.6 / 179.2)):
+        work = Attention(
+            batch=4,
+            q_len=8192,
+            kv_len=8192,
+            heads=37,
+            kv_heads=37,
+            head_dim=128,
+            v_head_dim=128,
+            pairs=8192.0**2,
+            backward=backward,
+        )
+        floors = r.KERNEL_FLOOR_S * (3 if backward else 1)
+        ours, theirs = (r.attention_seconds(work, device) - floors for device in (b300, half))
+        assert ours == pytest.approx(ratio * theirs, rel=1e-3)  # the clock is rounded
+    assert {d.name for d in DEVICES if d.exponentials_per_clock > 16} == {"b300_sxm", "gb300"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.cost.roofline import EXP_PER_CLOCK, L2_BYTES_PER_CLOCK, peak_flops
+from meshwright.cost.roofline import L2_BYTES_PER_CLOCK, peak_flops
 from meshwright.spec.hardware import Device
 
 #: Octaves outside the measured range over which the residual fades to the bare physics.
@@ -52,7 +52,7 @@ def hardware(device: Device, dtype: str, *, slower: float = 1.0) -> tuple[float,
     per four exponentials), at a clock ``slower`` times the device's."""
     clock = (device.clock_mhz or 1500.0) * 1e6 * slower
     per_sm = peak_flops(device, dtype) * slower / device.num_sms
-    exponentials = per_sm / clock / (4.0 * EXP_PER_CLOCK)
+    exponentials = per_sm / clock / (4.0 * device.exponentials_per_clock)
     l2 = float(device.l2_bytes or 6e6)
     return float(device.num_sms), per_sm, device.memory_gb_s * 1e9, L2_BYTES_PER_CLOCK * clock, l2, exponentials
 

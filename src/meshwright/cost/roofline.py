@@ -19,7 +19,8 @@ TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
 PAIR_TILES = ((256, 256), (256, 128), (128, 256))
 #: L2 to SM read bandwidth, bytes per clock and SM (NVIDIA A100 whitepaper: 5120 B/clk over 80 of its SM ports).
 L2_BYTES_PER_CLOCK = 64.0
-#: Exponentials per clock and SM: 16 special-function lanes (FlashAttention-3, 2407.08608, section 3.1, for H100).
+#: Exponentials per clock and SM of the devices whose fraction of peak in attention is published: 16 special-function
+#: lanes (FlashAttention-3, 2407.08608, section 3.1, for H100; NVIDIA states 5 T/s for 148 SMs of the B200).
 EXP_PER_CLOCK = 16.0
 #: Time from one kernel's start to when the next may start when it does nothing: launch latency on the device
 #: side. Not measured here; CUDA-graph replays of empty kernels are reported between 1 and 3 us.
@@ -112,16 +113,17 @@ def grouped_gemm_seconds(work: GroupedGemm, device: Device) -> float:
 def attention_seconds(work: Attention, device: Device) -> float:
     """Seconds of a fused attention kernel.
 
-    Its fraction of peak is published for head_dim 128. Narrower heads do the same exponentials for fewer
-    products, so the fraction falls: time per pair goes as head_dim + e, e = matrix FLOP per clock and SM / (4 x
-    exponentials per clock and SM). Blocks of 128 queries fill the SMs in waves.
+    Its fraction of peak is published for head_dim 128 and 16 exponentials per clock and SM. Narrower heads do the same
+    exponentials for fewer products, so the fraction falls, and with more exponentials per clock it rises: time per pair
+    goes as head_dim + e, e = matrix FLOP per clock and SM / (4 x exponentials per clock and SM), of a backward 10 for
+    its five products. Blocks of 128 queries fill the SMs in waves.
     """
     fraction, _ = efficiency(device, "attention_bwd" if work.backward else "attention_fwd")
     peak = peak_flops(device, work.dtype if work.dtype in ("fp16", "bf16", "fp32") else "bf16")
     clock = (device.clock_mhz or 1500.0) * 1e6
-    e = peak / (device.num_sms * clock) / (4.0 * EXP_PER_CLOCK)
+    per_clock = peak / (device.num_sms * clock) / (10.0 if work.backward else 4.0)
     width = (work.head_dim + work.v_head_dim) / 2
-    narrow = (1 + e / width) / (1 + e / 128)
+    narrow = (1 + per_clock / device.exponentials_per_clock / width) / (1 + per_clock / EXP_PER_CLOCK / 128)
     blocks = work.batch * work.heads * ceil(work.q_len / 128)
     waves = ceil(blocks / device.num_sms) * device.num_sms / blocks
     compute = work.flops / peak * max(1.0, narrow * waves / fraction)  # wide heads approach the peak, never pass it

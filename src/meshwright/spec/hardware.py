@@ -116,6 +116,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         peak_flops: dense FLOP/s by data type (`DTYPES`); a type not named is not supported in hardware.
         num_sms: streaming multiprocessors, compute units or cores that share the work of a kernel.
         paired_sms: two multiprocessors multiply one tile together, each reading half of its operands.
+        exponentials_per_clock: of one multiprocessor's special-function units; what attention waits for beside its
+            products.
         clock_mhz: the clock the matrix peak is stated at (sustained, so at times below the boost clock).
         l2_bytes: the cache all cores share: L2, or the cache behind it where the L2 is split.
         tdp_w: the most power one device draws; None where the vendor does not say.
@@ -149,6 +151,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     levels: tuple[Level, ...]
     sources: dict[str, str]
     paired_sms: bool = False
+    exponentials_per_clock: float = 16.0
     clock_mhz: float | None = None
     tdp_w: float | None = None
     l2_bytes: int | None = None
