@@ -35,6 +35,7 @@ CASES = {
     ),
     ("llama3-70b", "64xh100", "batch=64,seq=32768", "tp8 cp4 ring zero1 overlap=dp,tp"): (8, 1, 1, 4, None, None, 1),
     ("mistral-7b", "8xh100", "batch=256,seq=4096", "tp8 dp1 nosp"): (8, 1, 1, 1, None, None, 1),
+    ("llama3-8b", "8xh100", "batch=64,seq=4096", "tp8 dp1 loss=fused"): (8, 1, 1, 1, None, None, 1),
 }  # fmt: skip
 
 
@@ -52,6 +53,15 @@ def flags(text):
 
 def read(*question):
     return flags(ask("megatron", *question).text)
+
+
+def test_one_kernel_for_the_loss_is_transformer_engines():
+    question = "llama3-8b", "8xh100", "batch=64,seq=4096"
+    fused = read(*question, "tp8 dp1 loss=fused")
+    assert fused["--cross-entropy-loss-fusion"] is True
+    assert fused["--cross-entropy-fusion-impl"] == "te"
+    for words in ("tp8 dp1", "tp8 dp1 loss=in-place"):
+        assert not [flag for flag in read(*question, words) if "cross-entropy" in flag]
 
 
 @pytest.mark.parametrize(("model", "on", "train", "words"), cases())

@@ -35,6 +35,7 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from _replicas(r)
     yield from _experts(r)
     yield from shared.no_partial_recompute(r, "FSDP2 recomputes the layers that it wraps")
+    yield from shared.loss_kernels(r, ("eager",), "the loss is computed by your model's own code")
     yield from shared.always_overlapped(r)
     yield from _precision(r)
     yield from _context_kernel(r)

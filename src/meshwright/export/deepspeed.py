@@ -109,6 +109,7 @@ def _experts(r: Request) -> Iterator[Gap]:
 
 def _recompute(r: Request) -> Iterator[Gap]:
     yield from shared.no_partial_recompute(r, "it checkpoints what the model asks it to, whole layers")
+    yield from shared.loss_kernels(r, ("eager",), "the loss is computed by your model's own code")
 
 
 def _overlap(r: Request) -> Iterator[Gap]:

@@ -198,6 +198,19 @@ def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> 
         )
 
 
+def loss_kernels(r: Request, known: tuple[str, ...], why: str) -> Iterator[Gap]:
+    """The loss is computed by one of the `known` kernels, the first of them if nothing is said."""
+    loss = r.plan.memory.loss
+    if loss not in known:
+        yield Gap(
+            facet="memory.loss",
+            value=f"loss={loss}",
+            reason=why,
+            help=f"say loss={known[0]}",
+            mend={"memory.loss": known[0]},
+        )
+
+
 def no_lora(r: Request) -> Iterator[Gap]:
     if r.train.lora is not None:
         yield Gap(

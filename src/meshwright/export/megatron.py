@@ -144,6 +144,9 @@ def _recompute(r: Request) -> Iterator[Gap]:
             help="leave it out",
             mend={"memory.gathered": "again"},
         )
+    yield from shared.loss_kernels(
+        r, ("in-place", "eager", "fused"), "its own cross-entropy writes probabilities over the logits"
+    )
     if memory.layers and memory.recompute == "selective":
         yield Gap(
             facet="memory.layers",
@@ -308,6 +311,8 @@ def training(r: Request) -> Flags:
     }
     if OPTIMIZERS[train.optimizer] == "sgd":
         out["--sgd-momentum"] = 0.9 if train.optimizer == "momentum" else 0.0
+    if memory.loss == "fused":
+        out |= {"--cross-entropy-loss-fusion": True, "--cross-entropy-fusion-impl": "te"}
     if memory.recompute == "selective":
         out |= {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
     elif memory.recompute == "full":

@@ -49,6 +49,7 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
     yield from _pipeline(r)
     yield from _experts(r)
     yield from shared.no_partial_recompute(r, "its selective policy picks operators", operators=operators)
+    yield from shared.loss_kernels(r, ("eager",), "it computes the loss by torch's cross-entropy")
     yield from _kernel(r)
     yield from _precision(r, quantized)
     yield from _overlap(r)
