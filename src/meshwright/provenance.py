@@ -8,13 +8,13 @@ from importlib.metadata import version
 
 import msgspec
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, Framework
 from meshwright.cost.chain import EXTRAPOLATED
 from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, peak_flops, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.lower.step import Exchange
-from meshwright.plan import Plan
+from meshwright.plan import Memory, Plan, Precision
 from meshwright.prediction import Assumption
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, source_of
@@ -247,6 +247,22 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
     return out
 
 
+def usual_words(framework: Framework, plan: Plan) -> list[str]:
+    """Words of a plan that say what the framework does by default where the plan is left at its own default: which
+    kernels run, what is kept for the backward and how gradients are summed."""
+    usual, memory, silent = framework.defaults, plan.memory, Memory()
+    out = []
+    if memory.attention == silent.attention != usual.attention:
+        out.append(usual.attention)
+    if memory.loss == silent.loss != usual.loss:
+        out.append(f"loss={usual.loss}")
+    if plan.layout.tp > 1 and plan.layout.sp and memory.gathered == silent.gathered != usual.gathered:
+        out.append(f"gathered={usual.gathered}")
+    if plan.precision.grads == Precision().grads != usual.grads:
+        out.append(f"grads={usual.grads}")
+    return out
+
+
 def warnings(
     lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
 ) -> tuple[str, ...]:
@@ -256,6 +272,12 @@ def warnings(
     if model.unknown_fields:
         out.append(f"the model's configuration has keys that were not understood: {', '.join(model.unknown_fields)}")
     out += [f"{model.name}: {note}" for note in model.notes]
+    words = usual_words(costs.framework, plan)
+    if words:
+        out.append(
+            f"{costs.framework.name} runs {' '.join(words)} unless told otherwise, and the plan does not say so: "
+            "add it to predict the framework as it comes"
+        )
     dtype = plan.precision.compute or train.dtype
     if plan.experts.ep > 1 and plan.pipeline.schedule in HIDES_EXPERT_EXCHANGE:
         out.append(

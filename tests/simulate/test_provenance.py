@@ -1,8 +1,11 @@
 """The sources a prediction names are those of the prices it is made of."""
 
-from meshwright.cost import Costs, standard
+import pytest
+
+from meshwright.cost import Costs, load_framework, standard
 from meshwright.plan import parse
 from meshwright.predict import predict
+from meshwright.provenance import usual_words
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Train
 from meshwright.work import Gemm
@@ -68,3 +71,25 @@ def test_collectives_name_the_profile_and_the_rate_of_the_largest_buffer():
     # two directions at most: a ring's rank sends and receives at the links' rate
     assert 0.1 * hop.gb_s < float(found.value.split()[-2]) < 2 * hop.gb_s
     assert size > 1
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "added"),
+    [
+        ("nanotron", "tp2 dp4", ["loss=copied"]),
+        ("nanotron", "tp2 dp4 loss=fused", []),
+        ("megatron-lm", "tp2 dp4", ["unfused", "loss=in-place"]),
+        ("megatron-lm", "tp2 dp4 unfused loss=in-place", []),
+        ("torchtitan", "tp2 dp4 fsdp", ["gathered=kept"]),
+        ("torchtitan", "dp8 fsdp", []),  # nothing is gathered over one rank
+        ("megatron-bridge", "dp8 loss=in-place", ["grads=bf16"]),
+        ("default", "tp2 dp4", []),
+    ],
+)
+def test_what_a_framework_does_and_a_plan_does_not_say_is_told(framework, words, added):
+    profile, plan = load_framework(framework), parse(words)
+    assert usual_words(profile, plan) == added
+    assert usual_words(profile, parse(" ".join([words, *added]))) == []  # and they are words of a plan
+    found = predict(model.load("llama3-8b"), cluster.load("8xh100"), TRAIN, plan, costs=standard(profile), detail=False)
+    told = [text for text in found.warnings if "unless told otherwise" in text]
+    assert [all(word in text for word in added) for text in told] == [True] * bool(added)
