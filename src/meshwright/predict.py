@@ -33,6 +33,8 @@ from meshwright.work import attended_pairs
 
 #: Draws of the correlated errors behind the interval.
 NUM_DRAWS = 20
+#: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
+LEAST_SIGMA = 0.03
 #: Which error each cause shares: one draw per class for a whole step.
 ERROR_CLASS = {
     "gemm": "gemm",
@@ -51,14 +53,16 @@ ERROR_CLASS = {
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
-    error of whole steps that their parts do not explain (the framework's); ``schedule_params`` what the schedule was
-    built for, besides its size."""
+    error of the framework's profile: where that was ``fitted``, of whole measured steps, their kernels' and
+    collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
+    for, besides its size."""
 
     lowered: Lowered
     priced: Priced
     start_s: np.ndarray
     end_s: np.ndarray
     step_sigma: float = 0.0
+    fitted: bool = False
     schedule_params: dict[str, object] = {}
 
     @property
@@ -76,8 +80,16 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
         lowered = lower(plan, model, cluster, train, params)
         priced = Pricer(lowered, costs).all()
     start, end = times(lowered, priced, costs)
-    sigma = costs.framework.step_sigma
-    return Simulated(lowered=lowered, priced=priced, start_s=start, end_s=end, step_sigma=sigma, schedule_params=params)
+    sigma, fitted = costs.framework.step_sigma, not costs.framework.flagged
+    return Simulated(
+        lowered=lowered,
+        priced=priced,
+        start_s=start,
+        end_s=end,
+        step_sigma=sigma,
+        fitted=fitted,
+        schedule_params=params,
+    )
 
 
 def predict(
@@ -202,19 +214,26 @@ def _peak_flops(run: Simulated, plan: Plan, train: Train, *, computing: bool = F
 
 def interval_draws(run: Simulated) -> np.ndarray:
     """Step times under draws of the correlated errors: one factor per error class and one for the framework for the
-    whole step, log-normal, stratified so that few draws represent the distribution. Deterministic."""
+    whole step, log-normal, stratified so that few draws represent the distribution. The factor of a framework that was
+    fitted to whole steps is what their spread leaves after the classes', and never less than a repeat's.
+    Deterministic."""
     classes = sorted(set(ERROR_CLASS.values()))
     rng = np.random.default_rng(0)
     normal = np.array([_normal((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
     sigma = class_sigma(run)
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
-    whole = np.exp(rng.permutation(normal) * run.step_sigma)
+    turn = rng.permutation(normal)
     graph, durations = run.lowered.graph, np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
     alone, *drawn = makespans(graph, np.ascontiguousarray(durations)).tolist()
     # where ranks share cores or ports a step takes longer than in order, and its draws as much longer
     shared = run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0
-    return whole * np.array(drawn) * shared
+    steps = np.array(drawn) * shared
+    sigma = run.step_sigma
+    if run.fitted:
+        known = float(np.std(np.log(steps)))
+        sigma = max(LEAST_SIGMA, max(0.0, sigma**2 - known**2) ** 0.5)
+    return np.exp(turn * sigma) * steps
 
 
 def class_sigma(run: Simulated) -> dict[str, float]:

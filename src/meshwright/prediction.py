@@ -18,6 +18,8 @@ from meshwright.timeline import Timeline, Zoom
 
 FORMAT_VERSION = 1
 
+#: Memory that an allocator has reserved and no tensor uses any more, given back when nothing else is left.
+GIVEN_BACK = "buffers in flight"
 #: Where step time goes, in the order it is shown. Sums to the step time (mean over ranks).
 ATTRIBUTION: tuple[tuple[str, str], ...] = (
     ("gemm", "matrix multiplications"),
@@ -56,8 +58,8 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headroom_bytes(self) -> float:
-        """Negative when the rank runs out of memory."""
-        return self.capacity_bytes - self.peak_bytes
+        """Capacity that is free or given back when it is needed; negative when the rank runs out of memory."""
+        return self.capacity_bytes - self.peak_bytes + self.alive.get(GIVEN_BACK, 0.0)
 
 
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):

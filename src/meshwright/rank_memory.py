@@ -6,24 +6,20 @@ and buffers of its own beside them; its allocator has memory that no tensor uses
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
-from meshwright.lower.residency import LOGITS
 from meshwright.lower.state import STORED_BYTES
 from meshwright.plan import Plan
-from meshwright.prediction import RankMemory
+from meshwright.prediction import GIVEN_BACK, RankMemory
 from meshwright.simulate import memory
 
 if TYPE_CHECKING:
     from meshwright.predict import Simulated
 
-#: Memory of the allocator that no tensor uses any more and that it gives back when nothing else is left.
-IN_FLIGHT = "buffers in flight"
 #: What an allocator has reserved beside its tensors.
-RESERVED = ("allocator slack", IN_FLIGHT)
+RESERVED = ("allocator slack", GIVEN_BACK)
 #: What a rank holds besides the tensors that the plan and the framework put there.
 OVERHEAD = (*RESERVED, "communication buffers", "framework context")
 
@@ -32,8 +28,8 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
     and the communication library hold."""
     graph, framework = run.lowered.graph, costs.framework
-    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks))
     layout, copies = plan.layout, dynamic_copies(costs, plan)
+    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks), copies)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
     devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
     leads = lead(run.lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
@@ -42,11 +38,11 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     for rank, name in enumerate(graph.streams.ranks):
         held = run.lowered.static_bytes[rank] | _buffers(run.lowered, costs, plan, rank)
         if graph.memory is not None:
-            held |= {c: float(alive[rank, i]) * copies.get(c, 1.0) for i, c in enumerate(graph.memory.categories)}
+            held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)}
         slack = framework.allocator_slack * sum(held.values())
         fixed = groups * framework.communicator_bytes, framework.context_bytes
         capacity = float(devices[rank].memory_bytes)
-        left = math.floor(capacity - sum(held.values()) - slack - sum(fixed)) - 1.0
+        left = capacity - sum(held.values()) - slack - sum(fixed)
         held |= dict(zip(OVERHEAD, (slack, max(0.0, min(ahead[rank % layout.pp], left)), *fixed)))
         out.append(
             RankMemory(
@@ -55,7 +51,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
                 capacity_bytes=capacity,
                 peak_bytes=sum(held.values()),
                 at_s=float(at[rank]),
-                alive={c: size for c, size in held.items() if size or c != IN_FLIGHT},
+                alive={c: size for c, size in held.items() if size or c != GIVEN_BACK},
             )
         )
     return tuple(out)
@@ -66,15 +62,16 @@ def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
     recomputed when only its input is kept. What the loss keeps of the logits is known, and is not multiplied."""
     copies = costs.framework.activation_copies
     full = plan.memory.recompute == "full" and not plan.memory.layers
-    return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0, LOGITS: 1.0}
+    return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0}
 
 
 def _buffers(lowered: Lowered, costs: Costs, plan: Plan, rank: int) -> dict[str, float]:
-    """Bytes of buffers that a framework keeps for the whole step.
+    """Bytes of buffers that a framework keeps, counted as if for the whole step.
 
     Torch's DistributedDataParallel sums gradients over replicas in buckets of the parameters' precision, beside those
-    that accumulate; without replicas a backward's own stay until they are added to sums in another precision. Some
-    frameworks gather the inputs of tensor-parallel products into buffers that stay.
+    that accumulate. Without replicas a backward's own gradients stay to its end where they are added to sums in another
+    precision, and peaks are in backwards. Some frameworks gather the inputs of tensor-parallel products into buffers
+    that stay.
     """
     out, usual, layout = {}, costs.framework.defaults, plan.layout
     c = lowered.stages.context()

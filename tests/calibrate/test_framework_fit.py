@@ -134,6 +134,15 @@ def test_constants_are_not_fitted_to_what_cannot_have_been_measured(tmp_path):
     assert [(d.code, d.place) for d in error.value.diagnostics] == [("V005", f"{path}:11")]
 
 
+def test_nothing_is_fitted_to_software_that_nobody_knows(tmp_path):
+    rows = [
+        row | {"framework": "unknown (a script)", "step_time_s": "1.0", "peak_memory_gb": "10"} for row in questions()
+    ]
+    table(tmp_path, "training_steps", [row | {"memory_kind": "allocated"} for row in rows])
+    assert list(framework.fit_all(tmp_path, standard)) == []
+    assert list(framework_memory.fit_all(tmp_path, standard)) == []
+
+
 def test_a_constant_that_no_row_feels_stays_at_its_usual_size(tmp_path):
     # one device without tensor parallelism sends nothing, so nothing says what a collective costs the host
     rows = [r | {"num_gpus": "1", "dp": "1", "zero_stage": "0"} for r in questions() if r["tp"] == "1"]

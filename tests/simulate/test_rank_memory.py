@@ -7,7 +7,8 @@ from meshwright.cost import Framework, standard
 from meshwright.cost.framework import Defaults
 from meshwright.plan import parse
 from meshwright.predict import predict, simulate
-from meshwright.rank_memory import IN_FLIGHT, rank_memory
+from meshwright.prediction import GIVEN_BACK
+from meshwright.rank_memory import rank_memory
 from meshwright.spec.cluster import load
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
@@ -84,7 +85,7 @@ def test_inputs_are_gathered_into_buffers_of_full_width_whatever_tp_is():
 def test_a_host_three_layers_ahead_keeps_their_collectives_tensors(words, each, layers):
     framework = msgspec.structs.replace(PLAIN, ahead_layers=3.0)
     for rank in held(words, framework):
-        assert rank.alive.get(IN_FLIGHT, 0.0) == each * layers * WIDE
+        assert rank.alive.get(GIVEN_BACK, 0.0) == each * layers * WIDE
 
 
 def test_buffers_in_flight_fill_a_device_and_never_overflow_it():
@@ -93,10 +94,12 @@ def test_buffers_in_flight_fill_a_device_and_never_overflow_it():
     tight = msgspec.structs.replace(device, memory_bytes=int(alone.peak_bytes) + 3 * WIDE)
     islands = (msgspec.structs.replace(CLUSTER.islands[0], device=tight),)
     (rank,) = held("tp8 dp1 mb1 full", ahead, cluster=msgspec.structs.replace(CLUSTER, islands=islands))
-    assert 0.0 <= rank.headroom_bytes < 3.0  # bytes: full to the brim, and fits
-    assert rank.alive[IN_FLIGHT] == pytest.approx(3 * WIDE, abs=3.0)
+    assert rank.peak_bytes == pytest.approx(rank.capacity_bytes)  # full to the brim
+    assert (
+        rank.alive[GIVEN_BACK] == rank.headroom_bytes == pytest.approx(3 * WIDE, abs=3.0)
+    )  # and as much room as before
     less = msgspec.structs.replace(device, memory_bytes=int(alone.peak_bytes) - WIDE)
     islands = (msgspec.structs.replace(CLUSTER.islands[0], device=less),)
     (rank,) = held("tp8 dp1 mb1 full", ahead, cluster=msgspec.structs.replace(CLUSTER, islands=islands))
-    assert IN_FLIGHT not in rank.alive
+    assert GIVEN_BACK not in rank.alive
     assert rank.headroom_bytes == pytest.approx(-WIDE, abs=3.0)

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from meshwright.cost import Framework, standard
 from meshwright.graph import GraphBuilder
 from meshwright.plan import parse
 from meshwright.predict import predict
@@ -38,10 +40,11 @@ def test_for_any_legal_plan_the_parts_add_up_and_the_critical_path_spans_the_ste
 
 
 @settings(max_examples=25)
-@given(legal_plans())
-def test_what_is_allocated_is_freed_and_the_peak_is_that_of_the_trace(question):
+@given(legal_plans(), st.sampled_from([1.0, 2.0]))
+def test_what_is_allocated_is_freed_and_the_peak_is_that_of_the_trace(question, copies):
     plan, model, where, train = question
-    found = predict(model, where, train, plan)
+    framework = Framework(name="keeps", activation_copies=copies)
+    found = predict(model, where, train, plan, costs=standard(framework))
     for rank, (trace, held) in enumerate(zip(found.timeline.memory, found.memory)):
         moving = ("activations", "workspace", "logits")
         static = sum(b[0] for c, b in zip(trace.categories, trace.num_bytes) if c not in moving)

@@ -111,7 +111,9 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
             asked = case(row)
         except MeshwrightError:
             continue
-        if "recompute" in asked.assumed or check(asked.plan, asked.model, asked.cluster, asked.train):
+        if {"framework", "recompute"} & set(asked.assumed) or check(
+            asked.plan, asked.model, asked.cluster, asked.train
+        ):
             continue
         plain = msgspec.structs.replace(asked.framework, activation_copies=2.0, allocator_slack=0.0, ahead_layers=0.0)
         costs = shared.setdefault(plain.name, costs_of(plain))

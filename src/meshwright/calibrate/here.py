@@ -22,7 +22,7 @@ from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
-from meshwright.predict import simulate
+from meshwright.predict import LEAST_SIGMA, simulate
 from meshwright.rank_memory import rank_memory
 from meshwright.simulate.price import updated_bytes
 from meshwright.spec.cluster import Cluster, forget_here
@@ -41,8 +41,6 @@ FITTED = {
     "kernel_slowdown": 0.02,
 }
 
-#: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
-LEAST_SIGMA = 0.03
 #: What else a profile states.
 GIVEN = (
     "elementwise_passes",
@@ -281,7 +279,7 @@ def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework
         run = simulate(plan, bench.model_of(p.layer), cluster, train, costs)
         held = rank_memory(run, costs, plan)[0].alive
         found.append(max(0.0, p.kept_bytes - held[LOGITS]) / held["activations"])
-    return float(f"{np.median(found):.3g}") if any(found) else 1.0
+    return max(1.0, float(f"{np.median(found):.3g}"))
 
 
 def _one(machine: Machine) -> Cluster:

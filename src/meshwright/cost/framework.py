@@ -55,7 +55,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dispatch_from: int = 2
     bucket_bytes: int = 0
     gather_buffers: int = 0
-    etp: int = 1
+    etp: int = 0
     logs: str = "fullest"
     source: str = ""
 

@@ -199,7 +199,7 @@ def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> 
 
 
 def loss_kernels(r: Request, known: tuple[str, ...], why: str) -> Iterator[Gap]:
-    """The loss is computed by one of the `known` kernels, the first of them if nothing is said."""
+    """The loss is computed by one of the `known` kernels; the first of them is the nearest to any other."""
     loss = r.plan.memory.loss
     if loss not in known:
         yield Gap(

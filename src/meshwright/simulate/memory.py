@@ -9,16 +9,23 @@ from meshwright.graph import MemoryEvents, TaskGraph
 from meshwright.timeline import MemoryTrace
 
 
-def peaks(graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, num_ranks: int) -> tuple[np.ndarray, np.ndarray]:
-    """When each rank class holds most [R], and what is alive then by category [R, C]."""
+def peaks(
+    graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, num_ranks: int, copies: dict[str, float] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """When each rank class holds most [R], and what is alive then by category [R, C]; `copies` multiplies a
+    category."""
     events = graph.memory
     if events is None:
         return np.zeros(num_ranks), np.zeros((num_ranks, 0))
     time, order = _ordered(events, start_s, end_s)
+    num_bytes = events.num_bytes[order]
+    times = np.array([(copies or {}).get(c, 1.0) for c in events.categories])
+    if (times != 1.0).any():
+        num_bytes = num_bytes * times[events.category[order]]
     return _peaks(
         events.rank[order],
         time[order],
-        events.num_bytes[order],
+        num_bytes,
         events.category[order],
         num_ranks,
         len(events.categories),

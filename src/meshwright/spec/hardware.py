@@ -117,7 +117,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         num_sms: streaming multiprocessors, compute units or cores that share the work of a kernel.
         paired_sms: two multiprocessors multiply one tile together, each reading half of its operands.
         exponentials_per_clock: of one multiprocessor's special-function units; what attention waits for beside its
-            products.
+            products. NVIDIA's have 16 from Pascal to Blackwell; of other vendors' none is published and 16 stands.
         clock_mhz: the clock the matrix peak is stated at (sustained, so at times below the boost clock).
         l2_bytes: the cache all cores share: L2, or the cache behind it where the L2 is split.
         tdp_w: the most power one device draws; None where the vendor does not say.
