@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from math import exp, hypot, log
 
 import msgspec
 import numpy as np
@@ -154,7 +155,8 @@ def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, 
 
 
 def _interval(run: Simulated, asked: Case, costs_of: Callable[[Framework], Costs]) -> tuple[float, float]:
-    """The 80% interval, widened by what the assumed facets could have been."""
+    """The 80% interval, widened by what the assumed facets could have been: how far the times under their legal values
+    reach is another error, independent of the prediction's own."""
     step = run.step_time_s
     low, high = (float(q) for q in np.quantile(interval_draws(run), INTERVAL))
     others = [step]
@@ -165,7 +167,9 @@ def _interval(run: Simulated, asked: Case, costs_of: Callable[[Framework], Costs
         if not check(other.plan, other.model, other.cluster, other.train):
             costs = costs_of(other.framework)
             others.append(simulate(other.plan, other.model, other.cluster, other.train, costs).step_time_s)
-    return min(low, low * min(others) / step), max(high, high * max(others) / step)
+    below = hypot(log(step / min(low, step)), log(step / min(others)))
+    above = hypot(log(max(high, step) / step), log(max(others) / step))
+    return step * exp(-below), step * exp(above)
 
 
 def _variants(plan: Plan, name: str) -> Iterator[Plan]:
