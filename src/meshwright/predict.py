@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from statistics import NormalDist
 
-import msgspec
 import numpy as np
 
 from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
-from meshwright.lower import Lowered, lower
+from meshwright.lower import lower
 from meshwright.lower.step import Exchange, Send
 from meshwright.outlook import money, training_run
 from meshwright.plan import Plan, check
@@ -22,8 +21,9 @@ from meshwright.simulate.attribute import attribution
 from meshwright.simulate.clock import times
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
-from meshwright.simulate.price import Priced, Pricer
+from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import measured_times, takes_times
+from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -49,25 +49,6 @@ ERROR_CLASS = {
     "pp": "network between nodes",
     "dp": "network between nodes",
 }
-
-
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
-    """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
-    error of the framework's profile: where that was ``fitted``, of whole measured steps, their kernels' and
-    collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
-    for, besides its size."""
-
-    lowered: Lowered
-    priced: Priced
-    start_s: np.ndarray
-    end_s: np.ndarray
-    step_sigma: float = 0.0
-    fitted: bool = False
-    schedule_params: dict[str, object] = {}
-
-    @property
-    def step_time_s(self) -> float:
-        return float(self.end_s.max())
 
 
 def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:

@@ -6,17 +6,13 @@ and buffers of its own beside them; its allocator has memory that no tensor uses
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.lower.state import STORED_BYTES
 from meshwright.plan import Plan
 from meshwright.prediction import GIVEN_BACK, RankMemory
 from meshwright.simulate import memory
-
-if TYPE_CHECKING:
-    from meshwright.predict import Simulated
+from meshwright.simulate.simulated import Simulated
 
 #: What an allocator has reserved beside its tensors.
 RESERVED = ("allocator slack", GIVEN_BACK)

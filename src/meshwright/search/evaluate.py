@@ -16,13 +16,14 @@ from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Composition, Stages
 from meshwright.lower.state import Activations
 from meshwright.plan import Plan
-from meshwright.predict import Simulated, simulate
+from meshwright.predict import simulate
 from meshwright.rank_memory import rank_memory
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
 from meshwright.simulate.clock import shares_ports
 from meshwright.simulate.engine import times
 from meshwright.simulate.schedule_times import takes_times
+from meshwright.simulate.simulated import Simulated
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

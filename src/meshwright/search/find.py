@@ -14,7 +14,7 @@ from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.plan import Plan, check
-from meshwright.predict import Simulated, predict, simulate
+from meshwright.predict import predict, simulate
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.found import OBJECTIVES, Found, Ranked, delta, pareto
 from meshwright.search.misses import near_misses
@@ -22,6 +22,7 @@ from meshwright.search.space import Space, default, gathers_once
 from meshwright.search.store import Store
 from meshwright.search.ties import same_work, simplicity, tie
 from meshwright.search.walk import Tried, Walk
+from meshwright.simulate.simulated import Simulated
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.plan import Plan
-from meshwright.predict import ERROR_CLASS, Simulated, class_sigma, interval_draws
+from meshwright.predict import ERROR_CLASS, class_sigma, interval_draws
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
+from meshwright.simulate.simulated import Simulated
 
 #: What to measure to learn an error class, in the words of the answer.
 MEASUREMENTS = {

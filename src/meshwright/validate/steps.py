@@ -12,9 +12,10 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
-from meshwright.predict import Simulated, interval_draws, simulate
+from meshwright.predict import interval_draws, simulate
 from meshwright.prediction import RankMemory
 from meshwright.rank_memory import OVERHEAD, RESERVED, rank_memory
+from meshwright.simulate.simulated import Simulated
 from meshwright.validate.cases import Case, case
 from meshwright.validate.tables import number
 
