@@ -1,4 +1,5 @@
-# Every target makes .venv and installs what it needs; nothing else has to be done first.
+# Every target makes .venv and installs what it needs; nothing else has to be done first. What is imported is compiled then
+# (--no-compile): most of torch never is.
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
@@ -7,19 +8,19 @@ WORKERS ?= 2
 
 .venv/core: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e .
 	touch $@
 
 .venv/run: .venv/core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[run]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[run]"
 	touch $@
 
 .venv/dev: .venv/core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[dev]"
 	touch $@
 
 .venv/docs: .venv/core
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[docs]"
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -e ".[docs]"
 	touch $@
 
 demo: .venv/core
