@@ -111,6 +111,16 @@ def test_slack_and_the_hosts_lead_are_told_apart_by_reserved_peaks(truth, tmp_pa
     assert fit.in_sample < 0.002
 
 
+def test_a_job_that_ran_out_of_memory_needed_more_than_there_was():
+    """10 GB that no copies multiply were measured; 10 GB and twice 20, by hand, are the least that 50 cannot hold."""
+    plain = framework_memory.Peak(((10e9, 0.0, 0.0, 4),), 10e9, False, 80e9, 80e9, "m")
+    ended = framework_memory.Peak(((10e9, 20e9, 0.0, 4),), 50e9, True, np.inf, 50e9, "m", least=True)
+    assert framework_memory._best([plain]).activation_copies == 1.0
+    assert framework_memory._best([plain, ended]).activation_copies == 2.0
+    roomy = msgspec.structs.replace(ended, ranks=((60e9, 20e9, 0.0, 4),))  # more than enough is no error
+    assert framework_memory._best([plain, roomy]).activation_copies == 1.0
+
+
 def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measured, tmp_path):
     found = framework.profiles([fit], list(framework_memory.fit_all(measured, standard)))
     (path,) = [p for p in framework.write(found, tmp_path) if p.stem == "megatron_core"]

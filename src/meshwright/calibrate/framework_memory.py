@@ -2,12 +2,15 @@
 
 Two constants on a grid, against the mean absolute log error with every model's rows weighing the same: the copies, and
 either the allocator's slack or how many layers the host is ahead of its device. Peaks are compared with the kind a row
-states: tensors for ``allocated``, tensors and what else is reserved for ``reserved``.
+states: tensors for ``allocated``, tensors and what else is reserved for ``reserved``. A job that ran out of memory
+needed more than there is, and counts by how much less is predicted: without those, jobs near the limit would be the
+ones that happened to need little.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -34,7 +37,7 @@ MIN_ROWS = 20
 class Peak(msgspec.Struct, frozen=True):
     """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply, bytes in
     flight for each layer of the host's lead, layers). ``room`` is what can be reserved at most, ``full`` where the
-    allocator starts to give back."""
+    allocator starts to give back. ``least``: the job ran out of memory, so ``num_bytes`` is the least it needed."""
 
     ranks: tuple[tuple[float, float, float, float], ...]
     num_bytes: float
@@ -42,6 +45,7 @@ class Peak(msgspec.Struct, frozen=True):
     room: float
     full: float
     group: str
+    least: bool = False
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -52,6 +56,7 @@ class Known(msgspec.Struct, frozen=True):
     reserved: np.ndarray
     room: np.ndarray
     full: np.ndarray
+    least: np.ndarray
     weight: np.ndarray
 
 
@@ -81,21 +86,22 @@ def fit_all(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[Me
     for name, peak in _peaks(folder, costs_of):
         found.setdefault(name, []).append(peak)
     for name, peaks in sorted(found.items()):
-        if len(peaks) < MIN_ROWS:
+        seen = [p for p in peaks if not p.least]
+        if len(seen) < MIN_ROWS:
             continue
         at = _best(peaks)
-        groups = sorted({p.group for p in peaks})
+        groups = sorted({p.group for p in seen})
         errors = []
         for group in groups if len(groups) > 1 else ():
-            held = [p for p in peaks if p.group == group]
+            held = [p for p in seen if p.group == group]
             errors += list(_errors(held, _best([p for p in peaks if p.group != group])))
         yield MemoryFit(
             framework=name,
             activation_copies=at.activation_copies,
-            allocator_slack=at.allocator_slack if any(p.reserved for p in peaks) else None,
+            allocator_slack=at.allocator_slack if any(p.reserved for p in seen) else None,
             ahead_layers=at.ahead_layers,
-            rows=len(peaks),
-            in_sample=float(_errors(peaks, at).mean()),
+            rows=len(seen),
+            in_sample=float(_errors(seen, at).mean()),
             left_out=float(np.mean(errors)) if errors else None,
         )
 
@@ -104,8 +110,8 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
     path = find(folder, "training_steps")
     shared: dict[str, Costs] = {}
     for row in rows(path, "training_steps") if path is not None else ():
-        size = number(row, "peak_memory_gb")
-        if size is None or row["memory_kind"] not in ("reserved", "allocated"):
+        size, ended = number(row, "peak_memory_gb"), row["outcome"] == "oom"
+        if not ended and (size is None or row["memory_kind"] not in ("reserved", "allocated")):
             continue
         try:
             asked = case(row)
@@ -124,14 +130,17 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
         found = lead(run.lowered)
         leads = {rank.rank: found[i % len(found)] for i, rank in enumerate(everyone)}
         # which rank is the fullest depends on the constants, so all of them are kept where that is the one
-        for rank in everyone if whose == "fullest" else logging(everyone, whose):
+        for rank in everyone if whose == "fullest" or ended else logging(everyone, whose):
             copied = sum(rank.alive.get(c, 0.0) / 2.0 for c, n in dynamic_copies(costs, asked.plan).items() if n == 2.0)
             tensors = sum(v for c, v in rank.alive.items() if c not in OVERHEAD)
             each, layers = leads[rank.rank]
-            ranks.append((tensors - 2.0 * copied, copied, each, layers))
+            ranks.append((tensors - 2.0 * copied, copied, 0.0 if ended else each, layers))
         reserved, most = row["memory_kind"] == "reserved", room(asked)
         full = most - everyone[0].alive["communication buffers"]
-        yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, most, full, row["model"])
+        if ended:
+            yield plain.name, Peak(tuple(ranks), full, True, inf, full, row["model"], least=True)
+        else:
+            yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, most, full, row["model"])
 
 
 def _known(peaks: list[Peak]) -> Known:
@@ -141,7 +150,8 @@ def _known(peaks: list[Peak]) -> Known:
     ranks = np.zeros((len(peaks), max(len(p.ranks) for p in peaks), 4))
     for i, p in enumerate(peaks):
         ranks[i, : len(p.ranks)] = p.ranks
-    columns = (np.array([getattr(p, field) for p in peaks]) for field in ("num_bytes", "reserved", "room", "full"))
+    fields = ("num_bytes", "reserved", "room", "full", "least")
+    columns = (np.array([getattr(p, field) for p in peaks]) for field in fields)
     return Known(ranks, *columns, np.array([1 / counts[p.group] for p in peaks]))
 
 
@@ -149,12 +159,17 @@ def _best(peaks: list[Peak]) -> Constants:
     """The constants with the least error; slack and lead only where reserved bytes were measured."""
     known = _known(peaks)
     tried = [Constants(copies, 0.0, 0.0) for copies in COPIES]
-    if known.reserved.any():
+    if (known.reserved & ~known.least).any():
         tried = [Constants(copies, slack, 0.0) for copies in COPIES for slack in SLACK]
         if known.ranks[:, :, 2].any():
             tried += [Constants(copies, USUAL_SLACK, ahead) for copies in COPIES for ahead in AHEAD]
-    off = [float((np.abs(np.log(_predicted(known, at) / known.num_bytes)) * known.weight).sum()) for at in tried]
-    return tried[int(np.argmin(off))]
+    return min(tried, key=lambda at: float((_off(known, at) * known.weight).sum()))
+
+
+def _off(known: Known, at: Constants) -> np.ndarray:
+    """Absolute log errors [P]; none where more is predicted than the least that was needed."""
+    found = np.log(_predicted(known, at) / known.num_bytes)
+    return np.where(known.least, np.maximum(0.0, -found), np.abs(found))
 
 
 def _predicted(known: Known, at: Constants) -> np.ndarray:
