@@ -206,6 +206,8 @@ def test_a_variant_at_a_lower_power_limit_runs_products_at_the_cube_root_of_the_
         ("torchtitan compile", "torchtitan-compile"),
         ("torchtitan", "torchtitan"),
         ("megatron-deepspeed zero1", "deepspeed"),
+        ("Megatron_LM sp", "megatron-lm-v3"),
+        ("nanotron era_C", "nanotron-slow-steps"),
     ],
 )
 def test_a_version_or_what_it_shards_chooses_the_profile(said, profile):

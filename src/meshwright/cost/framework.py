@@ -134,14 +134,15 @@ def frameworks() -> dict[str, Framework]:
 
 
 def load(name: str) -> Framework:
-    """The profile called `name` or by an alias; a version or suffix after the name is ignored
-    (``megatron-bridge 26.04``).
+    """The profile called `name` or by an alias, in any case and with underscores for hyphens; a version or suffix after
+    the name is ignored (``Megatron_Bridge 26.04``).
 
     Raises:
         MeshwrightError: X020 when no profile fits; names the nearest.
     """
-    known = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
-    wanted = name.lower().strip()
+    spelt = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
+    known = {word.replace("_", "-"): profile for word, profile in spelt.items()}
+    wanted = name.lower().strip().replace("_", "-")
     for word in sorted(known, key=len, reverse=True):
         if wanted == word or wanted.startswith((word + " ", word + "-", word + "(", word + ".")):
             return known[word]
