@@ -135,6 +135,8 @@ def test_every_model_weighs_the_same_however_many_rows_it_has(measured):
     weights = framework._weights(timed[:12])  # nine rows of one model, three of the next
     assert np.isclose(weights[:9].sum(), 0.5)
     assert np.isclose(weights[9:].sum(), 0.5)
+    alone = framework._weights([*timed[:9] * 20, timed[9]])  # one row against 180: ten of the average, not half of all
+    assert np.isclose(alone[-1] / alone[0], (10 / 181) / (1 / 2 / 180))
 
 
 def test_constants_are_not_fitted_to_what_cannot_have_been_measured(tmp_path):

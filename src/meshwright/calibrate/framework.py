@@ -40,6 +40,8 @@ CONSTANTS: dict[str, tuple[str, float, float]] = {
 }
 #: Constants that only rows with experts say anything of.
 OF_MIXTURES = ("host_us_per_dispatch",)
+#: Weight of a row at most, in those of an average one.
+MOST_WEIGHT = 10.0
 #: What is not fitted where jobs measured their networks and leave a layer's exchange whole, and elsewhere: only the
 #: former tell of a ring's steps.
 LEFT_OUT = {True: "host_us_per_collective", False: "ring_steps"}
@@ -231,10 +233,14 @@ def search(
 
 
 def _weights(found: list[Timed]) -> np.ndarray:
+    """Every group's the same in all, but no row more than :data:`MOST_WEIGHT` average ones: a model with one row is not
+    worth all those of another."""
     counts: dict[str, int] = {}
     for t in found:
         counts[t.group] = counts.get(t.group, 0) + 1
-    return np.array([1 / counts[t.group] for t in found]) / len(counts)
+    each = np.array([1 / counts[t.group] for t in found]) / len(counts)
+    each = np.minimum(each, MOST_WEIGHT / len(found))
+    return each / each.sum()
 
 
 def report(fits: list[Fit]) -> list[str]:
