@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from meshwright.calibrate import framework as framework_fit
 from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
-from meshwright.cost.framework import Defaults, Framework
+from meshwright.cost.framework import Defaults, Framework, frameworks
 from meshwright.lower.ends import head
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
@@ -212,3 +213,12 @@ def test_a_variant_at_a_lower_power_limit_runs_products_at_the_cube_root_of_the_
 )
 def test_a_version_or_what_it_shards_chooses_the_profile(said, profile):
     assert load_framework(said).name == profile
+
+
+def test_a_profile_has_six_fitted_constants_at_most():
+    """Those that calibrating may write; what a profile leaves at the default was not fitted."""
+    fitted_ones = (*framework_fit.CONSTANTS, "activation_copies", "allocator_slack", "ahead_layers")
+    usual = Framework(name="")
+    for profile in frameworks().values():
+        own = [name for name in fitted_ones if getattr(profile, name) != getattr(usual, name)]
+        assert len(own) <= 6, (profile.name, own)
