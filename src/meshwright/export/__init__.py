@@ -7,13 +7,12 @@ what the target needs and a plan does not say (data, tokenizer) is a placeholder
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
-
 import msgspec
 
-from meshwright.errors import MeshwrightError, nearest
-from meshwright.export.gap import refuse
+from meshwright.errors import MeshwrightError
+from meshwright.export.gap import Gap, refuse
+from meshwright.export.engines import ENGINES, TARGETS, refusals
+from meshwright.export.engines import exporter as exporter_of
 from meshwright.export.request import Request
 from meshwright.export.target import Target, load
 from meshwright.plan import Plan, check
@@ -21,16 +20,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-__all__ = ["TARGETS", "Exported", "Target", "export", "target"]
-
-#: Target -> the file of this package that writes it. A new target is a file, its keys in ``data/`` and a line here.
-TARGETS = {
-    "torchtitan": "torchtitan",
-    "torchtitan-toml": "torchtitan_toml",
-    "megatron": "megatron",
-    "deepspeed": "deepspeed",
-    "accelerate": "accelerate",
-}
+__all__ = ["ENGINES", "TARGETS", "Exported", "Gap", "Request", "Target", "export", "refusals", "target"]
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +51,7 @@ def target(name: str) -> Target:
     Raises:
         MeshwrightError: E002 for a name that is none; names the nearest.
     """
-    _exporter(name)
+    exporter_of(name)
     return load(name)
 
 
@@ -72,7 +62,7 @@ def export(name: str, model: Model, cluster: Cluster, train: Train, plan: Plan) 
         MeshwrightError: E002 for an unknown target; the plan's own violations when it is not legal.
         Infeasible: E001 for everything the target cannot express, with the nearest plan that it can.
     """
-    exporter, about = _exporter(name), load(name)
+    exporter, about = exporter_of(name), load(name)
     plan = plan.on(cluster.num_devices)
     illegal = check(plan, model, cluster, train)
     if illegal:
@@ -83,11 +73,3 @@ def export(name: str, model: Model, cluster: Cluster, train: Train, plan: Plan) 
         raise refuse(gaps, request, exporter.limits, about.label)
     files, notes = exporter.write(request)
     return Exported(target=name, version=about.version, files=files, notes=tuple(notes))
-
-
-def _exporter(name: str) -> ModuleType:
-    if name not in TARGETS:
-        raise MeshwrightError.one(
-            "E002", f"no export to {name!r}", place=f"--to {name}", help=nearest(name, list(TARGETS))
-        )
-    return import_module(f"meshwright.export.{TARGETS[name]}")
