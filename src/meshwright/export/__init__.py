@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.export.gap import Gap, refuse
 from meshwright.export.engines import ENGINES, TARGETS, refusals
 from meshwright.export.engines import exporter as exporter_of
+from meshwright.export.gap import Gap, refuse
 from meshwright.export.request import Request
 from meshwright.export.target import Target, load
 from meshwright.plan import Plan, check
