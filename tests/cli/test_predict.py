@@ -3,6 +3,7 @@
 import gzip
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +129,13 @@ def test_an_unwritable_path_is_one_error_before_the_work_and_leaves_nothing(opti
     assert [c for c, _ in errors(err)] == ["X104"]
     assert "mkdir -p" in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_device_is_one_error_beside_the_answer_and_stays_a_device(capsys):
+    code, out, err = said(capsys, *FITS, "--trace", "/dev/full", "--json")
+    assert code == 2 and json.loads(out)["fits"]  # the answer alone: an error as JSON too would leave no JSON
+    assert errors(err) == [("X104", "cannot write /dev/full: No space left on device")]
+    assert Path("/dev/full").is_char_device()
 
 
 def test_a_folder_is_no_report(capsys, tmp_path):

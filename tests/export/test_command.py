@@ -54,3 +54,14 @@ def test_everything_wrong_with_a_question_is_listed_at_once(capsys):
 def test_a_place_that_cannot_be_written_is_said_before_the_work(capsys):
     assert main(["export", *QUESTION, "--to", "deepspeed", "--out", "no/such/folder/ds.json"]) == 2
     assert "error[X104]" in capsys.readouterr().err
+
+
+def test_a_pipe_takes_a_configuration_of_one_file_and_no_other(tmp_path, capsys):
+    assert main(["export", *QUESTION, "--to", "megatron", "--out", "/dev/null"]) == 0
+    assert "bash pretrain.sh" in capsys.readouterr().err  # the script's own name in how to start it, not the pipe's
+    two = [*QUESTION[:-1], "pp2 zb-h1 fsdp", "--to", "torchtitan", "--out"]
+    for out, reason in (("/dev/null", "it takes one file"), (str(tmp_path / "schedule.csv"), "has that name")):
+        assert main(["export", *two, out]) == 2
+        err = capsys.readouterr().err
+        assert "error[X104]" in err and reason in err and "schedule.csv belongs to it" in err
+    assert list(tmp_path.iterdir()) == []

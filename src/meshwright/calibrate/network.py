@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from meshwright.atomic import write_bytes
 from meshwright.calibrate import network_exchange
 from meshwright.calibrate.network_custom import fit_custom
 from meshwright.calibrate.network_fit import START, Curve, to_constants, to_vector
@@ -335,4 +336,4 @@ def write(profiles: Iterable[Profile], folder: Path) -> None:
     """One JSON file a profile."""
     folder.mkdir(parents=True, exist_ok=True)
     for profile in profiles:
-        (folder / f"{profile.name}.json").write_bytes(profile_text(profile))
+        write_bytes(folder / f"{profile.name}.json", profile_text(profile))

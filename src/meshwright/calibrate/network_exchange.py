@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from meshwright.atomic import write_bytes
 from meshwright.calibrate.network_fit import minimise
 from meshwright.calibrate.network_rows import group_of
 from meshwright.calibrate.tables import find
@@ -145,4 +146,4 @@ def write(profiles: tuple[ExchangeProfile, ...], folder: Path) -> None:
     """All profiles in one file."""
     folder.mkdir(parents=True, exist_ok=True)
     text = msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(profiles))), indent=1)
-    (folder / "profiles.json").write_bytes(text + b"\n")
+    write_bytes(folder / "profiles.json", text + b"\n")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from meshwright.atomic import write_bytes
 from meshwright.calibrate.kernels import Fitted, fit, profile
 from meshwright.calibrate.samples import CLASSES, Left, samples
 from meshwright.calibrate.transfer import Left as LeftOut
@@ -74,14 +75,14 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
         if path.is_file():
             kept = [c for c in read_profile(path.read_bytes(), path.name).curves if c.op not in refitted]
         merged = profile(name, [*kept, *fresh.curves])
-        path.write_bytes(_text(merged))
+        write_bytes(path, _text(merged))
         written.append(path)
     if done.left:
         path = folder / "transfer.json"
         sigma = msgspec.json.decode(path.read_bytes())["sigma"] if path.is_file() else {}
         sigma = {**{op: v for op, v in sigma.items() if op not in refitted}, **spreads(done.left)}
         record = {"format_version": FORMAT_VERSION, "code_version": version("meshwright"), "sigma": sigma}
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
+        write_bytes(path, msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
         written.append(path)
     return written
 

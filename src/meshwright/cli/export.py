@@ -55,8 +55,7 @@ def run(argv: list[str]) -> int:
         raise MeshwrightError(wrong)
     exported = export(given.to, *nouns)
     if given.out:
-        exported = exported.renamed(Path(given.out).name)
-        _write(exported, Path(given.out).parent)
+        exported = _written(exported, given.out)
     _show(exported, given)
     return 0
 
@@ -92,11 +91,29 @@ def _show(exported: Exported, given: Options) -> None:
         note(f"note: {line}")
 
 
-def _write(exported: Exported, folder: Path) -> None:
-    """All files; an older one stays whole until the new one is."""
-    for name, text in exported.files.items():
-        file = folder / name
-        partial = folder / f"{name}.partial"
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
+def _written(exported: Exported, out: str) -> Exported:
+    """Write the main file to `out` and the others beside it, the main one last: where it is, the others are.
+
+    Raises:
+        MeshwrightError: X104 for a place that cannot be written or cannot hold a configuration of several files: a
+            pipe, or the name of one of the others.
+    """
+    from meshwright.atomic import is_stream, write_bytes
+
+    (first, *others), path, stream = exported.files, Path(out), is_stream(out)
+    if others and (stream or path.name in others):
+        reason = "it takes one file" if stream else "another file of this configuration has that name"
+        raise MeshwrightError.one(
+            "X104",
+            f"cannot write {out}: {reason}, and {', '.join(others)} {'belongs' if len(others) == 1 else 'belong'} to it",
+            place=f"--out {out}",
+            help="name another file, or leave out --out: all of them go to stdout then",
+        )
+    if not stream:
+        exported = exported.renamed(path.name)
+        first = path.name
+    for name, text in reversed(exported.files.items()):
+        file = path if name == first else path.parent / name
+        write_bytes(file, text.encode())
         note(f"wrote {file}")
+    return exported

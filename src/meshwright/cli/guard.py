@@ -24,6 +24,9 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
     """The exit code of `command`, whatever happens in it. MESHWRIGHT_DEBUG=1 shows tracebacks of our own faults."""
     if sys.stdout is None:  # closed by the caller (`>&-`): the exit code is the answer
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open as long as the process
+    from meshwright.cli.output import Answer
+
+    Answer.printed = False
     try:
         code = command()
         sys.stdout.flush()
@@ -74,10 +77,10 @@ def _fault(fault: Exception) -> int:
 
 
 def show(error: MeshwrightError, *, as_json: bool) -> None:
-    """Every violation: on stderr, or as the one JSON object on stdout."""
-    if as_json:
-        from meshwright.cli.output import print_json
+    """Every violation: as the one JSON object on stdout, or on stderr where the answer has been printed already."""
+    from meshwright.cli.output import Answer, print_json
 
+    if as_json and not Answer.printed:
         errors = [{"code": d.code, "message": d.message, "place": d.place, "help": d.help} for d in error.diagnostics]
         print_json({"format_version": FORMAT_VERSION, "errors": errors})
         return

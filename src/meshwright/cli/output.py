@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.errors import Diagnostic
@@ -13,10 +11,17 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+class Answer:
+    """Whether the command that runs has printed its one JSON object: a second would leave no JSON of the two."""
+
+    printed = False
+
+
 def print_json(value: Any) -> None:
-    """One JSON object on stdout, indented; infinities and NaN become null, as JSON knows neither."""
+    """Print the one JSON object on stdout, indented; infinities and NaN become null, as JSON knows neither."""
     import msgspec
 
+    Answer.printed = True
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
     sys.stdout.flush()
 
@@ -43,14 +48,11 @@ def unwritable(path: str, option: str) -> list[Diagnostic]:
     """X104 when a file cannot be written there; asked before the work starts. Empty when `path` is "" or fine."""
     if not path:
         return []
-    target = Path(path)
-    if target.is_dir():
-        name = {"--report": "report.html", "--trace": "step.json.gz"}.get(option, "out")
-        reason, help = "it is a folder", f"name a file in it: {option} {target / name}"
-    elif not target.parent.is_dir():
-        reason, help = f"there is no folder {target.parent}", f"make it first: mkdir -p {target.parent}"
-    elif not os.access(target if target.exists() else target.parent, os.W_OK):
-        reason, help = "permission denied", "choose a place you may write to"
-    else:
+    from meshwright.atomic import obstacle
+
+    name = {"--report": "report.html", "--trace": "step.json.gz"}.get(option, "out")
+    found = obstacle(path, such_as=name)
+    if found is None:
         return []
-    return [Diagnostic(code="X104", message=f"cannot write {path}: {reason}", place=f"{option} {path}", help=help)]
+    message = f"cannot write {path}: {found.reason}"
+    return [Diagnostic(code="X104", message=message, place=f"{option} {path}", help=found.help)]

@@ -32,7 +32,7 @@ class Metrics:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            before = path.read_bytes() if path.exists() else b""
+            before = path.read_bytes() if path.is_file() else b""
             kept = b"".join(line for line in before.splitlines(keepends=True) if _within(line, done))
             if kept != before:  # what a run that was killed did beyond its last checkpoint is done again
                 write_bytes(path, kept)

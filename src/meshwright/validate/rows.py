@@ -1,15 +1,14 @@
-"""Every prediction as a line of one CSV: written while rows are predicted, in place only when all of them are."""
+"""Every prediction as a line of one CSV: collected while rows are predicted, written when all of them are."""
 
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
+import io
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from meshwright.errors import MeshwrightError
+from meshwright.atomic import write_bytes
 
 #: Columns of the file. Times are in seconds, sizes in bytes; ``shape`` is a kernel's or a collective's, ``plan`` a
 #: step's; ``scored_time`` says whether the row's time counts in its main key.
@@ -47,33 +46,18 @@ def ignore(row: dict[str, object]) -> None:
 
 @contextmanager
 def writer(path: Path) -> Iterator[Sink]:
-    """A sink that writes to `path`. Whatever ends the block early, an interruption too, leaves no file behind.
+    """A sink that writes to `path` when the block ends. Whatever ends it early, an interruption too, writes nothing.
 
     Raises:
         MeshwrightError: X104 when the file cannot be written.
     """
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise MeshwrightError.one("X104", f"cannot write {path}: {error.strerror or error}") from None
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "w", newline="", encoding="utf-8") as file:
-            lines = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
-            lines.writeheader()
-            yield lambda row: lines.writerow({k: _cell(v) for k, v in row.items()})
-        temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = io.StringIO()
+    lines = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    lines.writeheader()
+    yield lambda row: lines.writerow({k: _cell(v) for k, v in row.items()})
+    write_bytes(path, text.getvalue().encode())
 
 
 def _cell(value: object) -> object:
     """Floats to nine digits: more than a measurement has, and a third of the file."""
     return f"{value:.9g}" if isinstance(value, float) else "" if value is None else value
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
