@@ -38,6 +38,28 @@ def test_the_best_plan_is_proven_and_predict_says_the_same():
     assert found.covered == sum(found.pruned.values()) + min(len(found.best), found.covered)
 
 
+@pytest.mark.parametrize("objective", ["step", "cost", "energy"])
+def test_what_is_proven_is_what_is_first_and_rows_are_in_order(objective):
+    """Plans that tie with the fastest stay behind it: of this question's best eight some were once shown before it."""
+    asked = model("llama3-8b"), cluster("8xh100"), parse("batch=32,seq=8192")
+    space = restricted(default(*asked), fix=["recompute=none", "order=tp-cp-dp-pp"])
+    found = find(*asked, space=space, top=8, objective=objective)
+    assert found.proven_optimal and any(r.tie for r in found.best)
+    steps = [r.prediction.step_time_s for r in found.best]
+    assert steps == sorted(steps)
+    money = [r.prediction.money for r in found.best]
+    asked_for = {"step": steps, "cost": [m.usd_per_step for m in money], "energy": [m.joules_per_step for m in money]}
+    assert asked_for[objective] == sorted(asked_for[objective])
+    assert [row["step_time_s"] for row in found.to_json()["best"]] == steps
+
+
+def test_memory_left_is_no_objective_that_can_be_proven_and_the_error_says_where_it_is():
+    with pytest.raises(MeshwrightError) as caught:
+        find(*SMALL, space=space(), objective="headroom")
+    (wrong,) = caught.value.diagnostics
+    assert wrong.code == "R004" and "--pareto step,headroom" in wrong.help
+
+
 def test_the_same_question_has_the_same_answer_bit_for_bit():
     first, again = (find(*SMALL, space=space()).to_json() for _ in range(2))
     first.pop("seconds"), again.pop("seconds")

@@ -35,8 +35,7 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
         show(error, as_json=as_json)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         # The reader (`| head`) has gone; the interpreter's own flush at exit must not complain either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -48,7 +47,20 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNWRITTEN
     except Exception as fault:
-        return _fault(fault)
+        # A compiled function that Ctrl-C fell into answers with a SystemError of its own.
+        return _interrupted() if _was_interrupted(fault) else _fault(fault)
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
+
+
+def _was_interrupted(fault: BaseException | None) -> bool:
+    """Whether a KeyboardInterrupt is what an exception was raised from or while handling."""
+    while fault is not None and not isinstance(fault, KeyboardInterrupt):
+        fault = fault.__cause__ or fault.__context__
+    return fault is not None
 
 
 @contextmanager

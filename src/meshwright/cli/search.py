@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import WANTED, beside
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -23,7 +24,8 @@ DESCRIPTION = """Search the whole space of plans: which is fastest, how sure tha
 Facets: tp cp pp dp mb ep etp order sp algorithm recompute recompute_layers attention dtype grads master
 moments overlap imbalance loss shares schedule vpp stages zero shard (meshwright explain says what they are).
 
-Exit code 0: found; 1: nothing fits; 2: the question is wrong. Ctrl-C ends the search with what was found."""
+Exit code 0: found; 1: nothing fits; 2: the question is wrong; 130: stopped before anything was found.
+Ctrl-C ends the search with what was found, a second one at once."""
 ASKED = ("model", "on", "train")
 NO_STORE = "none"
 
@@ -51,7 +53,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(argv: list[str]) -> int:
-    """0 when a plan was found, 1 when none fits."""
+    """0 when a plan was found, 1 when none fits, 130 when it was stopped before either was known."""
     given, wrong = options.read(Options, argv, command="search", description=DESCRIPTION)
     if given.show or given.sql:
         if wrong:
@@ -68,7 +70,9 @@ def run(argv: list[str]) -> int:
 
         render(found, console())
     _write_files(found, given)
-    return 0 if found.fits else 1
+    if found.fits:
+        return 0
+    return INTERRUPTED if found.stopped else 1
 
 
 def _search(given: Options, wrong: list[Diagnostic]) -> Found:

@@ -19,7 +19,7 @@ def render(found: Found, console: Console) -> None:
             _table(found, page)
             _ties(found, page)
             _front(found, page)
-        else:
+        elif found.misses:
             page.title("Closest")
             page.rows(
                 [
@@ -35,16 +35,33 @@ def render(found: Found, console: Console) -> None:
 def verdict(found: Found) -> str:
     """The answer in one line."""
     if not found.best:
-        return "nothing fits"
+        return _none(found)
     first = found.best[0]
     sure = "proven best under the cost model" if found.proven_optimal else "best of what was looked at, not proven"
-    return f"{first.plan.text()}: {seconds(first.prediction.step_time_s)} a step, {sure}"
+    return f"{first.plan.text()}: {_figure(found)}{seconds(first.prediction.step_time_s)} a step, {sure}"
+
+
+def _none(found: Found) -> str:
+    """The answer where no plan can be shown: that nothing fits is said only where everything was looked at."""
+    if not found.stopped:
+        return "nothing fits" if found.proven_optimal else "nothing that was looked at fits"
+    if found.evaluated:
+        return f"stopped too early to say: none of the {found.evaluated:,} plans evaluated so far fits"
+    return "stopped before any plan was evaluated: whether one fits is not known"
+
+
+def _figure(found: Found) -> str:
+    """What was asked for besides the step time: dollars or joules per token, if the catalog knows them."""
+    money = found.best[0].prediction.money
+    value = {"cost": money.usd_per_million_tokens, "energy": money.joules_per_token}.get(found.objective)
+    return "" if value is None else f"{shown(found.objective, value)}, "
 
 
 def coverage(found: Found) -> str:
     """How much of the space was looked at, and how."""
+    space = "plans listed when it was stopped" if found.stopped else "plans in the space"
     return (
-        f"{found.covered:,} plans in the space: {found.evaluated:,} evaluated, {found.bounded:,} bounded one by one, "
+        f"{found.covered:,} {space}: {found.evaluated:,} evaluated, {found.bounded:,} bounded one by one, "
         f"{sum(found.pruned.values()):,} rejected, in {seconds(found.seconds)} ({found.strategy})"
     )
 

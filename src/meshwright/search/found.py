@@ -18,6 +18,9 @@ OBJECTIVES = {
     "energy": "joules per token",
     "headroom": "memory left on the fullest rank",
 }
+#: Objectives that are the step time times what every plan costs alike, since every plan uses every device: bounds on
+#: the step time prove them. Nothing bounds how much memory a plan leaves.
+PROVABLE = ("step", "cost", "energy")
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
 
 
@@ -46,8 +49,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a search.
 
     ``covered`` plans are in the space; each was ``evaluated``, or ``pruned`` for the reason it is counted under.
-    ``bounded`` of them had a bound of their own. ``proven_optimal``: every plan not evaluated has a bound above the
-    best one, under the cost model. ``pareto`` are (plan, values) along two objectives, among evaluated plans.
+    ``bounded`` of them had a bound of their own. ``best`` are in order, the fastest first. ``proven_optimal``: every
+    plan not evaluated has a bound above the first of them, under the cost model. ``stopped``: somebody ended the search
+    before it was done. ``pareto`` are (plan, values) along two objectives, among evaluated plans.
     """
 
     space: Space
@@ -58,6 +62,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     bounded: int
     pruned: dict[str, int]
     proven_optimal: bool
+    stopped: bool = False
     seconds: float
     strategy: str
     objective: str
@@ -91,6 +96,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "covered": self.covered,
             "pruned": self.pruned,
             "proven_optimal": self.proven_optimal,
+            "stopped": self.stopped,
             "seconds": self.seconds,
             "strategy": self.strategy,
             "objective": self.objective,

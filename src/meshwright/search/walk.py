@@ -25,6 +25,10 @@ NO_ROOM = "does not fit: evaluated"
 SLOWER = "slower: evaluated"
 
 
+class Stopped(Exception):
+    """The walk ends here: somebody wants it to."""
+
+
 class Tried(NamedTuple):
     """An evaluated plan."""
 
@@ -34,7 +38,7 @@ class Tried(NamedTuple):
 
 
 class Walk:
-    """The state of one search. ``keep`` plans are wanted; ``stop`` says when somebody wants it to end."""
+    """The state of one search. ``keep`` plans are wanted; with ``stopped`` set, the walk ends at its next look."""
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class Walk:
 
     def covers(self, count: int) -> None:
         self.covered += count
+        self._tick()
 
     def bounds(self, count: int) -> None:
         self.bounded += count
@@ -106,6 +111,13 @@ class Walk:
         return Evaluated(found.step_time_s, found.headroom_bytes)
 
     def _tick(self) -> None:
+        """Look up from the work: whether to go on, and whether to say how far it is.
+
+        Raises:
+            Stopped: somebody wants the walk to end.
+        """
+        if self.stopped:
+            raise Stopped
         now = monotonic()
         if self._report is not None and now - self._shown > LOOK_S:
             self._shown = now
