@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 from meshwright.lower import Lowered
@@ -29,9 +30,17 @@ def money(cluster: Cluster, plan: Plan, train: Train, step_s: float) -> Money:
         joules_per_step=joules,
         joules_per_token=None if joules is None else joules / tokens,
         power_w=drawn,
-        source="device price and rated power from the catalog, all devices at rated power, "
+        source=f"{price_source(cluster)}, rated power from the catalog, all devices at rated power, "
         + (f"PUE {cluster.pue:g}" if cluster.pue else "without the site's overhead (PUE not known)"),
     )
+
+
+def price_source(cluster: Cluster) -> str:
+    """Where the price of the cluster comes from, in words."""
+    said = cluster.sources.get("price_usd_hour", "")
+    if cluster.price_usd_hour is not None:
+        return f"price {said}" if said else "price from the cluster's description"
+    return "device price from the catalog"
 
 
 def _watts(cluster: Cluster) -> float | None:
@@ -44,8 +53,17 @@ def _watts(cluster: Cluster) -> float | None:
     return watts
 
 
-def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, step_s: float) -> TrainingRun:
-    """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines.
+def training_run(
+    lowered: Lowered,
+    cluster: Cluster,
+    plan: Plan,
+    train: Train,
+    step_s: float,
+    interval_s: tuple[float, float],
+    draws_s: Sequence[float],
+) -> TrainingRun:
+    """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
+    `draws_s` are of the step time `step_s`.
 
     Checkpoints go to the nodes' own drives at their rated speed, at Young's interval sqrt(2 d M) for a write time d
     and a mean time between interruptions M (Young, 1974); an interruption loses half an interval and a restart.
@@ -73,7 +91,21 @@ def training_run(lowered: Lowered, cluster: Cluster, plan: Plan, train: Train, s
     lines.append(("evaluation", None, "depends on the run"))
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * total / 3600
-    return TrainingRun(tokens=train.tokens, num_steps=steps, seconds=total, usd=usd, lines=tuple(lines))
+    whole = total / step_s  # seconds of the run for each second of a step: every line above goes with the step
+    low, high = interval_s[0] * whole, interval_s[1] * whole
+    return TrainingRun(
+        tokens=train.tokens,
+        num_steps=steps,
+        seconds=total,
+        usd=usd,
+        lines=tuple(lines),
+        num_devices=cluster.num_devices,
+        seconds_interval=(low, high),
+        usd_interval=None if hourly is None else (hourly * low / 3600, hourly * high / 3600),
+        draws_s=tuple(float(draw) * whole for draw in draws_s),
+        price_usd_hour=hourly,
+        price_source=price_source(cluster),
+    )
 
 
 def _checkpoint_seconds(lowered: Lowered, cluster: Cluster, plan: Plan) -> float | None:

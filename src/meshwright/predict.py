@@ -98,6 +98,7 @@ def predict(
     flops, executed = model_flops(model, train), _executed_ratio(run)
     peak = _peak_flops(run, plan, train)
     draws = interval_draws(run)
+    interval = _interval(draws, step)
     bill = money(cluster, plan, train, step)
     return Prediction(
         model=model,
@@ -106,7 +107,7 @@ def predict(
         plan=plan,
         fits=all(r.headroom_bytes >= 0 for r in ranks) and _powered(cluster, bill.power_w),
         step_time_s=step,
-        step_time_interval_s=_interval(draws, step),
+        step_time_interval_s=interval,
         bound_s=needed_flops(model, train) / _peak_flops(run, plan, train, computing=True),
         tokens_per_s_per_gpu=train.tokens_per_step / step / plan.layout.num_ranks,
         mfu=flops / (peak * step),
@@ -118,7 +119,7 @@ def predict(
         assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
         money=bill,
-        run=training_run(run.lowered, cluster, plan, train, step) if train.tokens else None,
+        run=training_run(run.lowered, cluster, plan, train, step, interval, draws) if train.tokens else None,
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,

@@ -6,12 +6,15 @@ in this record; nothing in it has to be computed again.
 
 from __future__ import annotations
 
+from math import log
+from statistics import NormalDist, fmean, stdev
 from typing import Any
 
 import msgspec
 
 from meshwright.plan import Plan
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.goal import Goal
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Timeline, Zoom
@@ -81,14 +84,78 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
 
 
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
+    """A limit of a training run and how it comes out: ``value`` (days or US dollars, as ``limit``) with its 80%
+    interval, and the ``probability`` that it stays within the limit."""
+
+    what: str
+    limit: float
+    value: float
+    interval: tuple[float, float]
+    probability: float
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.limit
+
+
 class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Time and cost for the workload's tokens. ``lines`` are (what, seconds or None for "not included", note)."""
+    """Time and cost for the workload's tokens. ``lines`` are (what, seconds or None for "not included", note).
+
+    ``draws_s`` are the seconds of the run under draws of the errors of the costs: step time and run time go together,
+    so the 80% intervals are the step's. How often devices fail is taken as known. ``price_usd_hour`` is that of all
+    ``num_devices`` for an hour, from ``price_source``.
+    """
 
     tokens: float
     num_steps: int
     seconds: float
     usd: float | None
     lines: tuple[tuple[str, float | None, str], ...]
+    num_devices: int
+    seconds_interval: tuple[float, float]
+    usd_interval: tuple[float, float] | None
+    draws_s: tuple[float, ...]
+    price_usd_hour: float | None
+    price_source: str
+
+    @property
+    def days(self) -> float:
+        return self.seconds / 86_400
+
+    @property
+    def device_hours(self) -> float:
+        return self.num_devices * self.seconds / 3600
+
+    def probability(self, seconds: float) -> float:
+        """The probability that the run ends within so many seconds: the draws are products of log-normal errors, so
+        one log-normal distribution is laid through them. Without errors it is 0 or 1."""
+        logs = [log(draw) for draw in self.draws_s]
+        if len(logs) < 2 or stdev(logs) < 1e-9:
+            return float(self.seconds <= seconds)
+        return NormalDist(fmean(logs), stdev(logs)).cdf(log(seconds))
+
+    def against(self, goal: Goal | None) -> tuple[Limit, ...]:
+        """The limits of a goal; a budget is left out where no price is known."""
+        found = []
+        if goal is not None and goal.days is not None:
+            low, high = (s / 86_400 for s in self.seconds_interval)
+            chance = self.probability(goal.days * 86_400)
+            found.append(
+                Limit(what="deadline", limit=goal.days, value=self.days, interval=(low, high), probability=chance)
+            )
+        if goal is not None and goal.budget_usd is not None and self.usd is not None and self.usd_interval is not None:
+            chance = self.probability(goal.budget_usd / self.usd * self.seconds)
+            found.append(
+                Limit(
+                    what="budget",
+                    limit=goal.budget_usd,
+                    value=self.usd,
+                    interval=self.usd_interval,
+                    probability=chance,
+                )
+            )
+        return tuple(found)
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +166,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     over the devices' dense peak at the compute precision. ``bound_s`` is the roofline: the same operations
     at peak rate with nothing else. ``warnings`` are things the user should know before believing the answer.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
+    ``goal`` is what the training run was asked to stay within.
     """
 
     model: Model
@@ -125,6 +193,17 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: tuple[tuple[int, ...], ...]
     schedule_params: dict[str, Any]
     identity: dict[str, str]
+    goal: Goal | None = None
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The limits of the goal, and how the training run comes out."""
+        return () if self.run is None else self.run.against(self.goal)
+
+    @property
+    def good(self) -> bool:
+        """Whether it fits, and its training run stays within every limit of the goal."""
+        return self.fits and all(limit.met for limit in self.limits)
 
     @property
     def num_devices(self) -> int:
@@ -173,5 +252,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "warnings": list(self.warnings),
             "money": msgspec.to_builtins(self.money),
             "training_run": msgspec.to_builtins(self.run),
+            "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],
             "stage_layers": [list(s) for s in self.stage_layers],
         }

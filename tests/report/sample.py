@@ -159,6 +159,12 @@ RUN = TrainingRun(
         ("data loading", None, "overlapped with compute on most clusters"),
         ("failures", None, "the catalog has no failure rate for this device"),
     ),
+    num_devices=64,
+    seconds_interval=(1.8e7, 2.4e7),
+    usd_interval=(9.58e5, 1.28e6),
+    draws_s=(1.7e7, 1.9e7, 2.03e7, 2.2e7, 2.5e7),
+    price_usd_hour=191.5,
+    price_source="on-demand list price, 2024",
 )
 
 

@@ -40,6 +40,11 @@ def switch(help: str) -> object:
 
 
 JSON = switch("Print one JSON object instead of text.")
+#: What is asked of a whole training run.
+TOKENS = text("COUNT", "Tokens of the whole training run, 15t; the workload's if left out.")
+DAYS = text("DAYS", "The run has to end within so many days: 30, 36h or 6w.")
+BUDGET = text("USD", "The run may cost so many US dollars: 2M or 750k.")
+PRICE = text("USD", "US dollars for a device and hour: 2.10, or h100=2.10,a100=1.2; the catalog's if left out.")
 
 
 def read(

@@ -6,13 +6,15 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import OPTIONAL, WANTED, asked, read_all
+from meshwright.cli.question import GOAL, OPTIONAL, WANTED, asked, read_all
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file.
 
-Exit code 0: it fits; 1: it does not; 2: the question is wrong."""
+With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met.
+
+Exit code 0: it fits, in time and budget; 1: it does not; 2: the question is wrong."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,15 +27,19 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
+    tokens: options.TOKENS = ""
+    days: options.DAYS = ""
+    budget: options.BUDGET = ""
+    price: options.PRICE = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     json: options.JSON = False
 
 
 def run(argv: list[str]) -> int:
-    """0 when the plan fits, 1 when it does not."""
+    """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL)}
     question = asked(said)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
@@ -45,7 +51,7 @@ def run(argv: list[str]) -> int:
 
         render(prediction, console())
     _write_files(prediction, given)
-    return 0 if prediction.fits else 1
+    return 0 if prediction.good else 1
 
 
 def _write_files(prediction, given: Options) -> None:

@@ -25,24 +25,30 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 if TYPE_CHECKING:
     from meshwright.prediction import Prediction
+    from meshwright.spec.goal import Goal
 
 FORMAT_VERSION = 1
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The four texts, and a framework profile if one is named; ``base`` is the folder that paths in them are
-    relative to."""
+    """The four texts, a framework profile if one is named, and what is asked of the whole training run: its tokens,
+    a deadline, a budget and the price of a device-hour; ``base`` is the folder that paths in them are relative to."""
 
     model: str = ""
     on: str = ""
     train: str = ""
     plan: str = ""
     framework: str = ""
+    tokens: str = ""
+    days: str = ""
+    budget: str = ""
+    price: str = ""
     base: Path = Path()
 
 
-#: What a question file may say besides.
+#: What a question file may say besides; a number where it is one.
 OPTIONAL = ("framework",)
+GOAL = ("tokens", "days", "budget", "price")
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -67,10 +73,11 @@ def load(path: str) -> Question:
     tables = [key for key, value in table.items() if isinstance(value, dict)]
     if tables and "plan" not in table:  # the file is a plan file too, and says what is wrong with it as one
         table = {key: value for key, value in table.items() if key not in tables} | {"plan": Path(path).name}
+    table |= {key: str(table[key]) for key in GOAL if _is_number(table.get(key))}
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
-        if key not in (*WANTED, *OPTIONAL) or not _is_text(value)
+        if key not in (*WANTED, *OPTIONAL, *GOAL) or not _is_text(value)
     ]
     if wrong:
         raise MeshwrightError(wrong)
@@ -86,7 +93,16 @@ def asked(said: Mapping[str, str]) -> Question:
     if not said["model"].endswith(".toml"):
         return Question(**said)
     over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}
-    return msgspec.structs.replace(load(said["model"]), **over)
+    return msgspec.structs.replace(_less_tokens(load(said["model"]), over), **over)
+
+
+def _less_tokens(question: Question, over: Mapping[str, str]) -> Question:
+    """A file's question without its tokens where options say them: as an option of their own, or in the workload."""
+    in_workload = [part for part in over.get("train", "").split(",") if part.strip().lower().startswith("tokens=")]
+    if "tokens" in over and question.train:
+        kept = [part for part in question.train.split(",") if not part.strip().lower().startswith("tokens=")]
+        return msgspec.structs.replace(question, train=",".join(kept))
+    return msgspec.structs.replace(question, tokens="") if in_workload else question
 
 
 def _from_here(text: str) -> str:
@@ -124,49 +140,83 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
     wrong, ready, before = list(also_wrong), [], set()
     for question in questions:
         parts, found = read_parts(question)
+        goal, unanswered = read_goal(question, parts)
+        found += unanswered
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once
         before.update(found)
-        ready.append((parts, question.framework))
+        ready.append((parts, question.framework, goal))
     if wrong:
         raise MeshwrightError(wrong)
-    return [_later(parts, framework) for parts, framework in ready]
+    return [_later(parts, framework, goal) for parts, framework, goal in ready]
 
 
-def _later(parts: list[Any], framework: str) -> Callable[[], Prediction]:
+def _later(parts: list[Any], framework: str, goal: Goal) -> Callable[[], Prediction]:
     def answer() -> Prediction:
         from meshwright.cost import standard_on
         from meshwright.predict import predict
 
-        return predict(*parts, costs=standard_on(parts[1], framework))
+        prediction = predict(*parts, costs=standard_on(parts[1], framework))
+        return msgspec.structs.replace(prediction, goal=goal)
 
     return answer
 
 
 def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
-    """Model, cluster, train and plan as far as they could be read, and what was wrong with the others."""
+    """Model, cluster, train and plan as far as they could be read, and what was wrong with the others. The cluster is
+    at the price that was said, the workload over the tokens that were."""
     from meshwright.plan import parse as read_plan
     from meshwright.spec.cluster import load as read_cluster
+    from meshwright.spec.goal import priced, read_price, read_tokens, with_tokens
     from meshwright.spec.model import load as read_model
     from meshwright.spec.workload import parse as read_train
 
     readers = {"model": read_model, "on": read_cluster, "train": read_train, "plan": read_plan}
-    parts, wrong = [], []
+    parts: dict[str, Any] = {}
+    wrong: list[Diagnostic] = []
+
+    def read(field: str, reader: Callable[[], Any]) -> Any:
+        try:
+            parts[field] = reader()
+        except MeshwrightError as error:
+            wrong.extend(error.diagnostics)
+        return parts.get(field)
+
     for field, reader in readers.items():
         text = getattr(question, field)
-        if not text:  # reported as missing by the command
-            continue
-        try:
-            parts.append(reader(_path(text, question.base)))
-        except MeshwrightError as error:
-            wrong += error.diagnostics
+        if text:  # else it is reported as missing by the command
+            read(field, lambda reader=reader, text=text: reader(_path(text, question.base)))
     if question.framework:
         from meshwright.cost.framework import load as read_framework
 
+        read("framework", lambda: read_framework(question.framework))
+    if question.price and read("price", lambda: read_price(question.price)) and "on" in parts:
+        read("on", lambda: priced(parts["on"], parts["price"]))
+    if question.tokens and read("tokens", lambda: read_tokens(question.tokens)) and "train" in parts:
+        read("train", lambda: with_tokens(parts["train"], parts["tokens"]))
+    return [parts[field] for field in readers if field in parts], wrong
+
+
+def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diagnostic]]:
+    """The deadline and the budget of a question, and what is wrong with them, also for the clusters and the workload
+    among its `parts`."""
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.goal import Goal, read_budget, read_days, unanswerable
+    from meshwright.spec.workload import Train
+
+    values: dict[str, float] = {}
+    wrong: list[Diagnostic] = []
+    for field, text, reader in (
+        ("days", question.days, read_days),
+        ("budget_usd", question.budget, read_budget),
+    ):
         try:
-            read_framework(question.framework)
+            values |= {field: reader(text)} if text else {}
         except MeshwrightError as error:
             wrong += error.diagnostics
-    return parts, wrong
+    parts, goal = list(parts), Goal(**values)
+    train = next((part for part in parts if isinstance(part, Train)), None)
+    clusters = [part for part in parts if isinstance(part, Cluster)]
+    return goal, wrong + unanswerable(goal, train, clusters)
 
 
 def _path(text: str, base: Path) -> str:
@@ -180,8 +230,12 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    known = ["format_version", *WANTED, *OPTIONAL]
+    known = ["format_version", *WANTED, *OPTIONAL, *GOAL]
     if key not in known:
         return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(

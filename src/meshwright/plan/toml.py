@@ -32,7 +32,7 @@ from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
 #: What a file may say beside the plan: what it was made for.
-QUESTION = ("model", "on", "train", "framework")
+QUESTION = ("model", "on", "train", "framework", "tokens", "days", "budget", "price")
 
 
 def dump(plan: Plan, question: Mapping[str, str] | None = None) -> str:
@@ -88,7 +88,7 @@ def loads(text: str, *, place: str = "plan.toml") -> Plan:
     found: list[Diagnostic] = []
     plan = Plan()
     for facet, rows in table.items():
-        if facet in QUESTION and isinstance(rows, str):
+        if facet in QUESTION and isinstance(rows, str | int | float):
             continue
         if facet not in Plan.__struct_fields__:
             found.append(_wrong(place, facet, rows, f"no such table; {nearest(facet, list(Plan.__struct_fields__))}"))

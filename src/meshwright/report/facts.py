@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.lower.residency import IN_FLIGHT
-from meshwright.prediction import ATTRIBUTION, Prediction, RankMemory
+from meshwright.prediction import ATTRIBUTION, Limit, Prediction, RankMemory, TrainingRun
 from meshwright.quantity import big, gibibytes, seconds
 
 NOT_INCLUDED = "not included"
@@ -199,13 +199,56 @@ def _energy(joules: float | None) -> str:
 
 
 def training_run(prediction: Prediction) -> list[tuple[str, str, str]]:
-    """(what, time, note) of the run over the workload's tokens, its total first; empty when it was not asked for."""
+    """(what, value, note) of the run over the workload's tokens, its total first, then its parts, what it costs and how
+    it stands to the goal; empty when it was not asked for."""
     run = prediction.run
     if run is None:
         return []
-    total = f"{seconds(run.seconds)}" + ("" if run.usd is None else f", {usd(run.usd)}")
+    low, high = run.seconds_interval
+    whole = seconds(run.seconds) + ("" if run.usd is None else f", {usd(run.usd)}")
+    total = ("in all", whole, f"80% between {span(low, high)}; {big(run.tokens)} tokens")
     lines = [(what, NOT_INCLUDED if value is None else seconds(value), note) for what, value, note in run.lines]
-    return [("in all", total, f"{big(run.tokens)} tokens in {run.num_steps:,} steps"), *lines]
+    return [total, *lines, *_bill(run), *(limit(found, prediction.fits) for found in prediction.limits)]
+
+
+def _bill(run: TrainingRun) -> list[tuple[str, str, str]]:
+    """What the run costs: devices x hours x price."""
+    hours = f"{run.num_devices:,} device{'' if run.num_devices == 1 else 's'} for {run.seconds / 3600:,.1f} h"
+    lines = [("device-hours", big(run.device_hours), hours)]
+    if run.usd is None or run.price_usd_hour is None or run.usd_interval is None:
+        return [*lines, ("cost", NOT_INCLUDED, "no public price in the catalog: say one with --price 2.10")]
+    each = run.price_usd_hour / run.num_devices
+    low, high = run.usd_interval
+    note = f"80% between {usd(low)} and {usd(high)}; ${each:,.2f} a device-hour, {run.price_source}"
+    return [*lines, ("cost", usd(run.usd), note)]
+
+
+def limit(found: Limit, fits: bool) -> tuple[str, str, str]:
+    """A limit in words: whether it is met, and how likely that is."""
+    met = "met" if found.met and fits else "met if it fitted" if found.met else "not met"
+    return found.what, met, chance(found)
+
+
+def chance(found: Limit) -> str:
+    """``P(<= 30 days) = 83%``."""
+    bound = f"{found.limit:g} days" if found.what == "deadline" else usd(found.limit)
+    return f"P(<= {bound}) = {share(found.probability)}"
+
+
+def share(probability: float) -> str:
+    """A probability in whole percent; never more certain than it is."""
+    if probability > 0.995:
+        return "over 99%"
+    if probability < 0.005:
+        return "under 1%"
+    return f"{probability:.0%}"
+
+
+def span(low: float, high: float) -> str:
+    """``26.1 and 38.2 days``: two durations, the unit once where it is the same."""
+    first, second = seconds(low), seconds(high)
+    same = first.split()[-1] == second.split()[-1]
+    return f"{first.split()[0] if same else first} and {second}"
 
 
 def headline(prediction: Prediction) -> list[tuple[str, str]]:
