@@ -103,9 +103,10 @@ def _written(exported: Exported, out: str) -> Exported:
     (first, *others), path, stream = exported.files, Path(out), is_stream(out)
     if others and (stream or path.name in others):
         reason = "it takes one file" if stream else "another file of this configuration has that name"
+        belong = f"{', '.join(others)} {'belongs' if len(others) == 1 else 'belong'} to it"
         raise MeshwrightError.one(
             "X104",
-            f"cannot write {out}: {reason}, and {', '.join(others)} {'belongs' if len(others) == 1 else 'belong'} to it",
+            f"cannot write {out}: {reason}, and {belong}",
             place=f"--out {out}",
             help="name another file, or leave out --out: all of them go to stdout then",
         )
