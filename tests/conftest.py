@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# No deadline on generated examples: the first one of a process may compile or load compiled code.
-settings.register_profile("no-deadline", deadline=None)
-settings.load_profile("no-deadline")
+# The same generated examples every time, so that a verdict is one of the code; `make fuzz` looks at others. And no
+# deadline: the first example of a process may compile or load compiled code.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.load_profile("fixed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -22,7 +22,7 @@ from meshwright.simulate.clock import times
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Pricer
-from meshwright.simulate.schedule_times import measured_times, takes_times
+from meshwright.simulate.schedule_times import fastest_order, takes_times
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
@@ -53,24 +53,11 @@ ERROR_CLASS = {
 
 def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
     """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
-    lowered = lower(plan, model, cluster, train)
-    priced, params = Pricer(lowered, costs).all(), {}
     if takes_times(plan):
-        # a schedule made for given times: first priced under equal ones, then ordered for its own
-        params = measured_times(lowered, priced)
-        lowered = lower(plan, model, cluster, train, params)
-        priced = Pricer(lowered, costs).all()
-    start, end = times(lowered, priced, costs)
-    sigma, fitted = costs.framework.step_sigma, not costs.framework.flagged
-    return Simulated(
-        lowered=lowered,
-        priced=priced,
-        start_s=start,
-        end_s=end,
-        step_sigma=sigma,
-        fitted=fitted,
-        schedule_params=params,
-    )
+        return fastest_order(plan, model, cluster, train, costs)
+    lowered = lower(plan, model, cluster, train)
+    priced = Pricer(lowered, costs).all()
+    return Simulated.of(lowered, priced, times(lowered, priced, costs), costs)
 
 
 def predict(

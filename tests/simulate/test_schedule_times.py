@@ -1,14 +1,17 @@
 """Schedules searched for given times get the priced ones; power that a site cannot deliver is a no."""
 
 import msgspec
+import pytest
 
 from meshwright import plan as plans
 from meshwright.cost import standard
 from meshwright.lower import lower
 from meshwright.predict import predict, simulate
+from meshwright.simulate.clock import times
 from meshwright.simulate.price import Pricer
-from meshwright.simulate.schedule_times import measured_times, takes_times
+from meshwright.simulate.schedule_times import fastest_order, measured_times, takes_times
 from meshwright.spec import cluster, model, workload
+from tests.lower.test_step_bounds import with_links
 
 MODEL = model.load("gpt3-6.7b")
 CLUSTER = cluster.load("8xa100")
@@ -32,6 +35,29 @@ def test_a_searched_schedule_is_no_slower_than_the_handcrafted_one_of_its_memory
     searched = simulate(plans.parse("pp8 zb-2p mb1").on(8), MODEL, CLUSTER, TRAIN, costs)
     by_hand = simulate(plans.parse("pp8 zb-h2 mb1").on(8), MODEL, CLUSTER, TRAIN, costs)
     assert searched.step_time_s <= by_hand.step_time_s * 1.005  # the search sees passes, not the optimizer behind them
+
+
+#: Stages alike and unlike, little and much exchanged inside passes.
+QUESTIONS = [
+    ("llama3-8b", "32xh100", "batch=32,seq=4096", "tp2 pp8 dp2 mb1"),
+    ("llama3-8b", "8xa100-80 + 8xh100", "batch=32,seq=4096", "tp2 pp4 dp2 mb1"),
+    ("mixtral-8x7b", "64xh100", "batch=64,seq=4096", "tp4 pp4 dp4 ep4 mb1 zero1"),
+]
+
+
+@pytest.mark.parametrize("name", ["zb-1p", "zb-2p", "zb-auto"])
+@pytest.mark.parametrize(("net", "where", "train", "words"), QUESTIONS)
+def test_better_links_never_slow_a_searched_schedule_nor_is_another_order_much_faster(name, net, where, train, words):
+    where, net, train = cluster.load(where), model.load(net), workload.parse(train)
+    plan, costs, taken = plans.parse(f"{words} {name}").on(where.num_devices), standard(), []
+    for speed in (0.01, 0.03, 0.1, 0.3, 0.7, 1.0, 1.4, 1.5, 3.0, 30.0):
+        linked = with_links(where, bandwidth=speed)
+        found = fastest_order(plan, net, linked, train, costs)
+        lowered = lower(plan, net, linked, train, measured_times(found.lowered, found.priced))
+        _, end = times(lowered, Pricer(lowered, costs).all(), costs)
+        assert found.step_time_s <= end.max() * 1.001  # an order found for the step's very own times
+        taken.append(found.step_time_s)
+    assert taken == sorted(taken, reverse=True)
 
 
 def test_only_searched_schedules_take_times():

@@ -69,6 +69,10 @@ class Costs:
             framework = msgspec.structs.replace(framework, **faster)
         return _Faster(self, framework, name, factor)
 
+    def without_links(self) -> Costs:
+        """The same costs with exchanges that take no time: what a cluster's devices take, whatever joins them."""
+        return _Linkless(self)
+
     def adds_apart(self, work: Work) -> bool:
         """Whether a weight gradient is added to the sum of the microbatches by a kernel of its own."""
         return isinstance(work, Gemm) and work.accumulate and self.framework.defaults.accumulation == "separate"
@@ -135,6 +139,19 @@ class _Faster(Costs):
             return self._base.price(work, device)
         answer = self._base.price(work, device)
         return answer._replace(seconds=answer.seconds / self._factor) if answer.cause == self._name else answer
+
+
+class _Linkless(Costs):
+    """Other costs, of which exchanges between devices are free."""
+
+    def __init__(self, base: Costs):
+        super().__init__(base.framework, profile=base.profile)
+        self._base = base
+
+    def _ask(self, work: Work, device: Device) -> Estimate:
+        if isinstance(work, Collective):
+            return Estimate(0.0, "network", "no links", 0.0)
+        return self._base.price(work, device)
 
 
 def _with_slower_steps(work: Collective, times: float) -> Collective:

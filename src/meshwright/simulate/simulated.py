@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.simulate.price import Priced
 
@@ -22,6 +23,27 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     step_sigma: float = 0.0
     fitted: bool = False
     schedule_params: dict[str, object] = {}
+
+    @classmethod
+    def of(
+        cls,
+        lowered: Lowered,
+        priced: Priced,
+        times: tuple[np.ndarray, np.ndarray],
+        costs: Costs,
+        schedule_params: dict[str, object] | None = None,
+    ) -> Simulated:
+        """What `costs` priced and the clock gave these start and end times, seconds."""
+        framework = costs.framework
+        return cls(
+            lowered=lowered,
+            priced=priced,
+            start_s=times[0],
+            end_s=times[1],
+            step_sigma=framework.step_sigma,
+            fitted=not framework.flagged,
+            schedule_params=schedule_params or {},
+        )
 
     @property
     def step_time_s(self) -> float:
