@@ -14,7 +14,7 @@ from meshwright.lower.step import Exchange, Send
 from meshwright.outlook import money, training_run
 from meshwright.plan import Plan, check
 from meshwright.prediction import Prediction, RankMemory, Sensitivity
-from meshwright.provenance import assumptions, identity, warnings
+from meshwright.provenance import assumptions, cautions, identity, warnings
 from meshwright.rank_memory import dynamic_copies, rank_memory
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
@@ -84,6 +84,7 @@ def predict(
     split = attribution(timeline, run.priced.parts)
     flops, executed = model_flops(model, train), _executed_ratio(run)
     peak = _peak_flops(run, plan, train)
+    mfu = flops / (peak * step)
     draws = interval_draws(run)
     interval = _interval(draws, step)
     bill = money(cluster, plan, train, step)
@@ -97,7 +98,7 @@ def predict(
         step_time_interval_s=interval,
         bound_s=needed_flops(model, train) / _peak_flops(run, plan, train, computing=True),
         tokens_per_s_per_gpu=train.tokens_per_step / step / plan.layout.num_ranks,
-        mfu=flops / (peak * step),
+        mfu=mfu,
         hfu=flops * executed / (peak * step),
         bubble=split["bubble"] / step,
         attribution=split,
@@ -105,6 +106,7 @@ def predict(
         sensitivities=sensitivities(run, costs, plan, model, cluster, train) if detail else (),
         assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
+        cautions=cautions(costs, mfu),
         money=bill,
         run=training_run(run.lowered, cluster, plan, train, step, interval, draws) if train.tokens else None,
         timeline=timeline,

@@ -164,7 +164,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     ``plan`` is resolved (``dp`` filled in). ``step_time_interval_s`` is the 80% interval. ``mfu`` counts the model's
     own operations (6 per active parameter and token, and attention's), ``hfu`` the recomputed ones too, both
     over the devices' dense peak at the compute precision. ``bound_s`` is the roofline: the same operations
-    at peak rate with nothing else. ``warnings`` are things the user should know before believing the answer.
+    at peak rate with nothing else. ``warnings`` are things the user should know before believing the answer,
+    ``cautions`` those of them that belong beside its first line.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
     ``goal`` is what the training run was asked to stay within.
     """
@@ -194,6 +195,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     schedule_params: dict[str, Any]
     identity: dict[str, str]
     goal: Goal | None = None
+    cautions: tuple[str, ...] = ()
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -249,7 +251,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "sensitivities": [msgspec.to_builtins(s) for s in self.sensitivities],
             "assumptions": [msgspec.to_builtins(a) for a in self.assumptions],
-            "warnings": list(self.warnings),
+            "warnings": [*self.cautions, *self.warnings],
             "money": msgspec.to_builtins(self.money),
             "training_run": msgspec.to_builtins(self.run),
             "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],

@@ -221,10 +221,36 @@ def test_a_question_that_is_not_toml_is_one_error(text, capsys, tmp_path):
     assert [c for c, _ in errors(err)] == ["X006"]
 
 
-def test_expert_exchange_that_dualpipe_would_hide_is_said_to_be_counted(capsys):
-    # DeepSeek-V3 (2412.19437, section 3.2.1) hides it behind the other direction's microbatch
+def test_expert_exchange_that_dualpipe_would_hide_is_said_to_be_counted_where_a_plan_counts_it(capsys):
+    # DeepSeek-V3 (2412.19437, section 3.2.1) hides it behind another microbatch's work
     asked = ["mixtral-8x7b", "--on", "64xh100", "--train", "batch=256,seq=4096", "--plan"]
-    told = "hides expert exchange behind the other direction's work, which is not modelled"
-    for plan, expected in (("pp4 ep8 zero1 dualpipev", True), ("pp4 zero1 dualpipev", False), ("pp4 ep8 zero1", False)):
-        _, out, _ = said(capsys, *asked, plan)
+    told = "is made to hide expert exchange behind another microbatch's work"
+    plan = "pp4 ep8 zero1 dualpipev"
+    for words, expected in (
+        (f"{plan} overlap=dp,pp", True),
+        (plan, False),
+        ("pp4 zero1 dualpipev overlap=dp,pp", False),
+    ):
+        _, out, _ = said(capsys, *asked, words)
         assert (told in " ".join(out.split())) is expected
+
+
+def test_a_named_framework_overlaps_what_it_does_by_default_unless_the_plan_says(capsys):
+    # Megatron-Bridge hides the experts' exchange where it crosses nodes (its recipes' moe_a2a_overlap)
+    asked = ["qwen3-30b-a3b", "--on", "64xh100", "--train", "batch=256,seq=4096", "--framework", "megatron-bridge"]
+    plans = {"pp4 ep16 zero1": "overlap=dp,pp,ep", "pp4 ep8 zero1": "1f1b", "pp4 ep16 overlap=none": "overlap=none"}
+    for words, ends in plans.items():
+        _, out, _ = said(capsys, *asked, "--json", "--plan", words)
+        assert json.loads(out)["plan"].endswith(ends)
+
+
+def test_an_mfu_that_hardly_any_measured_step_reaches_asks_for_the_frameworks_name(capsys):
+    asked = ["llama2-7b", "--on", "8xa100-80", "--train", "batch=128,seq=4096", "--plan"]
+    for words, expected in (
+        ("fsdp mb2", True),
+        ("fsdp mb2 full", False),
+        ("fsdp mb2 --framework torchtitan-compile", False),
+    ):
+        plan, *more = words.split(" --")
+        _, out, _ = said(capsys, *asked, plan, *(f"--{more[0]}".split() if more else ()))
+        assert ("name your framework" in out.split("model")[0]) is expected

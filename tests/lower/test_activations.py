@@ -4,6 +4,7 @@ A GPT block in 16 bits with dropout and unfused attention, per layer: s sequence
 t tensor-parallel ranks. LayerNorms, biases and residuals as in the paper's figure 2.
 """
 
+import msgspec
 import pytest
 
 from meshwright.lower.layer import program
@@ -11,6 +12,7 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages, Unit
 from meshwright.plan import parse
 from meshwright.spec import cluster
+from meshwright.spec.layers import Moe
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from meshwright.work import Attention, Gemm
@@ -157,3 +159,23 @@ def test_recompute_by_operators_keeps_what_was_scattered_and_gathers_again():
     assert set(again) == {"all_gather"}
     whole = [e.work.op for e in program(pieces, "BW", recompute="full") if e.again and e.queue == "tp"]
     assert set(whole) == {"all_gather", "reduce_scatter"}
+
+
+def test_below_16_bits_what_waits_for_the_weight_gradient_is_one_byte_an_element():
+    # the same inputs (14 bytes a feature at 16 bits) and output gradients (18) as above, quantised to 8 bits
+    found = stages("mb1 unfused fp8", dtype="bf16")
+    assert found.activations(type(found.compositions[0])((Unit(0, "none"),))).held == S * H * (7 + 9)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 2), ("fp8", 1)])
+def test_experts_keep_the_operands_of_their_products_as_they_are_multiplied(dtype, size):
+    # of s tokens to 2 of 4 experts of width f: inputs 2sh and 2sf, output gradients 2s2f (gate and up) and 2sh
+    h, f = 1024, 512
+    moe = Moe(experts=4, top_k=2, ffn=f, gated=True, activation="silu")
+    model = transformer(layers=2, hidden=h, heads=8, ffn=f, vocab=128, gated=True, max_seq_len=S)
+    block = msgspec.structs.replace(model.blocks[0], mlp=moe)
+    model = msgspec.structs.replace(model, blocks=(block,))
+    found = stages(f"mb1 {dtype}", model=model, dtype="bf16")
+    products = [p for p in found.pieces(0, 0) if p.name in ("experts up", "experts down")]
+    assert sum(p.held for p in products) == size * 2 * S * (h + f)
+    assert sum(p.gradient for p in products) == size * 2 * S * (2 * f + h)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Layout, Pipeline, Plan, parse
+from meshwright.plan.text import over
 from meshwright.plan.toml import dump, load, loads, save
 from tests.random_plans import plans_in_words
 
@@ -140,3 +141,20 @@ def test_a_missing_file_is_one_error(tmp_path):
 
 def test_the_default_plan_is_short():
     assert Plan().text() == "mb1"
+
+
+def test_a_schedule_made_to_hide_the_experts_exchange_hides_it_unless_the_plan_says_otherwise():
+    # DeepSeek-V3, 2412.19437, section 3.2.1
+    assert parse("pp4 ep8 dualpipe").overlap.ep
+    assert parse("pp4 vpp2 ep8 dualpipev").overlap.ep
+    for text in ("pp4 dualpipe", "pp4 ep8", "pp4 ep8 dualpipe overlap=dp,pp", "pp4 ep8 dualpipe overlap=none"):
+        assert not parse(text).overlap.ep, text
+    for text in ("pp4 ep8 mb1 dualpipe", "pp4 ep8 mb1 dualpipe overlap=dp,pp", "pp4 ep8 mb1 1f1b overlap=dp,pp,ep"):
+        assert parse(text).text() == text
+
+
+def test_another_schedule_over_a_plan_brings_its_overlap_and_keeps_what_was_said():
+    plan = parse("pp4 ep8")
+    assert over(plan, "dualpipe").overlap.ep
+    assert not over(over(plan, "dualpipe"), "1f1b").overlap.ep
+    assert not over(parse("pp4 ep8 overlap=none"), "dualpipe").overlap.ep

@@ -24,7 +24,10 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 if TYPE_CHECKING:
+    from meshwright.cost import Framework
+    from meshwright.plan import Plan
     from meshwright.prediction import Prediction
+    from meshwright.spec.cluster import Cluster
     from meshwright.spec.goal import Goal
 
 FORMAT_VERSION = 1
@@ -189,6 +192,8 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
         from meshwright.cost.framework import load as read_framework
 
         read("framework", lambda: read_framework(question.framework))
+        if {"on", "plan", "framework"} <= parts.keys():
+            parts["plan"] = _overlapped(parts["plan"], parts["on"], question.plan, parts["framework"])
     if question.price and read("price", lambda: read_price(question.price)) and "on" in parts:
         read("on", lambda: priced(parts["on"], parts["price"]))
     if question.tokens and read("tokens", lambda: read_tokens(question.tokens)) and "train" in parts:
@@ -217,6 +222,17 @@ def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diag
     train = next((part for part in parts if isinstance(part, Train)), None)
     clusters = [part for part in parts if isinstance(part, Cluster)]
     return goal, wrong + unanswerable(goal, train, clusters)
+
+
+def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -> Plan:
+    """The plan with what the named framework runs beside compute, where the plan is words that leave that open."""
+    from meshwright.cost.framework import usual_overlap
+    from meshwright.plan.text import says_overlap
+
+    if text.endswith(".toml") or says_overlap(text):
+        return plan
+    usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))
+    return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(usual, ep=usual.ep or plan.overlap.ep))
 
 
 def _path(text: str, base: Path) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.plan import Overlap, Plan
 
 FORMAT_VERSION = 1
 
@@ -115,6 +116,17 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         """CPU time to issue a kernel of a backward."""
         told = self.host_us_per_backward_kernel
         return self.host_us_per_kernel if told is None else told
+
+
+def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap:
+    """Communication that the framework runs beside compute unless told otherwise, for a plan on a cluster whose
+    scale-up domains hold `domain_size` devices: experts spread over more of them exchange between nodes."""
+    usual = set(framework.defaults.overlap)
+    if "ep between nodes" in usual and plan.experts.ep > domain_size:
+        usual.add("ep")
+    if plan.layout.tp == 1:
+        usual.discard("tp")
+    return Overlap(**{name: name in usual for name in Overlap.__struct_fields__})
 
 
 @cache

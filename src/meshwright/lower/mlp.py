@@ -146,6 +146,7 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
                 backward=Elementwise(num_bytes=rows * imbalance * n * (e + 2), kernels=groups, fused=True),
             )
         )
+        saved *= c.low / e  # as of any product, the quantised operand is what stays for W
     pieces.append(
         Piece(
             name=name,
@@ -154,7 +155,7 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
             weight=None if frozen else GroupedGemm(n=n, k=k, out_bytes=grads, weight_gradient=True, **common),
             saved=0.0 if frozen else saved,
             held=0.0 if frozen else saved,
-            gradient=0.0 if frozen else rows * n * e * imbalance,
+            gradient=0.0 if frozen else rows * n * c.low_or_element * imbalance,
             outputs=(rows * n * e * imbalance,),
         )
     )

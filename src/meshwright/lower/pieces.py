@@ -101,6 +101,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def low_or_element(self) -> float:
+        """Bytes of a gradient as its weight gradient multiplies it: below 16 bits its quantised copy is what waits."""
+        return min(self.low, self.element)
+
+    @property
     def attention_dtype(self) -> str:
         """The attention core stays in 16 bits when matrix products go lower."""
         return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
@@ -138,7 +143,7 @@ def linear(
             forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e, bias="added" if bias else ""),
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
             weight=None if frozen else gradient,
-            gradient=0.0 if frozen else m * n * e,
+            gradient=0.0 if frozen else m * n * c.low_or_element,
             outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),
             **({} if frozen else saved),
         )

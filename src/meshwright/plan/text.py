@@ -21,6 +21,7 @@ from meshwright.plan.facets import (
     LOSS_KERNELS,
     OVERLAPS,
     RECOMPUTE_MODES,
+    Overlap,
 )
 from meshwright.spec.workload import DTYPE_BYTES
 
@@ -120,8 +121,7 @@ def read(text: str, *, place: str = "--plan") -> Plan:
     Raises:
         MeshwrightError: P001 unknown word, P002 bad value, P003 contradiction; all at once.
     """
-    said = _said(text, place)
-    return _with_implied(_with_said(Plan(), said), said)
+    return _put_over(Plan(), _said(text, place))
 
 
 def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
@@ -130,9 +130,22 @@ def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
     Raises:
         MeshwrightError: as :func:`read`.
     """
-    said = _said(text, place)
-    changed = _with_said(plan, said)
-    return _with_implied(changed, said) if ("pipeline", "schedule") in said else changed
+    return _put_over(plan, _said(text, place))
+
+
+def says_overlap(text: str) -> bool:
+    """Whether the words of a plan say what overlaps; errors as :func:`read`."""
+    return ("overlap", "dp") in _said(text, "--plan")
+
+
+def _put_over(base: Plan, said: dict[tuple[str, str], tuple[str, object]]) -> Plan:
+    """`base` with what was said in place of its own, and with what that implies."""
+    plan = _with_said(base, said)
+    if base == Plan() or ("pipeline", "schedule") in said:
+        plan = _with_implied(plan, said)
+    if ("overlap", "dp") in said or base.overlap != _usual_overlap(base):
+        return plan
+    return msgspec.structs.replace(plan, overlap=_usual_overlap(plan))
 
 
 def _said(text: str, place: str) -> dict[tuple[str, str], tuple[str, object]]:
@@ -181,6 +194,13 @@ def _with_implied(plan: Plan, said: dict) -> Plan:
     if ("pipeline", "vpp") not in said:
         pipeline = msgspec.structs.replace(pipeline, vpp=schedules.get(pipeline.schedule).default_vpp)
     return msgspec.structs.replace(plan, pipeline=pipeline)
+
+
+def _usual_overlap(plan: Plan) -> Overlap:
+    """Overlap of a plan whose words say none: the default, and the experts' exchange under a schedule made to hide
+    it (DualPipe)."""
+    hidden = plan.experts.ep > 1 and schedules.get(plan.pipeline.schedule).hides_experts
+    return Overlap(ep=True) if hidden else Overlap()
 
 
 def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
@@ -257,7 +277,7 @@ def write(plan: Plan) -> str:
         value = getattr(getattr(plan, facet), field)
         if value != getattr(getattr(default, facet), field):
             words.append(f"{key}={writer(value)}")
-    if plan.overlap != default.overlap:
+    if plan.overlap != _usual_overlap(plan):
         words.append("overlap=" + (",".join(n for n in OVERLAPS if getattr(plan.overlap, n)) or "none"))
     return " ".join(words)
 

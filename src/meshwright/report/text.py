@@ -45,6 +45,8 @@ def _verdict(prediction: Prediction, page: Page) -> None:
     answer = Text("\n".join(lines))
     answer.stylize("bold green" if prediction.fits else "bold red", 0, len(pieces[0]))
     page.print(answer)
+    for caution in prediction.cautions:
+        page.print(Text(f"! {caution}", "yellow"), indent=2)
     for remedy in facts.remedies(prediction):
         page.print(Text(remedy), indent=2)
     page.print()

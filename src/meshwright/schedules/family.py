@@ -33,7 +33,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     back up), ``wave`` (down and up again and again), ``bidirectional`` (two ranks hold each stage). ``vpps``
     are the legal chunks per rank, empty for any. ``rules`` gives what is illegal beyond the counts being
     positive and vpp being legal. ``order`` builds the actions of a legal shape. ``params`` are the further
-    arguments it takes, each with its default. All families compute the same gradients.
+    arguments it takes, each with its default. ``hides_experts``: the order pairs a forward with another microbatch's
+    backward so that one's expert exchange runs beside the other's kernels, which a plan that leaves ``overlap=`` open
+    then means. All families compute the same gradients.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     vpps: tuple[int, ...] = ()
     rules: Callable[[Shape], list[Diagnostic]] | None = None
     params: dict[str, Any] = {}
+    hides_experts: bool = False
 
     def legality(
         self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any

@@ -10,7 +10,7 @@ import re
 import msgspec
 
 from meshwright.cost import Framework, load_framework
-from meshwright.cost.framework import frameworks
+from meshwright.cost.framework import frameworks, usual_overlap
 from meshwright.cost.reached import seconds_of
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
@@ -280,10 +280,9 @@ def _plan(
     if not sp:
         assumed.append("sp")
     moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
-    far = whole(row, "ep", 1) > cluster.islands[0].domain_size and "ep between nodes" in usual.overlap
-    overlapped = {"ep" if far else "", *usual.overlap, *(OVERLAPPED.get(flag, "") for flag in row["flags"].split(";"))}
+    said = {OVERLAPPED.get(flag, "") for flag in row["flags"].split(";")}
     reduced = next((grads for words, grads in REDUCED.items() if words in row["notes"]), usual.grads)
-    return Plan(
+    plan = Plan(
         layout=Layout(
             tp=tp,
             pp=pp,
@@ -306,8 +305,10 @@ def _plan(
             grads=reduced,
             master=_master(row, usual.master),
         ),
-        overlap=Overlap(**{name: name in overlapped for name in Overlap.__struct_fields__}),
     )
+    overlap = usual_overlap(framework, plan, cluster.islands[0].domain_size)
+    overlap = Overlap(**{name: name in said or getattr(overlap, name) for name in Overlap.__struct_fields__})
+    return msgspec.structs.replace(plan, overlap=overlap)
 
 
 def _etp(row: dict[str, str], usual: int) -> int:
