@@ -18,6 +18,7 @@ from meshwright.lower.step import Exchange
 from meshwright.plan import Memory, Plan, Precision
 from meshwright.prediction import Assumption
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -91,10 +92,7 @@ def assumptions(
                     device.sources.get("speed_spread", SPREAD_SOURCE),
                 )
             )
-    for level in cluster.islands[0].levels:
-        text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
-        text += "".join(f"; {op} reached {value:g} GB/s" for op, value in level.busbw_gb_s.items())
-        out.append(Assumption(f"{level.name} links", text, level.sources.get("gb_s", level.sources.get("*", ""))))
+    out += fabric(cluster)
     out += collectives(lowered, costs)
     f = costs.framework
     out.append(
@@ -119,6 +117,22 @@ def assumptions(
     )
     out += _layout_assumptions(lowered, model, train, plan)
     return tuple(out)
+
+
+def fabric(cluster: Cluster) -> list[Assumption]:
+    """What every level of the cluster carries, once for islands that are built alike; flagged where nobody said so."""
+    out = []
+    for island in cluster.islands:
+        mine = f"{island.device.name} " if len(cluster.islands) > 1 else ""
+        out += [(f"{mine}{level.name} links", level) for level in island.levels]
+    out += [(f"{level.name} between islands", level) for level in cluster.interconnect]
+    found = []
+    for name, level in out:
+        text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
+        text += "".join(f"; {op} reached {value:g} GB/s" for op, value in level.busbw_gb_s.items())
+        source = source_of(level, "gb_s")
+        found.append(Assumption(name, text, source, source.startswith("assumed") or "unverified" in source))
+    return list(dict.fromkeys(found))
 
 
 #: Where a device's spread of speeds comes from that its record says nothing of.
@@ -290,6 +304,7 @@ def warnings(
             f"{costs.framework.name} runs {' '.join(words)} unless told otherwise, and the plan does not say so: "
             "add it to predict the framework as it comes"
         )
+    out += _unsaid_network(cluster)
     dtype = plan.precision.compute or train.dtype
     hides = schedules.get(plan.pipeline.schedule).hides_experts
     if plan.experts.ep > 1 and hides and not plan.overlap.ep:
@@ -301,3 +316,17 @@ def warnings(
         if not supports(device, dtype):
             out.append(f"{device.name} has no {dtype} matrix units; its next precision is used")
     return tuple(out)
+
+
+def _unsaid_network(cluster: Cluster) -> list[str]:
+    """Nodes with fewer devices than are usual, whose network nobody said: they are rarely part of a larger one."""
+    out = []
+    for island in cluster.islands:
+        node, usual = island.node, island.device.node
+        if node.devices == usual.devices or not any(source_of(v, "gb_s").startswith(ASSUMED) for v in island.levels):
+            continue
+        out.append(
+            f"{island.name} names no network: {node.nics} ports of {node.nic_gbit_s:g} Gbit/s a node are assumed, as "
+            f"many as {node.devices}/{usual.devices} of the usual node has; say yours, such as {island.name},25gbe"
+        )
+    return out

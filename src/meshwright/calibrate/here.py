@@ -291,7 +291,7 @@ def _one(machine: Machine) -> Cluster:
 
     device = cluster_file.device_from(cluster_file.parse(text, NAME), NAME)
     kind = Kind(name=NAME, device=device, node=device.node, levels=device.levels)
-    term = short.Term(text=f"1x{NAME}", name=NAME, first=1, second=None)
+    term = short.Term(name=NAME, first=1)
     return short.join(f"1x{NAME}", (short.island_from(term, kind, counts_machines=False),))
 
 

@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError, nearest
 
 
 def folder(kind: str) -> Traversable:
-    """The catalog folder of one kind: ``devices``, ``clusters``, ``models``, ``codes`` or ``terms``."""
+    """The catalog folder of one kind: ``devices``, ``clusters``, ``links``, ``models``, ``codes`` or ``terms``."""
     return files("meshwright.catalog").joinpath(kind)
 
 

@@ -21,7 +21,9 @@ FORMAT_VERSION = 1
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What ``meshwright catalog`` takes."""
 
-    kind: options.positional("KIND", "models, devices, clusters or schedules; all of them if left out.") = ""
+    kind: options.positional(
+        "KIND", "models, devices, clusters, schedules, frameworks or links; all of them if left out."
+    ) = ""
     name: options.positional("NAME", "One entry in full; for clusters also a short name such as 64xh100.") = ""
     json: options.JSON = False
 

@@ -154,7 +154,6 @@ def _schedule(name: str) -> dict[str, Any]:
     }
 
 
-#: Kind -> how it is listed and shown, in the order they are listed.
 def _frameworks() -> list[dict[str, Any]]:
     from meshwright.cost.framework import frameworks
 
@@ -179,12 +178,41 @@ def _framework(name: str) -> dict[str, Any]:
     return {**msgspec.to_builtins(profile), "sources": {"*": profile.source}}
 
 
+def _links() -> list[dict[str, Any]]:
+    from meshwright.spec.links import links
+
+    return [
+        {
+            "name": link.name,
+            "also": " ".join(link.aliases),
+            "kind": link.kind,
+            "gb_s": link.port_gb_s,
+            "latency_us": link.latency_us,
+            "title": link.title,
+            "source": link.source("gbit_s") or link.source("gb_s"),
+        }
+        for link in links().values()
+    ]
+
+
+def _link(name: str) -> dict[str, Any]:
+    from meshwright.errors import MeshwrightError
+    from meshwright.spec.links import by_word
+
+    link = by_word().get(name.strip().lower())
+    if link is None:
+        raise MeshwrightError.one("X011", f"no link {name!r}", help=nearest(name, list(by_word())))
+    return msgspec.to_builtins(link)
+
+
+#: Kind -> how it is listed and shown, in the order they are listed.
 KINDS = {
     "models": Kind(_models, _model),
     "devices": Kind(_devices, _device),
     "clusters": Kind(_clusters, _cluster),
     "schedules": Kind(_schedules, _schedule),
     "frameworks": Kind(_frameworks, _framework),
+    "links": Kind(_links, _link),
 }
 
 

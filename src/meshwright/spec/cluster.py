@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
+import msgspec
+
 from meshwright import catalog
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec import cluster_file as file
@@ -41,27 +43,54 @@ HERE = "here"
 
 
 def load(text: str) -> Cluster:
-    """The cluster a text names: a ``.toml`` path, a catalog name, or a short name such as ``64xh100``.
+    """The cluster a text names: a ``.toml`` path, a catalog name, or a short name such as ``64xh100`` or
+    ``4x4xa100,25gbe``. Its own name is the text in its usual spelling: ``64xh100`` for ``64 x H100``.
 
     Raises:
-        MeshwrightError: C001 unknown name, C002 not a short name, C003 counts that fill no node, C004 to C009
-            and C012 for what is wrong in a file.
+        MeshwrightError: C001 unknown name, C002 no short name, C003 counts that fill no node, C013 to C015
+            words that contradict each other or are unknown and too many devices, C004 to C009 and C012 for what is
+            wrong in a file.
     """
     text = text.strip()
     if text.lower().endswith(".toml"):
         return from_toml(file.read(Path(text)), place=text)
-    if not short.looks_like_short_name(text):
+    if _kind_of(text) or not short.is_short_name(text, _kind_of):
         return _named(text)
-    terms = short.parse(text)
-    found = [_machine(term.name) for term in terms]
-    unknown = [term for term, machine in zip(terms, found) if machine is None]
-    if unknown:
-        raise MeshwrightError(_uncountable(term, text) for term in unknown)
-    islands = tuple(
-        short.island_from(term, machine, counts_machines=machine.name in _cluster_names().values())
-        for term, machine in zip(terms, found)
-    )
-    return short.join(text, islands)
+    terms, wrong = short.parse(text, _kind_of)
+    islands = []
+    for term in terms:
+        try:
+            islands.append(_island(term, text))
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    if wrong:
+        raise MeshwrightError(wrong)
+    short.bounded(sum(island.num_devices for island in islands), text, "")
+    return short.join(" + ".join(t.text for t in terms), tuple(islands), tuple(t.words for t in terms))
+
+
+def _kind_of(name: str) -> str:
+    """What a name is: ``device``, ``machine``, ``cluster``, or "" for none of them."""
+    if _plain(name) in _device_names():
+        return "device"
+    known = _cluster_names().get(_plain(name))
+    if known is None:
+        return ""
+    return "machine" if file.is_machine(file.parse(_catalog_text("clusters", known), known)) else "cluster"
+
+
+def _island(term: short.Term, text: str) -> Island:
+    """The island of one term of a short name."""
+    machine = _machine(term.name)
+    if machine is None:
+        raise MeshwrightError(_uncountable(term, text))
+    link, like = term.words.link, None
+    for name in link.machines if link is not None else ():
+        other = _machine(name)
+        if other.device == machine.device:
+            like = (other.title, other.node, other.levels)
+    counts = machine.name in _cluster_names().values()
+    return short.island_from(term, machine, counts_machines=counts, like=like)
 
 
 def load_device(name: str) -> Device:
@@ -151,8 +180,8 @@ def _machine(name: str) -> Machine | None:
 
 
 def _one_machine(machine: Machine) -> Cluster:
-    term = short.Term(text=machine.name, name=machine.name, first=1, second=None)
-    island = short.island_from(term, machine, counts_machines=True)
+    island = short.island_from(short.Term(name=machine.name, first=1), machine, counts_machines=True)
+    island = msgspec.structs.replace(island, name=machine.name)
     return Cluster(name=machine.name, islands=(island,), title=machine.title)
 
 

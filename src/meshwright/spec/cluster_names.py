@@ -1,23 +1,41 @@
-"""Short names of clusters: ``64xh100``, ``4x8xa100``, ``16xa100-40 + 16xh100``, ``8xp5``.
+"""Short names of clusters: ``64xh100``, ``4x8xa100``, ``16xa100-40 + 16xh100``, ``8xp5``, ``4x4xa100,25gbe``.
 
 A term is ``COUNTxDEVICE`` (so many devices, in that device's standard nodes), ``NODESxDEVICES_PER_NODExDEVICE``
-or ``COUNTxMACHINE`` (so many machines of a catalog type); terms joined by ``+`` are islands. Node and domain
-sizes, NICs and the fabric are the data of the device or the machine, never a constant of the code.
+or ``COUNTxMACHINE`` (so many machines of a catalog type), with words for what the nodes and the network are
+(:mod:`meshwright.spec.cluster_words`); terms joined by ``+`` are islands. Node and domain sizes, NICs and the fabric
+are the data of the device or the machine, never a constant of the code.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from math import ceil, prod
 
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.spec.cluster_tree import Cluster, Island
+from meshwright.spec import cluster_words
+from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
+from meshwright.spec.cluster_words import Words, bad
 from meshwright.spec.hardware import Device, Level, Node
 
-TERM = re.compile(r"(?P<first>\d+)\s*x\s*(?:(?P<second>\d+)\s*x\s*)?(?P<name>\w[\w.\-]*)", re.IGNORECASE)
-FORMS = "write 64xh100, 4x8xa100 (nodes x devices per node), 8xp5 (machines) or join islands: 8xa100 + 8xh100"
+NAME = r"(?P<name>[A-Za-z0-9_][\w.\-]*)"
+TERM = re.compile(rf"(?P<first>\d+)\s*x\s*(?:(?P<second>\d+)\s*x\s*)?{NAME}", re.ASCII)
+#: ``8h100`` and ``4x8 h100`` are meant as ``8xh100`` and ``4x8xh100``, where the name is one.
+LOOSE = re.compile(
+    rf"(?P<first>\d+)(?:\s*x\s*|\s+|(?=[a-z]))(?:(?P<second>\d+)(?:\s*x\s*|\s+|(?=[a-z])))?{NAME}", re.ASCII
+)
+#: ``h100x8``: the name first.
+REVERSED = re.compile(rf"{NAME}\s*x\s*(?P<first>\d+)", re.ASCII)
+FORMS = "write 64xh100, 4x8xa100 (nodes x devices per node), 8xp5 (machines) or join islands: 8xa100 + 8xh100; "
+FORMS += "words for the network follow: 4x4xa100,25gbe; meshwright explain cluster"
+#: Other signs for times: multiplication signs, an asterisk, a cyrillic letter that looks like x.
+TIMES = str.maketrans(dict.fromkeys("×✕✖⨯*хХX", "x"))
+#: How the source of a network begins that nobody said.
+ASSUMED = "assumed, no network is said"
+#: Digits of a count that are read; with more it is far beyond any cluster, whatever they are.
+READ_DIGITS = 12
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,52 +54,163 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Term(msgspec.Struct, frozen=True, kw_only=True):
-    """One island as it was said: `first` devices or machines, or `first` nodes of `second` devices."""
+    """One island as it was said: `first` devices or machines, or `first` nodes of `second` devices, and the words."""
 
-    text: str
     name: str
     first: int
-    second: int | None
+    second: int | None = None
+    words: Words = Words()
+
+    @property
+    def text(self) -> str:
+        """The island in its usual spelling, which :func:`parse` takes."""
+        counts = f"{self.first}x" + (f"{self.second}x" if self.second else "")
+        return f"{counts}{self.name}{self.words.text()}"
 
 
-def parse(text: str) -> tuple[Term, ...]:
-    """The terms of a short name.
+def plain(text: str) -> str:
+    """A text with usual signs for times, in small letters."""
+    return text.translate(TIMES).lower().strip()
 
-    Raises:
-        MeshwrightError: C002 for every term that is not of the form.
-    """
+
+#: What a name is: ``device``, ``machine``, ``cluster``, or "" for none of them.
+Kind = Callable[[str], str]
+
+
+def parse(text: str, kind_of: Kind) -> tuple[list[Term], list[Diagnostic]]:
+    """The terms of a short name as far as they can be read, and everything that is wrong with how they are said: C002
+    for a term that is not of the form, C013 and C014 for its words."""
     terms, wrong = [], []
     for part in (part.strip() for part in text.split("+")):
-        match = TERM.fullmatch(part)
-        if match is None or int(match["first"]) == 0 or match["second"] == "0":
-            wrong.append(Diagnostic(code="C002", message=f"cannot read {part!r} in cluster {text!r}", help=FORMS))
-            continue
-        second = match["second"] and int(match["second"])
-        terms.append(Term(text=part, name=match["name"], first=int(match["first"]), second=second or None))
-    if wrong:
-        raise MeshwrightError(wrong)
-    return tuple(terms)
+        term, found = _term(part, text, kind_of)
+        terms += [term] if term is not None else []
+        wrong += found
+    return terms, wrong
 
 
-def looks_like_short_name(text: str) -> bool:
-    """Whether a text is meant as a short name: it starts with a count, or joins terms."""
-    return "+" in text or re.match(r"\s*\d+\s*x", text, re.IGNORECASE) is not None
+def _term(part: str, text: str, kind_of: Kind) -> tuple[Term | None, list[Diagnostic]]:
+    """One island, and everything that is wrong with how it is said; of words that contradict each other the first
+    holds."""
+    items = [item.strip() for item in part.split(",")]
+    head = _head(items[0], kind_of)
+    if (head is None and not is_worded(items[0])) or (head is not None and 0 in head):
+        return None, [Diagnostic(code="C002", message=f"cannot read {part!r} in cluster {text!r}", help=FORMS)]
+    words, wrong = cluster_words.read(items if head is None else items[1:], part)
+    name, first, second = head or (words.device, None, None)
+    if words.device and words.device != name:
+        wrong.append(bad("C013", f"{name} and device={words.device} contradict each other", part, "keep one of them"))
+    if not name:
+        return None, [*wrong, bad("C014", "no device is named", part, "add device=a100; meshwright catalog devices")]
+    term, found = _counted(name, first, second, words, part, machines=kind_of(name) == "machine")
+    return term, wrong + found
 
 
-def island_from(term: Term, machine: Machine, *, counts_machines: bool) -> Island:
-    """The island a term asks for, built of `machine`.
+def _head(item: str, kind_of: Kind) -> tuple[str, int | None, int | None] | None:
+    """(name, first, second) of ``4x8xa100`` or ``a100x8``; a name alone has no count. None: it is not of the form."""
+    said = plain(item)
+    if said and kind_of(said):
+        return said, None, None
+    match = TERM.fullmatch(said)
+    if match is None:
+        match = LOOSE.fullmatch(said)
+        match = match if match is not None and kind_of(match["name"]) else None
+    if match is not None:
+        return match["name"], _count(match["first"]), _count(match["second"]) if match["second"] else None
+    match = REVERSED.fullmatch(said)
+    for name in (match["name"], f"{match['name']}x") if match is not None else ():
+        if kind_of(name):
+            return name, _count(match["first"]), None
+    return None
+
+
+def _count(digits: str) -> int:
+    return int(digits) if len(digits) <= READ_DIGITS else 10**READ_DIGITS
+
+
+def is_worded(text: str) -> bool:
+    """Whether a text is meant as words for an island: it has a key that one takes."""
+    key, equals, _ = (piece.strip() for piece in plain(text).partition("="))
+    return bool(equals) and key in (*cluster_words.KEYS, *cluster_words.ALIASES)
+
+
+def _counted(
+    name: str, first: int | None, second: int | None, words: Words, part: str, *, machines: bool
+) -> tuple[Term, list[Diagnostic]]:
+    """The term of a count and of nodes= and gpus=, which may say the same again but nothing else."""
+    wrong, nodes, gpus = [], words.nodes, words.gpus
+    if first is None:
+        first, second = nodes or 1, gpus
+    elif second is not None or machines:
+        second = second or gpus
+        for key, value, other in (("nodes", first, nodes), ("gpus", second, gpus)):
+            if other is not None and other != value:
+                message = f"{key}={other} contradicts {part.partition(',')[0]}, which says {value}"
+                wrong.append(bad("C013", message, part, f"say {key} once"))
+    elif nodes or gpus:
+        total = first
+        nodes, gpus = nodes or total // gpus, gpus or total // nodes
+        if nodes * gpus != total:
+            said = " and ".join(f"{k}={v}" for k, v in (("nodes", words.nodes), ("gpus", words.gpus)) if v)
+            ways = [f"{total // n}x{n}x{name}" for n in (8, 4, 2, 1) if total % n == 0][:2]
+            wrong.append(bad("C013", f"{total} devices are not {said}", part, f"such as {' or '.join(ways)}"))
+        first, second = nodes or 1, gpus or 1
+    words = msgspec.structs.replace(words, nodes=None, gpus=None, device="")
+    return Term(name=name, first=first, second=second, words=words), wrong
+
+
+def is_short_name(text: str, kind_of: Kind) -> bool:
+    """Whether a text is meant as a short name: it counts, joins terms or says words."""
+    return any(sign in text for sign in "+,=") or text[:1].isdigit() or _head(text, kind_of) is not None
+
+
+#: A machine of the catalog that has the network a word names: its name, node and levels.
+Like = tuple[str, Node, tuple[Level, ...]]
+
+
+def island_from(term: Term, machine: Machine, *, counts_machines: bool, like: Like | None = None) -> Island:
+    """The island a term asks for, built of `machine`, with the network of `like` where a word means that machine's.
 
     Raises:
-        MeshwrightError: C003 when the count does not fill nodes or domains.
+        MeshwrightError: C003 when the count does not fill nodes or domains; C013 for words the device has no part in;
+            C015 when it is more than any cluster.
     """
     if counts_machines or term.second is not None:
         nodes, per_node = term.first, term.second or machine.node.devices
     else:
         nodes, per_node = _split_count(term, machine)
+    bounded(nodes * per_node, term.text, term.name)
     domain_nodes = None
     if per_node > machine.node.devices:  # whole scale-up domains were asked for: 2x36xgb200
         nodes, per_node, domain_nodes = _split_domains(term, machine)
-    return compose(term, machine, nodes, per_node, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
+    node, levels, wrong = share_of_node(machine.node, per_node), machine.levels, []
+    if term.words != Words():
+        standard = cluster_words.Standard(machine.name, machine.device.scale_up, node, levels, like)
+        node, levels, wrong = cluster_words.on(term.words, standard, per_node, term.text)
+    if levels[0].name == "pcie" != machine.levels[0].name:  # nothing but NICs joins nodes any more
+        if domain_nodes is not None:
+            message = f"{per_node * domain_nodes} devices of {domain_nodes} nodes are joined by NVLink alone"
+            wrong.append(bad("C013", message, term.text, f"drop {term.words.inside}, or say {per_node} devices a node"))
+        domain_nodes = 1
+    if wrong:
+        raise MeshwrightError(wrong)
+    if not counts_machines and term.words.link is None and term.words.nics is None:
+        levels = tuple(_assumed(level, term) if level.scale_out else level for level in levels)
+    return compose(term, machine, nodes, node, levels, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
+
+
+def bounded(devices: int, text: str, name: str) -> None:
+    """C015 for more devices than any cluster has, said of `text`; `name` is the device's, for the help."""
+    if devices > MOST_DEVICES:
+        message = f"{devices:,} devices are more than {MOST_DEVICES:,}"
+        help = f"the largest that is answered for is {MOST_DEVICES}x{name}" if name else "take fewer devices"
+        raise MeshwrightError(bad("C015", message, text, f"{help}; the largest clusters there are have some 200,000"))
+
+
+def _assumed(level: Level, term: Term) -> Level:
+    """A standard level between nodes, which nobody said that this cluster has."""
+    source = level.sources.get("gb_s", level.sources.get("*", ""))
+    source = f"{ASSUMED}, say one such as {term.text},25gbe: {source}"
+    return msgspec.structs.replace(level, sources={**level.sources, "gb_s": source})
 
 
 def _split_count(term: Term, machine: Machine) -> tuple[int, int]:
@@ -134,12 +263,13 @@ def _domain_nodes(term: Term, machine: Machine, nodes: int, per_node: int) -> in
     return best
 
 
-def compose(term: Term, machine: Machine, nodes: int, per_node: int, domain_nodes: int) -> Island:
-    """An island of `nodes` nodes with `per_node` devices each, `domain_nodes` of them in one scale-up domain."""
-    node = share_of_node(machine.node, per_node)
-    levels = _scale_up(machine, per_node * domain_nodes)
-    levels += _scale_out(machine, node, nodes // domain_nodes, domain_nodes)
-    return Island(name=term.text, device=machine.device, levels=tuple(levels), node=node)
+def compose(
+    term: Term, machine: Machine, nodes: int, node: Node, levels: tuple[Level, ...], domain_nodes: int
+) -> Island:
+    """An island of `nodes` nodes, built into `levels`, `domain_nodes` of them in one scale-up domain."""
+    tree = _scale_up(levels, node.devices * domain_nodes)
+    tree += _scale_out(levels, node, nodes // domain_nodes, domain_nodes)
+    return Island(name=term.text, device=machine.device, levels=tuple(tree), node=node)
 
 
 def share_of_node(node: Node, devices: int) -> Node:
@@ -161,26 +291,26 @@ def share_of_node(node: Node, devices: int) -> Node:
     )
 
 
-def _scale_up(machine: Machine, devices: int) -> list[Level]:
+def _scale_up(levels: tuple[Level, ...], devices: int) -> list[Level]:
     """The standard scale-up levels, filled from the inside with so many devices."""
-    template = [level for level in machine.levels if not level.scale_out]
-    levels, child, standard_child = [], 1, 1
+    template = [level for level in levels if not level.scale_out]
+    found, child, standard_child = [], 1, 1
     for i, level in enumerate(template):
         rest, outermost = devices // child, i == len(template) - 1
         arity = level.arity if rest % level.arity == 0 else rest if rest < level.arity or outermost else 1
         if arity > 1:
             gb_s = level.gb_s * child / standard_child  # a child with fewer devices has fewer ports
             shape = torus_shape(arity, len(level.shape)) if level.shape else ()
-            levels.append(msgspec.structs.replace(level, arity=arity, gb_s=gb_s, shape=shape))
+            found.append(msgspec.structs.replace(level, arity=arity, gb_s=gb_s, shape=shape))
         child, standard_child = child * arity, standard_child * level.arity
-    return levels or [msgspec.structs.replace(template[0], arity=1, shape=(1,) * len(template[0].shape))]
+    return found or [msgspec.structs.replace(template[0], arity=1, shape=(1,) * len(template[0].shape))]
 
 
-def _scale_out(machine: Machine, node: Node, domains: int, domain_nodes: int) -> list[Level]:
+def _scale_out(standard: tuple[Level, ...], node: Node, domains: int, domain_nodes: int) -> list[Level]:
     """The standard scale-out levels over so many domains; one flat level when the tree does not divide."""
     if domains == 1:
         return []
-    template = [level for level in machine.levels if level.scale_out]
+    template = [level for level in standard if level.scale_out]
     inner, last = template[:-1], template[-1]
     sizes, rest = [], domains
     for level in inner:
@@ -209,19 +339,26 @@ def torus_shape(devices: int, dims: int) -> tuple[int, ...]:
     return (side, *torus_shape(devices // side, dims - 1))
 
 
-def join(text: str, islands: tuple[Island, ...]) -> Cluster:
-    """The cluster of the islands a short name asks for; several meet on a network as wide as the narrowest's NICs."""
+def join(text: str, islands: tuple[Island, ...], words: tuple[Words, ...] = ()) -> Cluster:
+    """The cluster of the islands a short name asks for, and what each says of its network; several meet on a network as
+    wide as the narrowest's NICs."""
     if len(islands) == 1:
         return Cluster(name=text, islands=islands)
-    outer = [level for island in islands for level in island.levels if level.scale_out]
-    outer += [level for island in islands for level in island.device.levels if level.scale_out]
+    links = [said.link for said in words] or [None] * len(islands)
+    outer = [level.latency_us for island in islands for level in island.levels if level.scale_out]
+    for island, link in zip(islands, links):
+        outer += [level.latency_us for level in island.device.levels if level.scale_out] if link is None else []
+        outer += [link.latency_us] if link is not None else []
+    ports = [island.num_nodes * island.node.nic_gb_s for island in islands]
+    narrowest = links[ports.index(min(ports))]
+    source = "assumed: the islands meet on one network that carries all NICs of the narrowest of them"
     meeting = Level(
-        name="interconnect",
+        name=narrowest.name if narrowest is not None else "interconnect",
         arity=len(islands),
-        gb_s=min(island.num_nodes * island.node.nic_gb_s for island in islands),
-        latency_us=max(level.latency_us for level in outer),
+        gb_s=min(ports),
+        latency_us=max(outer),
         topology="switch",
         scale_out=True,
-        sources={"*": "assumed: the islands meet on one network that carries all NICs of the narrowest of them"},
+        sources={"*": source + (f", which is {narrowest.title}" if narrowest is not None else "")},
     )
     return Cluster(name=text, islands=islands, interconnect=(meeting,))

@@ -17,6 +17,9 @@ TYPICAL_PUE = 1.1
 """Power of the site over power of the machines where a cluster does not say: Google Environmental Report 2024,
 fleet average of 2023."""
 
+MOST_DEVICES = 1_000_000
+"""Devices of the largest cluster that is answered for; the largest there are have some 200,000."""
+
 NO_LEVEL = Level(name="none", arity=1, gb_s=inf, latency_us=0, topology="switch")
 """What stands at a depth an island does not reach, where islands differ: one child, no limit, no latency."""
 

@@ -1,0 +1,303 @@
+"""Words behind the count of a short name: ``4x4xa100,25gbe,nics=2``, ``nodes=4,gpus=4,device=a100,nvlink=600,nic=hdr``.
+
+Reading says what the words are and which of them contradict each other; :func:`on` builds them into the standard node
+and levels of a device or machine, or says what of them it does not have. Speeds are catalog data
+(:mod:`meshwright.spec.links`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from meshwright.errors import Diagnostic, nearest
+from meshwright.spec.hardware import Level, Node
+from meshwright.spec.links import Link, by_word, networks
+
+KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics")
+ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
+INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
+#: Largest number that any of the words takes: above, a slip of the keyboard.
+MOST = 10**7
+EXAMPLE = "nodes=4,gpus=4,device=a100,nvlink=600,nic=25gbe"
+#: Ports of a node and their network: ``8xib400``.
+PORTS = re.compile(r"(\d+)\s*x\s*(\w[\w-]*)")
+#: How far above a port's rate a number or a NIC may lie: datasheets round.
+ROUNDED = 1.05
+
+
+class Words(msgspec.Struct, frozen=True, kw_only=True):
+    """What an island's words say; "" or None where they say nothing.
+
+    Attributes:
+        nodes, gpus: machines, and devices in each.
+        device: the device or machine, where a key names it.
+        inside: what joins the devices of a node: ``nvlink``, ``nvswitch``, ``nonvlink``, ``pcie`` or a PCIe link.
+        nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
+        nic, nics: the network, by the word used, and its ports in a node.
+    """
+
+    nodes: int | None = None
+    gpus: int | None = None
+    device: str = ""
+    inside: str = ""
+    nvlink_gb_s: float | None = None
+    nic: str = ""
+    nics: int | None = None
+
+    @property
+    def link(self) -> Link | None:
+        """The network between nodes, if one is named."""
+        return by_word()[self.nic] if self.nic else None
+
+    def text(self) -> str:
+        """The words after the count, each behind a comma, as :func:`read` takes them."""
+        said = [self.inside] if self.inside else []
+        if self.nvlink_gb_s is not None:
+            said = [f"nvlink={self.nvlink_gb_s:g}", *(word for word in said if word != "nvlink")]
+        said += [self.nic] if self.nic else []
+        said += [f"nics={self.nics}"] if self.nics is not None else []
+        return "".join(f",{word}" for word in said)
+
+
+def bad(code: str, message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code=code, message=message, place=f"cluster = {place}", help=help)
+
+
+def all_words() -> list[str]:
+    """Every word, for suggestions."""
+    return [*by_word(), *INSIDE, *(f"{key}=" for key in (*KEYS, *ALIASES))]
+
+
+def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
+    """The words of one island and everything that is wrong with them: unknown ones, values of another kind, and those
+    that contradict each other."""
+    said: dict[str, dict[str, object]] = {}
+    wrong: list[Diagnostic] = []
+    for item in items:
+        for field, value, word in _meanings(item.strip().lower(), place, wrong):
+            said.setdefault(field, {}).setdefault(word, value)
+    _narrow(said.get("inside", {}))
+    for field, ways in said.items():
+        if len(set(map(str, ways.values()))) > 1:
+            keep = "keep the one that your nodes have" if field in ("nic", "inside") else "keep one of them"
+            what = {"nic": "two networks", "inside": "two ways to join the devices of a node"}.get(
+                field, field + " twice"
+            )
+            wrong.append(bad("C013", f"{' and '.join(ways)} contradict each other: {what}", place, keep))
+    values = {field: next(iter(ways.values())) for field, ways in said.items()}
+    if "nvlink_gb_s" in values and values.get("inside", "nvlink") not in ("nvlink", "nvswitch"):
+        other = next(iter(said["inside"]))
+        number = next(iter(said["nvlink_gb_s"]))
+        wrong.append(bad("C013", f"{number} and {other} contradict each other", place, "keep the one your nodes have"))
+    return Words(**values), wrong
+
+
+def _narrow(ways: dict[str, object]) -> None:
+    """Leave out a way to join devices that another says more exactly: ``nonvlink,pcie4`` is ``pcie4``."""
+    exact = {str(value) for value in ways.values()}
+    for general, finer in (("nonvlink", "pcie"), ("pcie", "pcie"), ("nvlink", "nvswitch")):
+        if any(value.startswith(finer) and value != general for value in exact):
+            ways.pop(general, None)
+
+
+def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str, object, str]]:
+    """(field, value, the word itself) for one word; what is wrong with it goes to `wrong`."""
+    key, equals, value = (part.strip() for part in word.partition("="))
+    key = ALIASES.get(key, key)
+    if not word:
+        wrong.append(bad("C014", "an empty word between commas", place, f"such as {EXAMPLE}"))
+    elif not equals:
+        yield from _plain(word, place, wrong)
+    elif key not in KEYS:
+        wrong.append(bad("C014", f"unknown key {key!r}", place, _near(f"{key}=")))
+    elif key == "device":
+        if value:
+            yield key, value, word
+        else:
+            wrong.append(bad("C014", "device= names nothing", place, "device=a100; meshwright catalog devices"))
+    elif key == "nic":
+        if value in by_word() and by_word()[value].kind != "pcie":
+            yield key, value, word
+        else:
+            wrong.append(bad("C014", f"no network {value!r}", place, _network_near(value)))
+    else:
+        number = _number(value, key, place, wrong)
+        if number is not None:
+            yield ("nvlink_gb_s" if key == "nvlink" else key), number, word
+
+
+def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str, object, str]]:
+    counted = PORTS.fullmatch(word)
+    if counted is not None and counted[2] in by_word() and by_word()[counted[2]].kind != "pcie":
+        yield "nic", counted[2], word
+        yield from ((f, v, word) for f, v, _ in _meanings(f"nics={counted[1]}", place, wrong))
+    elif word in INSIDE:
+        yield "inside", word, word
+    elif word in by_word():
+        link = by_word()[word]
+        yield ("inside", link.name, word) if link.kind == "pcie" else ("nic", word, word)
+    else:
+        wrong.append(bad("C014", f"unknown word {word!r}", place, _near(word)))
+
+
+def _number(value: str, key: str, place: str, wrong: list[Diagnostic]) -> float | int | None:
+    """A number above 0 in the unit of its key; a count of NICs may be 0."""
+    whole = key != "nvlink"
+    given = value if whole else value.removesuffix("gb/s").removesuffix("gbps").strip()
+    if re.fullmatch(r"\d{1,12}" if whole else r"\d{1,9}(\.\d{1,6})?", given):
+        number = int(given) if whole else float(given)
+        if (number > 0 or key == "nics") and number <= MOST:
+            return number
+    unit = "a whole number" if whole else "a number of GB/s, both directions of one device together"
+    wrong.append(bad("C014", f"{key} = {value!r} is not {unit} up to {MOST:,}", place, f"such as {EXAMPLE}"))
+    return None
+
+
+def _near(word: str) -> str:
+    """The nearest words; a family that lacks its speed is given all of them."""
+    stem = re.sub(r"[^a-z]", "", {"infiniband": "ib", "ethernet": "gbe", "rdma": "roce"}.get(word, word))
+    family = [link.name for link in networks() if stem in (re.sub(r"[^a-z]", "", link.name),)]
+    if family and word not in family:
+        return f"which of {', '.join(family)}?"
+    return nearest(word, all_words()) + "; meshwright explain cluster"
+
+
+def _network_near(value: str) -> str:
+    near = _near(value)
+    return near if near.startswith(("which", "did")) else f"one of {', '.join(link.name for link in networks())}"
+
+
+class Standard(msgspec.Struct, frozen=True):
+    """What words change: a node and the levels around it, and whose they are. ``like`` are the node and the levels of a
+    machine of the catalog that has the network a word names."""
+
+    name: str
+    scale_up: str
+    node: Node
+    levels: tuple[Level, ...]
+    like: tuple[str, Node, tuple[Level, ...]] | None = None
+
+
+def on(words: Words, standard: Standard, per_node: int, place: str) -> tuple[Node, tuple[Level, ...], list[Diagnostic]]:
+    """The node and levels that words make of a device's or machine's own, for nodes of `per_node` devices (`standard`'s
+    node is already cut to them), and everything that the device does not have."""
+    inner, pcie_gb_s, wrong = _inside(words, standard, place)
+    node, outer = standard.node, tuple(level for level in standard.levels if level.scale_out)
+    if pcie_gb_s is not None:
+        sources = {**node.sources, "pcie_gb_s": by_word()[words.inside].source("gb_s")}
+        node = msgspec.structs.replace(node, pcie_gb_s=pcie_gb_s, sources=sources)
+    if words.link is not None or words.nics is not None:
+        wrong += _no_network(words, standard, node, place)
+        node, outer = _between(words, standard, node, per_node)
+    return node, (*inner, *outer), wrong
+
+
+def _inside(words: Words, standard: Standard, place: str) -> tuple[tuple[Level, ...], float | None, list[Diagnostic]]:
+    """The levels inside a scale-up domain, the host link's rate where a word says it, and what the device lacks."""
+    levels = tuple(level for level in standard.levels if not level.scale_out)
+    word = words.inside or ("nvlink" if words.nvlink_gb_s is not None else "")
+    has_nvlink = [level for level in levels if level.name.startswith("nvlink")]
+    if not word:
+        return levels, None, []
+    if word in ("nvlink", "nvswitch"):
+        if not has_nvlink or (word == "nvswitch" and has_nvlink[0].name != "nvlink"):
+            what = "has no NVLink" if not has_nvlink else "has NVLink bridges between two cards, no NVSwitch"
+            help = f"drop {word}" if not has_nvlink else "say nvlink"
+            generation = _generation(standard.node.pcie_gb_s)
+            return levels, None, [bad("C013", f"{standard.name} {what}", place, f"{help}, or say {generation}")]
+        return _nvlink(words, word, levels, has_nvlink[0], standard, place)
+    link = by_word().get(word)
+    if link is None:  # nonvlink, pcie: as fast as the device's own
+        link = by_word()[_generation(standard.node.pcie_gb_s)]
+    if link.gb_s > ROUNDED * standard.node.pcie_gb_s:
+        message = f"{standard.name} is on PCIe of {standard.node.pcie_gb_s:g} GB/s, {link.name} is {link.gb_s:g}"
+        return levels, None, [bad("C013", message, place, f"say {_generation(standard.node.pcie_gb_s)}")]
+    said = f"said: {word}; {link.source('gb_s')}"
+    sources = {"gb_s": said, "latency_us": link.source("latency_us"), "*": said}
+    level = Level(name="pcie", arity=standard.node.devices, gb_s=link.gb_s, latency_us=link.latency_us,
+                  topology=link.topology, sources=sources)  # fmt: skip
+    return (level,), link.gb_s if words.inside in by_word() else None, []
+
+
+def _generation(gb_s: float) -> str:
+    """The fastest generation of PCI Express that a rate is enough for."""
+    rates = {link.name: link.gb_s for link in by_word().values() if link.kind == "pcie"}
+    return max((name for name, rate in rates.items() if rate <= ROUNDED * gb_s), key=rates.__getitem__, default="pcie3")
+
+
+def _nvlink(
+    words: Words, word: str, levels: tuple[Level, ...], level: Level, standard: Standard, place: str
+) -> tuple[tuple[Level, ...], None, list[Diagnostic]]:
+    """The levels with NVLink of the rate that was said, or switched."""
+    changed, wrong = level, []
+    if words.nvlink_gb_s is not None:
+        own = 2 * level.gb_s
+        if words.nvlink_gb_s > ROUNDED * own:
+            message = f"nvlink={words.nvlink_gb_s:g} is more than {standard.name} has: {own:g} GB/s, both directions"
+            wrong.append(bad("C013", message, place, f"nvlink={own:g} or less, or another device"))
+        said = f"said: nvlink={words.nvlink_gb_s:g} GB/s of one device, both directions together"
+        changed = msgspec.structs.replace(changed, gb_s=words.nvlink_gb_s / 2, sources={**level.sources, "gb_s": said})
+    if word == "nvswitch":
+        changed = msgspec.structs.replace(changed, topology="switch")
+    return tuple(changed if one is level else one for one in levels), None, wrong
+
+
+def _no_network(words: Words, standard: Standard, node: Node, place: str) -> Iterator[Diagnostic]:
+    """What makes a network impossible: chips that are joined without NICs, ports faster than the slot they sit in."""
+    link, said = words.link, words.nic or f"nics={words.nics}"
+    if standard.scale_up == "ici":
+        yield bad("C013", f"{standard.name} is joined by its own links (ICI), not by NICs", place, f"drop {said}")
+    elif words.nics == 0:
+        yield bad("C013", "nics=0: a node without a port reaches no other", place, "nics=1 or more, or leave it out")
+    elif link is not None and standard.like is None and link.port_gb_s > ROUNDED * node.pcie_gb_s:
+        slower = [one for one in networks() if one.kind == link.kind and one.port_gb_s <= ROUNDED * node.pcie_gb_s]
+        alike = [one for one in slower if _letters(one.name) == _letters(link.name)]
+        best = max(alike or slower, key=lambda one: one.port_gb_s)
+        message = f"a port of {link.name} carries {link.port_gb_s:g} GB/s, a slot of this node {node.pcie_gb_s:g}"
+        yield bad("C013", message, place, f"at most {best.name} on {standard.name}'s PCIe")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z_]", "", name)
+
+
+def _between(words: Words, standard: Standard, node: Node, per_node: int) -> tuple[Node, tuple[Level, ...]]:
+    """The node's NICs as said, and the one flat network they make; only the NICs where no network is named."""
+    link = words.link
+    sources = {**node.sources}
+    if link is not None and standard.like is not None:
+        name, like, levels = standard.like
+        nics = words.nics if words.nics is not None else max(1, round(like.nics * per_node / like.devices))
+        sources |= {"nics": f"said: {words.nic}, as {name} has it", "nic_gbit_s": like.sources.get("*", "")}
+        node = msgspec.structs.replace(node, nics=nics, nic_gbit_s=like.nic_gbit_s, sources=sources)
+        return node, tuple(level for level in levels if level.scale_out)
+    if words.nics is not None:
+        nics, why = words.nics, f"said: nics={words.nics}"
+    elif link.per == "node":
+        nics, why = 1, f"assumed: one port a node, as {link.name} is usually had; say nics="
+    else:
+        nics, why = max(1, node.nics), f"assumed: as many as {standard.name}'s standard node has; say nics="
+    sources["nics"] = why
+    if link is None:
+        node = msgspec.structs.replace(node, nics=nics, sources=sources)
+        return node, tuple(level for level in standard.levels if level.scale_out)
+    sources["nic_gbit_s"] = f"said: {words.nic}; {link.source('gbit_s')}"
+    node = msgspec.structs.replace(node, nics=nics, nic_gbit_s=link.gbit_s, sources=sources)
+    flat = "; assumed: a network that carries all ports at once"
+    level = Level(
+        name=link.name,
+        arity=0,
+        gb_s=nics * link.port_gb_s,
+        latency_us=link.latency_us,
+        topology=link.topology,
+        scale_out=True,
+        sources={
+            "gb_s": f"{why}; {link.title}, {link.source('gbit_s')}{flat}",
+            "latency_us": link.source("latency_us"),
+            "*": f"said: {words.nic}{flat}",
+        },
+    )
+    return node, (level,)

@@ -1,0 +1,72 @@
+"""Links by the words people use for them: ``25gbe``, ``roce200``, ``hdr``, ``efa``, ``pcie4``, as catalog data.
+
+A link says what one port carries and how long one hop takes. Between nodes it is a network (``tcp``: Ethernet under the
+kernel's sockets; ``rdma``: NICs that read and write device memory), inside a node PCI Express.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+import msgspec
+
+from meshwright import catalog
+from meshwright.spec.hardware import Topology, sourced
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of link.
+
+    Attributes:
+        name: the word itself, also the name of the level it makes.
+        gb_s: of one port, per direction, in 1e9 bytes/s; networks are given in ``gbit_s`` (1e9 bits/s) instead.
+        latency_us: one hop, one way.
+        per: NICs of a node where nobody says: one for the ``node``, or those of the ``device``'s standard node.
+        machines: machines of the catalog that have this network; their NICs are taken where the device is theirs.
+    """
+
+    name: str
+    title: str
+    kind: Literal["tcp", "rdma", "pcie"]
+    latency_us: float
+    topology: Topology
+    sources: dict[str, str]
+    gbit_s: float = 0.0
+    gb_s: float = 0.0
+    per: Literal["node", "device"] = "node"
+    machines: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def port_gb_s(self) -> float:
+        """Of one port, per direction, in 1e9 bytes/s."""
+        return self.gb_s or self.gbit_s / 8
+
+    def source(self, field: str) -> str:
+        """Where a number comes from."""
+        return sourced(self.sources, field)
+
+
+@cache
+def links() -> dict[str, Link]:
+    """Every link of the catalog by its name, those inside nodes last."""
+    found = [msgspec.convert({"name": name, **row}, Link) for name, row in catalog.tables("links").items()]
+    return {link.name: link for link in sorted(found, key=lambda link: (link.kind == "pcie", _family(link.name)))}
+
+
+def _family(name: str) -> tuple[str, int]:
+    """Letters, then the number: 100gbe comes after 25gbe."""
+    digits = "".join(c for c in name if c.isdigit())
+    return name.replace(digits, ""), int(digits or 0)
+
+
+@cache
+def by_word() -> dict[str, Link]:
+    """Every word for a link, in small letters."""
+    return {word: link for link in links().values() for word in (link.name, *link.aliases)}
+
+
+def networks() -> tuple[Link, ...]:
+    """The links between nodes."""
+    return tuple(link for link in links().values() if link.kind != "pcie")
