@@ -7,7 +7,7 @@ import pytest
 from meshwright import catalog, schedules
 from meshwright.cli import main
 from meshwright.cli.entries import KINDS
-from meshwright.spec.cluster import load_device
+from meshwright.spec.cluster import from_toml, load, load_device
 
 
 def shown(capsys, *argv):
@@ -56,6 +56,26 @@ def test_a_model_shows_exact_parameters_as_its_paper_counts_them(capsys):
 
 def test_a_short_name_of_a_cluster_is_shown_too(capsys):
     assert json.loads(shown(capsys, "clusters", "64xh100", "--json"))["num_devices"] == 64
+
+
+@pytest.mark.parametrize("kind", ["cluster", "clusters"])
+def test_a_cluster_is_written_as_a_file_that_is_read_back_equal(kind, capsys):
+    text = shown(capsys, kind, "4x4xa100,25gbe", "--toml")
+    assert from_toml(text) == load("4x4xa100,25gbe")
+
+
+def test_what_is_no_cluster_has_no_toml(capsys):
+    for words in (["device", "h100", "--toml"], ["--toml"], ["clusters", "64xh100", "--toml", "--json"]):
+        assert main(["catalog", *words]) == 2
+        said = capsys.readouterr()
+        assert "X011" in said.out + said.err and "mine.toml" in said.out + said.err
+
+
+def test_links_are_listed_with_their_other_names_and_shown_by_them(capsys):
+    assert json.loads(shown(capsys, "link", "hdr", "--json"))["gbit_s"] == 200
+    assert "25gige" in shown(capsys, "links")
+    assert main(["catalog", "links", "hdx"]) == 2
+    assert "did you mean hdr" in capsys.readouterr().err
 
 
 def test_a_schedule_shows_its_order(capsys):

@@ -8,13 +8,14 @@ import msgspec
 
 from meshwright.cli import entries, options
 from meshwright.cli.output import console, print_json
-from meshwright.errors import MeshwrightError
+from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import big
 
 DESCRIPTION = """Models, devices, clusters and schedules that are known, with their sources.
 
 meshwright catalog lists everything, meshwright catalog devices one kind, meshwright catalog devices h100 one
-entry with the source of every number."""
+entry with the source of every number. meshwright catalog clusters 4x4xa100,25gbe --toml > mine.toml writes a
+cluster as a file to change."""
 FORMAT_VERSION = 1
 
 
@@ -25,16 +26,22 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "KIND", "models, devices, clusters, schedules, frameworks or links; all of them if left out."
     ) = ""
     name: options.positional("NAME", "One entry in full; for clusters also a short name such as 64xh100.") = ""
+    toml: options.switch("A cluster as a commented TOML file, to change and to give to --on.") = False
     json: options.JSON = False
 
 
 def run(argv: list[str]) -> int:
     """0; a kind or a name that does not exist is misuse."""
     given, wrong = options.read(Options, argv, command="catalog", description=DESCRIPTION)
+    given = msgspec.structs.replace(given, kind=entries.plural(given.kind))
     if given.kind and given.kind not in entries.KINDS:
         wrong.append(entries.no_kind(given.kind))
+    if given.toml:
+        wrong += _not_toml(given)
     if wrong:
         raise MeshwrightError(wrong)
+    if given.toml:
+        return _template(given.name)
     if given.name:
         return _entry(given)
     kinds = [given.kind] if given.kind else list(entries.KINDS)
@@ -47,6 +54,23 @@ def run(argv: list[str]) -> int:
         out.print(f"[bold]{kind}[/bold] ({len(rows)})")
         for line in _aligned(rows):
             out.print("  " + line, markup=False, soft_wrap=True)
+    return 0
+
+
+def _not_toml(given: Options) -> list[Diagnostic]:
+    """X011 where --toml asks for something that is no cluster."""
+    if given.kind == "clusters" and given.name and not given.json:
+        return []
+    message = "--toml and --json are two formats" if given.json else "--toml writes one cluster"
+    help = f"meshwright catalog clusters {given.name or '4x4xa100,25gbe'} --toml > mine.toml"
+    return [Diagnostic(code="X011", message=message, place="meshwright catalog", help=help)]
+
+
+def _template(name: str) -> int:
+    """The cluster's file on stdout, as it is read back."""
+    from meshwright.spec.cluster import load, template
+
+    print(template(load(name)), end="")
     return 0
 
 

@@ -19,6 +19,11 @@ class Kind(msgspec.Struct, frozen=True):
     entry: Callable[[str], dict[str, Any]]
 
 
+def plural(kind: str) -> str:
+    """A kind as it is listed: ``clusters`` for ``cluster``."""
+    return f"{kind}s" if f"{kind}s" in KINDS else kind
+
+
 def no_kind(word: str) -> Diagnostic:
     """X011 for a kind that does not exist; a name of an entry is told its kind."""
     for kind in KINDS:

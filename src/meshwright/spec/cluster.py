@@ -17,6 +17,7 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec import cluster_file as file
 from meshwright.spec import cluster_names as short
 from meshwright.spec.cluster_names import Machine
+from meshwright.spec.cluster_template import commented
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node, source_of
 
@@ -121,15 +122,18 @@ def from_toml(text: str, *, place: str = "") -> Cluster:
     Raises:
         MeshwrightError: every violation (C004 to C009, C012).
     """
-    table = file.parse(text, place)
-    if file.is_machine(table):
-        return _one_machine(file.machine_from(table, place, load_device))
-    return file.cluster_from(table, place, load_device)
+    found = file.from_text(text, place, load_device)
+    return _one_machine(found) if isinstance(found, Machine) else found
 
 
 def to_toml(cluster: Cluster) -> str:
     """The TOML text of a cluster; `from_toml` reads it back equal. A catalog device is written by name."""
     return file.cluster_text(cluster, _in_catalog)
+
+
+def template(cluster: Cluster) -> str:
+    """The TOML text of a cluster with a comment on every key; `from_toml` reads it back equal."""
+    return commented(cluster, _in_catalog)
 
 
 def _in_catalog(device: Device) -> bool:

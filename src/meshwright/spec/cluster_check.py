@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.errors import nearest
 from meshwright.spec.cluster_names import Machine
-from meshwright.spec.cluster_tree import Cluster, Island
+from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
 from meshwright.spec.hardware import DTYPES, Device, Efficiency, Level, Node
 
 Finding = tuple[str, str, str, str]
@@ -215,16 +215,20 @@ def _island(island: Island, path: str) -> Iterator[Finding]:
         yield from _ports(island, path)
 
 
+def not_whole_nodes(domain: int, devices: int) -> tuple[str, str]:
+    """Message and help for scale-up levels that do not make whole nodes."""
+    return (
+        f"a scale-up domain of {domain} devices is not whole nodes of {devices}",
+        f"make the arities of the levels inside a node multiply to {devices}, or say the node: [islands.node] with "
+        f"devices = {domain}, nics, nic_gbit_s, host_memory_bytes and pcie_gb_s; without it the device's is meant",
+    )
+
+
 def _ports(island: Island, path: str) -> Iterator[Finding]:
     """No level is wider than the NICs below it, and a scale-up domain is whole nodes."""
     domain, devices = island.domain_size, island.node.devices
     if island.num_devices > devices and domain % devices:
-        yield (
-            "C009",
-            _at(f"{path}.node", "devices", devices),
-            f"a scale-up domain of {domain} devices is not whole nodes of {devices}",
-            "the arities of the scale-up levels multiply to node.devices or a multiple",
-        )
+        yield "C009", _at(f"{path}.node", "devices", devices), *not_whole_nodes(domain, devices)
         return
     child = 1
     port = next((level.gb_s for level in island.levels if level.scale_out), 0.0)
@@ -247,6 +251,10 @@ def _ports(island: Island, path: str) -> Iterator[Finding]:
 
 
 def _cluster(cluster: Cluster, path: str) -> Iterator[Finding]:
+    if all(level.arity > 0 for island in cluster.islands for level in island.levels):
+        if cluster.num_devices > MOST_DEVICES:
+            message = f"{cluster.num_devices:,} devices are more than {MOST_DEVICES:,}"
+            yield "C015", "islands", message, "check the arities; the largest clusters there are have some 200,000"
     if not cluster.islands:
         yield "C006", "islands", "a cluster needs at least one island", ""
     joined = prod(level.arity for level in cluster.interconnect)

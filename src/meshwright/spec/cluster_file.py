@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.spec.cluster_check import findings, limits
+from meshwright.spec.cluster_check import findings, limits, not_whole_nodes
 from meshwright.spec.cluster_names import Machine
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node
@@ -29,6 +30,44 @@ NESTED = {
     (Island, "levels"): Level,
     (Island, "node"): Node,
 }
+LEVELS = """[[islands.levels]]
+    name = "nvlink"
+    arity = 8               # devices of a node
+    gb_s = 300              # one device's port, per direction
+    latency_us = 0.6
+    topology = "switch"
+    [[islands.levels]]
+    name = "25gbe"
+    arity = 4               # nodes
+    gb_s = 3.125            # all NICs of one node
+    latency_us = 17.8
+    topology = "fat_tree"
+    scale_out = true        # through the NICs"""
+TEMPLATE = "`meshwright catalog clusters 4x4xa100,25gbe --toml > mine.toml` writes a complete file, with comments"
+EXAMPLES = {
+    Cluster: f"""{TEMPLATE}; the least is
+    format_version = 1
+    name = "mine"
+    [[islands]]
+    name = "a100"
+    device = "a100"
+    {LEVELS}""",
+    Island: f"""such as
+    [[islands]]
+    name = "a100"
+    device = "a100"
+    {LEVELS}""",
+    Level: f"""such as
+    {LEVELS}""",
+    Node: f"""{TEMPLATE}; such as
+    [islands.node]
+    devices = 4
+    nics = 1
+    nic_gbit_s = 25
+    host_memory_bytes = 549755813888
+    pcie_gb_s = 31.5""",
+}
+"""What a table that lacks keys could look like, for the help."""
 STANDARD = {(Island, "node"), (Machine, "node"), (Machine, "levels")}
 """Fields that come from the device's standard node and levels when a file does not give them."""
 
@@ -44,19 +83,35 @@ def read(path: Path) -> str:
 
 def parse(text: str, place: str) -> dict[str, Any]:
     """The table of a TOML text, its format version checked (C004 not TOML, C012 another version)."""
+    table, wrong = parsed(text, place)
+    if wrong:
+        raise MeshwrightError(wrong)
+    return table
+
+
+def parsed(text: str, place: str) -> tuple[dict[str, Any], list[Diagnostic]]:
+    """The table of a TOML text, and C012 where it names no format version, which is no reason not to read on.
+
+    Raises:
+        MeshwrightError: C004 for what is not TOML, C012 for another version, in which keys may mean something else.
+    """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise MeshwrightError.one("C004", f"not a TOML file: {error}", place=place) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deeply"
+        raise MeshwrightError.one("C004", f"not a TOML file: {reason}", place=place) from None
     version = table.pop("format_version", None)
-    if version != FORMAT_VERSION:
-        raise MeshwrightError.one(
-            "C012",
-            f"format_version is {version!r}, this version reads {FORMAT_VERSION}",
-            place=place,
-            help=f"write format_version = {FORMAT_VERSION} at the top of the file",
-        )
-    return table
+    if version == FORMAT_VERSION and not isinstance(version, bool):
+        return table, []
+    wrong = Diagnostic(
+        code="C012",
+        message=f"format_version is {version!r}, this version reads {FORMAT_VERSION}",
+        place=place,
+        help=f"write format_version = {FORMAT_VERSION} at the top of the file",
+    )
+    if version is not None:
+        raise MeshwrightError(wrong)
+    return table, [wrong]
 
 
 class _Reader:
@@ -64,6 +119,7 @@ class _Reader:
 
     def __init__(self, place: str, find_device: Callable[[str], Device] | None):
         self.place, self.find_device, self.wrong = place, find_device, []
+        self.shown: set[str] = set()
 
     def report(self, code: str, path: str, message: str, help: str = "") -> None:
         place = f"{path}   <- {self.place}" if self.place else path
@@ -82,14 +138,37 @@ class _Reader:
                 self.report("C005", where, f"unknown key {key!r}", nearest(key, list(fields)))
             else:
                 values[key] = self.value(kind, fields[key], value, where)
-        for name, field in fields.items():
-            if name not in table and field.required and (kind, name) not in STANDARD:
-                self.report("C006", f"{path}.{name}" if path else name, f"{kind.__name__.lower()} needs {name!r}")
+        self.needs(kind, fields, table, path)
         broken = len(self.wrong) > before
         record = None if broken else kind(**self.with_standards(kind, values))
         for code, where, message, help in limits(values, path) if broken else findings(record, path):
             self.report(code, where, message, help)
+        if broken and kind is Island:
+            self.fits(table, values, path)
         return record
+
+    def needs(self, kind: type, fields: dict[str, Any], table: dict[str, Any], path: str) -> None:
+        """C006 that names every key a table lacks, with an example of such a table."""
+        lacking = [n for n, f in fields.items() if n not in table and f.required and (kind, n) not in STANDARD]
+        if not lacking:
+            return
+        named = " and ".join([", ".join(map(repr, lacking[:-1])), repr(lacking[-1])][len(lacking) == 1 :])
+        example = EXAMPLES.get(kind, "")
+        if example in self.shown or (kind in (Level, Island, Cluster) and LEVELS in self.shown):
+            example = "as in the example above"
+        self.shown |= {example, *([LEVELS] if kind in (Level, Island, Cluster) else [])}
+        self.report("C006", path or "the file", f"{kind.__name__.lower()} needs {named}", example)
+
+    def fits(self, table: dict[str, Any], values: dict[str, Any], path: str) -> None:
+        """C009 for an island with other faults whose levels already cannot be whole nodes."""
+        levels, node, device = table.get("levels"), table.get("node"), values.get("device")
+        rows = [row for row in levels if isinstance(row, dict)] if isinstance(levels, list) else []
+        size = node.get("devices") if isinstance(node, dict) else device.node.devices if device else None
+        arities = [row.get("arity") for row in rows if not row.get("scale_out")]
+        if not rows or not all(type(n) is int and n > 0 for n in (size, *arities)):
+            return
+        if prod(arities) % size and len(arities) < len(rows):
+            self.report("C009", f"{path}.node.devices = {size}", *not_whole_nodes(prod(arities), size))
 
     def with_standards(self, kind: type, values: dict[str, Any]) -> dict[str, Any]:
         """An island's node, and a machine's node and levels, are its device's standard ones unless said."""
@@ -146,10 +225,12 @@ def machine_from(table: dict[str, Any], place: str, find_device: Callable[[str],
     return _finish(reader, reader.record(Machine, table, ""))
 
 
-def cluster_from(table: dict[str, Any], place: str, find_device: Callable[[str], Device]) -> Cluster:
-    """A cluster from its table; an island without a node has its device's standard one."""
+def from_text(text: str, place: str, find_device: Callable[[str], Device]) -> Machine | Cluster:
+    """The machine type or the cluster that a TOML text describes."""
+    table, wrong = parsed(text, place)
     reader = _Reader(place, find_device)
-    return _finish(reader, reader.record(Cluster, table, ""))
+    reader.wrong += wrong
+    return _finish(reader, reader.record(Machine if is_machine(table) else Cluster, table, ""))
 
 
 def _finish(reader: _Reader, record: Any) -> Any:
