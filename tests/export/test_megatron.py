@@ -99,7 +99,7 @@ def test_the_header_and_the_module_name_the_version():
 def test_what_a_plan_does_not_say_is_asked_of_the_environment():
     exported = ask("megatron", "llama3-8b", "16xh100", "batch=64,seq=8192", "zero1")
     wanted = re.findall(r'^: "\$\{(\w+):\?', exported.text, re.MULTILINE)
-    assert wanted == ["DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE"]
+    assert wanted == ["MEGATRON_LM", "DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE"]
     assert all(any(note.startswith(f"fill in {name}") for note in exported.notes) for name in wanted)
     with_tokens = flags(ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=8192,tokens=1b", "zero1").text)
     # 1e9 tokens in steps of 64 * 8192: 1907.3
@@ -192,7 +192,8 @@ def test_bash_starts_torchrun_with_the_flags(model, on, train, words, tmp_path):
     script.write_text(ask("megatron", model, on, train, words).text)
     torchrun.write_text('#!/bin/bash\nprintf "%s\\n" "$@"\n')
     torchrun.chmod(0o755)
-    wanted = {name: f"my {name.lower()}" for name in ("DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE")}
+    names = ("MEGATRON_LM", "DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "HEAD_NODE")
+    wanted = {name: f"my {name.lower()}" for name in names}
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **wanted}
     done = subprocess.run(["bash", script, "--mock-data"], env=environment, capture_output=True, text=True, check=True)
     arguments = done.stdout.splitlines()

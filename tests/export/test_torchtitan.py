@@ -103,7 +103,7 @@ def read_csv(text):
 @pytest.mark.parametrize("words", ["zb-h1", "zb-h2", "zb-auto", "2bp:1f1b", "zeropp vpp2"])
 def test_an_order_without_a_name_is_written_out_and_reads_back(words):
     exported = ask("torchtitan", "llama3-8b", "16xh100", "batch=64,seq=2048", f"pp4 fsdp {words}")
-    assert list(exported.files) == ["meshwright_config.py", "schedule.csv"]
+    assert list(exported.files) == ["meshwright_config.py", "schedule.csv", "run.sh"]
     plan = parse(f"pp4 {words}")
     want = schedules.build(plan.pipeline.schedule, 4, 16, plan.pipeline.vpp)
     kind, stage, microbatch = read_csv(exported.files["schedule.csv"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,8 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import note, print_json, unwritable
-from meshwright.cli.question import WANTED
-from meshwright.errors import MeshwrightError
+from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.export import Exported
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 DESCRIPTION = """The plan as a configuration of another engine: torchtitan, torchtitan-toml, megatron, deepspeed or
 accelerate.
 
-The configuration goes to stdout or --out, notes to stderr: how to start it, what is still to be filled in (<...>).
+Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --train and --plan as to predict; options go
+over the file. The configuration goes to stdout, or to --out with a launch script beside it; notes go to stderr: how to
+start it, what is still to be filled in (<...>).
 
 Exit code 0: it is written; 1: the engine cannot express the plan, with everything that is in the way and the
 nearest plan; 2: the question is wrong."""
@@ -29,53 +32,51 @@ TO = {"to": "--to torchtitan (or torchtitan-toml, megatron, deepspeed, accelerat
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What ``meshwright export`` takes."""
 
-    model: options.positional("MODEL", "Catalog name or Hugging Face config.json.") = ""
+    model: options.positional(
+        "MODEL", "Catalog name, Hugging Face config.json, or a plan.toml or question.toml that says all four."
+    ) = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
+    framework: options.text("NAME", "Whose host and memory costs the nearest plan is predicted with.") = ""
     to: options.text("TARGET", "torchtitan, torchtitan-toml, megatron, deepspeed or accelerate.") = ""
-    out: options.text("FILE", "Write the configuration there, and what belongs to it beside it.") = ""
+    out: options.text("FILE", "Write the configuration there, and its launch script beside it.") = ""
     json: options.JSON = False
 
 
 def run(argv: list[str]) -> int:
     """0 when the configuration is written; what the target cannot express is raised."""
     given, wrong = options.read(Options, argv, command="export", description=DESCRIPTION)
-    wrong += options.missing(msgspec.structs.asdict(given), WANTED | TO, command="export")
-    wrong += unwritable(given.out, "--out")
-    nouns = _read(given, wrong)
     from meshwright.export import export, target
 
-    if given.to:
-        try:
-            target(given.to)
-        except MeshwrightError as error:
-            wrong += error.diagnostics
+    wrong += options.missing({"to": given.to}, TO, command="export") + unwritable(given.out, "--out")
+    wrong += _found(lambda: target(given.to)) if given.to else []
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
+    parts: list = []
+    try:
+        question = asked(said)
+    except MeshwrightError as error:
+        wrong += error.diagnostics
+    else:
+        wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="export")
+        parts, found = read_parts(question)
+        wrong += found
     if wrong:
         raise MeshwrightError(wrong)
-    exported = export(given.to, *nouns)
+    exported = export(given.to, *parts)
     if given.out:
         exported = _written(exported, given.out)
     _show(exported, given)
     return 0
 
 
-def _read(given: Options, wrong: list) -> list:
-    """Model, cluster, workload and plan as far as they could be read; what was wrong with the others is added."""
-    from meshwright.plan import parse as read_plan
-    from meshwright.spec.cluster import load as read_cluster
-    from meshwright.spec.model import load as read_model
-    from meshwright.spec.workload import parse as read_train
-
-    readers = {"model": read_model, "on": read_cluster, "train": read_train, "plan": read_plan}
-    nouns = []
-    for field, reader in readers.items():
-        text = getattr(given, field)
-        try:
-            nouns += [reader(text)] if text else []
-        except MeshwrightError as error:
-            wrong += error.diagnostics
-    return nouns
+def _found(ask: Callable[[], object]) -> list[Diagnostic]:
+    """What is wrong with a question of its own."""
+    try:
+        ask()
+    except MeshwrightError as error:
+        return list(error.diagnostics)
+    return []
 
 
 def _show(exported: Exported, given: Options) -> None:
@@ -83,38 +84,60 @@ def _show(exported: Exported, given: Options) -> None:
         print_json({"format_version": FORMAT_VERSION, **msgspec.to_builtins(exported)})
         return
     if not given.out:
-        for name, text in exported.files.items():
-            if len(exported.files) > 1:
-                note(f"{name}:")
-            print(text, end="", flush=True)
+        print(exported.text, end="", flush=True)
     for line in exported.notes:
         note(f"note: {line}")
+    if not given.out and (others := list(exported.files)[1:]):
+        note(f"note: --out FILE writes {' and '.join(others)} beside it")
 
 
 def _written(exported: Exported, out: str) -> Exported:
-    """Write the main file to `out` and the others beside it, the main one last: where it is, the others are.
+    """Write the main file to `out` and the others beside it, the main one last: where it is, the others are. A pipe
+    takes the main file alone.
 
     Raises:
         MeshwrightError: X104 for a place that cannot be written or cannot hold a configuration of several files: a
-            pipe, or the name of one of the others.
+            pipe, the name of one of the others, or a folder with a launch script of somebody else.
     """
     from meshwright.atomic import is_stream, write_bytes
 
-    (first, *others), path, stream = exported.files, Path(out), is_stream(out)
-    if others and (stream or path.name in others):
-        reason = "it takes one file" if stream else "another file of this configuration has that name"
-        belong = f"{', '.join(others)} {'belongs' if len(others) == 1 else 'belong'} to it"
-        raise MeshwrightError.one(
-            "X104",
-            f"cannot write {out}: {reason}, and {belong}",
-            place=f"--out {out}",
-            help="name another file, or leave out --out: all of them go to stdout then",
-        )
-    if not stream:
-        exported = exported.renamed(path.name)
-        first = path.name
+    others, path, stream = list(exported.files)[1:], Path(out), is_stream(out)
+    if stream and exported.companions:
+        raise _refused(out, "it takes one file", exported.companions)
+    if path.name in others:
+        raise _refused(out, "another file of this configuration has that name", others)
+    if stream:
+        write_bytes(path, exported.text.encode())
+        return exported
+    exported = exported.renamed(path.name)
+    if taken := [name for name in others if not _ours(path.parent / name)]:
+        reason = f"{taken[0]} in its folder is not Meshwright's to write over"
+        raise _refused(out, reason, taken)
     for name, text in reversed(exported.files.items()):
-        file = path if name == first else path.parent / name
+        file = path.parent / name
         write_bytes(file, text.encode())
+        if text.startswith("#!"):
+            mode = file.stat().st_mode
+            file.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it may start it
         note(f"wrote {file}")
     return exported
+
+
+def _ours(file: Path) -> bool:
+    """Whether nobody else's launch script is there."""
+    from meshwright.export import launch
+
+    if file.name != launch.FILE or not file.is_file():
+        return True
+    with file.open(encoding="utf-8", errors="replace") as lines:
+        return launch.WRITTEN_BY in lines.read(500)
+
+
+def _refused(out: str, reason: str, others: Sequence[str]) -> MeshwrightError:
+    belong = "belongs" if len(others) == 1 else "belong"
+    return MeshwrightError.one(
+        "X104",
+        f"cannot write {out}: {reason}, and {', '.join(others)} {belong} to it",
+        place=f"--out {out}",
+        help="name a file in a folder of its own",
+    )

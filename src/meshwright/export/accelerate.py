@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
@@ -15,6 +16,7 @@ from meshwright.export.target import load
 from meshwright.export.yaml_text import dumps
 
 NAME, FILE = "accelerate", "accelerate.yaml"
+SCRIPT = "your training script, with the model, the tokenizer and the data"
 #: How key-value shards travel: a ring is made of all-to-alls, a rotation each.
 COMM_STRATEGY = {"ring": "alltoall", "allgather": "allgather"}
 MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
@@ -138,14 +140,13 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
         "mixed_precision": MIXED_PRECISION[r.compute],
         "num_machines": r.num_nodes,
         "num_processes": r.world,
-        "machine_rank": 0,
         "main_training_function": "main",
-        "rdzv_backend": "static",
+        "rdzv_backend": "c10d" if r.num_nodes > 1 else "static",
         "same_network": True,
         "use_cpu": False,
     }
     if r.num_nodes > 1:
-        table |= {"main_process_ip": "<MAIN_PROCESS_IP>", "main_process_port": 29500}
+        table |= {"main_process_ip": "<MAIN_PROCESS_IP>", "main_process_port": launch.PORT}
     if r.compute == "fp8":
         table["fp8_config"] = {"fp8_backend": "AO"}
     if _kind(r) == "FSDP":
@@ -156,7 +157,14 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     if r.layout.cp > 1:
         table["parallelism_config"]["parallelism_config_cp_comm_strategy"] = COMM_STRATEGY[r.plan.sequence.algorithm]
     head = f"# Configuration for {load(NAME).label}, written by Meshwright.\n# {r.name}\n"
-    return {FILE: head + dumps(table)}, list(_notes(r))
+    start = launch.script(r, f"Starts {load(NAME).label}", FILE, _command(r), {"SCRIPT": SCRIPT})
+    return {FILE: head + dumps(table), launch.FILE: start}, list(_notes(r))
+
+
+def _command(r: Request) -> str:
+    """The command of the launch script: the first node's address is the environment's, whatever the file says."""
+    where = ' --main_process_ip "${HEAD_NODE%:*}" --main_process_port "${HEAD_NODE##*:}"' if r.num_nodes > 1 else ""
+    return f'{launch.each(r)}accelerate launch --config_file "$CONFIG"{where} "$SCRIPT"'
 
 
 def _kind(r: Request) -> str:
@@ -178,10 +186,10 @@ def _fsdp(r: Request) -> dict[str, object]:
 
 
 def _notes(r: Request) -> Iterator[str]:
-    yield f"start it on every node, with machine_rank set: accelerate launch --config_file {FILE} <SCRIPT>"
+    yield launch.note(r, f"accelerate launch --config_file {FILE} <SCRIPT>")
     if r.num_nodes > 1:
         yield "fill in <MAIN_PROCESS_IP>: the address of the first node"
-    yield "fill in <SCRIPT>: your training script, with the model, the tokenizer and the data"
+    yield f"fill in <SCRIPT>: {SCRIPT}"
     yield f"in the script: {r.plan.pipeline.microbatch} sequences of {r.train.seq_len} tokens a device and step"
     yield f"in the script: Accelerator(gradient_accumulation_steps={r.num_microbatches})"
     yield f"in the script: the optimizer, {r.train.optimizer}" + (f", {r.num_steps} steps" if r.num_steps else "")

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
 from meshwright.export.target import load
 
 NAME, FILE = "deepspeed", "ds_config.json"
+SCRIPT = "your training script, with the model, the tokenizer and the data"
 OPTIMIZERS = {"adamw": "AdamW", "adam": "Adam", "lion": "Lion", "sgd": "SGD", "momentum": "SGD"}
 #: Architectures whose mixtures AutoEP finds by itself.
 EXPERT_PRESETS = {
@@ -178,7 +180,9 @@ def _optimizer(r: Request) -> Iterator[Gap]:
 
 def write(r: Request) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
-    return {FILE: json.dumps(_table(r), indent=2) + "\n"}, list(_notes(r))
+    command = f'{launch.torchrun(r)} "$SCRIPT" --deepspeed_config "$CONFIG"'
+    start = launch.script(r, f"Starts {load(NAME).label}", FILE, command, {"SCRIPT": SCRIPT})
+    return {FILE: json.dumps(_table(r), indent=2) + "\n", launch.FILE: start}, list(_notes(r))
 
 
 def _table(r: Request) -> dict[str, object]:
@@ -229,12 +233,8 @@ def _zero(r: Request) -> dict[str, object]:
 
 def _notes(r: Request) -> Iterator[str]:
     yield f"written for {load(NAME).label}: {r.name}"
-    nodes = f"--num_nodes {r.num_nodes} --num_gpus {r.processes_per_node}"
-    where = " --hostfile <HOSTFILE>" if r.num_nodes > 1 else ""
-    yield f"start it: deepspeed {nodes}{where} <SCRIPT> --deepspeed_config {FILE}"
-    if r.num_nodes > 1:
-        yield "fill in <HOSTFILE>: a line HOST slots=N for every node"
-    yield "fill in <SCRIPT>: your training script, with the model, the tokenizer and the data"
+    yield launch.note(r, f"{launch.torchrun(r)} <SCRIPT> --deepspeed_config {FILE}")
+    yield f"fill in <SCRIPT>: {SCRIPT}"
     yield "lr is DeepSpeed's default of 0.001, a plan does not say one; scheduler and clipping are left out"
     yield f"in the script: sequences of {r.train.seq_len} tokens" + (f", {r.num_steps} steps" if r.num_steps else "")
     kernel = "flash_attention_2" if r.plan.memory.attention == "flash" else "eager"

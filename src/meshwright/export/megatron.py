@@ -10,8 +10,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
+from meshwright.export import launch, megatron_model
 from meshwright.export import limits as shared
-from meshwright.export import megatron_model
 from meshwright.export.gap import Gap
 from meshwright.export.megatron_model import Flags
 from meshwright.export.megatron_precision import limits as precision_limits
@@ -27,6 +27,7 @@ CP_COMM = {"ring": "p2p", "ulysses": "a2a", "allgather": "allgather"}
 OPTIMIZERS = {"adamw": "adam", "adam": "adam", "sgd": "sgd", "momentum": "sgd"}
 #: What the environment must say before the script runs.
 WANTED = {
+    "MEGATRON_LM": "folder of a checkout of NVIDIA/Megatron-LM",
     "DATA_PATH": "prefix of the indexed dataset",
     "TOKENIZER_MODEL": "folder or Hugging Face name of the tokenizer",
     "LR": "learning rate",
@@ -185,21 +186,14 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
         "TRAINING": training(r),
         "PRECISION": precision(r),
     }
-    lines = [
-        "#!/bin/bash",
-        f"# Flags for {load(NAME).label} (Megatron-LM), written by Meshwright.",
-        f"# {r.name}",
-        "set -euo pipefail",
-        *(f': "${{{name}:?{what}}}"' for name, what in _wanted(r).items()),
-    ]
+    title = f"Flags for {load(NAME).label} (Megatron-LM)"
+    lines = [*launch.head(r, title, FILE), *launch.asked(_wanted(r)), *launch.nodes(r)]
     if _one_connection(r):
         lines.append("export CUDA_DEVICE_MAX_CONNECTIONS=1")
     for name, flags in groups.items():
         lines += ["", f"{name}=(", *("  " + _words(flag, value) for flag, value in flags.items()), ")"]
     arrays = " ".join(f'"${{{name}[@]}}"' for name in groups)
-    where = ' --rdzv-backend=c10d --rdzv-endpoint="$HEAD_NODE"' if r.num_nodes > 1 else ""
-    start = f"torchrun --nnodes={r.num_nodes} --nproc-per-node={r.processes_per_node}{where}"
-    lines += ["", f'{start} pretrain_gpt.py {arrays} "$@"', ""]
+    lines += ["", f'{launch.torchrun(r)} "$MEGATRON_LM/pretrain_gpt.py" {arrays} "$@"', ""]
     return {FILE: "\n".join(lines)}, list(_notes(r))
 
 
@@ -207,8 +201,6 @@ def _wanted(r: Request) -> dict[str, str]:
     out = dict(WANTED)
     if not r.num_steps:
         out["TRAIN_ITERS"] = "optimizer steps"
-    if r.num_nodes > 1:
-        out["HEAD_NODE"] = "host:port of the first node"
     return out
 
 
@@ -328,8 +320,9 @@ def training(r: Request) -> Flags:
 
 
 def _notes(r: Request) -> Iterator[str]:
-    yield f"start it on every node, in a checkout of Megatron-LM: bash {FILE}"
-    for name, what in _wanted(r).items():
+    yield launch.note(r, f"bash {FILE}")
+    several = {"HEAD_NODE": launch.HEAD_NODE} if r.num_nodes > 1 else {}
+    for name, what in (_wanted(r) | several).items():
         yield f"fill in {name}: {what}"
     yield "learning-rate schedule, clipping, initialisation and checkpoints are Megatron-LM's defaults"
     if r.model.blocks[0].attention.rotary:

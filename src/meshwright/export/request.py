@@ -68,5 +68,6 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The question in a line, for headers."""
-        return f"{self.model.name} on {self.cluster.name}, {self.train.text()}, plan {self.plan.text()}"
+        """The question in a line, for headers: no name in it ends a comment or a docstring."""
+        line = f"{self.model.name} on {self.cluster.name}, {self.train.text()}, plan {self.plan.text()}"
+        return "".join(c if c.isprintable() and c not in '"\\' else "_" for c in line)

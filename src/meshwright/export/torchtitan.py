@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
 from meshwright.export.gap import Gap
@@ -63,8 +64,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     text = "\n".join([*_head(r), *_imports(r), *_constants(r), *_function(r)]) + "\n"
     known = load(NAME).find(r.model)
-    module = FILE.removesuffix(".py")
-    notes = [titan.launch(r, "torchtitan.train", f"--module {module} --config {FUNCTION}")]
+    notes = [launch.note(r, _command(r, FILE.removesuffix(".py")))]
     notes.append(f"keep {FILE} where Python finds it: PYTHONPATH=.")
     notes += titan.notes(r, known)
     notes.append("CUDA graphs are off, as the plan was predicted; TorchTitan has them on where it can")
@@ -72,7 +72,14 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
         notes.append("torch.compile is on, which quantized or overlapped matrix products need; predicted without it")
     if r.compute in CONVERTERS:
         notes.append(f"{r.compute} needs the torchao package")
-    return {FILE: text, **titan.extra_files(r)}, notes
+    # the configuration is a module: Python looks for it beside the script
+    command = 'export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"\n' + _command(r, '"${CONFIG%.py}"')
+    start = launch.script(r, f"Starts {load(NAME).label}", FILE, command, {})
+    return {FILE: text, **titan.extra_files(r), launch.FILE: start}, notes
+
+
+def _command(r: Request, module: str) -> str:
+    return f"{launch.torchrun(r)} -m torchtitan.train --module {module} --config {FUNCTION}"
 
 
 def _head(r: Request) -> list[str]:

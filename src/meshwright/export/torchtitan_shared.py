@@ -286,12 +286,6 @@ def extra_files(r: Request) -> dict[str, str]:
     return {SCHEDULE_FILE: schedule_csv(r)} if r.layout.pp > 1 and schedule(r) == WRITTEN_OUT else {}
 
 
-def launch(r: Request, module: str, arguments: str) -> str:
-    nodes = f"--nnodes={r.num_nodes} --nproc-per-node={r.processes_per_node}"
-    where = " --rdzv-backend=c10d --rdzv-endpoint=<HOST:PORT>" if r.num_nodes > 1 else ""
-    return f"start it: torchrun {nodes}{where} -m {module} {arguments}"
-
-
 def notes(r: Request, known: Known) -> Iterator[str]:
     """What both forms leave to the user or to TorchTitan."""
     yield "fill in <HF_ASSETS_PATH>: the folder of the tokenizer and configuration of " + r.model.name

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
 from meshwright.export.gap import Gap
@@ -101,12 +102,14 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     known = load(NAME).find(r.model)
     head = [f"# Configuration for {load(NAME).label}, written by Meshwright.", f"# {r.name}", ""]
     text = "\n".join(head) + dumps(_tables(r)) + _stage_modules(r)
-    notes = [titan.launch(r, "torchtitan.train", f"--job.config_file {FILE}"), *titan.notes(r, known)]
+    command = f"{launch.torchrun(r)} -m torchtitan.train --job.config_file "
+    notes = [launch.note(r, command + FILE), *titan.notes(r, known)]
     if r.plan.overlap.tp and r.layout.tp > 1:
         notes.append("torch.compile is on, which asynchronous tensor parallelism needs; predicted without it")
     if r.compute in QUANTIZED:
         notes.append(f"{r.compute} needs the torchao package and torch.compile, which is on; predicted without it")
-    return {FILE: text, **titan.extra_files(r)}, notes
+    start = launch.script(r, f"Starts {load(NAME).label}", FILE, command + '"$CONFIG"', {})
+    return {FILE: text, **titan.extra_files(r), launch.FILE: start}, notes
 
 
 def _tables(r: Request) -> dict[str, object]:
