@@ -14,6 +14,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 #: Left is imported by right, never the other way. Names on one line may import each other.
 ORDER = (
     ("errors", "quantity", "atomic"),
+    ("native",),
     ("toposort",),
     ("graph",),
     ("timeline",),

@@ -4,11 +4,11 @@ each task of a timed graph waited for."""
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from meshwright.native import Float64s, Int32s, Int64s, OutFloat64s, OutInt32s, OutInt64s, native
 
-@njit(cache=True)
+
 def topological_order(
     member_ptr: NDArray, member: NDArray, dep_ptr: NDArray, dep: NDArray, dep_lag: NDArray, num_streams: int
 ) -> tuple[NDArray, int]:
@@ -19,11 +19,33 @@ def topological_order(
     the order is deterministic.
     """
     n = len(member_ptr) - 1
-    waiting = np.zeros(n, np.int32)
-    fan_out = np.zeros(n + 1, np.int32)
-    last = np.full(num_streams, -1, np.int64)
+    order = np.empty(n, np.int64)
+    waiting, fan_out, fill = np.zeros(n, np.int32), np.zeros(n + 1, np.int32), np.empty(n, np.int32)
+    last, previous = np.full(num_streams, -1, np.int32), np.empty(len(member), np.int32)
+    successor = np.empty(len(member) + len(dep), np.int32)
+    made = (order, waiting, fan_out, fill, last, previous, successor)
+    return order, _ordered(member_ptr, member, dep_ptr, dep, dep_lag, n, *made)
+
+
+@native("n")
+def _ordered(
+    member_ptr: Int32s,
+    member: Int32s,
+    dep_ptr: Int32s,
+    dep: Int32s,
+    dep_lag: Int32s,
+    n: int,
+    order: OutInt64s,
+    waiting: OutInt32s,
+    fan_out: OutInt32s,
+    fill: OutInt32s,
+    last: OutInt32s,
+    previous: OutInt32s,
+    successor: OutInt32s,
+) -> int:
+    """Write ``order`` [n] and return how many of it are valid. The rest is room to work in: ``waiting`` [n] and
+    ``fan_out`` [n + 1] are 0 and ``last`` [streams] is -1 before."""
     # Program order on a stream is one more edge: (previous task of the stream) -> task.
-    previous = np.full(len(member), -1, np.int64)
     for i in range(n):
         for k in range(member_ptr[i], member_ptr[i + 1]):
             p = last[member[k]]
@@ -38,18 +60,17 @@ def topological_order(
                 fan_out[dep[k] + 1] += 1
     for i in range(n):
         fan_out[i + 1] += fan_out[i]
-    successor = np.empty(fan_out[n], np.int32)
-    fill = fan_out[:-1].copy()
+        fill[i] = fan_out[i]
     for i in range(n):
         for k in range(member_ptr[i], member_ptr[i + 1]):
-            if previous[k] >= 0:
-                successor[fill[previous[k]]] = i
-                fill[previous[k]] += 1
+            p = previous[k]
+            if p >= 0:
+                successor[fill[p]] = i
+                fill[p] += 1
         for k in range(dep_ptr[i], dep_ptr[i + 1]):
             if dep_lag[k] == 0:
                 successor[fill[dep[k]]] = i
                 fill[dep[k]] += 1
-    order = np.empty(n, np.int64)
     tail = 0
     for i in range(n):
         if waiting[i] == 0:
@@ -65,10 +86,9 @@ def topological_order(
             if waiting[j] == 0:
                 order[tail] = j
                 tail += 1
-    return order, tail
+    return tail
 
 
-@njit(cache=True)
 def binding(
     member_ptr: NDArray,
     member: NDArray,
@@ -84,16 +104,32 @@ def binding(
     tasks ran in, which on streams that choose is not the graph's.
     """
     n = len(member_ptr) - 1
-    num_streams = 0
-    for k in range(len(member)):
-        num_streams = max(num_streams, member[k] + 1)
-    last = np.full(num_streams, -1, np.int64)
-    out = np.full(n, -1, np.int64)
+    num_streams = int(member.max(initial=-1)) + 1
+    out, last = np.empty(n, np.int64), np.full(num_streams, -1, np.int64)
     order = np.arange(n)
-    if not _ran_as_stored(member_ptr, member, start, num_streams):
-        order = order[np.argsort(end, kind="mergesort")]
-        order = order[np.argsort(start[order], kind="mergesort")]
-    for i in order:
+    if not _ran_as_stored(member_ptr, member, start, n, np.zeros(num_streams)):
+        order = np.lexsort((end, start))
+    _bound(member_ptr, member, dep_ptr, dep, dep_lag, start, end, order, n, last, out)
+    return out
+
+
+@native("n")
+def _bound(
+    member_ptr: Int32s,
+    member: Int32s,
+    dep_ptr: Int32s,
+    dep: Int32s,
+    dep_lag: Int32s,
+    start: Float64s,
+    end: Float64s,
+    order: Int64s,
+    n: int,
+    last: OutInt64s,
+    out: OutInt64s,
+) -> None:
+    """Write ``out`` [n]; tasks are visited in ``order`` [n], and ``last`` [streams] is -1 before."""
+    for place in range(n):
+        i = order[place]
         best, latest = -1, 0.0
         for k in range(member_ptr[i], member_ptr[i + 1]):
             p = last[member[k]]
@@ -103,18 +139,15 @@ def binding(
         for k in range(dep_ptr[i], dep_ptr[i + 1]):
             if dep_lag[k] == 0 and end[dep[k]] >= latest and end[dep[k]] > 0.0:
                 best, latest = dep[k], end[dep[k]]
-        if best >= 0 and latest >= start[i] - 1e-12:
-            out[i] = best
-    return out
+        out[i] = best if best >= 0 and latest >= start[i] - 1e-12 else -1
 
 
-@njit(cache=True)
-def _ran_as_stored(member_ptr: NDArray, member: NDArray, start: NDArray, num_streams: int) -> bool:
-    """Whether the tasks of every stream started in the order in which they are stored."""
-    last = np.zeros(num_streams)
-    for i in range(len(start)):
+@native("n")
+def _ran_as_stored(member_ptr: Int32s, member: Int32s, start: Float64s, n: int, last: OutFloat64s) -> int:
+    """1 if the tasks of every stream started in the order in which they are stored, else 0; ``last`` [streams] is 0."""
+    for i in range(n):
         for k in range(member_ptr[i], member_ptr[i + 1]):
             if start[i] < last[member[k]]:
-                return False
+                return 0
             last[member[k]] = start[i]
-    return True
+    return 1

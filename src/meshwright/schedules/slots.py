@@ -1,4 +1,4 @@
-"""Schedules drawn on a grid of equal slots, for pipelines that cross a rank more than once (see `slots_jit`)."""
+"""Schedules drawn on a grid of equal slots, for pipelines that cross a rank more than once (see `slots_loop`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def both_ways(num_microbatches: int, unit: int) -> tuple[np.ndarray, np.ndarray]
 def actions_of(name: str, route: np.ndarray, most: np.ndarray, microbatches: tuple[np.ndarray, ...]) -> Actions:
     """The greedy order. ``route`` and ``most`` int64 [directions, stages]: each stage's rank and the microbatches
     it may have in flight; ``microbatches``: those that go each way."""
-    from meshwright.schedules.slots_jit import run_slots
+    from meshwright.schedules.slots_loop import run_slots
 
     num_ranks = int(route.max()) + 1
     counts = np.array([len(way) for way in microbatches], dtype=np.int64)

@@ -38,19 +38,10 @@ def in_order_times(
     Raises:
         MeshwrightError: S006 for every rank that waits for ever.
     """
-    from meshwright.schedules.timing_jit import run_in_order
+    from meshwright.schedules.timing_loop import run_in_order
 
     comm = np.broadcast_to(np.asarray(t_comm, dtype=np.float64), max(actions.num_stages - 1, 0)).copy()
-    start, end, place = run_in_order(
-        actions.rank_ptr,
-        actions.kind,
-        actions.stage,
-        actions.microbatch,
-        durations(actions, t_f, t_b, t_w),
-        comm,
-        actions.num_stages,
-        actions.num_microbatches,
-    )
+    start, end, place = run_in_order(actions, durations(actions, t_f, t_b, t_w), comm)
     if (place < actions.rank_ptr[1:]).any():
         from meshwright.schedules.verify import deadlocks
 

@@ -20,7 +20,7 @@ PAPER = "Rae et al., 2024, arXiv 2405.18047"
 def fill(actions: Actions, name: str, most: int | None = None) -> Actions:
     """Every full backward as B, its W in a wait of a slot or more, before a forward that would make the rank hold
     more than ``most`` activations, or last."""
-    from meshwright.schedules.fill_jit import SETTLED, run_fill
+    from meshwright.schedules.fill_loop import SETTLED, run_fill
 
     placed = np.zeros((actions.num_stages, actions.num_microbatches), dtype=bool)
     w = actions.kind == W
@@ -28,15 +28,7 @@ def fill(actions: Actions, name: str, most: int | None = None) -> Actions:
     kind = np.where(actions.kind == BW, B, actions.kind)
     kind[(kind == B) & placed[actions.stage, actions.microbatch]] = SETTLED
     shape = {"num_stages": actions.num_stages, "num_microbatches": actions.num_microbatches}
-    columns, rank_ptr = run_fill(
-        actions.rank_ptr,
-        kind,
-        actions.stage,
-        actions.microbatch,
-        actions.num_stages,
-        actions.num_microbatches,
-        len(actions) if most is None else most,
-    )
+    columns, rank_ptr = run_fill(actions, kind, len(actions) if most is None else most)
     columns[0, columns[0] == SETTLED] = B
     rows = [np.split(column, rank_ptr[1:-1]) for column in columns]
     return Actions.of(name, *rows, **shape)

@@ -46,11 +46,10 @@ def _home(actions: Actions, kinds: tuple[int, ...]) -> np.ndarray:
 
 
 def _stops(actions: Actions) -> np.ndarray:
-    from meshwright.schedules.timing_jit import run_in_order
+    from meshwright.schedules.timing_loop import run_in_order
 
     comm = np.zeros(max(actions.num_stages - 1, 0))
-    columns = (actions.rank_ptr, actions.kind, actions.stage, actions.microbatch)
-    return run_in_order(*columns, np.ones(len(actions)), comm, actions.num_stages, actions.num_microbatches)[2]
+    return run_in_order(actions, np.ones(len(actions)), comm)[2]
 
 
 def deadlocks(actions: Actions, place: np.ndarray) -> list[Diagnostic]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from meshwright.native import Bytes, Float64s, Int64s, OutFloat64s, native
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.timing import in_order_times
 
@@ -29,7 +29,7 @@ class Clock:
         place = np.empty(n + 1, np.int64)
         place[order], place[-1] = np.arange(n), -1
         self._before, self._near = place[before[order]], place[near[order]]
-        self._crosses = rank[near[order]] != rank[order]
+        self._crosses = (rank[near[order]] != rank[order]).astype(np.uint8)
         second = np.array([ranks[-1] if len(ranks) > 1 else -1 for ranks in actions.stage_ranks])[stage] == rank
         self._which = ((4 * second + actions.kind) * actions.num_stages + stage)[order]
         self.stage_ranks = actions.stage_ranks
@@ -37,14 +37,24 @@ class Clock:
     def makespan(self, seconds: np.ndarray, send: float) -> float:
         """Seconds until the last action ends, from `seconds` [turns, 4, num_stages] of F, B, W and full backwards on
         the first rank of a stage and, in the second turn, on the second; and of a message between ranks."""
-        return _makespan(self._before, self._near, self._crosses, self._which, seconds.ravel(), send)
+        n = len(self._which)
+        return _makespan(self._before, self._near, self._crosses, self._which, seconds.ravel(), send, n, np.empty(n))
 
 
-@njit(cache=True)
-def _makespan(before, near, crosses, which, seconds, send):
-    end = np.empty(len(which))
+@native("n")
+def _makespan(
+    before: Int64s,
+    near: Int64s,
+    crosses: Bytes,
+    which: Int64s,
+    seconds: Float64s,
+    send: float,
+    n: int,
+    end: OutFloat64s,
+) -> float:
+    """The latest end of n actions; ``end`` [n] is room to work in."""
     latest = 0.0
-    for i in range(len(which)):
+    for i in range(n):
         t = 0.0
         if before[i] >= 0:
             t = end[before[i]]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
+
+from meshwright.native import Float64s, OutFloat64s, OutInt64s, native
 
 
 def partition(
@@ -38,7 +39,8 @@ def partition(
     extra = np.zeros(num_stages)
     extra[0] += first[0] if len(first) else 0.0
     extra[-1] += last[-1] if len(last) else 0.0
-    slowest, choice = _fill(upto, held, room, extra)
+    choice, best = np.zeros((num_stages, num_layers + 1), np.int64), np.full(2 * (num_layers + 1), np.inf)
+    slowest = _fill(upto.ravel(), held, room, extra, num_stages, num_layers + 1, best, choice.ravel())
     if not np.isfinite(slowest):
         return None
     ends, end = [], num_layers
@@ -49,20 +51,30 @@ def partition(
     return tuple(reversed(ends))
 
 
-@njit(cache=True)
-def _fill(upto, held, room, extra):
-    """The slowest stage of the best partition, and where each stage begins when it ends at a layer [S, L + 1]."""
-    num_stages, ends = upto.shape
-    best = np.full(ends, np.inf)
+@native("num_stages", "ends", "ends")
+def _fill(
+    upto: Float64s,
+    held: Float64s,
+    room: Float64s,
+    extra: Float64s,
+    num_stages: int,
+    ends: int,
+    best: OutFloat64s,
+    choice: OutInt64s,
+) -> float:
+    """The slowest stage of the best partition. Writes ``choice`` [S, ends]: where each stage begins when it ends at a
+    layer; ``best`` [2, ends] is infinite before."""
     best[0] = 0.0
-    choice = np.zeros((num_stages, ends), np.int64)
+    now, then = 0, ends
     for s in range(num_stages):
-        after = np.full(ends, np.inf)
+        for j in range(ends):
+            best[then + j] = np.inf
         for j in range(s + 1, ends - (num_stages - 1 - s)):
             for i in range(s, j):
                 if held[j] - held[i] <= room[s]:
-                    slowest = max(best[i], upto[s, j] - upto[s, i] + extra[s])
-                    if slowest < after[j]:
-                        after[j], choice[s, j] = slowest, i
-        best = after
-    return best[ends - 1], choice
+                    slowest = max(best[now + i], upto[s * ends + j] - upto[s * ends + i] + extra[s])
+                    if slowest < best[then + j]:
+                        best[then + j] = slowest
+                        choice[s * ends + j] = i
+        now, then = then, now
+    return best[now + ends - 1]

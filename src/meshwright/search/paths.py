@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
-from numba import njit
 
 from meshwright.lower.step import rounds
+from meshwright.native import Bytes, Float64s, Int32s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.family import Family
 from meshwright.schedules.timing import in_order_times, peak_in_flight
@@ -159,17 +159,7 @@ def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: n
     """The rows of a schedule under typical seconds of each stage [S]; `backward` is the input gradient's."""
     split = bool(np.any(actions.kind == W))
     start, end = in_order_times(actions, forward, backward, weight, send)
-    longest, sent = _longest(
-        actions.rank_ptr,
-        actions.kind,
-        actions.stage,
-        actions.microbatch,
-        start,
-        end,
-        actions.num_stages,
-        actions.num_microbatches,
-        send,
-    )
+    longest, sent = _longest(actions, start, end, send)
     held = np.zeros((actions.num_ranks, actions.num_stages))
     for stage, ranks in enumerate(actions.stage_ranks):
         held[list(ranks), stage] = 1.0
@@ -211,39 +201,78 @@ def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, 
     return rows, crossings * (1.0 if split else 2.0)
 
 
-@njit(cache=True)
-def _longest(rank_ptr, kind, stage, microbatch, start, end, num_stages, num_microbatches, lag):
+def _longest(actions: Actions, start: np.ndarray, end: np.ndarray, lag: float) -> tuple[np.ndarray, int]:
     """Counts [3, S] of the passes on the path that ends last, followed back, and the messages on it."""
-    n = len(kind)
-    at = np.full((3, num_stages, num_microbatches), -1, np.int64)
-    rank = np.empty(n, np.int64)
-    for r in range(len(rank_ptr) - 1):
-        for i in range(rank_ptr[r], rank_ptr[r + 1]):
-            rank[i] = r
-            at[1 if kind[i] == 3 else kind[i], stage[i], microbatch[i]] = i
-    counts, sends = np.zeros((3, num_stages)), 0
-    i = int(np.argmax(end))
+    counts, sends = np.zeros((3, actions.num_stages)), np.zeros(1, np.int64)
+    _follow(
+        actions.rank_ptr,
+        actions.kind,
+        actions.stage,
+        actions.microbatch,
+        end,
+        actions.num_stages,
+        actions.num_microbatches,
+        actions.num_ranks,
+        len(actions),
+        int(np.argmax(end)),
+        lag,
+        np.full(3 * actions.num_stages * actions.num_microbatches, -1),
+        np.empty(len(actions), np.int64),
+        counts.ravel(),
+        sends,
+    )
+    return counts, int(sends[0])
+
+
+@native("n")
+def _follow(
+    rank_ptr: Int64s,
+    kind: Bytes,
+    stage: Int32s,
+    microbatch: Int32s,
+    end: Float64s,
+    num_stages: int,
+    num_microbatches: int,
+    num_ranks: int,
+    n: int,
+    last: int,
+    lag: float,
+    at: OutInt64s,
+    rank: OutInt64s,
+    counts: OutFloat64s,
+    sends: OutInt64s,
+) -> None:
+    """Write ``counts`` [3, S] and ``sends`` [1] of the path that ends with action ``last``; ``at`` [3, S, microbatches]
+    is -1 before, ``rank`` [n] is room to work in."""
+    whole = num_stages * num_microbatches
+    for r in range(num_ranks):
+        for j in range(rank_ptr[r], rank_ptr[r + 1]):
+            rank[j] = r
+            way = B if kind[j] == BW else kind[j]
+            at[way * whole + stage[j] * num_microbatches + microbatch[j]] = j
+    i = last
     while i >= 0:
         s, m, k = stage[i], microbatch[i], kind[i]
-        counts[1 if k == 3 else k, s] += 1
+        way = B if k == BW else k
+        counts[way * num_stages + s] += 1
         best, latest, sent = -1, -1.0, 0
         if i > rank_ptr[rank[i]]:
             best, latest = i - 1, end[i - 1]
+        here = s * num_microbatches + m
         for choice in range(2):
             j = -1
-            if k == 0 and choice == 0 and s > 0:
-                j = at[0, s - 1, m]
-            elif k == 2 and choice == 0:
-                j = at[1, s, m]
-            elif k == 1 or k == 3:
+            if k == F and choice == 0 and s > 0:
+                j = at[here - num_microbatches]
+            elif k == W and choice == 0:
+                j = at[whole + here]
+            elif k in (B, BW):
                 if choice == 0:
-                    j = at[0, s, m]
+                    j = at[here]
                 elif s + 1 < num_stages:
-                    j = at[1, s + 1, m]
+                    j = at[whole + here + num_microbatches]
             if j >= 0:
                 crosses = 1 if rank[j] != rank[i] else 0
                 if end[j] + crosses * lag > latest:
                     best, latest, sent = j, end[j] + crosses * lag, crosses
-        sends += sent
+        sends[0] += sent
         i = best
-    return counts, sends

@@ -8,10 +8,10 @@ state comes out. ``reference_times`` is the same in plain Python, the definition
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from meshwright.graph import TaskGraph
+from meshwright.native import Float64s, Int32s, OutFloat64s, native
 
 Times = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -21,31 +21,19 @@ def times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times:
 
     Lagged edges are satisfied at the first step (nothing came before); see :func:`steady_state`.
     """
-    return _times(
-        graph.member_ptr,
-        graph.member,
-        graph.dep_ptr,
-        graph.dep,
-        graph.dep_lag,
-        graph.cost_key,
-        durations_s,
-        len(graph.streams),
-        graph.has_lag,
-    )
+    n = graph.num_tasks
+    start, end = np.empty(n), np.empty(n)
+    _times(*_columns(graph), _seconds(durations_s), n, np.zeros(len(graph.streams)), start, end)
+    return start, end
 
 
 def makespans(graph: TaskGraph, draws_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """The makespan under each of D draws of the durations: `draws_s` [D, num_keys] -> [D] seconds."""
-    return _makespans(
-        graph.member_ptr,
-        graph.member,
-        graph.dep_ptr,
-        graph.dep,
-        graph.dep_lag,
-        graph.cost_key,
-        np.ascontiguousarray(draws_s),
-        len(graph.streams),
-    )
+    draws_s, streams = _seconds(draws_s), len(graph.streams)
+    num_draws, num_keys = draws_s.shape
+    out, room = np.empty(num_draws), (np.empty(streams), np.empty(graph.num_tasks))
+    _makespans(*_columns(graph), draws_s.ravel(), graph.num_tasks, streams, num_draws, num_keys, *room, out)
+    return out
 
 
 def steady_state(graph: TaskGraph, durations_s: NDArray[np.float64], num_steps: int) -> NDArray[np.float64]:
@@ -54,18 +42,19 @@ def steady_state(graph: TaskGraph, durations_s: NDArray[np.float64], num_steps: 
     The last difference is the steady-state period, the first entry the cold step.
     """
     depth = int(graph.dep_lag.max(initial=0)) + 1
-    return _unroll(
-        graph.member_ptr,
-        graph.member,
-        graph.dep_ptr,
-        graph.dep,
-        graph.dep_lag,
-        graph.cost_key,
-        durations_s,
-        len(graph.streams),
-        num_steps,
-        depth,
-    )
+    n, ends = graph.num_tasks, np.empty(num_steps)
+    room = np.zeros(depth * n), np.zeros(len(graph.streams))
+    _unroll(*_columns(graph), _seconds(durations_s), n, num_steps, depth, *room, ends)
+    return ends
+
+
+def _columns(graph: TaskGraph) -> tuple[NDArray, ...]:
+    """What the loops below read of a graph."""
+    return graph.member_ptr, graph.member, graph.dep_ptr, graph.dep, graph.dep_lag, graph.cost_key
+
+
+def _seconds(values: NDArray) -> NDArray[np.float64]:
+    return np.ascontiguousarray(values, np.float64)
 
 
 def reference_times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times:
@@ -84,38 +73,57 @@ def reference_times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times
     return np.array(start), np.array(end)
 
 
-@njit(cache=True, boundscheck=False)
-def _times(member_ptr, member, dep_ptr, dep, dep_lag, cost_key, durations, num_streams, has_lag):
-    n = len(cost_key)
-    start, end = np.empty(n), np.empty(n)
-    free = np.zeros(num_streams)
-    d, m = 0, 0
+@native("n")
+def _times(
+    member_ptr: Int32s,
+    member: Int32s,
+    dep_ptr: Int32s,
+    dep: Int32s,
+    dep_lag: Int32s,
+    cost_key: Int32s,
+    durations: Float64s,
+    n: int,
+    free: OutFloat64s,
+    start: OutFloat64s,
+    end: OutFloat64s,
+) -> None:
+    """Write ``start`` and ``end`` [n]; ``free`` [streams] is 0 before."""
     for i in range(n):
         t = 0.0
-        d_end, m_first, m_end = dep_ptr[i + 1], m, member_ptr[i + 1]
-        while d < d_end:
-            if not has_lag or dep_lag[d] == 0:
-                t = max(t, end[dep[d]])
-            d += 1
-        while m < m_end:
-            t = max(t, free[member[m]])
-            m += 1
+        for k in range(dep_ptr[i], dep_ptr[i + 1]):
+            if dep_lag[k] == 0:
+                t = max(t, end[dep[k]])
+        for k in range(member_ptr[i], member_ptr[i + 1]):
+            t = max(t, free[member[k]])
         start[i] = t
         t += durations[cost_key[i]]
         end[i] = t
-        for k in range(m_first, m_end):
+        for k in range(member_ptr[i], member_ptr[i + 1]):
             free[member[k]] = t
-    return start, end
 
 
-@njit(cache=True)
-def _makespans(member_ptr, member, dep_ptr, dep, dep_lag, cost_key, draws, num_streams):
-    out = np.empty(len(draws))
-    for r in range(len(draws)):
-        n = len(cost_key)
-        end = np.empty(n)
-        free = np.zeros(num_streams)
+@native("n", "num_draws")
+def _makespans(
+    member_ptr: Int32s,
+    member: Int32s,
+    dep_ptr: Int32s,
+    dep: Int32s,
+    dep_lag: Int32s,
+    cost_key: Int32s,
+    draws: Float64s,
+    n: int,
+    num_streams: int,
+    num_draws: int,
+    num_keys: int,
+    free: OutFloat64s,
+    end: OutFloat64s,
+    out: OutFloat64s,
+) -> None:
+    """Write ``out`` [num_draws]; ``free`` [streams] and ``end`` [n] are room to work in."""
+    for r in range(num_draws):
         longest = 0.0
+        for s in range(num_streams):
+            free[s] = 0.0
         for i in range(n):
             t = 0.0
             for k in range(dep_ptr[i], dep_ptr[i + 1]):
@@ -123,36 +131,45 @@ def _makespans(member_ptr, member, dep_ptr, dep, dep_lag, cost_key, draws, num_s
                     t = max(t, end[dep[k]])
             for k in range(member_ptr[i], member_ptr[i + 1]):
                 t = max(t, free[member[k]])
-            t += draws[r, cost_key[i]]
+            t += draws[r * num_keys + cost_key[i]]
             end[i] = t
             longest = max(longest, t)
             for k in range(member_ptr[i], member_ptr[i + 1]):
                 free[member[k]] = t
         out[r] = longest
-    return out
 
 
-@njit(cache=True)
-def _unroll(member_ptr, member, dep_ptr, dep, dep_lag, cost_key, durations, num_streams, num_steps, depth):
-    n = len(cost_key)
-    history = np.zeros((depth, n))
-    free = np.zeros(num_streams)
-    ends = np.empty(num_steps)
+@native("n", "num_steps")
+def _unroll(
+    member_ptr: Int32s,
+    member: Int32s,
+    dep_ptr: Int32s,
+    dep: Int32s,
+    dep_lag: Int32s,
+    cost_key: Int32s,
+    durations: Float64s,
+    n: int,
+    num_steps: int,
+    depth: int,
+    history: OutFloat64s,
+    free: OutFloat64s,
+    ends: OutFloat64s,
+) -> None:
+    """Write ``ends`` [num_steps]; ``history`` [depth, n] and ``free`` [streams] are 0 before."""
     for step in range(num_steps):
-        row = step % depth
+        row = (step % depth) * n
         longest = 0.0
         for i in range(n):
             t = 0.0
             for k in range(dep_ptr[i], dep_ptr[i + 1]):
                 lag = dep_lag[k]
                 if step >= lag:
-                    t = max(t, history[(step - lag) % depth, dep[k]])
+                    t = max(t, history[(step - lag) % depth * n + dep[k]])
             for k in range(member_ptr[i], member_ptr[i + 1]):
                 t = max(t, free[member[k]])
             t += durations[cost_key[i]]
-            history[row, i] = t
+            history[row + i] = t
             longest = max(longest, t)
             for k in range(member_ptr[i], member_ptr[i + 1]):
                 free[member[k]] = t
         ends[step] = longest
-    return ends

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from meshwright.graph import MemoryEvents, TaskGraph
+from meshwright.native import Float64s, Int32s, OutFloat64s, native
 from meshwright.timeline import MemoryTrace
 
 
@@ -22,14 +22,12 @@ def peaks(
     times = np.array([(copies or {}).get(c, 1.0) for c in events.categories])
     if (times != 1.0).any():
         num_bytes = num_bytes * times[events.category[order]]
-    return _peaks(
-        events.rank[order],
-        time[order],
-        num_bytes,
-        events.category[order],
-        num_ranks,
-        len(events.categories),
-    )
+    n, num_categories = len(order), len(events.categories)
+    at, alive = np.zeros(num_ranks), np.zeros((num_ranks, num_categories))
+    room = np.zeros(alive.size), np.zeros(num_ranks), np.zeros(num_ranks)
+    columns = events.rank[order], time[order], num_bytes, events.category[order]
+    _peaks(*columns, n, num_categories, *room, at, alive.ravel())
+    return at, alive
 
 
 def traces(
@@ -67,16 +65,29 @@ def _ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> tu
     return time, ends_first[np.argsort(time[ends_first], kind="stable")]
 
 
-@njit(cache=True)
-def _peaks(rank, time, num_bytes, category, num_ranks, num_categories):
-    now = np.zeros((num_ranks, num_categories))
-    total, best, at = np.zeros(num_ranks), np.zeros(num_ranks), np.zeros(num_ranks)
-    alive = np.zeros((num_ranks, num_categories))
-    for i in range(len(rank)):
+@native("n")
+def _peaks(
+    rank: Int32s,
+    time: Float64s,
+    num_bytes: Float64s,
+    category: Int32s,
+    n: int,
+    num_categories: int,
+    now: OutFloat64s,
+    total: OutFloat64s,
+    best: OutFloat64s,
+    at: OutFloat64s,
+    alive: OutFloat64s,
+) -> None:
+    """Write ``at`` [ranks] and ``alive`` [ranks, categories] from n events in order; ``now`` [ranks, categories],
+    ``total`` and ``best`` [ranks] are 0 before."""
+    for i in range(n):
         r = rank[i]
-        now[r, category[i]] += num_bytes[i]
+        row = r * num_categories
+        now[row + category[i]] += num_bytes[i]
         total[r] += num_bytes[i]
         if total[r] > best[r]:
-            best[r], at[r] = total[r], time[i]
-            alive[r] = now[r]
-    return at, alive
+            best[r] = total[r]
+            at[r] = time[i]
+            for c in range(row, row + num_categories):
+                alive[c] = now[c]

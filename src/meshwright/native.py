@@ -1,0 +1,262 @@
+"""Native functions: the loops that are too slow in Python, as machine code made once on a machine and kept.
+
+A function under :func:`native` is written in Python over flat arrays that its caller allocates. It runs in one of
+two ways, equal to the last bit: *plain*, by Python itself, or *compiled*. Loading what was compiled takes some
+hundredths of a second and compiling seconds, so that a process starts plain and changes when it has run enough to
+expect more than that: small questions load nothing. Numba compiles, and is imported for that alone; the machine code
+lies where Python keeps its own compiled files, and llvmlite loads it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from importlib.util import cache_from_source
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: What an annotation of a parameter means: the element type of an array. Names that begin with Out are written to.
+Bytes, Int32s, Int64s, Float64s = NDArray[np.uint8], NDArray[np.int32], NDArray[np.int64], NDArray[np.float64]
+OutInt32s, OutInt64s, OutFloat64s = Int32s, Int64s, Float64s
+
+_ARRAYS = {"Bytes": np.uint8, "Int32s": np.int32, "Int64s": np.int64, "Float64s": np.float64}
+
+#: Plain steps of a process, some 0.7 us each, after which it loads what was compiled, and compiles what was not. A
+#: prediction takes about 40 for each of its tasks; its first ones tell how many it has.
+LOAD_STEPS, COMPILE_STEPS = 15_000, 200_000
+
+
+class Native:
+    """A function that runs plain or compiled. ``steps`` names the parameters whose product says how long it takes."""
+
+    def __init__(self, function: Callable[..., Any], steps: tuple[str, ...]):
+        self.function, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        self._kinds = tuple(function.__annotations__[name].removeprefix("Out") for name in names)
+        self._written = tuple(function.__annotations__[name].startswith("Out") for name in names)
+        self._steps = tuple(names.index(name) for name in steps)
+        self._returns = function.__annotations__["return"]
+        self._call: Callable[..., Any] | None = None
+        self._plain_steps = 0
+
+    def __call__(self, *arguments: Any) -> Any:
+        if self._call is None and not self._load(arguments):
+            return self.plain(*arguments)
+        return self.compiled(*arguments)
+
+    def plain(self, *arguments: Any) -> Any:
+        """Run in Python, over lists, which it reads faster than arrays."""
+        lists = [a.tolist() if kind in _ARRAYS else a for kind, a in zip(self._kinds, arguments)]
+        answer = self.function(*lists)
+        for written, array, values in zip(self._written, arguments, lists):
+            if written:
+                array[:] = values
+        return answer
+
+    def compiled(self, *arguments: Any) -> Any:
+        """Run the machine code, made or loaded where it is not yet."""
+        if self._call is None:
+            with _lock:
+                self._link(self._kept() or self._made())
+        return self._call(*map(_passed, self._kinds, arguments))
+
+    def _load(self, arguments: tuple) -> bool:
+        """Whether what is compiled is there, or worth its while by now."""
+        steps = 1
+        for place in self._steps:
+            steps *= max(int(arguments[place]), 1)
+        with _lock:
+            if self._call is None and _Process.steps + steps >= LOAD_STEPS:
+                self._linked(make=_Process.steps + steps >= COMPILE_STEPS)
+            if self._call is None:
+                _Process.steps += steps
+                self._plain_steps += steps
+                _Process.plain[self.symbol] = self
+            return self._call is not None
+
+    def _linked(self, *, make: bool) -> None:
+        """Load what is kept; where there is nothing and it is time to, compile this and all that ran plain for long.
+        Where llvmlite or numba cannot be loaded everything stays plain."""
+        try:
+            code = self._kept()
+            if code is None and make:
+                code = self._made()
+                for other in _Process.plain.values():
+                    if other._call is None and other is not self and other._plain_steps >= LOAD_STEPS // 4:
+                        other._link(other._kept() or other._made())
+            if code is not None:
+                self._link(code)
+        except (ImportError, OSError):
+            _Process.steps = -sys.maxsize
+
+    def _kept(self) -> bytes | None:
+        """The machine code that this or another process keeps; None where there is none for this code and machine."""
+        for file in self._files():
+            try:
+                held = file.read_bytes()
+            except OSError:
+                continue
+            code = held[64:]
+            if held[:32] == self._identity() and held[32:64] == hashlib.sha256(code).digest():
+                return code
+        return None
+
+    def _files(self) -> list[Path]:
+        """Where machine code is kept: with Python's own compiled files, else in the user's cache."""
+        module = sys.modules[self.function.__module__]
+        name = f"{module.__name__.rpartition('.')[2]}.{self.__name__}-{_machine()[1]}.native"
+        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return [Path(cache_from_source(module.__file__)).parent / name, user / "meshwright" / "native" / name]
+
+    def _identity(self) -> bytes:
+        """A digest of all that the machine code follows from."""
+        return hashlib.sha256(repr((_written_as(self.function), _machine()[0])).encode()).digest()
+
+    def _made(self) -> bytes:
+        """Compile, and keep the result where that is possible."""
+        from meshwright.atomic import write_bytes
+        from meshwright.errors import MeshwrightError
+
+        code = _compiled(self)
+        whole = self._identity() + hashlib.sha256(code).digest() + code
+        for file in self._files():
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_bytes(file, whole)
+                break
+            except (OSError, MeshwrightError):
+                continue  # it is compiled again by the next process
+        return code
+
+    def _link(self, code: bytes) -> None:
+        import ctypes
+
+        import llvmlite.binding as llvm
+
+        engine = _engine()
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        types = {"int": ctypes.c_int64, "float": ctypes.c_double, "None": None}
+        arguments = [ctypes.c_void_p if kind in _ARRAYS else types[kind] for kind in self._kinds]
+        prototype = ctypes.CFUNCTYPE(types[self._returns], *arguments)
+        self._call = prototype(engine.get_function_address(self.symbol))
+
+    @property
+    def symbol(self) -> str:
+        """The name of the function in its machine code."""
+        return f"{self.function.__module__}.{self.__name__}"
+
+
+def native(*steps: str) -> Callable[[Callable[..., Any]], Native]:
+    """Decorate a function that runs plain or compiled; `steps`: its parameters whose product says how long it takes.
+
+    Parameters are annotated ``int``, ``float``, or as arrays by the names above; it returns ``int``, ``float`` or None.
+    Arrays are flat and contiguous, indices not negative, integers no wider than 64 bits, and nothing is allocated: what
+    is written was given.
+    """
+    return lambda function: Native(function, steps)
+
+
+class _Process:
+    """Plain steps so far and what took them, and what loads machine code once something did."""
+
+    steps = 0
+    plain: ClassVar[dict[str, Native]] = {}
+    engine: Any = None
+    machine: tuple[str, str] | None = None
+
+
+_lock = Lock()
+
+
+def _passed(kind: str, argument: Any) -> Any:
+    """The address of an array, or the number."""
+    if kind not in _ARRAYS:
+        return argument
+    if argument.dtype != _ARRAYS[kind] or not argument.flags.c_contiguous:
+        raise TypeError(f"a native function takes contiguous {kind}, this is {argument.dtype} {argument.strides}")
+    return argument.ctypes.data
+
+
+def _machine() -> tuple[str, str]:
+    """Processor and versions that machine code is for, and a short name for them."""
+    if _Process.machine is None:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        features = llvm.get_host_cpu_features().flatten()
+        said = f"{sys.version_info[:2]} {llvmlite.__version__} {llvm.get_host_cpu_name()} {features}"
+        _Process.machine = said, hashlib.sha256(said.encode()).hexdigest()[:12]
+    return _Process.machine
+
+
+def _written_as(function: Callable[..., Any]) -> tuple:
+    """Code, constants and annotations of a function."""
+    code, known = function.__code__, function.__globals__
+    named = tuple((name, known[name]) for name in code.co_names if isinstance(known.get(name), int | float))
+    return code.co_code.hex(), code.co_consts[1:], code.co_varnames, tuple(function.__annotations__.items()), named
+
+
+def _compiled(asked: Native) -> bytes:
+    """An object file with the function, under its symbol, that refers to nothing outside of itself."""
+    import llvmlite.binding as llvm
+    from numba import cfunc, types
+
+    _announce()
+    scalar = {"int": types.int64, "float": types.float64, "None": types.void}
+    array = {kind: types.CPointer(getattr(types, np.dtype(dtype).name)) for kind, dtype in _ARRAYS.items()}
+    signature = scalar[asked._returns](*((array | scalar)[kind] for kind in asked._kinds))
+    made = cfunc(signature, error_model="numpy", forceinline=True)(asked.function)
+    module = llvm.parse_assembly(made.inspect_llvm())
+    for function in module.functions:
+        if function.name == made.native_name:
+            function.name = asked.symbol
+        elif not function.is_declaration:
+            function.linkage = "internal"
+    target = _target()
+    # once more, now that the function has one caller for sure: what handles errors, which it has none of, goes
+    builder = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+    outside = [f.name for f in module.functions if f.is_declaration and not f.name.startswith("llvm.")]
+    if outside:
+        raise TypeError(f"{asked.symbol} is not a native function: it needs {', '.join(outside)}")
+    return target.emit_object(module)
+
+
+_announced: list[bool] = []
+
+
+def _announce() -> None:
+    """Say on a terminal, once, why this run takes longer than the next."""
+    if not _announced and sys.stderr is not None and sys.stderr.isatty():
+        print("compiling for this processor, which is done once ...", file=sys.stderr)
+    _announced.append(True)
+
+
+def _target() -> Any:
+    """Machine code for this processor, as fast as it can be. It is not position-independent, as what loads it mixes up
+    the tables of several objects that are."""
+    import llvmlite.binding as llvm
+
+    _engine()
+    cpu, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    found = llvm.Target.from_default_triple()
+    return found.create_target_machine(cpu=cpu, features=features, opt=3, codemodel="jitdefault")
+
+
+def _engine() -> Any:
+    """What holds the machine code of this process."""
+    if _Process.engine is None:
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        target = llvm.Target.from_default_triple().create_target_machine()
+        _Process.engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target)
+    return _Process.engine

@@ -1,0 +1,127 @@
+"""Native functions: plain and compiled are one function, machine code is kept small questions load none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright import toposort
+from meshwright.graph import GraphBuilder
+from meshwright.native import Float64s, Native, OutFloat64s, native
+from meshwright.schedules import build
+from meshwright.search.find import find
+from meshwright.search.partition import partition
+from meshwright.simulate import engine
+
+README = ["llama3-70b", "--on", "64xh100", "--train", "batch=512,seq=8192", "--plan", "tp8 pp4 vpp5 zero1"]
+
+
+@native("n")
+def running(values: Float64s, factor: float, n: int, out: OutFloat64s) -> int:
+    """Running sums [n] of values times a factor; returns how many."""
+    total = 0.0
+    for i in range(n):
+        total += values[i] * factor
+        out[i] = total
+    return n
+
+
+def loaded(argv):
+    """Modules that a prediction leaves in a fresh process."""
+    code = "import sys; from meshwright.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code, "predict", *argv], capture_output=True, text=True, check=True)
+    return {name.split(".")[0] for name in done.stderr.split()}
+
+
+@pytest.fixture
+def both(monkeypatch):
+    """Every call of a native function runs plain and compiled and compares, to the last bit; the names that ran."""
+    ran = set()
+
+    def call(self, *arguments):
+        again = [a.copy() if isinstance(a, np.ndarray) else a for a in arguments]
+        answer, plain = self.compiled(*arguments), self.plain(*again)
+        assert answer == plain
+        for mine, other in zip(arguments, again):
+            if isinstance(mine, np.ndarray):
+                assert mine.tobytes() == other.tobytes(), self.symbol
+        ran.add(self.symbol.removeprefix("meshwright."))
+        return answer
+
+    monkeypatch.setattr(Native, "__call__", call)
+    return ran
+
+
+def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_searches(both):
+    model, cluster = mw.load_model("llama3-8b"), mw.load_cluster("16xh100")
+    train = mw.parse_train("batch=32,seq=8192")
+    for words in ("tp2 pp4 vpp2 zero1 full", "pp2 zero1 zb-h1 full", "pp4 hanayo full", "pp4 2bp:gpipe", "fsdp"):
+        mw.predict(model, cluster, train, mw.parse_plan(words))
+    find(model, mw.load_cluster("8xh100"), mw.parse_train("batch=16,seq=4096"), top=1)
+    builder = GraphBuilder(("r",))
+    one = builder.add("op", "one", builder.stream(0, "compute"))
+    builder.depend([one], [builder.add("op", "two", builder.stream(0, "dp"), [one])], 2)
+    engine.steady_state(builder.build(), np.array([0.1, 0.7]), 9)
+    partition(np.array([[0.3, 0.1, 0.7, 0.2], [0.2, 0.4, 0.1, 0.6]]), first=(0.1, 0.0), last=(0.0, 0.2))
+    for family, ranks, count in (("2bp:gpipe", 3, 7), ("hanayo", 4, 8), ("chimera", 4, 8)):
+        build(family, ranks, count)
+    assert both == {
+        "toposort._ordered",
+        "toposort._bound",
+        "toposort._ran_as_stored",
+        "simulate.engine._times",
+        "simulate.engine._makespans",
+        "simulate.engine._unroll",
+        "simulate.memory._peaks",
+        "schedules.timing_loop._run",
+        "schedules.fill_loop._run",
+        "schedules.slots_loop._run",
+        "search.clock._makespan",
+        "search.partition._fill",
+        "search.paths._follow",
+    }
+
+
+def test_a_plain_run_writes_and_returns_what_the_compiled_one_does():
+    values = np.array([0.1, 0.2, 0.3])
+    plain, compiled = np.zeros(3), np.zeros(3)
+    assert running.plain(values, 3.0, 3, plain) == running.compiled(values, 3.0, 3, compiled) == 3
+    assert plain.tolist() == compiled.tolist() == [0.1 * 3.0, 0.1 * 3.0 + 0.2 * 3.0, 0.1 * 3.0 + 0.2 * 3.0 + 0.3 * 3.0]
+
+
+def test_an_array_of_another_type_or_with_gaps_is_refused_not_misread():
+    for wrong in (np.zeros(3, np.float32), np.zeros(6)[::2]):
+        with pytest.raises(TypeError, match="takes contiguous Float64s"):
+            running.compiled(wrong, 1.0, 3, np.zeros(3))
+
+
+def test_machine_code_that_was_damaged_or_is_of_other_source_is_not_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(Native, "_files", lambda self: [tmp_path / "kept"])
+    code = running._made()
+    assert running._kept() == code
+    held = (tmp_path / "kept").read_bytes()
+    (tmp_path / "kept").write_bytes(held[:-1])
+    assert running._kept() is None
+    (tmp_path / "kept").write_bytes(bytes(32) + held[32:])
+    assert running._kept() is None
+
+
+def test_a_function_that_needs_something_outside_of_itself_is_refused():
+    @native("n")
+    def allocates(n: int, out: OutFloat64s) -> None:
+        out[0] = np.zeros(n)[0]
+
+    with pytest.raises(TypeError, match="not a native function: it needs"):
+        allocates._made()
+
+
+def test_a_small_question_loads_no_compiled_code_and_a_large_one_no_compiler():
+    small = loaded(["llama3-8b", "--on", "8xh100", "--train", "batch=16,seq=8192", "--plan", "fsdp full"])
+    assert not small & {"numba", "llvmlite", "jinja2", "torch"}
+    for function in (toposort._ordered, toposort._bound, toposort._ran_as_stored, engine._times, engine._makespans):
+        assert function._kept() or function._made()
+    assert "numba" not in loaded(README)
