@@ -1,4 +1,7 @@
-"""Options of a command as a record, read by tyro; what is wrong with them as diagnostics like any other."""
+"""Options of a command as a record; what is wrong with them as diagnostics like any other.
+
+Words that are all as they should be are read here, at once; tyro shows the help and reads all others.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,40 @@ from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
-import tyro
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """How an option is written and what it takes; ``metavar`` is "" for a switch."""
+
+    type: type
+    metavar: str
+    help: str
+    name: str | None = None
+    positional: bool = False
+
+
 def text(metavar: str, help: str, *, name: str | None = None) -> object:
     """An option that takes one text, "" when it is not given; ``name`` where it cannot be the field's."""
-    return Annotated[str, tyro.conf.arg(name=name, metavar=metavar, help=help, help_behavior_hint="")]
+    return Annotated[str, Option(type=str, name=name, metavar=metavar, help=help)]
 
 
 def positional(metavar: str, help: str) -> object:
     """An argument without a name, "" when it is not given."""
-    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")]
+    return Annotated[str, Option(type=str, metavar=metavar, help=help, positional=True)]
 
 
 def repeated(metavar: str, help: str) -> object:
     """An option that may be given several times; every text it was given."""
-    shown = tyro.conf.arg(metavar=metavar, help=help, help_behavior_hint="")
-    return Annotated[tuple[str, ...], tyro.conf.UseAppendAction, shown]
+    return Annotated[tuple[str, ...], Option(type=tuple, metavar=metavar, help=help)]
 
 
 def switch(help: str) -> object:
     """An option without a value."""
-    return Annotated[bool, tyro.conf.arg(help=help, help_behavior_hint="")]
+    return Annotated[bool, Option(type=bool, metavar="", help=help)]
 
 
 JSON = switch("Print one JSON object instead of text.")
@@ -55,11 +66,62 @@ def read(
     Raises:
         MeshwrightError: X004 when the words cannot be read at all, as when an option lacks its value.
     """
+    plain = _plain(kind, argv)
+    if plain is not None:
+        return plain, []
+    options, unknown = _parsed(kind, argv, command, description)
+    # The word after an unknown option is its value, no mistake of its own.
+    values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
+    wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
+    unheard = [_unknown(word, kind, command) for word in wrong]
+    return options, unheard + _twice(kind, argv, command) + _empty(argv, command)
+
+
+def _plain(kind: type[Options], argv: Sequence[str]) -> Options | None:
+    """The options where every word is as it should be, which takes no library; None where one is not or asks for help,
+    for :func:`_parsed` to say so. The two agree on what both read."""
+    named = _named(kind)
+    known = {word: (field, option) for field, (word, option) in named.items() if not option.positional}
+    places = [field for field, (_, option) in named.items() if option.positional]
+    said: dict[str, Any] = {}
+    words, over = iter(argv), False
+    for word in words:
+        if not word.startswith("-"):
+            if not word or not places or over:
+                return None  # one too many, or some here and some there
+            said[places.pop(0)] = word
+            continue
+        name, given, value = word.partition("=")
+        field, option = known.get(name, ("", None))
+        if option is None or (field in said and option.type is not tuple):
+            return None
+        if option.type is bool:
+            value = "" if given else "yes"
+        elif not given:
+            value = next(words, "")
+        if not value or (not given and value.startswith("-")):
+            return None
+        said[field] = True if option.type is bool else (*said.get(field, ()), value) if option.type is tuple else value
+        over = any(named[field][1].positional for field in said)
+    return kind(**said)
+
+
+def _parsed(kind: type[Options], argv: Sequence[str], command: str, description: str) -> tuple[Options, list[str]]:
+    """The options by tyro, and the words that it has no use for."""
+    import tyro
+
+    def hint(option: Option) -> object:
+        shown = tyro.conf.arg(name=option.name, metavar=option.metavar or None, help=option.help, help_behavior_hint="")
+        marks = (tyro.conf.UseAppendAction,) if option.type is tuple else ()
+        marks += (tyro.conf.Positional,) if option.positional else ()
+        return Annotated[(option.type, *marks, shown)]
+
+    fields = [(field, hint(option), option.type()) for field, (_, option) in _named(kind).items()]
     complaint = io.StringIO()
     try:
         with contextlib.redirect_stderr(complaint):
-            options, unknown = tyro.cli(
-                kind,
+            found, unknown = tyro.cli(
+                msgspec.defstruct(kind.__name__, fields, kw_only=True),
                 prog=f"meshwright {command}",
                 description=description,
                 args=list(argv),
@@ -70,12 +132,7 @@ def read(
         if not stop.code:
             raise
         raise MeshwrightError(_unreadable(complaint.getvalue(), command)) from None
-    # The word after an unknown option is its value, no mistake of its own.
-    values = {i + 1 for i, word in enumerate(unknown) if word.startswith("-") and "=" not in word}
-    wrong = [w for i, w in enumerate(unknown) if w.startswith("-") or i not in values]
-    return options, [_unknown(word, kind, command) for word in wrong] + _twice(kind, argv, command) + _empty(
-        argv, command
-    )
+    return kind(**msgspec.structs.asdict(found)), unknown
 
 
 def missing(said: Mapping[str, object], wanted: dict[str, str], *, command: str) -> list[Diagnostic]:
@@ -127,20 +184,20 @@ def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> lis
             place=f"meshwright {command}",
             help="keep one of them; meshwright diff compares two",
         )
-        for option, hint in _named(kind)
-        if given[option] > 1 and tyro.conf.UseAppendAction not in hint.__metadata__
+        for option, kept in _named(kind).values()
+        if given[option] > 1 and kept.type is not tuple
     ]
 
 
-def _named(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
-    """Every option as it is written (``save_every`` is ``--save-every``), and its hint."""
+def _named(kind: type[msgspec.Struct]) -> dict[str, tuple[str, Option]]:
+    """Of every field how it is written (``save_every`` is ``--save-every``), and its option."""
     hints = get_type_hints(kind, include_extras=True)
-    named = ((next((n for m in h.__metadata__ if (n := getattr(m, "name", None))), f), h) for f, h in hints.items())
-    return [("--" + name.replace("_", "-"), hint) for name, hint in named]
+    options = {field: next(m for m in hint.__metadata__ if isinstance(m, Option)) for field, hint in hints.items()}
+    return {f: ("--" + (option.name or f).replace("_", "-"), option) for f, option in options.items()}
 
 
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    known = [name for name, hint in _named(kind) if tyro.conf.Positional not in hint.__metadata__]
+    known = [name for name, option in _named(kind).values() if not option.positional]
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

@@ -1,0 +1,52 @@
+"""Reading options: what is read at once and what tyro reads are the same, and what is not plain goes to tyro."""
+
+from importlib import import_module
+
+import pytest
+
+from meshwright.cli.options import _parsed, _plain
+
+READ_AT_ONCE = [
+    ("predict", []),
+    ("predict", ["llama3-70b", "--on", "64xh100", "--train", "batch=512,seq=8192", "--plan", "tp8 pp4 zero1"]),
+    ("predict", ["--on=64xh100", "--plan=tp8 pp4", "--json", "llama3-70b"]),
+    ("predict", ["q.toml", "--report", "a=b.html"]),
+    ("search", ["m", "--fix", "tp=8", "--fix=pp=4", "--bound", "pp<=16", "--allow", "dtype=fp8", "--show"]),
+    ("diff", ["a.json", "b.json", "--on", "8xh100", "--on", "8xa100", "--json"]),
+    ("diff", ["--plan", "tp8", "--plan", "tp4", "llama3-8b"]),
+    ("run", ["plan.toml", "--save-every", "5", "--resume", "--lr", "3e-4"]),
+]
+NOT_PLAIN = [
+    ["--help"],
+    ["-h"],
+    ["m", "--frob", "x"],
+    ["m", "another"],
+    ["m", "--on"],
+    ["m", "--on", "--json"],
+    ["m", "--on", ""],
+    ["m", "--on="],
+    ["m", "--on", "a", "--on", "b"],
+    ["m", "--json", "--json"],
+    ["m", "--json=yes"],
+    ["m", "--on", "-1"],
+    [""],
+]
+
+
+def kind_of(command):
+    return import_module(f"meshwright.cli.{command}").Options
+
+
+@pytest.mark.parametrize(("command", "argv"), READ_AT_ONCE)
+def test_plain_words_mean_what_tyro_reads_in_them(command, argv):
+    assert _plain(kind_of(command), argv) is not None
+    assert (_plain(kind_of(command), argv), []) == _parsed(kind_of(command), argv, command, "")
+
+
+@pytest.mark.parametrize("argv", NOT_PLAIN)
+def test_words_with_anything_odd_are_left_to_tyro(argv):
+    assert _plain(kind_of("predict"), argv) is None
+
+
+def test_positions_apart_are_left_to_tyro():
+    assert _plain(kind_of("diff"), ["a", "--on", "8xh100", "b"]) is None
