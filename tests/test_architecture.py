@@ -37,6 +37,7 @@ ORDER = (
     ("search",),
     ("export", "papers"),
     ("report",),
+    ("ui",),
     ("cli",),
     ("__main__",),
 )

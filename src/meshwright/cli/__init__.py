@@ -24,6 +24,7 @@ COMMANDS = {
     "reproduce": "One paper's figures beside ours, with the error and what is assumed",
     "whatif": "What a published technique does to a plan: gain, memory, exact or not",
     "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
+    "ui": "The question as a local page: controls, the live answer, a search with its progress",
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",
     "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",

@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from meshwright.errors import Diagnostic
 
 
-def lacking(command: str, *modules: str) -> list[Diagnostic]:
-    """L003 when a module that `command` needs is not installed; nothing is imported."""
+def lacking(command: str, *modules: str, extra: str = "run") -> list[Diagnostic]:
+    """L003 when a module that `command` needs, of the package's `extra`, is not installed; nothing is imported."""
     missing = [name for name in modules if find_spec(name) is None]
     if not missing:
         return []
@@ -17,6 +17,6 @@ def lacking(command: str, *modules: str) -> list[Diagnostic]:
             code="L003",
             message=f"{command} needs {' and '.join(missing)}, not installed here",
             place=f"meshwright {command}",
-            help='pip install "meshwright[run]"; predicting and searching need none of it',
+            help=f'pip install "meshwright[{extra}]"; predicting and searching need none of it',
         )
     ]

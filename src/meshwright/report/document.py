@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -10,15 +11,19 @@ from markupsafe import Markup
 
 
 def render(template: str, **context: Any) -> str:
-    """One offline HTML document."""
-    environment = Environment(
+    """One offline HTML document, or a part of one."""
+    return _environment().get_template(template).render(**context)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
         loader=PackageLoader("meshwright.report", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template(template).render(**context)
 
 
 def static(name: str) -> Markup:

@@ -6,6 +6,7 @@ the page, each with a table that says the same.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import charts, columns, document, facts, palette
 
 STYLES = ("base.css", "charts.css", "timeline.css")
-SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "start.js")
+SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "panels.js", "start.js")
 
 
 def write(prediction: Prediction, path: str | Path) -> None:
@@ -32,9 +33,14 @@ def render(prediction: Prediction) -> str:
     return document.render("report.html.j2", **_context(prediction))
 
 
+def section(name: str, prediction: Prediction) -> str:
+    """One of :data:`SECTIONS` of the report, for a page that has its styles and scripts already."""
+    template, context = SECTIONS[name]
+    return document.render(template, p=prediction, **context(prediction))
+
+
 def _context(prediction: Prediction) -> dict[str, Any]:
-    timeline = prediction.timeline
-    return {
+    context = {
         "p": prediction,
         "format_version": FORMAT_VERSION,
         "styles": [document.static(name) for name in STYLES],
@@ -43,6 +49,15 @@ def _context(prediction: Prediction) -> dict[str, Any]:
         "dark": palette.css("dark"),
         "theme_colours": palette.THEMES,
         "headline": facts.headline(prediction),
+        "params": big(prediction.model.num_params),
+    }
+    for _, part in SECTIONS.values():
+        context |= part(prediction)
+    return context
+
+
+def _verdict(prediction: Prediction) -> dict[str, Any]:
+    return {
         "verdict": facts.verdict(prediction),
         "remedies": facts.remedies(prediction),
         "interval": [seconds(t) for t in prediction.step_time_interval_s],
@@ -50,20 +65,47 @@ def _context(prediction: Prediction) -> dict[str, Any]:
         "step": seconds(prediction.step_time_s),
         "peak": gibibytes(prediction.tightest.peak_bytes),
         "capacity": gibibytes(prediction.tightest.capacity_bytes),
-        "params": big(prediction.model.num_params),
-        "waterfall": charts.waterfall(prediction),
-        "memory": charts.memory(prediction),
-        "memory_over_time": columns.memory_payload(timeline, prediction.memory),
+        "money": facts.money(prediction),
+    }
+
+
+def _time(prediction: Prediction) -> dict[str, Any]:
+    return {"waterfall": charts.waterfall(prediction), "sensitivities": charts.sensitivities(prediction)}
+
+
+def _memory(prediction: Prediction) -> dict[str, Any]:
+    over_time = columns.memory_payload(prediction.timeline, prediction.memory)
+    return {"memory": charts.memory(prediction), "memory_over_time": over_time}
+
+
+def _step(prediction: Prediction) -> dict[str, Any]:
+    timeline = prediction.timeline
+    return {
         "timeline": columns.payload(timeline),
         "ranks": charts.ranks(timeline),
         "waits": charts.waits(timeline),
         "path_count": len(timeline.critical_path()),
-        "zooms": [_zoom(zoom) for zoom in prediction.zooms],
-        "sensitivities": charts.sensitivities(prediction),
-        "money": facts.money(prediction),
-        "training_run": facts.training_run(prediction),
         "makespan": seconds(timeline.makespan_s),
     }
+
+
+def _layers(prediction: Prediction) -> dict[str, Any]:
+    return {"zooms": [_zoom(zoom) for zoom in prediction.zooms]}
+
+
+def _basis(prediction: Prediction) -> dict[str, Any]:
+    return {"money": facts.money(prediction), "training_run": facts.training_run(prediction)}
+
+
+#: Section -> its template, and what that draws of a prediction. Sections but the first two need its details.
+SECTIONS: dict[str, tuple[str, Callable[[Prediction], dict[str, Any]]]] = {
+    "verdict": ("tiles.html.j2", _verdict),
+    "basis": ("basis.html.j2", _basis),
+    "time": ("waterfall.html.j2", _time),
+    "memory": ("memory.html.j2", _memory),
+    "step": ("step.html.j2", _step),
+    "layers": ("layers.html.j2", _layers),
+}
 
 
 def _zoom(zoom) -> dict[str, Any]:

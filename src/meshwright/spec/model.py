@@ -69,6 +69,19 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
     )
 
 
+def in_catalog(name: str) -> Model | None:
+    """The catalog's model of a name or alias, None when it has no such; no file beside the catalog is looked at."""
+    entry = _entry(name)
+    return (
+        None if entry is None else from_config(_entry_config(entry), name=entry, place=f"catalog/models/{entry}.json")
+    )
+
+
+def known_names() -> list[str]:
+    """Every name and alias of the catalog's models."""
+    return [*catalog.names("models"), *_aliases()]
+
+
 def from_config(config: Mapping[str, Any], name: str = "model", place: str = "config") -> Model:
     """The model of a parsed ``config.json``; `name` and `place` appear in its errors.
 

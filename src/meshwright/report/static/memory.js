@@ -22,7 +22,7 @@ Meshwright.Memory = class {
     this.canvas.addEventListener("pointerleave", () => { if (document.activeElement !== this.canvas) this.move(-1, false); });
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.redraw()).observe(this.canvas.parentElement);
-    Meshwright.theme.onChange(() => this.redraw());
+    Meshwright.theme.onChange(() => this.redraw(), this.root);
   }
 
   get current() { return this.ranks[this.rank]; }

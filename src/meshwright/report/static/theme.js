@@ -5,12 +5,18 @@ const Meshwright = {};
 Meshwright.theme = (() => {
   const root = document.documentElement;
   const order = ["auto", "light", "dark"];
-  const listeners = [];
+  let listeners = [];
   let colours = new Map();
 
   function changed() {
     colours = new Map();
-    listeners.forEach((listener) => listener());
+    listeners.forEach(([listener]) => listener());
+  }
+
+  // `listener` is called when the theme changes, as long as `owner` is part of the page.
+  function onChange(listener, owner = root) {
+    listeners = listeners.filter(([, other]) => other.isConnected);
+    listeners.push([listener, owner]);
   }
 
   function set(name) {
@@ -23,9 +29,9 @@ Meshwright.theme = (() => {
     changed();
   }
 
-  function start() {
+  function start(kept = "auto") {
     const asked = /theme=(light|dark)/.exec(location.hash);
-    set(asked ? asked[1] : "auto");
+    set(asked ? asked[1] : kept);
     document.querySelector("[data-theme-button]").addEventListener("click", () => {
       set(order[(order.indexOf(root.dataset.theme) + 1) % order.length]);
     });
@@ -38,7 +44,7 @@ Meshwright.theme = (() => {
     return colours.get(name);
   }
 
-  return { start, colour, onChange: (listener) => listeners.push(listener) };
+  return { start, colour, onChange };
 })();
 
 Meshwright.calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

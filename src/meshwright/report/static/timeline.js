@@ -20,7 +20,7 @@ Meshwright.Timeline = class {
     this.legend();
     this.listen();
     new ResizeObserver(() => this.redraw()).observe(this.scroller);
-    Meshwright.theme.onChange(() => this.redraw());
+    Meshwright.theme.onChange(() => this.redraw(), this.root);
     this.describe(-1);
   }
 

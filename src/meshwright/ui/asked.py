@@ -1,0 +1,148 @@
+"""Asked: a question as the page sends it, read without ever opening a file that the page names."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import lru_cache
+from typing import Annotated, Any
+
+import msgspec
+
+from meshwright.cost import load_framework, standard_on
+from meshwright.cost.chain import Costs
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.plan import Plan
+from meshwright.plan.text import read as read_plan
+from meshwright.spec import cluster as clusters
+from meshwright.spec import model as models
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.spec.workload import parse as read_train
+
+#: Longest text of a field and of a pasted file, in characters.
+MAX_TEXT, MAX_PASTED = 2_000, 100_000
+#: What would open a file in a reader of texts: a path, or a name that ends as one.
+FILE = re.compile(r"[/\\]|\.(toml|json|csv|gz)\b|^\s*~", re.IGNORECASE)
+#: What a file that was pasted is called in errors, commands and downloads.
+CONFIG_FILE, CLUSTER_FILE = "config.json", "cluster.toml"
+
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Pasted = Annotated[str, msgspec.Meta(max_length=MAX_PASTED)]
+Id = Annotated[str, msgspec.Meta(max_length=100)]
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The texts of a question. ``config`` and ``cluster`` are the text of a ``config.json`` and of a cluster's TOML,
+    which go before the names in ``model`` and ``on``; ``tries`` are papers whose recipes are put over the plan."""
+
+    model: Text = ""
+    config: Pasted = ""
+    on: Text = ""
+    cluster: Pasted = ""
+    train: Text = ""
+    plan: Text = ""
+    framework: Id = ""
+    tries: Annotated[tuple[Id, ...], msgspec.Meta(max_length=20)] = ()
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """The question as far as it could be read, and what is wrong with the rest, by the control it concerns."""
+
+    model: Model | None = None
+    cluster: Cluster | None = None
+    train: Train | None = None
+    plan: Plan | None = None
+    costs: Costs | None = None
+    wrong: tuple[tuple[str, Diagnostic], ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        return not self.wrong
+
+    @property
+    def parts(self) -> tuple[Model, Cluster, Train, Plan]:
+        """The four of a complete question."""
+        assert self.model and self.cluster and self.train and self.plan
+        return self.model, self.cluster, self.train, self.plan
+
+
+def read(asked: Asked) -> Read:
+    """Every part that can be read; nothing is raised, so that one answer tells everything that is wrong."""
+    parts: dict[str, Any] = {}
+    wrong: list[tuple[str, Diagnostic]] = []
+    readers = {
+        "model": lambda: _model(asked.model, asked.config),
+        "cluster": lambda: _cluster(asked.on, asked.cluster),
+        "train": lambda: _train(asked.train),
+        "plan": lambda: _plan(asked.plan),
+    }
+    for name, reader in readers.items():
+        try:
+            parts[name] = reader()
+        except MeshwrightError as error:
+            control = "on" if name == "cluster" else name
+            wrong += [(control, d) for d in error.diagnostics]
+    try:
+        if asked.framework:
+            load_framework(asked.framework)
+        if "cluster" in parts:
+            parts["costs"] = standard_on(parts["cluster"], asked.framework)
+    except MeshwrightError as error:
+        wrong += [("framework", d) for d in error.diagnostics]
+    return Read(**parts, wrong=tuple(wrong))
+
+
+def _missing(what: str, help: str) -> MeshwrightError:
+    return MeshwrightError.one("X004", f"{what} is missing", place=what, help=help)
+
+
+def _no_files(text: str, place: str, help: str) -> None:
+    """B007 for a text that names a file: a page must not make this machine's files readable."""
+    if FILE.search(text):
+        raise MeshwrightError.one(
+            "B007", f"the page opens no files, and {text[:80]!r} names one", place=place, help=help
+        )
+
+
+@lru_cache(maxsize=64)
+def _model(name: str, config: str) -> Model:
+    if config:
+        try:
+            table = json.loads(config)
+        except (ValueError, RecursionError) as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            help = "paste the whole config.json, from { to }"
+            raise MeshwrightError.one("M007", f"cannot read it: {reason}", place=CONFIG_FILE, help=help) from None
+        return models.from_config(table, name=name or "pasted", place=CONFIG_FILE)
+    if not name.strip():
+        raise _missing("model", "choose one, such as llama3-70b, or paste a config.json")
+    found = models.in_catalog(name.strip())
+    if found is None:
+        _no_files(name, f"model = {name[:80]}", "choose a name of the catalog, or paste the config.json")
+        help = nearest(name[:80], models.known_names())
+        raise MeshwrightError.one("M006", f"no model {name[:80]!r} in the catalog", place="model", help=help)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _cluster(text: str, pasted: str) -> Cluster:
+    if pasted:
+        return clusters.from_toml(pasted, place=CLUSTER_FILE)
+    if not text.strip():
+        raise _missing("cluster", "say one, such as 64xh100, or paste a cluster file")
+    _no_files(text, f"cluster = {text[:80]}", "write 64xh100 or a name of the catalog, or paste the file's text")
+    return clusters.load(text)
+
+
+def _train(text: str) -> Train:
+    if not text.strip():
+        raise _missing("workload", "say for example batch=512,seq=8192")
+    _no_files(text, f"workload = {text[:80]}", "write lengths with their shares: lengths=512:0.5;2048:0.5")
+    return read_train(text, place="workload")
+
+
+def _plan(text: str) -> Plan:
+    _no_files(text, f"plan = {text[:80]}", "write words such as tp8 pp4 vpp5 zero1")
+    return read_plan(text, place="plan")

@@ -1,0 +1,69 @@
+"""What each paper's recipe would bring on a plan: gain, memory, exact or not, or why it does not apply."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import MeshwrightError
+from meshwright.papers.record import Paper, papers
+from meshwright.papers.whatif import what_if
+from meshwright.quantity import seconds
+from meshwright.ui.asked import Asked, read
+
+#: Two recipes set the same field of a plan differently.
+CONTRADICTION = "J005"
+
+
+class RecipesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question whose plan every recipe is tried on."""
+
+    asked: Asked
+
+
+def recipes(request: RecipesRequest) -> dict[str, Any]:
+    """Every recipe with what it brings to the plan as it is with those in ``tries``; one that is among them is
+    compared with the plan without it, one that contradicts them is tried ``instead`` of them.
+
+    Raises:
+        MeshwrightError: what is wrong with the question.
+    """
+    found = read(request.asked)
+    if found.wrong:
+        raise MeshwrightError([d for _, d in found.wrong])
+    on = request.asked.tries
+    rows = [_row(one, on, found.parts, found.costs) for one in papers().values() if one.recipe is not None]
+    return {"recipes": sorted(rows, key=lambda row: (row["error"] != "", not row["changed"], -row["gain"]))}
+
+
+def _row(one: Paper, on: tuple[str, ...], parts: tuple, costs: Any) -> dict[str, Any]:
+    row = {
+        "id": one.id,
+        "title": one.title,
+        "mechanism": one.mechanism,
+        "cited": one.cited,
+        "exact": one.recipe_exact,
+        "on": one.id in on,
+        "changed": False,
+        "gain": 1.0,
+        "instead": [],
+        "error": "",
+    }
+    others = tuple(name for name in on if name != one.id)
+    try:
+        with_it = what_if((*others, one.id), *parts, costs=costs)
+        before = what_if(others, *parts, costs=costs).after if others else with_it.before
+    except MeshwrightError as error:
+        if others and any(d.code == CONTRADICTION for d in error.diagnostics):
+            return _row(one, (), parts, costs) | {"instead": list(others)}
+        return row | {"error": "; ".join(d.message for d in error.diagnostics)}
+    after = with_it.after
+    return row | {
+        "changed": after.plan != before.plan,
+        "gain": before.step_time_s / after.step_time_s,
+        "memory_bytes": after.peak_memory_bytes - before.peak_memory_bytes,
+        "step": seconds(after.step_time_s),
+        "fits": after.fits,
+        "plan": after.plan.text(),
+    }

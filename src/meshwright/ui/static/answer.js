@@ -1,0 +1,117 @@
+// Answer: the verdict, what is wrong, what would mend it, and what to know before believing it.
+"use strict";
+
+Meshwright.Answer = class {
+  constructor(root, actions) {
+    this.root = root;
+    this.actions = actions;
+    this.find = (name) => root.querySelector(`[data-part="${name}"]`);
+  }
+
+  // Old figures stay, dimmed, until there are new ones: nothing jumps.
+  wait(on) { this.root.classList.toggle("is-waiting", on); }
+
+  show(found) {
+    const { verdict } = found;
+    this.root.classList.toggle("is-stale", !verdict);
+    if (verdict) {
+      this.fit(verdict.fits ? "good" : "bad", verdict.fits ? "✓" : "✕", sentence(verdict.fit));
+      Meshwright.place(this.find("tiles"), found.html);
+      this.find("plan").textContent = verdict.plan;
+      this.find("run").textContent = verdict.run.length ? `Training run: ${verdict.run[0][1]} (${verdict.run[0][2]})` : "";
+      document.title = `${verdict.title} · Meshwright`;
+      this.speak(verdict.said);
+    } else {
+      const count = found.errors.length;
+      this.fit("bad", "!", count === 1 ? "One thing is wrong with this question" : `${count} things are wrong with this question`);
+      this.find("run").textContent = "";
+      this.speak(found.errors.map((e) => e.message).join(". "));
+    }
+    this.find("notes").replaceChildren(...this.notes(found));
+  }
+
+  fit(kind, mark, text) {
+    const line = this.find("fit");
+    line.classList.toggle("good", kind === "good");
+    line.classList.toggle("bad", kind === "bad");
+    line.querySelector(".badge").textContent = mark;
+    line.querySelector("strong").textContent = text;
+  }
+
+  clock(milliseconds) { this.find("clock").textContent = `${Math.round(milliseconds)} ms`; }
+
+  // Said once typing and sliding have come to rest.
+  speak(text) {
+    clearTimeout(this.speaking);
+    this.speaking = setTimeout(() => { this.find("live").textContent = text; }, 700);
+  }
+
+  notes(found) {
+    const out = [];
+    if (found.errors.length) out.push(this.errors(found));
+    const { verdict } = found;
+    if (verdict?.tried) out.push(this.tried(verdict.tried));
+    if (verdict?.remedies.length) out.push(list("remedies", verdict.remedies[0], verdict.remedies.slice(1)));
+    if (found.warnings?.length) {
+      const box = list("warnings", "", found.warnings), details = Meshwright.make("details", "notes-more");
+      const count = found.warnings.length;
+      details.append(Meshwright.make("summary", "", `Before you believe it: ${count} ${count === 1 ? "note" : "notes"}`), box);
+      details.open = this.open ?? false;
+      details.addEventListener("toggle", () => { this.open = details.open; });
+      out.push(details);
+    }
+    return out;
+  }
+
+  errors(found) {
+    const box = Meshwright.make("div", "remedies"), ul = Meshwright.make("ul", "errors");
+    for (const error of found.errors) {
+      const item = Meshwright.make("li", "", `${sentence(error.message)}. `);
+      if (error.code) item.append(Meshwright.make("code", "quiet", error.code), " ");
+      if (error.help) item.append(Meshwright.make("span", "quiet", error.help));
+      ul.append(item);
+    }
+    box.append(ul);
+    if (found.mended) {
+      const button = Meshwright.make("button", "primary", `Use the nearest legal plan: ${found.mended}`);
+      button.type = "button";
+      button.addEventListener("click", () => this.actions.plan(found.mended));
+      box.append(button);
+    }
+    return box;
+  }
+
+  tried(tried) {
+    const box = Meshwright.make("div", "tried"), faster = tried.gain >= 1;
+    const change = `${(Math.abs(tried.gain - 1) * 100).toFixed(1)}% ${faster ? "faster" : "slower"} than ${tried.before} without`;
+    const text = `With ${Meshwright.state.asked.tries.join(", ")}: ${change}, ${tried.memory} on the fullest device, ${tried.exact ? "training stays exact" : "training is approximate"}.`;
+    const keep = Meshwright.make("button", "", "Keep this plan"), drop = Meshwright.make("button", "", "Without");
+    keep.type = drop.type = "button";
+    keep.addEventListener("click", () => this.actions.plan(tried.plan));
+    drop.addEventListener("click", () => this.actions.tries([]));
+    box.append(Meshwright.make("p", "", text), keep, drop);
+    return box;
+  }
+};
+
+// HTML of the report in its place. Styles of attributes are set one by one, as the page's policy wants it.
+Meshwright.place = (root, html) => {
+  root.innerHTML = html;
+  root.querySelectorAll("[data-style]").forEach((element) => {
+    for (const rule of element.dataset.style.split(";")) {
+      const at = rule.indexOf(":");
+      if (at > 0) element.style.setProperty(rule.slice(0, at).trim(), rule.slice(at + 1).trim());
+    }
+    delete element.dataset.style;
+  });
+};
+
+function sentence(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
+
+function list(name, title, rows) {
+  const box = Meshwright.make("div", name), ul = Meshwright.make("ul");
+  if (title) box.append(Meshwright.make("p", "", sentence(title)));
+  ul.append(...rows.map((row) => Meshwright.make("li", "", sentence(row))));
+  box.append(ul);
+  return box;
+}
