@@ -23,8 +23,8 @@ def as_page(question: Question) -> dict[str, str]:
     try:
         if question.model and model.in_catalog(question.model) is None:
             path = question.model if Path(question.model).is_absolute() else str(question.base / question.model)
-            config = model.config(path if Path(path).exists() else question.model)
-            start |= {"config": json.dumps(config, indent=1), "model": Path(question.model).parent.name}
+            path = path if Path(path).exists() else question.model
+            start |= {"config": json.dumps(model.config(path), indent=1), "model": model.load(path).name}
     except MeshwrightError as error:
         wrong += error.diagnostics
     try:

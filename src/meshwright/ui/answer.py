@@ -184,7 +184,7 @@ def _told(d: Diagnostic, control: str) -> dict[str, Any]:
 def _concerned(d: Diagnostic, control: str) -> list[str]:
     if control == "train":
         return [name for name in WORKLOAD if re.search(rf"\b{name}\w*=", d.place)][:1] or ["train"]
-    if control != "plan":
+    if control != "plan" or d.place.startswith("plan '"):  # a word of the plan that cannot be read
         return [control]
     words = re.findall(r"(?:layout|pipeline|sequence|experts|memory|precision|overlap)\.(\w+)", d.place)
     words += re.findall(r"\b([a-z]+)\d+\b", d.place) if not words else []

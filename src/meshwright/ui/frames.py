@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 
 FRAME = struct.Struct(">I")
+#: Said to a worker that gets one long request only: it does not warm up.
+COLD = "cold"
 
 
 def pack(value: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.ui.frames import FRAME, pack
+from meshwright.ui.frames import COLD, FRAME, pack
 
 #: Seconds that a task may take, and a worker may take to start (it compiles once on a new machine).
 LIMITS_S = {"answer": 10.0, "panel": 30.0, "recipes": 60.0, "search": 600.0}
@@ -40,12 +40,13 @@ class Worker:
     def __init__(self) -> None:
         self.process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> None:
+    async def start(self, *words: str) -> None:
         """Start the process and wait until it is warm."""
         self.process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "meshwright.ui.worker",
+            *words,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
@@ -162,7 +163,7 @@ class Pool:
         worker = self.searches[page] = Worker()
         self.workers.add(worker)
         try:
-            await worker.start()
+            await worker.start(COLD)
             return await self._within(worker.ask("search", body, event), "search")
         except asyncio.IncompleteReadError:
             return _ended("the search was ended")

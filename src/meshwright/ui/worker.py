@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.ui.frames import FRAME, pack
+from meshwright.ui.frames import COLD, FRAME, pack
 
 #: Least address space of a worker, in bytes; a machine with more memory gives half of it.
 LEAST_BYTES = 8 * 2**30
@@ -84,9 +84,10 @@ def main() -> int:
         outgoing.write(pack(value))
         outgoing.flush()
 
-    from meshwright.ui.answer import warm_up
+    if COLD not in sys.argv:
+        from meshwright.ui.answer import warm_up
 
-    warm_up()
+        warm_up()
     send({"answer": "ready"})
     while (frame := _read(incoming)) is not None:
         if "task" not in frame:  # a request to stop that came after the end

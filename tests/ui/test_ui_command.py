@@ -1,0 +1,108 @@
+"""`meshwright ui`: where it listens, what it opens with, and how it says no."""
+
+import json
+import socket
+
+import pytest
+
+from meshwright.cli import main, needs, ui
+from meshwright.errors import MeshwrightError
+from meshwright.ui import serve
+from tests.cli.tiny import tiny
+from tests.ui.local import asked, client
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What the command would serve, instead of serving it."""
+    calls = []
+
+    def instead(made, host, start, ready, *, browse):
+        ready()
+        made.close()
+        calls.append((host, start, browse))
+
+    monkeypatch.setattr(serve, "serve", instead)
+    return calls
+
+
+def test_the_page_is_on_loopback_unless_said_and_opens_a_browser_unless_not(served, capsys):
+    assert main(["ui", "--port", "0"]) == 0
+    said = capsys.readouterr()
+    assert served == [("127.0.0.1", {}, True)]
+    assert said.out.startswith("http://127.0.0.1:") and "warning" not in said.err
+    assert main(["ui", "--port", "0", "--no-open", "--host", "0.0.0.0"]) == 0
+    assert served[1] == ("0.0.0.0", {}, False) and "warning" in capsys.readouterr().err
+
+
+def test_json_names_the_url(served, capsys):
+    main(["ui", "--port", "0", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert said["format_version"] == 1 and said["url"].startswith("http://127.0.0.1:")
+
+
+def test_it_opens_with_the_question_of_the_command_or_of_a_file(served, tmp_path):
+    words = asked()
+    main(["ui", words["model"], "--on", words["on"], "--train", words["train"], "--plan", words["plan"], "--port", "0"])
+    file = tmp_path / "question.toml"
+    file.write_text("format_version = 1\n" + "".join(f"{key} = {json.dumps(text)}\n" for key, text in words.items()))
+    main(["ui", str(file), "--port", "0"])
+    starts = [start for _, start, _ in served]
+    assert starts[0]["model"] == "llama3-8b" and starts[0]["plan"].startswith("tp2 pp2 vpp2")
+    assert starts[0] == starts[1]
+
+
+def test_files_of_the_command_line_become_pasted_texts(served, tmp_path):
+    tiny(tmp_path)
+    main(["ui", str(tmp_path / "tiny"), "--port", "0"])
+    start = served[0][1]
+    assert start["model"] == "tiny" and json.loads(start["config"])["num_hidden_layers"] == 2
+    with client() as page:
+        body = {**asked(**start), "plan": "tp2"}
+        found = page.post("/api/answer", json={"page": "x", "body": {"asked": body}}).json()
+    assert found["answer"]["errors"] == []
+
+
+def test_everything_that_is_wrong_is_said_at_once(capsys):
+    words = ["ui", "lama", "--on", "none.toml", "--plan", "tq2", "--port", "70000", "--json"]
+    assert main(words) == 2
+    found = {e["code"] for e in json.loads(capsys.readouterr().out)["errors"]}
+    assert {"M006", "C004", "P001", "B010"} <= found
+
+
+def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(MeshwrightError) as refused:
+            serve.bind("127.0.0.1", port)
+        assert [d.code for d in refused.value.diagnostics] == ["B010"]
+        monkeypatch.setattr(serve, "PORT", port)
+        with serve.bind("127.0.0.1", None) as free:
+            assert free.getsockname()[1] not in (0, port)
+
+
+def test_a_host_that_is_none_is_an_error(monkeypatch):
+    with pytest.raises(MeshwrightError) as refused:
+        serve.bind("256.1.1.1", 0)
+    assert [d.code for d in refused.value.diagnostics] == ["B010"]
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("localhost", "localhost")]
+)
+def test_the_address_is_one_that_a_browser_opens(host, shown):
+    with serve.bind(host, 0) as made:
+        assert serve.address(made, host) == f"http://{shown}:{made.getsockname()[1]}/"
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(needs, "find_spec", lambda name: None)
+    assert main(["ui"]) == 2
+    said = capsys.readouterr().err
+    assert "starlette and uvicorn, not installed here" in said and 'pip install "meshwright[ui]"' in said
+
+
+def test_the_command_s_options_are_those_of_a_question():
+    assert {"model", "on", "train", "plan", "framework"} < set(ui.Options.__struct_fields__)
