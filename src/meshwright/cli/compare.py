@@ -19,6 +19,8 @@ DESCRIPTION = """Where prediction and measurement part: step time, error by kind
 PREDICTED and MEASURED are trace files (predict, run or emulate with --trace FILE), or a question.toml, which is
 predicted now. A prediction within the spread of the measured steps is right.
 
+To compare clusters, ask search: meshwright search MODEL --on 64xh100 --on 64xa100 --train ... --tokens 1t.
+
 Exit code 0, whatever the error is; 2: a file cannot be compared."""
 COMMAND = "compare"
 

@@ -169,7 +169,7 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     at the price that was said, the workload over the tokens that were."""
     from meshwright.plan import parse as read_plan
     from meshwright.spec.cluster import load as read_cluster
-    from meshwright.spec.goal import priced, read_price, read_tokens, with_tokens
+    from meshwright.spec.goal import absent, priced, read_price, read_tokens, with_tokens
     from meshwright.spec.model import load as read_model
     from meshwright.spec.workload import parse as read_train
 
@@ -187,7 +187,7 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     for field, reader in readers.items():
         text = getattr(question, field)
         if text:  # else it is reported as missing by the command
-            read(field, lambda reader=reader, text=text: reader(_path(text, question.base)))
+            read(field, lambda reader=reader, text=text: reader(path_of(text, question.base)))
     if question.framework:
         from meshwright.cost.framework import load as read_framework
 
@@ -195,6 +195,7 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
         if {"on", "plan", "framework"} <= parts.keys():
             parts["plan"] = _overlapped(parts["plan"], parts["on"], question.plan, parts["framework"])
     if question.price and read("price", lambda: read_price(question.price)) and "on" in parts:
+        wrong += absent(parts["price"], {i.device.name for i in parts["on"].islands}, question.on)
         read("on", lambda: priced(parts["on"], parts["price"]))
     if question.tokens and read("tokens", lambda: read_tokens(question.tokens)) and "train" in parts:
         read("train", lambda: with_tokens(parts["train"], parts["tokens"]))
@@ -235,8 +236,8 @@ def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -
     return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(usual, ep=usual.ep or plan.overlap.ep))
 
 
-def _path(text: str, base: Path) -> str:
-    """Files named in a question file lie beside it."""
+def path_of(text: str, base: Path) -> str:
+    """The path of a text that may name a file; files named in a question file lie beside it."""
     if text.endswith((".json", ".toml")) and not Path(text).is_absolute():
         return str(base / text)
     return text

@@ -5,37 +5,46 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.cli import options
+from meshwright.cli import options, scaling
 from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED, beside
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.search.found import Found
+    from meshwright.spec.cluster import Cluster
 
 DESCRIPTION = """Search the whole space of plans: which is fastest, how sure that is, and why the others lost.
 
 Facets: tp cp pp dp mb ep etp order sp algorithm recompute recompute_layers attention dtype grads master
 moments overlap imbalance loss shares schedule vpp stages zero shard (meshwright explain says what they are).
 
-Exit code 0: found; 1: nothing fits; 2: the question is wrong; 130: stopped before anything was found.
+With --tokens it also answers how long the training run takes and what it costs; with --days and --budget whether
+that is in time and in budget. Over several clusters, --on 8..512xh100 or --on given several times, it compares them:
+time and cost over the number of devices, the cheapest that is in time, the fastest that is in budget.
+
+Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question is wrong; 130: stopped before anything
+was found.
 Ctrl-C ends the search with what was found, a second one at once."""
-ASKED = ("model", "on", "train")
 NO_STORE = "none"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """What ``meshwright search`` takes."""
 
-    model: options.positional("MODEL", "Catalog name or Hugging Face config.json.") = ""
-    on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
+    model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
+    on: options.repeated("CLUSTER", "64xh100, a catalog name or a .toml file; a range: 8..512xh100, 8,64xh100.") = ()
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    tokens: options.TOKENS = ""
+    days: options.DAYS = ""
+    budget: options.BUDGET = ""
+    price: options.PRICE = ""
     fix: options.repeated("FACET=VALUES", "Only these values: --fix tp=8, --fix schedule=1f1b,zb-h1.") = ()
     bound: options.repeated("FACET<=VALUE", "Only values within: --bound 'pp<=16'.") = ()
     exclude: options.repeated("FACET=VALUES", "Not these values: --exclude recompute=full.") = ()
@@ -46,6 +55,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     top: options.text("COUNT", "How many plans to show; 5 if left out.") = ""
     save: options.text("FILE", "Write the winner as a plan file, plan.toml.") = ""
     report: options.text("FILE", "Write the search as one offline HTML file.") = ""
+    plot: options.text("FILE", "Write time and cost over the number of devices as .svg or .png.") = ""
     store: options.text("FILE", "Where evaluated plans are kept, or none; the user's cache if left out.") = ""
     show: options.switch("List the questions in the store with their best plans, and do nothing else.") = False
     sql: options.text("SELECT", "Ask the store in SQL, and do nothing else.") = ""
@@ -59,59 +69,67 @@ def run(argv: list[str]) -> int:
         if wrong:
             raise MeshwrightError(wrong)
         return _ask(given)
-    wanted = {field: WANTED[field] for field in ASKED}
-    wrong += options.missing(msgspec.structs.asdict(given), wanted, command="search")
-    wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save")
-    found = _search(given, wrong)
+    wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
+    ask = _read(given, wrong)
+    gc.disable()  # a search makes millions of small objects that live on, and no cycles
+    if ask.is_scaling:
+        return scaling.run(given, ask, partial(_find, given, ask))
+    found = _of_run(_find(given, ask, ask.curves[0].clusters[0][1]), ask)
     if given.json:
         print_json(found.to_json())
     else:
         from meshwright.report.search_text import render
 
         render(found, console())
-    _write_files(found, given)
+    _write_files(found, given, ask)
     if found.fits:
-        return 0
+        return 0 if found.best[0].prediction.good else 1
     return INTERRUPTED if found.stopped else 1
 
 
-def _search(given: Options, wrong: list[Diagnostic]) -> Found:
-    """Everything that is wrong with the question at once; then the answer."""
-    from meshwright.search.found import OBJECTIVES
-    from meshwright.search.restrict import restricted
-    from meshwright.search.space import default
-    from meshwright.spec.cluster import load as read_cluster
-    from meshwright.spec.model import load as read_model
-    from meshwright.spec.workload import parse as read_train
-
-    asked: list[Any] = []
-    for text, read in ((given.model, read_model), (given.on, read_cluster), (given.train, read_train)):
-        try:
-            asked += [read(text)] if text else []
-        except MeshwrightError as error:
-            wrong += error.diagnostics
+def _read(given: Options, wrong: list[Diagnostic]) -> scaling.Asked:
+    """What is asked; everything that is wrong with it is raised at once."""
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
-    pair = tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
-    if len(pair) != 2:
+    if len(_objectives(given)) != 2:
+        from meshwright.search.found import OBJECTIVES
+
         help = f"two of {', '.join(OBJECTIVES)}, such as --pareto step,headroom"
         wrong.append(Diagnostic(code="R003", message="a front is over two objectives", place="--pareto", help=help))
-    if wrong:
-        raise MeshwrightError(wrong)
-    from meshwright.search.find import find
+    return scaling.read(given, wrong)
 
-    gc.disable()  # a search makes millions of small objects that live on, and no cycles
+
+def _objectives(given: Options) -> tuple[str, ...]:
+    return tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
+
+
+def _find(given: Options, ask: scaling.Asked, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
+    """The answer on one cluster; `before` stands before its progress."""
+    from meshwright.search.find import find
+    from meshwright.search.restrict import restricted
+    from meshwright.search.space import default
+
+    asked = (ask.model, cluster, ask.train)
     space = restricted(default(*asked), fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow)
     return find(
         *asked,
         space=space,
         strategy=given.strategy or "exhaustive",
         objective=given.objective or "step",
-        objectives=pair,
-        top=int(given.top or 5),
+        objectives=_objectives(given),
+        top=1 if ask.is_scaling else int(given.top or 5),
         store=_store(given),
-        report=_progress,
+        report=partial(_progress, before=before) if before else _progress,
+        **hints,
     )
+
+
+def _of_run(found: Found, ask: scaling.Asked) -> Found:
+    """The answer with every plan's training run held against the goal."""
+    held = [
+        msgspec.structs.replace(r, prediction=msgspec.structs.replace(r.prediction, goal=ask.goal)) for r in found.best
+    ]
+    return msgspec.structs.replace(found, best=tuple(held))
 
 
 def _store(given: Options) -> str | None:
@@ -123,16 +141,16 @@ def _store(given: Options) -> str | None:
     return str(Path(cache) / "meshwright" / "search.sqlite")
 
 
-def _progress(walk: Any) -> None:
+def _progress(walk: Any, before: str = "") -> None:
     """One line that is written over on a terminal, a line now and then elsewhere."""
     from meshwright.search.progress import line
 
     if sys.stderr.isatty():
-        print(f"\r\033[K{line(walk)}", end="", file=sys.stderr, flush=True)
+        print(f"\r\033[K{before}{line(walk)}", end="", file=sys.stderr, flush=True)
         if walk.ended:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
     elif walk.due():
-        note(line(walk))
+        note(f"{before}{line(walk)}")
 
 
 def _ask(given: Options) -> int:
@@ -153,12 +171,11 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _write_files(found: Found, given: Options) -> None:
+def _write_files(found: Found, given: Options, ask: scaling.Asked) -> None:
     if given.save and found.best:
         from meshwright.plan.toml import save
 
-        question = {field: beside(getattr(given, field), given.save) for field in ASKED}
-        save(found.best[0].plan, given.save, question)
+        save(found.best[0].plan, given.save, ask.saved(ask.curves[0].text, given.save))
         note(f"wrote {given.save}: meshwright predict {given.save} says more, meshwright run {given.save} trains it")
     if given.report:
         from meshwright.report.search_html import write

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.atomic import write_bytes
-from meshwright.report import document, palette
+from meshwright.report import document, facts, palette
 from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict
 from meshwright.search.found import OBJECTIVES, Found
 
@@ -34,6 +34,7 @@ def render(found: Found) -> str:
         dark=palette.css("dark"),
         heads=HEADS,
         rows=[(cells(r), r.delta, r.tie) for r in found.best],
+        training_run=facts.training_run(found.best[0].prediction) if found.best else [],
         misses=found.misses,
         pruned=[
             {"why": why, "count": f"{n:,}", "width": 100 * n / most}

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report.page import Page
+from meshwright.report.text import training_run
 from meshwright.search.found import OBJECTIVES, Found, Ranked
 
 
@@ -19,6 +20,7 @@ def render(found: Found, console: Console) -> None:
             _table(found, page)
             _ties(found, page)
             _front(found, page)
+            training_run(found.best[0].prediction, page)
         elif found.misses:
             page.title("Closest")
             page.rows(

@@ -27,7 +27,7 @@ def render(prediction: Prediction, console: Console) -> None:
             _memory,
             _sensitivities,
             _money,
-            _training_run,
+            training_run,
             _assumptions,
             _warnings,
         ):
@@ -131,7 +131,8 @@ def _money(prediction: Prediction, page: Page) -> None:
         page.quiet(f"source: {prediction.money.source}")
 
 
-def _training_run(prediction: Prediction, page: Page) -> None:
+def training_run(prediction: Prediction, page: Page) -> None:
+    """Print time and cost of the whole run, if its tokens are known."""
     lines = facts.training_run(prediction)
     if lines:
         page.title("Training run")

@@ -42,9 +42,14 @@ class Evaluated(NamedTuple):
 
 class Evaluator:
     """Evaluates the plans of one question. ``kinds`` of blocks, and ``num_units`` with the embedding and the head;
-    ``devices`` are the kinds of them; ``alike``: all of one kind, on one island."""
+    ``devices`` are the kinds of them; ``alike``: all of one kind, on one island. ``kernels`` are those of layers, by
+    the sizes that split them: they are the same on any number of the same devices, so that searches on several
+    clusters of one kind share them."""
 
-    def __init__(self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None):
+    def __init__(
+        self, model: Model, cluster: Cluster, train: Train, costs: Costs | None = None, kernels: dict | None = None
+    ):
+        self.kernels = {} if kernels is None else kernels
         self.model, self.cluster, self.train = model, cluster, train
         self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,7 @@ from time import monotonic
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
+from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.found import OBJECTIVES, PROVABLE, Found, NearMiss, pareto
 from meshwright.search.interrupt import stopping
@@ -19,6 +20,7 @@ from meshwright.search.ranking import ranked
 from meshwright.search.space import Space, default
 from meshwright.search.store import Store
 from meshwright.search.walk import Stopped, Tried, Walk
+from meshwright.search.warm import warm
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -39,11 +41,16 @@ def find(
     objectives: tuple[str, str] = ("step", "headroom"),
     store: str | Path | None = None,
     report: Callable[[Walk], None] | None = None,
+    first: Iterable[Plan] = (),
+    kernels: dict | None = None,
 ) -> Found:
     """The `top` best plans by `objective`, with why the others lost.
 
     `space` is the default space unless said. `store` is a file that keeps what is evaluated. `report` is called with
     the walk a few times a second. Ctrl-C ends the walk at its next look; what was found until then is the answer.
+    `first` are plans to look at first, where the space has them: a good one makes the search shorter. `kernels` is
+    what earlier searches of the same model and workload under the same `costs` left, on other numbers of the same
+    devices; an empty dictionary for the first of them.
 
     Every plan uses every device, so the fastest is the cheapest too and the one that takes the least energy: what is
     proven of the step time is proven of those.
@@ -59,7 +66,7 @@ def find(
     began = monotonic()
     space = space or default(model, cluster, train)
     costs = costs or standard_on(cluster)
-    evaluator = Evaluator(model, cluster, train, costs)
+    evaluator = Evaluator(model, cluster, train, costs, kernels)
     with Store(store, model, cluster, train, costs) if store else nullcontext() as kept:
         walk = Walk(
             space,
@@ -70,7 +77,7 @@ def find(
             report=report,
         )
         with stopping(walk):
-            proven = _walked(walk, strategy)
+            proven = _walked(walk, strategy, first)
             stopped, fitting = walk.stopped, walk.fitting()
             misses = () if fitting or stopped else _closest(walk)
             walk.end()
@@ -99,9 +106,10 @@ def find(
     )
 
 
-def _walked(walk: Walk, strategy: str) -> bool:
+def _walked(walk: Walk, strategy: str, first: Iterable[Plan]) -> bool:
     """Whether the best is proven after a strategy's walk, which somebody may stop."""
     try:
+        warm(walk, first)
         return import_module(f"meshwright.search.strategies.{strategy}").run(walk)
     except Stopped:
         return False

@@ -60,7 +60,7 @@ class Glances:
         self._indices: dict[tuple, int] = {}
         self._distinct: list[dict[str, tuple[int, Group]]] = []
         self._numbers: dict[Group, int] = {}
-        self._alones: dict[tuple, Alone] = {}
+        self._alones: dict[tuple, Alone] = evaluator.kernels
 
     def groups_on(self, core: Core) -> np.ndarray:
         """Groups of tensor- and context-parallel ranks [D] that each kind of device could hold at most."""

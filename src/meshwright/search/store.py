@@ -81,7 +81,9 @@ class Store:
 
 
 def identity(model: Model, cluster: Cluster, train: Train, costs: Costs) -> str:
-    """A digest of all that decides the answers."""
+    """A digest of all that decides the answers: what an hour costs, and how many of them a run takes, do not."""
+    cluster = msgspec.structs.replace(cluster, price_usd_hour=None, sources={})
+    train = msgspec.structs.replace(train, tokens=0.0)
     asked = msgspec.json.encode([model, cluster, train, costs.profile, costs.framework], order="deterministic")
     return hashlib.sha256(asked + code().encode()).hexdigest()[:16]
 

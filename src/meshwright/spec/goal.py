@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 import msgspec
 
@@ -129,25 +130,23 @@ def with_tokens(train: Train, tokens: float) -> Train:
     return msgspec.structs.replace(train, tokens=tokens)
 
 
-def priced(cluster: Cluster, price: Price) -> Cluster:
-    """The cluster at the prices that were said; devices without one keep the catalog's.
-
-    Raises:
-        MeshwrightError: B004 for every device that is priced and not there.
-    """
-    there = {island.device.name: island.device for island in cluster.islands}
-    absent = [name for name in price.of_device if name not in there]
-    if absent:
-        raise MeshwrightError(
-            Diagnostic(
-                code="B004",
-                message=f"{name} has a price and {cluster.name} has none of it",
-                place=f"--price {name}={price.of_device[name]:g}",
-                help=f"its devices are {', '.join(there)}",
-            )
-            for name in absent
+def absent(price: Price, devices: Collection[str], where: str) -> list[Diagnostic]:
+    """B004 for every device that has a price and is none of `devices`, those of what `where` names."""
+    return [
+        Diagnostic(
+            code="B004",
+            message=f"{name} has a price and {where} has none of it",
+            place=f"--price {name}={usd:g}",
+            help=f"its devices are {', '.join(sorted(devices))}",
         )
-    if price.of_all is None and not price.of_device:
+        for name, usd in price.of_device.items()
+        if name not in devices
+    ]
+
+
+def priced(cluster: Cluster, price: Price) -> Cluster:
+    """The cluster at the prices that were said; devices without one keep the catalog's."""
+    if not any(price.of_all is not None or i.device.name in price.of_device for i in cluster.islands):
         return cluster
     hourly = 0.0
     for island in cluster.islands:
