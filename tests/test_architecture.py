@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -125,3 +126,10 @@ def test_no_file_knows_an_absolute_path():
 def test_every_module_says_what_it_is():
     silent = [f for f in FILES if f.stat().st_size and not ast.get_docstring(ast.parse(f.read_text(encoding="utf-8")))]
     assert silent == []
+
+
+def test_no_code_or_word_is_explained_in_two_files():
+    for kind in ("codes", "terms"):
+        files = [f for f in (SOURCE / "catalog" / kind).iterdir() if f.suffix == ".toml"]
+        names = [name for f in files for name in tomllib.loads(f.read_text(encoding="utf-8"))]
+        assert len(names) == len(set(names)), kind

@@ -83,7 +83,7 @@ def test_moves_change_the_plan_and_the_workload_in_their_order():
 
 
 def test_a_move_to_what_no_plan_has_is_an_error_at_its_control():
-    assert controls_of(answer(Request(asked=asked(), moves={"tp": 7}))) == {("B009", "tp")}
+    assert controls_of(answer(Request(asked=asked(), moves={"tp": 7}))) == {("I009", "tp")}
 
 
 @pytest.mark.parametrize("moves", [{"tp": True}, {"tp": "x"}, {"tp": -4}, {"zzz": 1}, {"batch": -5}, {"sp": 3}])
@@ -129,3 +129,27 @@ def test_recipes_bring_what_whatif_says_and_those_switched_on_are_compared_with_
     with_it = told(plan="tp2 pp2", tries=("zero-bubble",))["verdict"]
     assert with_it["tried"]["gain"] == found.gain and with_it["step_time_s"] == found.after.step_time_s
     assert with_it["plan"] == found.after.plan.text()
+
+
+def test_a_run_with_a_deadline_a_budget_and_a_price_is_judged_as_predict_judges_it(capsys):
+    goal = {"tokens": "10b", "days": "30", "budget": "1k", "price": "2.5"}
+    found = told(**goal)
+    assert found["errors"] == []
+    main([*shlex.split(found["command"])[1:], "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert [limit["met"] for limit in found["verdict"]["limits"]] == [limit["met"] for limit in said["goal"]]
+    assert len(said["goal"]) == 2
+    assert controls_of(told(days="30")) == {("B003", "days")}
+    assert {c for _, c in controls_of(told(days="x", budget="y", price="z", tokens="w"))} == set(goal)
+
+
+def test_with_a_framework_the_answer_and_its_command_overlap_what_it_does(capsys):
+    found = told(framework="megatron-core")
+    main([*shlex.split(found["command"])[1:], "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert (found["verdict"]["plan"], found["verdict"]["step_time_s"]) == (said["plan"], said["step_time_s"])
+    before = found["controls"]["overlap_pp"]["value"]
+    moved = answer(Request(asked=asked(framework="megatron-core"), moves={"overlap_pp": not before}))
+    assert moved["controls"]["overlap_pp"]["value"] is not before and moved["errors"] == []
+    kept = answer(Request(asked=asked(framework="megatron-core"), moves={"tp": 1}))["asked"]["plan"]
+    assert "overlap=" not in kept

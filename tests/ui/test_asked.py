@@ -37,7 +37,7 @@ def test_everything_that_is_missing_or_wrong_is_said_at_once_by_its_control():
 def test_a_model_that_is_a_path_is_refused_whether_the_file_is_there_or_not(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    assert ("model", "B007") in codes(model=name)
+    assert ("model", "I007") in codes(model=name)
 
 
 def test_a_folder_of_the_working_directory_is_no_model(tmp_path, monkeypatch):
@@ -63,7 +63,7 @@ def test_files_of_clusters_lengths_and_plans_are_refused(texts, control, tmp_pat
     (tmp_path / "mine.toml").write_text(cluster.to_toml(cluster.load("8xh100")))
     (tmp_path / "lengths.csv").write_text("512\n")
     (tmp_path / "plan.toml").write_text("format_version = 1\n")
-    assert (control, "B007") in codes(**texts)
+    assert (control, "I007") in codes(**texts)
 
 
 def test_an_alias_with_a_slash_is_a_name_and_not_a_path(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_a_pool_answers_drops_what_is_old_stops_searches_and_ends_what_takes_too
         "stopping": True,
         "found": True,
         "no search": False,
-        "late": ["B005"],
+        "late": ["I005"],
         "left": [],
         "kept": (0, 0),
     }
@@ -70,4 +70,4 @@ def test_too_many_waiting_requests_are_refused():
         await asyncio.gather(*waiting, return_exceptions=True)
         return [d.code for d in refused.value.diagnostics], pool.waiting
 
-    assert asyncio.run(ask()) == (["B006"], 0)
+    assert asyncio.run(ask()) == (["I006"], 0)

@@ -67,7 +67,7 @@ def test_everything_that_is_wrong_is_said_at_once(capsys):
     words = ["ui", "lama", "--on", "none.toml", "--plan", "tq2", "--port", "70000", "--json"]
     assert main(words) == 2
     found = {e["code"] for e in json.loads(capsys.readouterr().out)["errors"]}
-    assert {"M006", "C004", "P001", "B010"} <= found
+    assert {"M006", "C004", "P001", "I010"} <= found
 
 
 def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not(monkeypatch):
@@ -77,7 +77,7 @@ def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not(mo
         port = taken.getsockname()[1]
         with pytest.raises(MeshwrightError) as refused:
             serve.bind("127.0.0.1", port)
-        assert [d.code for d in refused.value.diagnostics] == ["B010"]
+        assert [d.code for d in refused.value.diagnostics] == ["I010"]
         monkeypatch.setattr(serve, "PORT", port)
         with serve.bind("127.0.0.1", None) as free:
             assert free.getsockname()[1] not in (0, port)
@@ -86,7 +86,7 @@ def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not(mo
 def test_a_host_that_is_none_is_an_error(monkeypatch):
     with pytest.raises(MeshwrightError) as refused:
         serve.bind("256.1.1.1", 0)
-    assert [d.code for d in refused.value.diagnostics] == ["B010"]
+    assert [d.code for d in refused.value.diagnostics] == ["I010"]
 
 
 @pytest.mark.parametrize(

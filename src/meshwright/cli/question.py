@@ -227,13 +227,9 @@ def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diag
 
 def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -> Plan:
     """The plan with what the named framework runs beside compute, where the plan is words that leave that open."""
-    from meshwright.cost.framework import usual_overlap
-    from meshwright.plan.text import says_overlap
+    from meshwright.cost.framework import overlapped_as_usual
 
-    if text.endswith(".toml") or says_overlap(text):
-        return plan
-    usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))
-    return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(usual, ep=usual.ep or plan.overlap.ep))
+    return plan if text.endswith(".toml") else overlapped_as_usual(framework, plan, text, cluster)
 
 
 def path_of(text: str, base: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from meshwright.cli.question import Question
+from meshwright.cli.question import GOAL, OPTIONAL, Question
 from meshwright.errors import Diagnostic, MeshwrightError
 
 
@@ -18,7 +18,8 @@ def as_page(question: Question) -> dict[str, str]:
     from meshwright.plan import parse
     from meshwright.spec import cluster, model
 
-    start = {"model": question.model, "on": question.on, "train": question.train, "framework": question.framework}
+    texts = ("model", "on", "train", *OPTIONAL, *GOAL)
+    start: dict[str, str] = {name: getattr(question, name) for name in texts}
     wrong: list[Diagnostic] = []
     try:
         if question.model and model.in_catalog(question.model) is None:

@@ -7,7 +7,7 @@ import msgspec
 from meshwright.cli import options
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import note, print_json
-from meshwright.cli.question import OPTIONAL, WANTED, asked
+from meshwright.cli.question import GOAL, OPTIONAL, WANTED, asked
 from meshwright.errors import Diagnostic, MeshwrightError
 
 DESCRIPTION = """Open a page on this machine: model, cluster, workload and plan as controls, the answer live.
@@ -26,6 +26,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1': meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
+    tokens: options.TOKENS = ""
+    days: options.DAYS = ""
+    budget: options.BUDGET = ""
+    price: options.PRICE = ""
     host: options.text("ADDRESS", "Where the page listens; 127.0.0.1, this machine only, if left out.") = ""
     port: options.text("NUMBER", "Its port; 0 takes one that is free.") = ""
     no_open: options.switch("Do not open a browser.") = False
@@ -37,7 +41,7 @@ def run(argv: list[str]) -> int:
     given, wrong = options.read(Options, argv, command="ui", description=DESCRIPTION)
     if given.port and not (given.port.isdecimal() and int(given.port) < 65536):
         help = "a number from 0 to 65535; 0 takes a free one"
-        wrong.append(Diagnostic(code="B010", message=f"{given.port!r} is no port", place="--port", help=help))
+        wrong.append(Diagnostic(code="I010", message=f"{given.port!r} is no port", place="--port", help=help))
     wrong += lacking("ui", "starlette", "uvicorn", extra="ui")
     start = _start(given, wrong)
     from meshwright.ui import serve
@@ -69,7 +73,7 @@ def _start(given: Options, wrong: list[Diagnostic]) -> dict[str, str]:
     from meshwright.cli.started import as_page
 
     try:
-        question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL)})
+        question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL)})
         start = as_page(question)
     except MeshwrightError as error:
         wrong += error.diagnostics

@@ -12,7 +12,8 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.whatif import what_if
 from meshwright.plan import Plan, check
-from meshwright.plan.text import write
+from meshwright.plan.facets import OVERLAPS
+from meshwright.plan.text import says_overlap, write
 from meshwright.predict import predict
 from meshwright.prediction import Prediction
 from meshwright.quantity import big, gibibytes, seconds
@@ -26,6 +27,8 @@ from meshwright.ui.repair import Place, changed, nearest
 PANELS = ("time", "memory", "step", "layers", "basis")
 #: Numbers of the workload that have a control: name -> field.
 WORKLOAD = {"batch": "global_batch", "seq": "seq_len"}
+#: What is asked of the whole training run.
+GOAL = ("tokens", "days", "budget", "price")
 #: Field of a plan -> its control, where the two have different names.
 RENAMED = {"microbatch": "mb", "ulysses": "algorithm", "shard": "zero", "etp": "ep"}
 
@@ -60,7 +63,7 @@ def answer(request: Request) -> dict[str, Any]:
         out["controls"] = msgspec.to_builtins(controls.shown(plan, model, cluster, train))
         out["workload"] = {name: getattr(train, field) for name, field in WORKLOAD.items()}
         if illegal:
-            mended = nearest(plan, Place(model, cluster, train))
+            mended = nearest(found.said, Place(model, cluster, train))
             out["mended"] = None if mended is None else write(mended)
         else:
             _verdict(asked, out, wrong)
@@ -74,25 +77,34 @@ def _with_moves(request: Request, asked: Asked, found: Read, wrong: list[dict]) 
             text = msgspec.structs.replace(found.train, **{WORKLOAD[name]: value}).text()
         elif name in controls.CONTROLS and found.complete and _suits(name, value):
             model, cluster, train, plan = found.parts
-            after = controls.moved(plan, name, value, model, cluster, train)
+            overlap = name.startswith("overlap")  # the others leave open what a framework overlaps
+            after = controls.moved(plan if overlap else found.said, name, value, model, cluster, train)
             if after is None:
                 message, help = f"no legal plan has {name} = {value}", "take one of the values that are offered"
-                wrong.append(_told(Diagnostic(code="B009", message=message, place=name, help=help), name))
+                wrong.append(_told(Diagnostic(code="I009", message=message, place=name, help=help), name))
                 continue
-            asked = msgspec.structs.replace(asked, plan=write(after))
-            found = msgspec.structs.replace(found, plan=after)
+            asked = msgspec.structs.replace(asked, plan=_words(after, said=overlap and bool(asked.framework)))
+            found = read(asked)
             continue
         else:
             continue
         asked = msgspec.structs.replace(asked, train=text)
         found = read(asked)
     if request.mend and found.complete:
-        model, cluster, train, plan = found.parts
-        mended = nearest(plan, Place(model, cluster, train))
+        model, cluster, train, _ = found.parts
+        mended = nearest(found.said, Place(model, cluster, train))
         if mended is not None:
             asked = msgspec.structs.replace(asked, plan=write(mended))
-            found = msgspec.structs.replace(found, plan=mended)
+            found = read(asked)
     return asked, found
+
+
+def _words(plan: Plan, *, said: bool) -> str:
+    """The words of a plan; what overlaps too when that has to be `said`, usual or not."""
+    words = write(plan)
+    if not said or says_overlap(words):
+        return words
+    return f"{words} overlap={','.join(n for n in OVERLAPS if getattr(plan.overlap, n)) or 'none'}"
 
 
 def _suits(name: str, value: Any) -> bool:
@@ -119,6 +131,10 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
         "said": _said(prediction),
         "plan": prediction.plan.text(),
         "run": [list(line) for line in facts.training_run(prediction)[:1]],
+        "limits": [
+            {"said": ", ".join(text for text in facts.limit(limit, prediction.fits) if text), "met": limit.met}
+            for limit in prediction.limits
+        ],
         "tried": tried,
     }
     out["html"] = section("verdict", prediction)
@@ -144,12 +160,13 @@ def predicted(asked: Asked, *, detail: bool = False) -> tuple[Prediction, dict[s
         raise MeshwrightError([d for _, d in found.wrong])
     model, cluster, train, plan = found.parts
     if not asked.tries:
-        return predict(model, cluster, train, plan, costs=found.costs, detail=detail), None
+        prediction = predict(model, cluster, train, plan, costs=found.costs, detail=detail)
+        return msgspec.structs.replace(prediction, goal=found.goal), None
     tried = what_if(asked.tries, model, cluster, train, plan, costs=found.costs)
     after = tried.after
     if detail:
         after = predict(model, cluster, train, after.plan, costs=found.costs, detail=True)
-    return after, {
+    return msgspec.structs.replace(after, goal=found.goal), {
         "gain": tried.gain,
         "memory": f"{tried.memory_bytes / 2**30:+.1f} GiB",
         "exact": tried.exact,
@@ -162,11 +179,11 @@ def panel(request: PanelRequest) -> dict[str, Any]:
     """One section of the report as HTML.
 
     Raises:
-        MeshwrightError: B001 for a section that there is not, and what is wrong with the question.
+        MeshwrightError: I001 for a section that there is not, and what is wrong with the question.
     """
     if request.panel not in PANELS:
         help = f"one of {', '.join(PANELS)}"
-        raise MeshwrightError.one("B001", f"no section {request.panel[:80]!r}", place="panel", help=help)
+        raise MeshwrightError.one("I001", f"no section {request.panel[:80]!r}", place="panel", help=help)
     prediction, _ = predicted(request.asked, detail=True)
     return {"panel": request.panel, "html": section(request.panel, prediction)}
 
@@ -222,9 +239,11 @@ def _taken_away(asked: Asked, found: Read) -> dict[str, Any]:
         "train": asked.train,
         "plan": asked.plan,
         "framework": asked.framework,
+        **{name: getattr(asked, name) for name in GOAL},
     }
     words = ["meshwright", "whatif" if asked.tries else "predict", said["model"]]
-    for option in ("on", "train", "plan", "framework"):
+    goal = () if asked.tries else GOAL  # which whatif does not take
+    for option in ("on", "train", "plan", "framework", *goal):
         words += [f"--{option}", said[option]] if said[option] else []
     words += ["--try", ",".join(asked.tries)] if asked.tries else []
     table = {"format_version": 1, **{key: text for key, text in said.items() if text}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -11,12 +12,23 @@ import msgspec
 
 from meshwright.cost import load_framework, standard_on
 from meshwright.cost.chain import Costs
+from meshwright.cost.framework import overlapped_as_usual
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
 from meshwright.plan.text import read as read_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.goal import (
+    Goal,
+    priced,
+    read_budget,
+    read_days,
+    read_price,
+    read_tokens,
+    unanswerable,
+    with_tokens,
+)
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as read_train
@@ -35,7 +47,8 @@ Id = Annotated[str, msgspec.Meta(max_length=100)]
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The texts of a question. ``config`` and ``cluster`` are the text of a ``config.json`` and of a cluster's TOML,
-    which go before the names in ``model`` and ``on``; ``tries`` are papers whose recipes are put over the plan."""
+    which go before the names in ``model`` and ``on``; ``tokens``, ``days``, ``budget`` and ``price`` are of the whole
+    training run; ``tries`` are papers whose recipes are put over the plan."""
 
     model: Text = ""
     config: Pasted = ""
@@ -44,17 +57,24 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     train: Text = ""
     plan: Text = ""
     framework: Id = ""
+    tokens: Id = ""
+    days: Id = ""
+    budget: Id = ""
+    price: Text = ""
     tries: Annotated[tuple[Id, ...], msgspec.Meta(max_length=20)] = ()
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
-    """The question as far as it could be read, and what is wrong with the rest, by the control it concerns."""
+    """The question as far as it could be read, and what is wrong with the rest, by the control it concerns. ``said`` is
+    the plan as its words say it; ``plan`` has what a named framework does beside compute where they leave that open."""
 
     model: Model | None = None
     cluster: Cluster | None = None
     train: Train | None = None
     plan: Plan | None = None
+    said: Plan | None = None
     costs: Costs | None = None
+    goal: Goal = Goal()
     wrong: tuple[tuple[str, Diagnostic], ...] = ()
 
     @property
@@ -70,28 +90,39 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(asked: Asked) -> Read:
     """Every part that can be read; nothing is raised, so that one answer tells everything that is wrong."""
-    parts: dict[str, Any] = {}
     wrong: list[tuple[str, Diagnostic]] = []
-    readers = {
-        "model": lambda: _model(asked.model, asked.config),
-        "cluster": lambda: _cluster(asked.on, asked.cluster),
-        "train": lambda: _train(asked.train),
-        "plan": lambda: _plan(asked.plan),
-    }
-    for name, reader in readers.items():
+
+    def part(control: str, reader: Callable[[], Any]) -> Any:
         try:
-            parts[name] = reader()
+            return reader()
         except MeshwrightError as error:
-            control = "on" if name == "cluster" else name
-            wrong += [(control, d) for d in error.diagnostics]
-    try:
-        if asked.framework:
-            load_framework(asked.framework)
-        if "cluster" in parts:
-            parts["costs"] = standard_on(parts["cluster"], asked.framework)
-    except MeshwrightError as error:
-        wrong += [("framework", d) for d in error.diagnostics]
-    return Read(**parts, wrong=tuple(wrong))
+            wrong.extend((control, d) for d in error.diagnostics)
+            return None
+
+    model = part("model", lambda: _model(asked.model, asked.config))
+    cluster = part("on", lambda: _cluster(asked.on, asked.cluster))
+    train = part("train", lambda: _train(asked.train))
+    said = plan = part("plan", lambda: _plan(asked.plan))
+    framework = part("framework", lambda: load_framework(asked.framework)) if asked.framework else None
+    if plan and cluster and framework:
+        plan = overlapped_as_usual(framework, plan, asked.plan, cluster)
+    price = part("price", lambda: read_price(asked.price)) if asked.price else None
+    if price and cluster:
+        cluster = part("price", lambda: priced(cluster, price))
+    tokens = part("tokens", lambda: read_tokens(asked.tokens)) if asked.tokens else None
+    if tokens and train:
+        train = part("tokens", lambda: with_tokens(train, tokens))
+    goal = Goal(
+        days=part("days", lambda: read_days(asked.days)) if asked.days else None,
+        budget_usd=part("budget", lambda: read_budget(asked.budget)) if asked.budget else None,
+    )
+    wrong += [(d.place.removeprefix("--"), d) for d in unanswerable(goal, train, [cluster] if cluster else [])]
+    costs = None
+    if cluster and not (asked.framework and framework is None):
+        costs = part("on", lambda: standard_on(cluster, asked.framework))
+    return Read(
+        model=model, cluster=cluster, train=train, plan=plan, said=said, costs=costs, goal=goal, wrong=tuple(wrong)
+    )
 
 
 def _missing(what: str, help: str) -> MeshwrightError:
@@ -99,10 +130,10 @@ def _missing(what: str, help: str) -> MeshwrightError:
 
 
 def _no_files(text: str, place: str, help: str) -> None:
-    """B007 for a text that names a file: a page must not make this machine's files readable."""
+    """I007 for a text that names a file: a page must not make this machine's files readable."""
     if FILE.search(text):
         raise MeshwrightError.one(
-            "B007", f"the page opens no files, and {text[:80]!r} names one", place=place, help=help
+            "I007", f"the page opens no files, and {text[:80]!r} names one", place=place, help=help
         )
 
 

@@ -74,17 +74,17 @@ class Guard:
         if not self._is_ours(host):
             message = f"the page is not served as {re.sub(r'[^ -~]', '?', host)[:80]!r}"
             help = "open it by its address, such as 127.0.0.1, or as localhost"
-            return refused(421, Diagnostic(code="B004", message=message, place="Host", help=help))
+            return refused(421, Diagnostic(code="I004", message=message, place="Host", help=help))
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
         if origin is not None and urlsplit_host(origin) != host.lower():
             help = "the page's own requests come from where it is served"
-            said = Diagnostic(code="B004", message="a request of another site", place="Origin", help=help)
+            said = Diagnostic(code="I004", message="a request of another site", place="Origin", help=help)
             return refused(403, said)
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             help = "send application/json"
-            said = Diagnostic(code="B001", message="a request is JSON", place="Content-Type", help=help)
+            said = Diagnostic(code="I001", message="a request is JSON", place="Content-Type", help=help)
             return refused(415, said)
         return None
 

@@ -115,10 +115,10 @@ class Pool:
 
         Raises:
             Superseded: a newer one came.
-            MeshwrightError: B005 it took too long, B006 too many wait.
+            MeshwrightError: I005 it took too long, I006 too many wait.
         """
         if self.waiting >= MOST_WAITING:
-            raise MeshwrightError.one("B006", "too many requests are waiting", place="the page", help="try again")
+            raise MeshwrightError.one("I006", "too many requests are waiting", place="the page", help="try again")
         dropped = asyncio.Event()
         if older := self.newest.get((page, task)):
             older.set()
@@ -153,13 +153,13 @@ class Pool:
         """The answer of a search, which has a process of its own; a page's older search ends.
 
         Raises:
-            MeshwrightError: B005 it took too long, B006 too many are running.
+            MeshwrightError: I005 it took too long, I006 too many are running.
         """
         if older := self.searches.pop(page, None):
             await self._end(older)
         if len(self.searches) >= MOST_SEARCHES:
             message = f"{len(self.searches)} searches are running, in other windows of this page"
-            raise MeshwrightError.one("B006", message, place="the page", help="stop one of them, or wait")
+            raise MeshwrightError.one("I006", message, place="the page", help="stop one of them, or wait")
         worker = self.searches[page] = Worker()
         self.workers.add(worker)
         try:
@@ -218,7 +218,7 @@ class Pool:
         except TimeoutError:
             message = f"the answer takes longer than {limit:g} s, which is all the page gives it"
             help = "ask about a smaller question here, or ask the command line, which waits"
-            raise MeshwrightError.one("B005", message, place="the page", help=help) from None
+            raise MeshwrightError.one("I005", message, place="the page", help=help) from None
 
     async def _unless(self, dropped: asyncio.Event, wanted: asyncio.Task) -> Any:
         """What is wanted, or Superseded when the request is dropped before."""
@@ -259,4 +259,4 @@ class Pool:
 
 def _ended(message: str) -> dict[str, Any]:
     help = "ask about a smaller one, or ask the command line"
-    return {"errors": [{"code": "B005", "message": message, "place": "the page", "help": help}]}
+    return {"errors": [{"code": "I005", "message": message, "place": "the page", "help": help}]}

@@ -24,7 +24,7 @@ def bind(host: str, port: int | None) -> socket.socket:
     """A listening socket. `port` 0 is any free one; None is :data:`PORT`, or a free one when it is taken.
 
     Raises:
-        MeshwrightError: B010 when the address cannot be had.
+        MeshwrightError: I010 when the address cannot be had.
     """
     try:
         return _bound(host, PORT if port is None else port)
@@ -33,7 +33,7 @@ def bind(host: str, port: int | None) -> socket.socket:
             reason = getattr(error, "strerror", None) or str(error)
             help = "--port 0 takes one that is free; without --host the page is on this machine only"
             place = f"--host {host} --port {PORT if port is None else port}"
-            raise MeshwrightError.one("B010", f"cannot listen there: {reason}", place=place, help=help) from None
+            raise MeshwrightError.one("I010", f"cannot listen there: {reason}", place=place, help=help) from None
     return bind(host, 0)
 
 

@@ -101,20 +101,20 @@ async def _envelope(request: Request) -> Envelope:
     """The body of a request, bounded before it is read and strict.
 
     Raises:
-        MeshwrightError: B001 when it is none of the page's requests, B002 when it is too long.
+        MeshwrightError: I001 when it is none of the page's requests, I002 when it is too long.
     """
     body = b""
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY:
             help = "paste the part of the file that describes the model or the cluster"
-            raise MeshwrightError.one("B002", f"a request is at most {MAX_BODY:,} bytes", place="body", help=help)
+            raise MeshwrightError.one("I002", f"a request is at most {MAX_BODY:,} bytes", place="body", help=help)
     try:
         return msgspec.json.decode(body, type=Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         message, help = f"not a request of this page: {reason}", 'send {"page": "...", "body": {...}}'
-        raise MeshwrightError.one("B001", message, place="body", help=help) from None
+        raise MeshwrightError.one("I001", message, place="body", help=help) from None
 
 
 async def _events(answers: Answers, name: str, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -156,7 +156,7 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json", headers=headers)
 
 
-STATUS = {"B001": 400, "B002": 413, "B005": 504, "B006": 503}
+STATUS = {"I001": 400, "I002": 413, "I005": 504, "I006": 503}
 
 
 async def _ours(request: Request, error: Exception) -> Response:
@@ -165,7 +165,7 @@ async def _ours(request: Request, error: Exception) -> Response:
 
 
 async def _superseded(request: Request, error: Exception) -> Response:
-    said = Diagnostic(code="B003", message="a newer request of the same page took its place", place=request.url.path)
+    said = Diagnostic(code="I003", message="a newer request of the same page took its place", place=request.url.path)
     return refused(409, said)
 
 
@@ -174,14 +174,14 @@ async def _http(request: Request, error: Exception) -> Response:
     shown = re.sub(r"[^\x20-\x7e]", "?", request.url.path)[:200]
     message = f"no {request.method} {shown} here"
     help = "the page is at /" if error.status_code == 404 else "the page knows how its requests are made"
-    return refused(error.status_code, Diagnostic(code="B003", message=message, place=shown, help=help))
+    return refused(error.status_code, Diagnostic(code="I003", message=message, place=shown, help=help))
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return refused(499, Diagnostic(code="B001", message="the request broke off", place="body"))
+    return refused(499, Diagnostic(code="I001", message="the request broke off", place="body"))
 
 
 async def _fault(request: Request, error: Exception) -> Response:
     message = f"the request failed: {type(error).__name__}"
     help = "this is a fault of Meshwright, please report it"
-    return refused(500, Diagnostic(code="B008", message=message, place="the page", help=help))
+    return refused(500, Diagnostic(code="I008", message=message, place="the page", help=help))

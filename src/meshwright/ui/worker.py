@@ -34,12 +34,12 @@ def perform(
     except MeshwrightError as error:
         return {"errors": [msgspec.to_builtins(d) for d in error.diagnostics]}
     except msgspec.ValidationError as error:
-        return _one("B001", f"not a request of this page: {error}", "reload the page")
+        return _one("I001", f"not a request of this page: {error}", "reload the page")
     except (MemoryError, RecursionError):
-        return _one("B005", "this question needs more memory than one of the page may take", "ask about a smaller one")
+        return _one("I005", "this question needs more memory than one of the page may take", "ask about a smaller one")
     except Exception as fault:
         help = "this is a fault of Meshwright, please report it with the question"
-        return _one("B008", f"the answer failed: {type(fault).__name__}: {fault}"[:300], help)
+        return _one("I008", f"the answer failed: {type(fault).__name__}: {fault}"[:300], help)
 
 
 def _one(code: str, message: str, help: str) -> dict[str, Any]:

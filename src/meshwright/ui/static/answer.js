@@ -51,6 +51,9 @@ Meshwright.Answer = class {
     if (found.errors.length) out.push(this.errors(found));
     const { verdict } = found;
     if (verdict?.tried) out.push(this.tried(verdict.tried));
+    for (const { said, met } of verdict?.limits || []) {
+      out.push(Meshwright.make("p", `limit-met ${met ? "good" : "bad"}`, `${met ? "✓" : "✕"} ${sentence(said)}`));
+    }
     if (verdict?.remedies.length) out.push(list("remedies", verdict.remedies[0], verdict.remedies.slice(1)));
     if (found.warnings?.length) {
       const box = list("warnings", "", found.warnings), details = Meshwright.make("details", "notes-more");

@@ -2,10 +2,10 @@
 "use strict";
 
 Meshwright.state = (() => {
-  const FIELDS = ["model", "on", "train", "plan", "framework"];
+  const FIELDS = ["model", "on", "train", "plan", "framework", "tokens", "days", "budget", "price"];
   const PASTED = ["config", "cluster"];
   const EXAMPLE = { model: "llama3-70b", on: "64xh100", train: "batch=512,seq=8192", plan: "tp8 pp4 vpp5 zero1" };
-  const empty = () => ({ model: "", config: "", on: "", cluster: "", train: "", plan: "", framework: "", tries: [] });
+  const empty = () => ({ ...Object.fromEntries([...FIELDS, ...PASTED].map((name) => [name, ""])), tries: [] });
 
   // `asked` is the question as the fields show it. `base` and `moves` are what is sent: controls are moved from the
   // question as it was before the first of them was touched, so that sliding there and back changes nothing.
