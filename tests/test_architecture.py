@@ -14,7 +14,7 @@ SOURCE = Path(meshwright.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Left is imported by right, never the other way. Names on one line may import each other.
 ORDER = (
-    ("errors", "quantity", "atomic"),
+    ("version", "errors", "quantity", "atomic"),
     ("native",),
     ("toposort",),
     ("graph",),

@@ -45,9 +45,9 @@ __all__ = [*_PUBLIC, "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from meshwright.version import VERSION
 
-        return version("meshwright")
+        return VERSION
     if name not in _PUBLIC:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     module, attribute = _PUBLIC[name]

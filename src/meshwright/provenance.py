@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from importlib.metadata import version
 
 import msgspec
 
@@ -23,6 +22,7 @@ from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.version import VERSION
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm
 
 #: MFU that 9 of the 1,007 measured 16-bit steps exceed that state theirs (llm-foundry's benchmarks 6 of 174, MegaScale
@@ -39,7 +39,7 @@ def identity(
         return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
 
     return {
-        "code": version("meshwright"),
+        "code": VERSION,
         "costs": costs.profile,
         "model": f"{model.name} {digest(model)}",
         "cluster": f"{cluster.name} {digest(cluster)}",

@@ -3,6 +3,7 @@
 import pytest
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec import cluster as cluster_module
 from meshwright.spec.cluster import load
 
 
@@ -145,3 +146,11 @@ def test_unknown_names_suggest_the_nearest_and_all_are_listed():
 def test_a_whole_cluster_cannot_be_counted():
     text = refusal("2xselene")
     assert "error[C002]: selene is a whole cluster" in text and "write selene alone" in text
+
+
+def test_a_device_is_found_by_each_of_its_names_and_no_two_share_one():
+    names = [(alias, file) for file in cluster_module._device_files() for alias in cluster_module._called(file)]
+    assert len({alias for alias, file in names}) == len(set(names))
+    for alias, file in names:
+        assert cluster_module._device_file(alias) == file
+    assert cluster_module._device_file("no_such_device") is None

@@ -7,7 +7,6 @@ third (``transfer.py``); the curve that ships is fitted to every row.
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import NamedTuple
 
 import numpy as np
@@ -17,6 +16,7 @@ from meshwright.calibrate.samples import Sample, shape_of
 from meshwright.cost.curve import RESIDUAL_UNIT, SIGMA_CLASSES, Fit, Profile, sigma_class
 from meshwright.cost.fitted import FORMAT_VERSION
 from meshwright.errors import MeshwrightError
+from meshwright.version import VERSION
 
 #: A class of durations with fewer rows held out takes the spread of all.
 FEWEST_ROWS = 50
@@ -212,4 +212,4 @@ def p90_ape(predicted: np.ndarray, true: np.ndarray) -> float:
 def profile(device: str, fits: list[Fit]) -> Profile:
     """All curves of a device, as they are stored."""
     curves = tuple(sorted(fits, key=lambda f: (f.op, f.dtype)))
-    return Profile(format_version=FORMAT_VERSION, code_version=version("meshwright"), device=device, curves=curves)
+    return Profile(format_version=FORMAT_VERSION, code_version=VERSION, device=device, curves=curves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from meshwright.calibrate.transfer import Left as LeftOut
 from meshwright.calibrate.transfer import leave_out, spreads
 from meshwright.cost.curve import Profile
 from meshwright.cost.fitted import FORMAT_VERSION, read_profile
+from meshwright.version import VERSION
 
 #: Kinds of curves that each class of ``--only`` fits again; what a folder holds of others is kept.
 OPS = {
@@ -81,7 +81,7 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
         path = folder / "transfer.json"
         sigma = msgspec.json.decode(path.read_bytes())["sigma"] if path.is_file() else {}
         sigma = {**{op: v for op, v in sigma.items() if op not in refitted}, **spreads(done.left)}
-        record = {"format_version": FORMAT_VERSION, "code_version": version("meshwright"), "sigma": sigma}
+        record = {"format_version": FORMAT_VERSION, "code_version": VERSION, "sigma": sigma}
         write_bytes(path, msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
         written.append(path)
     return written

@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import tomllib
 from functools import cache
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 
 
-def folder(kind: str) -> Traversable:
+def folder(kind: str) -> Path:
     """The catalog folder of one kind: ``devices``, ``clusters``, ``links``, ``models``, ``codes`` or ``terms``."""
-    return files("meshwright.catalog").joinpath(kind)
+    return Path(__file__).parent / kind
 
 
 def measured_here() -> Path:

@@ -6,6 +6,8 @@ not fit); 2: misuse, with everything that is wrong listed at once.
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -31,6 +33,9 @@ COMMANDS = {
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 
+#: Verbs that neither train nor measure anything.
+THINKING = {"predict", "search", "diff", "whatif", "papers", "reproduce", "export", "explain", "catalog"}
+
 EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp8 pp4 vpp5 zero1"'
 
 
@@ -54,7 +59,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     from meshwright.cli.guard import guarded
 
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        _settle(words)
     return guarded(lambda: _dispatch(words), as_json="--json" in words)
+
+
+def _settle(words: list[str]) -> None:
+    """What a process of its own is set to: garbage in cycles is looked for less often, as little of it arises; and what
+    only thinks starts no threads for numpy's products of matrices, which are small here."""
+    gc.set_threshold(50_000, 20, 100)
+    if words and words[0] in THINKING:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _dispatch(words: list[str]) -> int:

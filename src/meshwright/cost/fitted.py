@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from importlib.resources.abc import Traversable
 from math import hypot
 from pathlib import Path
 from typing import NamedTuple
@@ -287,7 +286,7 @@ def read_profile(text: bytes, place: str) -> Profile:
 @cache
 def profiles(folder: Path | None = None) -> tuple[dict[str, Profile], dict[str, dict[str, float]]]:
     """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's."""
-    where: Traversable | Path = folder or catalog.folder("profiles").joinpath("kernels")
+    where = folder or catalog.folder("profiles").joinpath("kernels")
     found, transfer = {}, {}
     for file in sorted(where.iterdir(), key=lambda f: f.name):
         if file.name == "transfer.json":

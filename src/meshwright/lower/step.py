@@ -284,8 +284,7 @@ def verify(graph: TaskGraph) -> list[str]:
     if np.any(pairs[1:] == pairs[:-1]):
         found.append("a task occupies one stream twice")
     where = graph.attribute("stage").astype(np.int64) * 2**31 + graph.attribute("microbatch")
-    forward = np.unique(where[graph.kind == KIND["F"]])
-    backward = np.unique(where[(graph.kind == KIND["B"]) | (graph.kind == KIND["BW"])])
-    if len(forward) != len(backward) or np.any(forward != backward):
+    forward = set(where[graph.kind == KIND["F"]].tolist())
+    if forward != set(where[(graph.kind == KIND["B"]) | (graph.kind == KIND["BW"])].tolist()):
         found.append("a forward has no backward, or the other way round")
     return found

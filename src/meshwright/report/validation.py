@@ -6,7 +6,6 @@ that says the same. No request leaves the page, and its policy forbids any.
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from meshwright.report import document, palette, plots
 from meshwright.validate import text
 from meshwright.validate.run import FORMAT_VERSION, Table
 from meshwright.validate.score import FAULTS, Scored
+from meshwright.version import VERSION
 
 #: Points drawn for a table, in its scatter plots together and in its plots of residuals together; in a plot of one
 #: source's residuals. More rows than that are sampled, and the page says so.
@@ -46,7 +46,7 @@ def render(found: list[Table]) -> str:
         tables=[_table(table) for table in found],
         meaning=text.MEANING,
         format_version=FORMAT_VERSION,
-        code=version("meshwright"),
+        code=VERSION,
         light=palette.css("light"),
         dark=palette.css("dark"),
         styles=[document.static("base.css"), document.static("validation.css")],

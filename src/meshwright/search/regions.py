@@ -64,7 +64,7 @@ class Regions:
             return inners
         known: dict[tuple, int] = {}
         place = np.zeros(len(inners.orders), np.int64)
-        for i in np.unique(inners.order).tolist():
+        for i in np.flatnonzero(np.bincount(inners.order)).tolist():
             place[i] = known.setdefault(self._groups(core._replace(mb=1), inners.orders[i], states), len(known))
         _, first = np.unique(place[inners.order] * len(inners.rests) + inners.rest, return_index=True)
         return inners.take(np.sort(first))

@@ -55,7 +55,7 @@ def _exchanging(timeline: Timeline, rank: np.ndarray, begin: np.ndarray, end: np
     out = np.zeros(len(rank))
     spans = np.flatnonzero(np.isin(timeline.queue, _DP))
     spans = spans[np.argsort(timeline.start_s[spans], kind="stable")]
-    for r in np.unique(rank):
+    for r in np.flatnonzero(np.bincount(rank)):
         mine, asked = spans[timeline.rank[spans] == r], rank == r
         last = np.maximum.accumulate(timeline.end_s[mine])
         first = np.maximum(timeline.start_s[mine], np.append(0.0, last[:-1]))  # where the two queues overlap, once

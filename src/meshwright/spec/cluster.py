@@ -72,7 +72,7 @@ def load(text: str) -> Cluster:
 
 def _kind_of(name: str) -> str:
     """What a name is: ``device``, ``machine``, ``cluster``, or "" for none of them."""
-    if _plain(name) in _device_names():
+    if _device_file(_plain(name)):
         return "device"
     known = _cluster_names().get(_plain(name))
     if known is None:
@@ -100,7 +100,7 @@ def load_device(name: str) -> Device:
     Raises:
         MeshwrightError: C001 with the nearest names.
     """
-    known = _device_names().get(_plain(name))
+    known = _device_file(_plain(name))
     if known is None:
         raise MeshwrightError(_unknown("device", name, ""))
     return _catalog_device(known)
@@ -137,7 +137,7 @@ def template(cluster: Cluster) -> str:
 
 
 def _in_catalog(device: Device) -> bool:
-    known = _device_names().get(_plain(device.name))
+    known = _device_file(_plain(device.name))
     return known is not None and _catalog_device(known) == device
 
 
@@ -145,7 +145,7 @@ def _named(name: str) -> Cluster:
     known = _cluster_names().get(_plain(name))
     if known is not None:
         return from_toml(_catalog_text("clusters", known), place=f"catalog cluster {known}")
-    if _plain(name) in _device_names():
+    if _device_file(_plain(name)):
         return load(f"1x{name}")
     raise MeshwrightError(_unknown("cluster", name, ""))
 
@@ -167,13 +167,13 @@ def _measured_device() -> Path:
 
 def forget_here() -> None:
     """Read the measured device anew: it was written just now."""
-    _device_names.cache_clear()
+    _device_file.cache_clear()
     _catalog_device.cache_clear()
 
 
 def _machine(name: str) -> Machine | None:
     """What a term of a short name is built of: a device's standard node, or a machine type of the catalog."""
-    if _plain(name) in _device_names():
+    if _device_file(_plain(name)):
         device = load_device(name)
         return Machine(name=device.name, device=device, node=device.node, levels=device.levels)
     known = _cluster_names().get(_plain(name))
@@ -208,14 +208,28 @@ def _plain(name: str) -> str:
     return name.strip().lower().replace("-", "_").replace(" ", "_")
 
 
-@cache
 def _device_names() -> dict[str, str]:
-    """Name or alias, plain -> file name."""
-    found = {}
-    for name in (*catalog.names("devices"), *((HERE,) if _measured_device().is_file() else ())):
-        head = file.parse(_catalog_text("devices", name), name)
-        found |= {_plain(alias): name for alias in (name, *head.get("aliases", ()))}
-    return found
+    """Every name or alias of a device, plain -> file name."""
+    return {alias: name for name in _device_files() for alias in _called(name)}
+
+
+@cache
+def _device_file(plain: str) -> str | None:
+    """The file of a device by its plain name or alias. Only files that have the word somewhere are read as TOML."""
+    for name in _device_files():
+        if plain == _plain(name) or (plain in _plain(_catalog_text("devices", name)) and plain in _called(name)):
+            return name
+    return None
+
+
+def _device_files() -> tuple[str, ...]:
+    return (*catalog.names("devices"), *((HERE,) if _measured_device().is_file() else ()))
+
+
+def _called(name: str) -> list[str]:
+    """A device's name and aliases, plain."""
+    head = file.parse(_catalog_text("devices", name), name)
+    return [_plain(alias) for alias in (name, *head.get("aliases", ()))]
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
 from itertools import combinations
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from meshwright.validate import text
 from meshwright.validate.aims import NAMES, reached
 from meshwright.validate.run import Table
 from meshwright.validate.score import FAULTS
+from meshwright.version import VERSION
 
 #: Framework constant -> unit and meaning, as ``Framework`` documents them.
 FRAMEWORK = {
@@ -87,7 +87,7 @@ def write(found: list[Table], path: str | Path) -> None:
 def render(found: list[Table]) -> str:
     """The page as Markdown."""
     steps = next((table for table in found if table.name == "training_steps"), None)
-    parts = [HEAD.format(version=version("meshwright"))]
+    parts = [HEAD.format(version=VERSION)]
     if steps is not None:
         parts += [_aims(steps)]
     parts += [DEFINITIONS, *(_figures(table) for table in found), _faults(found)]
