@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -47,6 +48,20 @@ class MeshwrightError(Exception):
     def one(cls, code: str, message: str, *, place: str = "", help: str = "") -> MeshwrightError:
         """The error with a single violation."""
         return cls(Diagnostic(code=code, message=message, place=place, help=help))
+
+
+def a_folder(text: str, code: str, ending: str) -> MeshwrightError | None:
+    """The error of a folder where a file of some ending is meant; None when `text` is no folder."""
+    try:
+        path = Path(text).expanduser()
+        inside = sorted(f.name for f in path.iterdir() if f.name.endswith(ending)) if text and path.is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a null byte, an unknown user, not to be read
+        return None
+    if inside is None:
+        return None
+    files = " or ".join(f"{text.rstrip('/')}/{name}" for name in inside[:3])
+    help = f"name a file in it: {files}" if files else f"it holds no {ending} file"
+    return MeshwrightError.one(code, f"{text!r} is a folder, and a file is meant", help=help)
 
 
 class Infeasible(MeshwrightError):

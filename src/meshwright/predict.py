@@ -106,7 +106,7 @@ def predict(
         sensitivities=sensitivities(run, costs, plan, model, cluster, train) if detail else (),
         assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
-        cautions=cautions(costs, mfu),
+        cautions=cautions(run.lowered, costs, model, train, plan, mfu=mfu, step_s=step),
         money=bill,
         run=training_run(run.lowered, cluster, plan, train, step, interval, draws) if train.tokens else None,
         timeline=timeline,

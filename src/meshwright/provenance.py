@@ -16,6 +16,7 @@ from meshwright.lower import Lowered
 from meshwright.lower.step import Exchange
 from meshwright.plan import Memory, Plan, Precision
 from meshwright.prediction import Assumption
+from meshwright.quantity import seconds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
@@ -142,7 +143,7 @@ SPREAD_SOURCE = "8% between the whiskers on five GPU clusters (Sinha et al., SC 
 def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumption]:
     """What the kernels of one layer of each kind reach where fitted curves answered for most of their time, by class:
     the share of the peak at their precision, and the curve behind the largest part."""
-    seconds: dict[str, dict[str, float]] = {}
+    took: dict[str, dict[str, float]] = {}
     ideal: dict[str, float] = {}
     beyond: dict[str, float] = {}
     for entries in lowered.stages.programs.values():
@@ -154,13 +155,13 @@ def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumpti
             else:
                 continue
             price = costs.price(work, device)
-            behind, source = seconds.setdefault(name, {}), price.source.removesuffix(EXTRAPOLATED)
+            behind, source = took.setdefault(name, {}), price.source.removesuffix(EXTRAPOLATED)
             behind[source] = behind.get(source, 0.0) + price.seconds
             ideal[name] = ideal.get(name, 0.0) + work.flops / peak_flops(device, work.dtype)
             if price.source != source or "carried to" in source:
                 beyond[name] = beyond.get(name, 0.0) + price.seconds
     out = {}
-    for name, behind in seconds.items():
+    for name, behind in took.items():
         total, (said, most) = sum(behind.values()), max(behind.items(), key=lambda item: item[1])
         if said == "roofline" or total <= 0:
             continue
@@ -279,14 +280,34 @@ def usual_words(framework: Framework, plan: Plan) -> list[str]:
     return out
 
 
-def cautions(costs: Costs, mfu: float) -> tuple[str, ...]:
+#: Seconds above which a step is hardly what anybody means.
+LONG_STEP_S = 86_400.0
+
+
+def cautions(
+    lowered: Lowered, costs: Costs, model: Model, train: Train, plan: Plan, *, mfu: float, step_s: float
+) -> tuple[str, ...]:
     """Doubts that belong beside the answer itself, above everything that explains it."""
-    if mfu <= SELDOM_MFU or not costs.framework.flagged:
-        return ()
-    return (
-        f"an MFU of {mfu:.0%} is more than all but one in a hundred measured steps reach: name your framework "
-        "(--framework) for a nearer answer",
-    )
+    out = []
+    dtype = plan.precision.compute or train.dtype
+    for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
+        if not supports(device, dtype):
+            rates = [n for n in ("fp8", "bf16", "fp16", "fp32") if n in device.peak_flops]
+            used = next((n for n in rates if peak_flops(device, n) == peak_flops(device, dtype)), "fastest")
+            out.append(f"{device.name} has no {dtype} matrix units: products are priced at its {used} rate")
+    if model.max_seq_len and train.longest_document > model.max_seq_len:
+        out.append(
+            f"{train.longest_document:,} tokens are beyond the {model.max_seq_len:,} positions that {model.name} is "
+            "configured for: it takes as long, but needs its positions rescaled and trained for"
+        )
+    if step_s > LONG_STEP_S:
+        out.append(f"one step takes {seconds(step_s)}: batch= counts sequences of a step, seq= tokens of a sequence")
+    if mfu > SELDOM_MFU and costs.framework.flagged:
+        out.append(
+            f"an MFU of {mfu:.0%} is more than all but one in a hundred measured steps reach: name your framework "
+            "(--framework) for a nearer answer"
+        )
+    return tuple(out)
 
 
 def warnings(
@@ -305,16 +326,12 @@ def warnings(
             "add it to predict the framework as it comes"
         )
     out += _unsaid_network(cluster)
-    dtype = plan.precision.compute or train.dtype
     hides = schedules.get(plan.pipeline.schedule).hides_experts
     if plan.experts.ep > 1 and hides and not plan.overlap.ep:
         out.append(
             f"{plan.pipeline.schedule} is made to hide expert exchange behind another microbatch's work, and this plan "
             "counts all of `ep` as exposed: say overlap=dp,pp,ep if yours hides it"
         )
-    for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
-        if not supports(device, dtype):
-            out.append(f"{device.name} has no {dtype} matrix units; its next precision is used")
     return tuple(out)
 
 

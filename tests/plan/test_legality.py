@@ -10,6 +10,7 @@ from meshwright.plan import check, parse
 from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
+from meshwright.spec.workload import parse as parse_train
 from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, of_size, plans_in_words, sized
 
 WHERE = CLUSTERS["64xh100"]
@@ -179,3 +180,30 @@ def test_layers_that_do_not_divide_spare_the_ends():
     # 12 layers on 5 stages: the last and the first, which also hold head and embedding, get fewer
     found = predict(GPT, of_size(5), TRAIN, parse("pp5 dp1 mb1"), detail=False).stage_layers
     assert [len(s) for s in found] == [2, 3, 3, 2, 2]
+
+
+def learned(limit):
+    return transformer(layers=2, hidden=64, heads=4, vocab=128, name="table", positions="learned", max_seq_len=limit)
+
+
+def test_learned_positions_do_not_reach_beyond_their_table():
+    found = check(parse("tp1"), learned(2048), WHERE, Train(global_batch=64, seq_len=4096))
+    assert [d.code for d in found] == ["W006"]
+    assert "learned positions for 2,048 tokens, not for 4,096" in found[0].message and "seq=2048" in found[0].help
+    assert not check(parse("tp1"), learned(2048), WHERE, Train(global_batch=64, seq_len=2048))
+
+
+def test_documents_within_the_table_may_be_packed_into_longer_sequences():
+    packed = parse_train("batch=64,seq=4096,lengths=512:0.5;2048:0.5")
+    assert not check(parse("tp1"), learned(2048), WHERE, packed)
+
+
+def test_a_folder_where_a_plan_is_meant_is_said_to_be_one(tmp_path, monkeypatch):
+    (tmp_path / "adir").mkdir()
+    (tmp_path / "adir" / "mine.toml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MeshwrightError, match="'adir' is a folder") as caught:
+        parse("adir")
+    assert "adir/mine.toml" in str(caught.value)
+    (tmp_path / "tp8").mkdir()
+    assert parse("tp8").layout.tp == 8

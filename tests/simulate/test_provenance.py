@@ -7,7 +7,7 @@ from meshwright.plan import parse
 from meshwright.predict import predict
 from meshwright.provenance import usual_words
 from meshwright.spec import cluster, model
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import Lengths, Train
 from meshwright.work import Gemm
 
 TRAIN = Train(global_batch=64, seq_len=4096)
@@ -93,3 +93,45 @@ def test_what_a_framework_does_and_a_plan_does_not_say_is_told(framework, words,
     found = predict(model.load("llama3-8b"), cluster.load("8xh100"), TRAIN, plan, costs=standard(profile), detail=False)
     told = [text for text in found.warnings if "unless told otherwise" in text]
     assert [all(word in text for word in added) for text in told] == [True] * bool(added)
+
+
+def cautions(on, train, plan="fsdp full"):
+    return predict(model.load("llama3-8b"), cluster.load(on), train, parse(plan), detail=False).cautions
+
+
+@pytest.mark.parametrize(
+    ("on", "dtype", "said"),
+    [("8xa100", "fp8", "a100_80gb_sxm has no fp8 matrix units: products are priced at its bf16 rate"),
+     ("8xv100", "bf16", "v100_16gb has no bf16 matrix units: products are priced at its fp16 rate")],
+)  # fmt: skip
+def test_a_precision_the_device_lacks_is_said_beside_the_answer(on, dtype, said):
+    assert said in cautions(on, Train(global_batch=8, seq_len=4096, dtype=dtype))
+
+
+def test_a_sequence_beyond_rotary_positions_and_a_step_of_days_are_said_beside_the_answer():
+    assert not cautions("8xh100", Train(global_batch=8, seq_len=8192))
+    (beyond,) = cautions("8xh100", Train(global_batch=8, seq_len=16384))
+    assert "16,384 tokens are beyond the 8,192 positions that llama3-8b" in beyond
+    packed = Train(global_batch=8, seq_len=16384, lengths=Lengths((4096,), (1.0,)))
+    assert not cautions("8xh100", packed)
+    assert any("one step takes" in c and "days" in c for c in cautions("8xh100", Train(global_batch=8, seq_len=2**25)))
+
+
+def test_a_network_nobody_named_is_an_assumption_and_for_part_of_a_node_a_warning():
+    def answer(on):
+        return predict(model.load("llama3-8b"), cluster.load(on), TRAIN, parse("fsdp"), detail=False)
+
+    whole, part, said = answer("16xh100"), answer("4x4xa100"), answer("4x4xa100,ib200,nics=4")
+    links = {a.name: a for a in part.assumptions}["rail links"]
+    assert links.flagged and "no network is said, say one such as 4x4xa100,25gbe" in links.source
+    assert any("4x4xa100 names no network: 4 ports of 200 Gbit/s a node are assumed" in w for w in part.warnings)
+    assert not any("names no network" in w for w in (*whole.warnings, *said.warnings))
+    assert not {a.name: a for a in said.assumptions}["ib200 links"].source.startswith("assumed")
+
+
+def test_links_of_every_island_and_between_them_are_assumptions():
+    joined = predict(
+        model.load("llama3-8b"), cluster.load("8xh100,ib400 + 8xa100,25gbe"), TRAIN, parse("fsdp"), detail=False
+    )
+    names = [a.name for a in joined.assumptions]
+    assert {"h100_sxm nvlink links", "a100_80gb_sxm nvlink links", "25gbe between islands"} <= set(names)

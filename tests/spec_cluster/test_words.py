@@ -196,3 +196,9 @@ def test_all_networks_build_on_a_device_that_takes_them():
     for link in networks():
         built = load(f"2x8xb200,{link.name}" if link.port_gb_s <= 63 else f"144xgb300,{link.name}")
         assert built.islands[0].levels[-1].scale_out
+
+
+def test_a_folder_where_a_cluster_is_meant_is_said_to_be_one(tmp_path, monkeypatch):
+    (tmp_path / "adir").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert "'adir' is a folder" in refusal("adir")[0].message

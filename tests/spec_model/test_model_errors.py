@@ -219,3 +219,27 @@ def test_a_real_configuration_with_changed_values_is_a_model_or_a_refusal(config
     assert is_model_or_refusal(changed)
     assert is_model_or_refusal({k: v for k, v in config.items() if k not in keys})
     assert is_model_or_refusal({"text_config": json.loads(json.dumps(config)) | {k: changed[k] for k in keys}})
+
+
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "near"),
+    [
+        ({**LLAMA, "hidden_act": "banana"}, "hidden_act", "known: geglu"),
+        ({**LLAMA, "hidden_act": "sillu"}, "hidden_act", "did you mean silu"),
+        ({**GPT2, "activation_function": "gelu2"}, "activation_function", "did you mean gelu"),
+    ],
+)
+def test_an_activation_nobody_knows_is_refused_with_the_nearest(config, key, near) -> None:
+    (found,) = refusal(config).diagnostics
+    assert (found.code, f"{key} names no activation" in found.message) == ("M002", True)
+    assert near in found.help
+
+
+def test_a_folder_without_a_configuration_is_said_to_be_a_folder(tmp_path, monkeypatch) -> None:
+    (tmp_path / "adir").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MeshwrightError, match=r"M007.*no config.json in the folder 'adir'"):
+        load("adir")

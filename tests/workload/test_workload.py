@@ -107,7 +107,9 @@ def test_a_fault_is_named_with_its_place(text, code, said):
 
 
 def test_every_code_of_a_workload_is_raised_here():
-    assert {code for _, code, _ in FAULTS} == {code for code in catalog.tables("codes") if code.startswith("W")}
+    beside_a_model = {"W006"}  # tests/plan/test_legality.py
+    known = {code for code in catalog.tables("codes") if code.startswith("W")}
+    assert {code for _, code, _ in FAULTS} == known - beside_a_model
 
 
 def test_all_faults_come_at_once():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.errors import MeshwrightError, a_folder
 from meshwright.plan.facets import Experts, Layout, Memory, Overlap, Pipeline, Precision, Sequence
 
 __all__ = ["Experts", "Layout", "Memory", "Overlap", "Pipeline", "Plan", "Precision", "Sequence", "check", "parse"]
@@ -77,7 +78,10 @@ def parse(text: str, *, place: str = "--plan") -> Plan:
         return load(text)
     from meshwright.plan.text import read
 
-    return read(text, place=place)
+    try:
+        return read(text, place=place)
+    except MeshwrightError as error:
+        raise a_folder(text, "P004", ".toml") or error from None
 
 
 def check(plan, model, cluster, train):

@@ -25,7 +25,9 @@ MAX_PASSES = 2_000_000
 def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
     """All violations, in the order of the rules; empty for a legal plan. An open ``dp`` is filled in first."""
     plan = plan.on(cluster.num_devices)
-    rules = (_ranks, _tensor, _stages, _batch, _shares, _context, _experts, _zero, _recompute, _precision, _order)
+    rules = (
+        _ranks, _tensor, _stages, _batch, _shares, _context, _experts, _zero, _recompute, _precision, _order, _positions
+    )  # fmt: skip
     return [d for rule in rules for d in rule(plan, model, cluster, train)]
 
 
@@ -356,3 +358,12 @@ def _order(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
             f"layout.order = {'-'.join(plan.layout.order)}",
             "put pp last: order=tp-cp-dp-pp",
         )
+
+
+def _positions(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """A table of learned positions has no row for a token beyond its length; rotary positions go on."""
+    most = min(model.max_seq_len or model.learned_positions, model.learned_positions)
+    if model.learned_positions and train.longest_document > most:
+        help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"
+        message = f"{model.name} has learned positions for {most:,} tokens, not for {train.longest_document:,}"
+        yield Diagnostic(code="W006", message=message, place=f"--train seq={train.seq_len}", help=help)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.residency import IN_FLIGHT
 from meshwright.prediction import ATTRIBUTION, Limit, Prediction, RankMemory, TrainingRun
 from meshwright.quantity import big, gibibytes, seconds
 
 NOT_INCLUDED = "not included"
-#: What a category of memory is called, as a prefix, and the ZeRO level that shards it (Rajbhandari et al.
-#: 2019, 1910.02054) with the plan's word for it.
-SHARDED_BY = (("optim", 1, "zero1"), ("grad", 2, "zero2"), ("param", 3, "fsdp"))
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -59,11 +55,12 @@ def fit(prediction: Prediction) -> str:
     if tight.headroom_bytes < 0:
         over.append(f"{gibibytes(-tight.headroom_bytes)} over on {tight.rank}")
     if prediction.power_over_w:
-        over.append(f"{prediction.power_over_w / 1e3:,.1f} kW over the site's {_limit_kw(prediction):,.1f} kW")
+        over.append(f"{prediction.power_over_w / 1e3:,.1f} kW over the site's {limit_kw(prediction):,.1f} kW")
     return "does not fit: " + ", ".join(over)
 
 
-def _limit_kw(prediction: Prediction) -> float:
+def limit_kw(prediction: Prediction) -> float:
+    """What the site can deliver, 0 where no limit is known."""
     return (prediction.cluster.power_limit_w or 0.0) / 1e3
 
 
@@ -71,89 +68,6 @@ def _bare(value: float, unit: str) -> str:
     """Seconds without the unit where it is the verdict's own, so that the interval reads ``[8.20, 9.80]``."""
     text = seconds(value)
     return f"{float(text.split()[0]):.3g}" if text.endswith(f" {unit}") else text
-
-
-def remedies(prediction: Prediction) -> tuple[str, ...]:
-    """What would make an answer of "does not fit" fit, from what is alive at the peak; empty when it fits."""
-    if prediction.fits:
-        return ()
-    tight = prediction.tightest
-    over = -tight.headroom_bytes
-    if over <= 0:
-        share = _limit_kw(prediction) * 1e3 / (prediction.money.power_w or 1.0)
-        return (f"about {share:.0%} of the devices can be powered at their rated power: use fewer",)
-    found = [
-        f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
-        for word, what, n in _sharding(prediction, tight)
-    ]
-    activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
-    if activations > 0 and prediction.plan.memory.recompute != "full":
-        # a flash kernel leaves selective recompute nothing to drop
-        unfused = prediction.plan.memory.attention != "flash" and prediction.plan.memory.recompute == "none"
-        words = "selective or full" if unfused else "full"
-        found.append(f"recompute ({words}) frees part of {gibibytes(activations)} of activations")
-    if prediction.plan.pipeline.microbatch > 1:
-        found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
-    found.append(_split_further(prediction, tight))
-    return (f"needs {gibibytes(over)} less on {tight.rank}; any of these, or several:", *found)
-
-
-def _split_further(prediction: Prediction, tight: RankMemory) -> str:
-    """How many ways tp and pp would have to split the model, as if everything held were split by them; what dp
-    shards already is split over all ranks, and stays as large when tp and pp take ranks from dp."""
-    layout, devices = prediction.plan.layout, prediction.cluster.num_devices
-    shards, already = layout.tp * layout.pp, _sharded_bytes(prediction, tight)
-    room = tight.capacity_bytes - already
-    if room <= 0:
-        needed = _next_power(layout.num_ranks * tight.peak_bytes / max(tight.capacity_bytes, 1.0))
-        what = f"what is sharded over all {layout.num_ranks:,} ranks takes {gibibytes(already)} on each"
-        return f"{what}: it takes about {needed:,} devices"
-    enough = _next_power(shards * (tight.peak_bytes - already) / room)
-    if enough > devices:
-        return f"tp*pp would have to be about {enough}, more than the cluster's {devices:,} devices"
-    return f"tp*pp of about {enough} instead of {shards} splits the model further"
-
-
-def _sharded_bytes(prediction: Prediction, tight: RankMemory) -> float:
-    """Bytes of the state that the plan shards over all of data parallelism."""
-    layout = prediction.plan.layout
-    if layout.shard_group != layout.dp * layout.cp:
-        return 0.0
-    kept_whole = _kept_whole(prediction)
-    prefixes = tuple(prefix for prefix, level, _ in SHARDED_BY if layout.zero >= level and prefix not in kept_whole)
-    sharded = {name: held for name, held in tight.alive.items() if prefixes and name.startswith(prefixes)}
-    return sum(held for name, held in sharded.items() if name != IN_FLIGHT)
-
-
-def _kept_whole(prediction: Prediction) -> tuple[str, ...]:
-    """Under a pipeline gathered parameters are kept, and all but ZeRO-2 accumulate gradients whole to the last
-    microbatch."""
-    layout = prediction.plan.layout
-    if layout.pp == 1:
-        return ()
-    return ("param",) if layout.zero == 2 else ("grad", "param")
-
-
-def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str, float]]:
-    """(plan word, category, bytes freed) of every ZeRO level above the plan's own."""
-    layout = prediction.plan.layout
-    group = layout.shard_group
-    if group < 2:
-        return []
-    kept_whole = _kept_whole(prediction)
-    return [
-        (word, name, held * (1 - 1 / group))
-        for prefix, level, word in SHARDED_BY
-        for name, held in tight.alive.items()
-        if name.startswith(prefix) and held > 0 and layout.zero < level and prefix not in kept_whole
-    ]
-
-
-def _next_power(value: float) -> int:
-    power = 1
-    while power < value:
-        power *= 2
-    return power
 
 
 def alive(memory: RankMemory) -> list[tuple[str, float]]:

@@ -14,6 +14,7 @@ from meshwright.atomic import write_bytes
 from meshwright.prediction import FORMAT_VERSION, Prediction
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import charts, columns, document, facts, palette
+from meshwright.report.remedies import remedies
 
 STYLES = ("base.css", "charts.css", "timeline.css")
 SCRIPTS = ("theme.js", "columns.js", "spans.js", "draw.js", "timeline.js", "memory.js", "panels.js", "start.js")
@@ -59,7 +60,7 @@ def _context(prediction: Prediction) -> dict[str, Any]:
 def _verdict(prediction: Prediction) -> dict[str, Any]:
     return {
         "verdict": facts.verdict(prediction),
-        "remedies": facts.remedies(prediction),
+        "remedies": remedies(prediction),
         "interval": [seconds(t) for t in prediction.step_time_interval_s],
         "interval_at": _interval_positions(prediction),
         "step": seconds(prediction.step_time_s),

@@ -13,6 +13,7 @@ from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
 from meshwright.report.page import WIDE, Page
+from meshwright.report.remedies import remedies
 
 COLOURS = ("blue", "cyan", "green", "yellow", "magenta", "red", "bright_blue", "bright_black")
 ASCII_FILL = "#=+*%o~."
@@ -47,7 +48,7 @@ def _verdict(prediction: Prediction, page: Page) -> None:
     page.print(answer)
     for caution in prediction.cautions:
         page.print(Text(f"! {caution}", "yellow"), indent=2)
-    for remedy in facts.remedies(prediction):
+    for remedy in remedies(prediction):
         page.print(Text(remedy), indent=2)
     page.print()
     page.rows([(Text(what, "dim"), Text(value)) for what, value in facts.headline(prediction)])

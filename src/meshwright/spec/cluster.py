@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright import catalog
-from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.errors import Diagnostic, MeshwrightError, a_folder, nearest
 from meshwright.spec import cluster_file as file
 from meshwright.spec import cluster_names as short
 from meshwright.spec.cluster_names import Machine
@@ -65,7 +65,7 @@ def load(text: str) -> Cluster:
         except MeshwrightError as error:
             wrong += error.diagnostics
     if wrong:
-        raise MeshwrightError(wrong)
+        raise a_folder(text, "C004", ".toml") or MeshwrightError(wrong)
     short.bounded(sum(island.num_devices for island in islands), text, "")
     return short.join(" + ".join(t.text for t in terms), tuple(islands), tuple(t.words for t in terms))
 
@@ -147,7 +147,7 @@ def _named(name: str) -> Cluster:
         return from_toml(_catalog_text("clusters", known), place=f"catalog cluster {known}")
     if _device_file(_plain(name)):
         return load(f"1x{name}")
-    raise MeshwrightError(_unknown("cluster", name, ""))
+    raise a_folder(name, "C004", ".toml") or MeshwrightError(_unknown("cluster", name, ""))
 
 
 @cache

@@ -62,7 +62,7 @@ def _found(name_or_path: str | Path) -> tuple[dict[str, Any], str, str]:
         return _entry_config(entry), entry, f"catalog/models/{entry}.json"
     if text.endswith(".json"):
         raise MeshwrightError.one("M007", f"no file {text!r}", help="give the path of a config.json, or a catalog name")
-    if is_path and _is_folder(text):
+    if text and _is_folder(text):
         raise MeshwrightError.one("M007", f"no config.json in the folder {text!r}", help="give the folder of a model")
     raise MeshwrightError.one(
         "M006", f"no model {text[:80]!r} in the catalog, and no such file", help=_names_like(text)

@@ -89,6 +89,11 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         return self.global_batch * self.seq_len
 
     @property
+    def longest_document(self) -> int:
+        """Tokens of the longest run of positions: a sequence's, or of the longest document packed into it."""
+        return self.seq_len if self.lengths is None else min(max(self.lengths.tokens), self.seq_len)
+
+    @property
     def attended(self) -> float:
         """Tokens of context a document's last token attends to: ``seq_len`` unless documents are packed."""
         return float(self.seq_len) if self.lengths is None else min(self.lengths.attended, float(self.seq_len))

@@ -35,7 +35,7 @@ def experts_of(r: Reader, *count_keys: str, top_k_keys: tuple[str, ...] = _TOP_K
 
 def _mixture(r: Reader, *count_keys: str, ffn: str = "intermediate_size", **fields: object) -> Moe:
     experts, top_k = experts_of(r, *count_keys)
-    act = r.text("hidden_act", default="silu")
+    act = r.activation("hidden_act", default="silu")
     return Moe(experts=experts, top_k=top_k, ffn=r.int(ffn), gated=True, activation=act, **fields)
 
 
@@ -140,7 +140,7 @@ def llama4(r: Reader) -> Model:
     rotates = rotates or [int((layer + 1) % every != 0) for layer in range(layers)]
     r.ignore("layer_types")
 
-    dense = Dense(ffn=r.int("intermediate_size_mlp"), gated=True, activation=r.text("hidden_act", default="silu"))
+    dense = Dense(ffn=r.int("intermediate_size_mlp"), gated=True, activation=r.activation("hidden_act", default="silu"))
     moe = _mixture(r, "num_local_experts")
     moe = msgspec.structs.replace(moe, shared_ffn=moe.ffn)
     step = r.int("interleave_moe_layer_step", default=1)
@@ -176,7 +176,7 @@ def step3(r: Reader) -> Model:
     r.ignore("num_key_value_heads", "use_mfa", "use_moe", "num_experts", "num_experts_per_tok", "max_seq_len")
     r.ignore("moe_layer_offset", "moe_every_n_layer", "att_impl_type")
     experts, top_k = experts_of(r, "moe_num_experts", top_k_keys=("moe_top_k",))
-    act = r.text("hidden_act", default="silu")
+    act = r.activation("hidden_act", default="silu")
     moe = Moe(experts=experts, top_k=top_k, ffn=r.int("moe_intermediate_size"), gated=True, activation=act,
               shared_ffn=r.int("share_expert_dim", low=0))  # fmt: skip
     sparse = _step3_layers(r, layers)

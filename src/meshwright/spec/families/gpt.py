@@ -25,7 +25,7 @@ def layernorm_block(
 def plain_mlp(r: Reader, *, activation: str = "gelu", bias: bool = True) -> Dense:
     """The MLP without a gate: ``intermediate_size``, or four times the width when absent."""
     ffn = r.int("intermediate_size", default=4 * r.int("hidden_size"))
-    act = r.text("hidden_act", "activation_function", "activation", default=activation)
+    act = r.activation("hidden_act", "activation_function", "activation", default=activation)
     return Dense(ffn=ffn, gated=False, bias=bias, activation=act)
 
 

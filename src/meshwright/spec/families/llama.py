@@ -27,7 +27,7 @@ def block(attention: Attention, mlp: Dense | Moe, *, norms: int = 2) -> Block:
 
 def gated_mlp(r: Reader, *, activation: str = "silu", bias: bool = False) -> Dense:
     """The gated MLP of ``intermediate_size``."""
-    act = r.text("hidden_activation", "hidden_act", default=activation)
+    act = r.activation("hidden_activation", "hidden_act", default=activation)
     return Dense(ffn=r.int("intermediate_size"), gated=True, activation=act, bias=bias)
 
 

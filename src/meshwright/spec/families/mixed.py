@@ -39,7 +39,7 @@ def phimoe(r: Reader) -> Model:
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
     experts, top_k = experts_of(r, "num_local_experts", "num_experts")
     r.ignore("num_experts", "moe_intermediate_size")
-    act = r.text("hidden_act", default="silu")
+    act = r.activation("hidden_act", default="silu")
     moe = Moe(experts=experts, top_k=top_k, ffn=r.int("intermediate_size"), gated=True, activation=act)
     layers = r.layers()
     blocks = [
@@ -57,7 +57,7 @@ def nemotron(r: Reader) -> Model:
         ffn=r.int("intermediate_size"),
         gated=False,
         bias=r.flag("mlp_bias"),
-        activation=r.text("hidden_act", default="relu2"),
+        activation=r.activation("hidden_act", default="relu2"),
     )
     return decoder(r, [layernorm_block(attention, mlp)] * r.layers(), tied=False)
 
@@ -131,7 +131,7 @@ def hf_olmo(r: Reader) -> Model:
         out_bias=biased,
         rotary=r.flag("rope"),
     )
-    activation = r.text("activation_type", default="swiglu")
+    activation = r.activation("activation_type", default="swiglu")
     gated = activation == "swiglu"
     width = r.int("mlp_hidden_size", default=r.int("mlp_ratio", default=4) * hidden)
     mlp = Dense(ffn=max(1, width // 2) if gated else width, gated=gated, bias=biased, activation=activation)

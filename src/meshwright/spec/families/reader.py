@@ -16,6 +16,13 @@ from meshwright.spec.families.irrelevant import is_irrelevant
 MAX_LAYERS = 10_000
 MAX_INT = 2**40
 
+# Names of `transformers/activations.py` and the gated ones that some configurations name instead.
+ACTIVATIONS = (
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
+    "gelu_tanh", "laplace", "leaky_relu", "linear", "mish", "prelu", "quick_gelu", "relu", "relu2", "relu6", "sigmoid",
+    "silu", "swish", "tanh", "xielu", "swiglu", "geglu", "reglu", "swigluoai",
+)  # fmt: skip
+
 _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
@@ -81,6 +88,14 @@ class Reader:
             return value
         self.fault("M002", f"{key} must be a string", key, f"for example {key!r}: {default!r}")
         return default
+
+    def activation(self, *keys: str, default: str) -> str:
+        """The name of an activation function under the first of `keys` that is present."""
+        name = self.text(*keys, default=default)
+        if name not in ACTIVATIONS:
+            key, _ = self._find(keys)
+            self.fault("M002", f"{key} names no activation that is known", key, nearest(name, ACTIVATIONS))
+        return name
 
     def ints(self, key: str, *, length: int | None = None, low: int = 0) -> list[int] | None:
         """A list of whole numbers, optionally one per layer; None when absent or faulty."""
