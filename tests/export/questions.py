@@ -17,7 +17,8 @@ MODELS = ("llama3-8b", "llama3.2-1b", "qwen3-30b-a3b", "deepseek-v2-lite", "mixt
 
 def ask(target, name, on, train, words):
     """The export of a question in words."""
-    return export(target, model.load(name), cluster.load(on), workload.parse(train), plans.parse(words))
+    nouns = model.load(name), cluster.load(on), workload.parse(train), plans.parse(words)
+    return export(target, *nouns, framework=None)
 
 
 @st.composite

@@ -147,7 +147,7 @@ def test_ranks_that_do_not_fill_alike_nodes_cannot_be_launched():
     where = msgspec.structs.replace(where, islands=(whole, half))
     question = model.load("llama3-8b"), where, workload.parse("batch=12,seq=2048"), plans.parse("dp12")
     with pytest.raises(Infeasible) as caught:
-        export("megatron", *question)
+        export("megatron", *question, framework=None)
     assert [d.place for d in caught.value.diagnostics] == ["plan.layout.dp = 12"]
 
 
@@ -157,19 +157,19 @@ def test_ranks_that_do_not_fill_alike_nodes_cannot_be_launched():
 def test_a_legal_plan_is_exported_or_refused_and_what_is_offered_instead_is_exported(target, question):
     asked, where, train, plan = question
     try:
-        exported = export(target, asked, where, train, plan)
+        exported = export(target, asked, where, train, plan, framework=None)
     except Infeasible as error:
         words = nearest_words(error)
         if words is None:
             return
         offered = plans.parse(words)
         try:
-            export(target, asked, where, train, offered)
+            export(target, asked, where, train, offered, framework=None)
         except Infeasible as left:  # only what no plan can mend
             assert not [d for d in left.diagnostics if d.place.startswith("plan.")]
     else:
         assert exported.text and exported.notes
-        assert export(target, asked, where, train, plan) == exported
+        assert export(target, asked, where, train, plan, framework=None) == exported
 
 
 def test_the_same_plan_said_with_its_axes_of_one_in_another_order_is_no_gap():

@@ -26,7 +26,7 @@ def test_a_plan_without_refusals_is_exported_and_one_with_them_is_not(target, qu
     asked, where, train, plan = question
     found = refusals(target, Request(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices)))
     try:
-        export(target, asked, where, train, plan)
+        export(target, asked, where, train, plan, framework=None)
     except Infeasible as error:
         assert len(error.diagnostics) == len(found) > 0
     else:

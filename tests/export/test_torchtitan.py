@@ -7,9 +7,12 @@ import sys
 import pytest
 
 from meshwright import catalog, schedules
+from meshwright.errors import Infeasible
 from meshwright.export import target
 from meshwright.plan import parse
+from meshwright.predict import predict
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.spec import cluster, workload
 from meshwright.spec.model import load
 from tests.export.questions import ask
 
@@ -150,3 +153,25 @@ def test_its_own_models_are_found_by_their_exact_size():
     assert {(known.module, known.flavor) for known in found.values()} == {(m.module, m.flavor) for m in about.models}
     assert (found["llama3.1-405b"].flavor, found["deepseek-v3"].flavor) == ("405B", "671B")
     assert "llama2-70b" not in found
+
+
+def test_zero1_under_a_pipeline_is_what_fsdp2_does_there():
+    """TorchTitan's FSDP2 under a pipeline: parameters gathered once a step, gradients whole until the last microbatch
+    (torch.distributed.pipelining reduces them in one action behind the last one), so the same step as zero1."""
+    question = "llama3-70b", "64xh100", "batch=128,seq=8192"
+    texts = [ask("torchtitan", *question, f"tp4 pp4 {zero}").text for zero in ("zero1", "fsdp")]
+    one, whole = (calls(text)["ParallelismConfig"] for text in texts)
+    assert ast.literal_eval(one.pop("fsdp_reshard_after_forward")) == "never"
+    assert ast.literal_eval(whole.pop("fsdp_reshard_after_forward")) == "default"  # which is never under a pipeline
+    names = [name for name in one if name != "module_fqns_per_model_part"]
+    assert [ast.literal_eval(one[name]) for name in names] == [ast.literal_eval(whole[name]) for name in names]
+    nouns = load(question[0]), cluster.load(question[1]), workload.parse(question[2])
+    steps = [predict(*nouns, parse(f"tp4 pp4 {zero}"), detail=False) for zero in ("zero1", "fsdp")]
+    assert steps[0].step_time_s == pytest.approx(steps[1].step_time_s, rel=1e-9)
+    peaks = [max(rank.peak_bytes for rank in step.memory) for step in steps]
+    assert peaks[0] == pytest.approx(peaks[1], rel=1e-6)
+
+
+def test_zero1_without_a_pipeline_has_no_setting():
+    with pytest.raises(Infeasible, match="zero1"):
+        ask("torchtitan", "llama3-8b", "8xh100", "batch=64,seq=8192", "zero1")

@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
         wrong += found
     if wrong:
         raise MeshwrightError(wrong)
-    exported = export(given.to, *parts)
+    exported = export(given.to, *parts, framework=question.framework)
     if given.out:
         exported = _written(exported, given.out)
     _show(exported, given)

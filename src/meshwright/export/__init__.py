@@ -16,6 +16,7 @@ from meshwright.export import launch
 from meshwright.export.engines import ENGINES, TARGETS, refusals
 from meshwright.export.engines import exporter as exporter_of
 from meshwright.export.gap import Gap, refuse
+from meshwright.export.nearest_plan import nearest
 from meshwright.export.request import Request
 from meshwright.export.target import Target, load
 from meshwright.plan import Plan, check
@@ -81,8 +82,13 @@ def target(name: str) -> Target:
     return load(name)
 
 
-def export(name: str, model: Model, cluster: Cluster, train: Train, plan: Plan) -> Exported:
+def export(
+    name: str, model: Model, cluster: Cluster, train: Train, plan: Plan, *, framework: str | None = ""
+) -> Exported:
     """The plan as a configuration of the target called `name`.
+
+    What cannot be expressed is refused with the nearest plan that can. It is predicted with the costs of `framework`
+    (:func:`meshwright.cost.standard_on`), and fits in memory where one was found; None leaves the prediction out.
 
     Raises:
         MeshwrightError: E002 for an unknown target; the plan's own violations when it is not legal.
@@ -96,6 +102,7 @@ def export(name: str, model: Model, cluster: Cluster, train: Train, plan: Plan) 
     request = Request(model=model, cluster=cluster, train=train, plan=plan)
     gaps = list(exporter.limits(request))
     if gaps:
-        raise refuse(gaps, request, exporter.limits, about.label)
+        instead = nearest(request, exporter.limits, framework)
+        raise refuse(gaps, request, instead.text(about.label) if instead else "", about.label)
     files, notes = exporter.write(request)
     return Exported(target=name, version=about.version, files=files, notes=tuple(notes))

@@ -64,6 +64,7 @@ def _context(r: Request) -> Iterator[Gap]:
             value=f"cp{r.layout.cp} beside tp{r.layout.tp}",
             reason="its mesh has data and sequence parallelism, or data and tensor parallelism",
             help="say tp1 or cp1",
+            mend={"layout.tp": 1, "layout.dp": r.layout.dp * r.layout.tp} if r.layout.pp == 1 else {},
         )
 
 

@@ -1,7 +1,6 @@
 """Gaps: what a target cannot express of a plan, all of it at once, each with the nearest thing that it can.
 
-A gap names the facet, its value and the reason, and may carry the values (``mend``) that would close it. The nearest
-plan is the plan with all gaps mended, mended again until none is left; it is only offered when it is legal.
+A gap names the facet, its value and the reason, and may carry the values (``mend``) that would close it.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic, Infeasible
 from meshwright.export.request import Request
-from meshwright.plan import Plan, check
-
-#: Mending one facet can open another gap (folding pp into dp, say); the longest chain of the targets here is three.
-ROUNDS = 4
+from meshwright.plan import Plan
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +31,13 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 Limits = Callable[[Request], Iterable[Gap]]
 
 
-def refuse(gaps: list[Gap], request: Request, limits: Limits, target: str) -> Infeasible:
-    """The error with one E001 per gap; the last one's help says the nearest plan when there is a legal one."""
-    nearest = nearest_plan(request, limits)
+def refuse(gaps: list[Gap], request: Request, nearest: str, target: str) -> Infeasible:
+    """The error with one E001 per gap; the last one's help says the `nearest` plan when there is one."""
     found = []
     for gap in gaps:
         help = gap.help
-        if gap is gaps[-1] and nearest is not None and nearest != request.plan:
-            whole = f'the nearest plan that {target} can express: --plan "{nearest.text()}"'
-            help = f"{help}; {whole}" if help else whole
+        if gap is gaps[-1] and nearest:
+            help = f"{help}; {nearest}" if help else nearest
         found.append(
             Diagnostic(
                 code="E001",
@@ -53,21 +47,6 @@ def refuse(gaps: list[Gap], request: Request, limits: Limits, target: str) -> In
             )
         )
     return Infeasible(found)
-
-
-def nearest_plan(request: Request, limits: Limits) -> Plan | None:
-    """The plan with every gap that a plan can close closed; None when that is not a legal plan."""
-    plan = request.plan
-    for _ in range(ROUNDS):
-        asked = msgspec.structs.replace(request, plan=plan)
-        changes = {field: value for gap in limits(asked) for field, value in gap.mend.items()}
-        if not changes:
-            break
-        plan = with_changes(plan, changes)
-        if check(plan, request.model, request.cluster, request.train):
-            return None
-    left = limits(msgspec.structs.replace(request, plan=plan))
-    return None if any(gap.facet.partition(".")[0] in Plan.__struct_fields__ for gap in left) else plan
 
 
 def with_changes(plan: Plan, changes: dict[str, object]) -> Plan:

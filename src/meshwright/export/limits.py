@@ -117,8 +117,7 @@ def shard_contains_context(r: Request) -> Iterator[Gap]:
 def optimizer_shards_alone(r: Request, reason: str) -> Iterator[Gap]:
     """ZeRO-1 where optimizer state is only ever sharded together with gradients."""
     if r.layout.zero == 1 and r.layout.dp * r.layout.cp > 1:
-        word, zero = ("fsdp", 3) if in_rounds(r) else ("zero2", 2)
-        yield Gap(facet="layout.zero", value="zero1", reason=reason, help=f"say {word}", mend={"layout.zero": zero})
+        yield Gap(facet="layout.zero", value="zero1", reason=reason, help="say zero2", mend={"layout.zero": 2})
 
 
 def in_rounds(r: Request) -> bool:

@@ -43,7 +43,8 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
     yield from _model(r, target)
     yield from _workload(r)
     yield from shared.order(r)
-    yield from shared.optimizer_shards_alone(r, "FSDP2 shards optimizer state, gradients and parameters together")
+    if r.layout.pp == 1:
+        yield from shared.optimizer_shards_alone(r, "FSDP2 shards optimizer state, gradients and parameters together")
     yield from shared.shard_contains_context(r)
     yield from _rounds(r)
     yield from _pipeline(r)
@@ -126,8 +127,8 @@ def _rounds(r: Request) -> Iterator[Gap]:
             facet="layout.zero",
             value=f"zero2 beside {r.plan.pipeline.schedule} of {r.plan.pipeline.vpp} chunks",
             reason="under a pipeline its gradients accumulate whole until the last microbatch",
-            help="say fsdp, which keeps them so",
-            mend={"layout.zero": 3},
+            help="say zero1 or fsdp, which keep them so",
+            mend={"layout.zero": 1},
         )
 
 
@@ -195,19 +196,25 @@ def _overlap(r: Request) -> Iterator[Gap]:
         )
 
 
+def sharded(r: Request) -> bool:
+    """Whether FSDP2 shards anything. Under a pipeline it gathers parameters once a step and keeps gradients whole until
+    the last microbatch, with whatever it shards: ZeRO-1, ZeRO-2 of one stage a rank and ZeRO-3 are the same there."""
+    return r.layout.zero >= 2 or (r.layout.zero == 1 and r.layout.pp > 1)
+
+
 def data_parallel(r: Request) -> tuple[int, int]:
     """(``data_parallel_replicate_degree``, ``data_parallel_shard_degree``): what is sharded over dp beyond cp."""
     layout = r.layout
-    if layout.zero < 2:
+    if not sharded(r):
         return layout.dp, 1
     shard = max(1, layout.shard_group // layout.cp)
     return layout.dp // shard, shard
 
 
 def reshard(r: Request) -> str:
-    """``fsdp_reshard_after_forward``: ZeRO-2 keeps parameters gathered until the backward is done; for ZeRO-3 the
-    default gathers them for every microbatch, under a pipeline once a step."""
-    return "never" if r.layout.zero == 2 else "default"
+    """``fsdp_reshard_after_forward``: ZeRO-2 keeps parameters gathered until the backward is done, and so does ZeRO-1;
+    for ZeRO-3 the default gathers them for every microbatch, under a pipeline once a step."""
+    return "never" if r.layout.zero in (1, 2) else "default"
 
 
 def schedule(r: Request) -> str:
