@@ -16,7 +16,7 @@ from meshwright.search.find import find
 from meshwright.search.interrupt import stopping
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.search.walk import Walk
+from meshwright.search.walk import Stop, Walk
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.workload import parse
 from tests.random_plans import LLAMA
@@ -76,8 +76,8 @@ def test_a_search_stopped_before_any_plan_was_evaluated_does_not_say_that_nothin
 
 
 def test_a_second_signal_ends_the_command_at_once(looks):
-    walk = Walk(SPACE, Evaluator(*SMALL), keep=1)
-    with stopping(walk):
+    walk = Walk(SPACE, Evaluator(*SMALL))
+    with stopping(walk.stop):
         os.kill(os.getpid(), signal.SIGINT)
         assert walk.stopped
         with pytest.raises(KeyboardInterrupt):
@@ -85,9 +85,9 @@ def test_a_second_signal_ends_the_command_at_once(looks):
 
 
 def test_a_signal_after_the_walk_has_ended_is_an_interrupt_as_ever(looks):
-    walk = Walk(SPACE, Evaluator(*SMALL), keep=1)
-    walk.ended = True
-    with stopping(walk), pytest.raises(KeyboardInterrupt):
+    stop = Stop()
+    stop.over = True
+    with stopping(stop), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
 
 

@@ -56,7 +56,8 @@ def read(given: Any, wrong: list[Diagnostic]) -> Asked:
     Raises:
         MeshwrightError: `wrong`, and everything that is wrong with the question.
     """
-    question = asked({"model": given.model, "on": "", "train": given.train, **{f: getattr(given, f) for f in GOAL}})
+    said = {field: getattr(given, field) for field in ("model", "train", "framework", *GOAL)}
+    question = asked({**said, "on": ""})
     words = given.on or ((question.on,) if question.on else ())
     said = {"model": question.model, "on": words, "train": question.train}
     wrong += options.missing(said, WANTED, command="search")

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.cli import options, scaling
+from meshwright.cli.demands import Said
 from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 if TYPE_CHECKING:
     from meshwright.search.found import Found
@@ -33,6 +34,7 @@ Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question 
 was found.
 Ctrl-C ends the search with what was found, a second one at once."""
 NO_STORE = "none"
+PICKS = ("recommended", "fastest")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +51,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     bound: options.repeated("FACET<=VALUE", "Only values within: --bound 'pp<=16'.") = ()
     exclude: options.repeated("FACET=VALUES", "Not these values: --exclude recompute=full.") = ()
     allow: options.repeated("FACET=VALUES", "Also these: --allow dtype=fp8, --allow stages=balanced.") = ()
+    for_: options.text(
+        "ENGINES", "Plans these run: megatron, torchtitan, deepspeed, accelerate or meshwright.", name="for"
+    ) = ""
+    framework: options.text("NAME", "Whose time and memory: meshwright catalog frameworks.") = ""
+    headroom: options.text("AMOUNT", "Memory that plans leave on every device: 5% or 4GiB.") = ""
     strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""
     objective: options.text("NAME", "step (default), cost or energy.") = ""
     pareto: options.text("A,B", "Objectives of the Pareto front among step, cost, energy, headroom.") = ""
-    top: options.text("COUNT", "How many plans to show; 5 if left out.") = ""
-    save: options.text("FILE", "Write the winner as a plan file, plan.toml.") = ""
+    top: options.text("COUNT", "How many families of plans to show; 5 if left out.") = ""
+    variants: options.switch("Show single plans, not the best of each family.") = False
+    save: options.text("FILE", "Write the recommended plan as a plan file, plan.toml.") = ""
+    pick: options.text("WHICH", "Which plan --save writes: recommended (default) or fastest.") = ""
     report: options.text("FILE", "Write the search as one offline HTML file.") = ""
     plot: options.text("FILE", "Write time and cost over the number of devices as .svg or .png.") = ""
     store: options.text("FILE", "Where evaluated plans are kept, or none; the user's cache if left out.") = ""
@@ -71,9 +80,10 @@ def run(argv: list[str]) -> int:
         return _ask(given)
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)
+    kept = _as_kept(given, ask)
     gc.disable()  # a search makes millions of small objects that live on, and no cycles
     if ask.is_scaling:
-        return scaling.run(given, ask, partial(_find, given, ask))
+        return scaling.run(given, kept, partial(_find, given, ask))
     found = _of_run(_find(given, ask, ask.curves[0].clusters[0][1]), ask)
     if given.json:
         print_json(found.to_json())
@@ -81,7 +91,7 @@ def run(argv: list[str]) -> int:
         from meshwright.report.search_text import render
 
         render(found, console())
-    _write_files(found, given, ask)
+    _write_files(found, given, kept)
     if found.fits:
         return 0 if found.best[0].prediction.good else 1
     return INTERRUPTED if found.stopped else 1
@@ -96,6 +106,10 @@ def _read(given: Options, wrong: list[Diagnostic]) -> scaling.Asked:
 
         help = f"two of {', '.join(OBJECTIVES)}, such as --pareto step,headroom"
         wrong.append(Diagnostic(code="R003", message="a front is over two objectives", place="--pareto", help=help))
+    if given.pick and given.pick not in PICKS:
+        place, help = f"--pick {given.pick}", nearest(given.pick, PICKS)
+        wrong.append(Diagnostic(code="R004", message=f"no plan {given.pick!r}", place=place, help=help))
+    wrong += Said(headroom=given.headroom, engines=given.for_).wrong()
     return scaling.read(given, wrong)
 
 
@@ -103,25 +117,44 @@ def _objectives(given: Options) -> tuple[str, ...]:
     return tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
 
 
+def _said(given: Options, ask: scaling.Asked) -> Said:
+    return Said(headroom=given.headroom, engines=given.for_, framework=ask.question.framework)
+
+
+def _as_kept(given: Options, ask: scaling.Asked) -> scaling.Asked:
+    """The question as a file keeps it: with the framework whose costs the answer has, so that predict says the same."""
+    question = msgspec.structs.replace(ask.question, framework=_said(given, ask).profile)
+    return msgspec.structs.replace(ask, question=question)
+
+
 def _find(given: Options, ask: scaling.Asked, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
     """The answer on one cluster; `before` stands before its progress."""
+    from meshwright.cost import standard_on
+    from meshwright.search.engines import extended
     from meshwright.search.find import find
     from meshwright.search.restrict import restricted
     from meshwright.search.space import default
 
     asked = (ask.model, cluster, ask.train)
-    space = restricted(default(*asked), fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow)
-    return find(
+    said = _said(given, ask)
+    demands, remarks = said.of(*asked)
+    usual = extended(default(*asked), demands.engines)
+    found = find(
         *asked,
-        space=space,
+        space=restricted(usual, fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow),
+        costs=standard_on(cluster, said.profile),
         strategy=given.strategy or "exhaustive",
         objective=given.objective or "step",
         objectives=_objectives(given),
         top=1 if ask.is_scaling else int(given.top or 5),
+        families=not given.variants and not ask.is_scaling,
+        demands=demands,
+        recommend=not ask.is_scaling,
         store=_store(given),
         report=partial(_progress, before=before) if before else _progress,
         **hints,
     )
+    return msgspec.structs.replace(found, remarks=tuple(remarks))
 
 
 def _of_run(found: Found, ask: scaling.Asked) -> Found:
@@ -175,8 +208,10 @@ def _write_files(found: Found, given: Options, ask: scaling.Asked) -> None:
     if given.save and found.best:
         from meshwright.plan.toml import save
 
-        save(found.best[0].plan, given.save, ask.saved(ask.curves[0].text, given.save))
-        note(f"wrote {given.save}: meshwright predict {given.save} says more, meshwright run {given.save} trains it")
+        pick = found.best[0].plan if given.pick == "fastest" or not found.recommended else found.recommended.plan
+        which = "the fastest plan" if pick == found.best[0].plan else "the recommended plan (--pick fastest: the other)"
+        save(pick, given.save, ask.saved(ask.curves[0].text, given.save))
+        note(f"wrote {given.save}, {which}: meshwright predict {given.save} says more")
     if given.report:
         from meshwright.report.search_html import write
 

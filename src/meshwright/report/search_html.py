@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.atomic import write_bytes
 from meshwright.report import document, facts, palette
-from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict
+from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict, words
 from meshwright.search.found import OBJECTIVES, Found
 
 #: Size of the plot in its own units, and the room for its labels.
@@ -32,8 +32,8 @@ def render(found: Found) -> str:
         coverage=coverage(found),
         light=palette.css("light"),
         dark=palette.css("dark"),
-        heads=HEADS,
-        rows=[(cells(r), r.delta, r.tie) for r in found.best],
+        heads=(*HEADS, "plan"),
+        rows=[((*cells(r), words(r)), r.delta, r.tie) for r in found.best],
         training_run=facts.training_run(found.best[0].prediction) if found.best else [],
         misses=found.misses,
         pruned=[

@@ -8,7 +8,10 @@ from rich.text import Text
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report.page import Page
 from meshwright.report.text import training_run
-from meshwright.search.found import OBJECTIVES, Found, Ranked
+from meshwright.search.found import OBJECTIVES, WITHIN, Found, Ranked
+
+#: Plans of the front that are listed.
+FRONT = 8
 
 
 def render(found: Found, console: Console) -> None:
@@ -16,19 +19,19 @@ def render(found: Found, console: Console) -> None:
     with Page(console) as page:
         page.print(Text(verdict(found), "bold green" if found.fits else "bold red"))
         page.print(Text(coverage(found), "dim"))
+        for remark in filter(None, (demanded(found), *found.remarks)):
+            page.print(Text(remark, "dim"))
         if found.best:
+            _recommended(found, page)
             _table(found, page)
-            _ties(found, page)
+            _unrunnable(found, page)
             _front(found, page)
             training_run(found.best[0].prediction, page)
         elif found.misses:
             page.title("Closest")
-            page.rows(
-                [
-                    (Text(m.plan.text()), Text(f"lacks {gibibytes(m.lacks_bytes)}"), Text(m.remedy, "dim"))
-                    for m in found.misses
-                ]
-            )
+            for miss in found.misses:
+                page.print(Text(f"{miss.plan.text()}: lacks {gibibytes(miss.lacks_bytes)}"), indent=2)
+                page.print(Text(miss.remedy, "dim"), indent=5)
         page.title("Why plans were rejected")
         rows = sorted(found.pruned.items(), key=lambda item: -item[1])
         page.rows([(Text(big(n) if n >= 10**6 else str(n), justify="right"), Text(why)) for why, n in rows])
@@ -68,61 +71,114 @@ def coverage(found: Found) -> str:
     )
 
 
+def demanded(found: Found) -> str:
+    """What every plan had to do, in one line; "" where nothing was demanded."""
+    parts = []
+    if found.engines:
+        parts.append(f"run by {' or '.join(found.engines)}")
+    if found.room_bytes:
+        parts.append(f"with {gibibytes(found.room_bytes)} left on every device")
+    if found.framework not in ("", "default"):
+        parts.append(f"costs of {found.framework}")
+    return f"plans {', '.join(parts)}" if parts else ""
+
+
 def cells(ranked: Ranked) -> tuple[str, ...]:
-    """A row of the table: step time and its interval, MFU, room, cost, plan."""
+    """A row of the table: step time and its interval, MFU, room, cost, and how many variants there are."""
     p = ranked.prediction
-    low, high = p.step_time_interval_s
     usd = p.money.usd_per_million_tokens
+    count = len(ranked.variants)
     return (
         seconds(p.step_time_s),
-        f"{low:.3g} - {high:.3g} s",
+        between(*p.step_time_interval_s),
         f"{p.mfu:.1%}",
         gibibytes(p.tightest.headroom_bytes),
         "-" if usd is None else f"${usd:.3g}/Mtok",
-        p.plan.text() + (f" (also: {', '.join(ranked.also)})" if ranked.also else ""),
+        f"{count} variant{'s' * (count > 1)} within {WITHIN:.0%}" if count else "",
     )
 
 
-HEADS = ("step", "80% interval", "MFU", "room", "cost", "plan")
+def between(low: float, high: float) -> str:
+    """An interval of durations in one unit: ``47.9 - 71.2 s``."""
+    scale, unit = (1.0, "s") if high >= 1 else (1e3, "ms") if high >= 1e-3 else (1e6, "us")
+    return f"{low * scale:.3g} - {high * scale:.3g} {unit}"
+
+
+def difference(low: float, high: float) -> str:
+    """An interval around zero in one unit: ``-105 to +127 ms``."""
+    scale, unit = (1.0, "s") if max(-low, high) >= 1 else (1e3, "ms") if max(-low, high) >= 1e-3 else (1e6, "us")
+    return f"{low * scale:+.3g} to {high * scale:+.3g} {unit}"
+
+
+def words(ranked: Ranked) -> str:
+    """The plan, with the words of its other spellings."""
+    return ranked.plan.text() + (f" (also: {', '.join(ranked.also)})" if ranked.also else "")
+
+
+HEADS = ("step", "80% interval", "MFU", "room", "cost", "")
+
+
+def _recommended(found: Found, page: Page) -> None:
+    pick = found.recommended
+    if pick is None:
+        return
+    page.title("Recommended")
+    page.print(Text(pick.plan.text(), "bold"), indent=2)
+    page.print(Text(f"{seconds(pick.prediction.step_time_s)} a step: {pick.why}"), indent=2)
+
+
+def _unrunnable(found: Found, page: Page) -> None:
+    beyond = found.unrunnable
+    if beyond is None:
+        return
+    page.title(f"Faster by {beyond.wins:.1%}, but not run by {' or '.join(found.engines)}")
+    room = gibibytes(beyond.headroom_bytes)
+    page.print(Text(f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step, {room} left"), indent=2)
+    for reason in beyond.reasons:
+        page.quiet(reason)
 
 
 def _table(found: Found, page: Page) -> None:
-    page.title("Best plans")
-    rows = [tuple(Text(h, "dim") for h in ("", *HEADS))]
-    for place, ranked in enumerate(found.best, 1):
-        mark = "=" if ranked.tie is not None else str(place)
-        rows.append((Text(mark), *map(Text, cells(ranked))))
-    page.rows(rows)
-    for ranked in found.best[1:]:
-        page.quiet(f"{ranked.plan.text()}: {ranked.delta}")
+    """Numbers on one line and the plan under them, so that its words stay together on narrow terminals."""
+    page.title("Best of each family" if found.families else "Best plans")
+    lines = [("", *HEADS), *((_mark(i, r), *cells(r)) for i, r in enumerate(found.best))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADS) + 1)]
+    for line, ranked in zip(lines, [None, *found.best]):
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+        page.print(Text(shown, "dim" if ranked is None else ""), indent=2, one_line=True)
+        if ranked is not None:
+            page.print(Text(words(ranked), "bold" if ranked is found.best[0] else ""), indent=5)
+            for remark in _remarks(ranked):
+                page.print(Text(remark, "dim"), indent=5)
 
 
-def _ties(found: Found, page: Page) -> None:
-    tied = [r for r in found.best if r.tie is not None]
-    if not tied:
-        return
-    page.title("Ties with the first (=): the 80% interval of the paired difference includes zero")
-    page.rows(
-        [
-            (
-                Text(r.plan.text()),
-                Text(f"{r.tie.low_s * 1e3:+.3g} to {r.tie.high_s * 1e3:+.3g} ms"),
-                Text(f"measure {r.tie.measure}", "dim"),
-            )
-            for r in tied
-        ]
-    )
+def _mark(place: int, ranked: Ranked) -> str:
+    return "=" if ranked.tie is not None else str(place + 1)
+
+
+def _remarks(ranked: Ranked) -> list[str]:
+    found = [f"against the one above: {ranked.delta}"] if ranked.delta else []
+    if ranked.tie is not None:
+        apart = difference(ranked.tie.low_s, ranked.tie.high_s)
+        found.append(f"a tie with 1: {apart} (80%); to decide, measure {ranked.tie.measure}")
+    return found
 
 
 def _front(found: Found, page: Page) -> None:
     first, second = found.objectives
     page.title(f"Pareto front of {OBJECTIVES[first]} and {OBJECTIVES[second]} (evaluated plans)")
-    rows = [(_value(first, v[0]), _value(second, v[1]), Text(plan.text())) for plan, v in found.pareto[:8]]
-    page.rows(rows)
-
-
-def _value(objective: str, value: float) -> Text:
-    return Text(shown(objective, value), justify="right")
+    lines = [(shown(first, v[0]), shown(second, v[1])) for _, v in found.pareto[:FRONT]]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    room = max(20, page.width - sum(widths) - 8)
+    for line, (plan, _) in zip(lines, found.pareto):
+        cells = "  ".join(cell.rjust(width) for cell, width in zip(line, widths))
+        if len(plan.text()) <= room:
+            page.print(Text(f"{cells}  {plan.text()}"), indent=2, one_line=True)
+        else:
+            page.print(Text(cells), indent=2)
+            page.print(Text(plan.text()), indent=5)
+    if len(found.pareto) > FRONT:
+        page.quiet(f"and {len(found.pareto) - FRONT} more: --json or --report")
 
 
 def shown(objective: str, value: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
 from time import monotonic
 
@@ -12,15 +11,18 @@ from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.plan import Plan
+from meshwright.search.besides import beyond_engines, to_recommend, walked
+from meshwright.search.engines import Demands, Runnable
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.families import Family, family_of
 from meshwright.search.found import OBJECTIVES, PROVABLE, Found, NearMiss, pareto
 from meshwright.search.interrupt import stopping
 from meshwright.search.misses import near_misses
 from meshwright.search.ranking import ranked
+from meshwright.search.recommend import recommended
 from meshwright.search.space import Space, default
 from meshwright.search.store import Store
-from meshwright.search.walk import Stopped, Tried, Walk
-from meshwright.search.warm import warm
+from meshwright.search.walk import Stopped, Tried, Walk, Wanted
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -37,17 +39,23 @@ def find(
     costs: Costs | None = None,
     strategy: str = "exhaustive",
     top: int = 5,
+    families: bool = False,
     objective: str = "step",
     objectives: tuple[str, str] = ("step", "headroom"),
+    demands: Demands | None = None,
+    recommend: bool = False,
     store: str | Path | None = None,
     report: Callable[[Walk], None] | None = None,
     first: Iterable[Plan] = (),
     kernels: dict | None = None,
 ) -> Found:
-    """The `top` best plans by `objective`, with why the others lost.
+    """The `top` best plans by `objective`, or with `families` the best plans of the best families, with why the others
+    lost.
 
-    `space` is the default space unless said. `store` is a file that keeps what is evaluated. `report` is called with
-    the walk a few times a second. Ctrl-C ends the walk at its next look; what was found until then is the answer.
+    `space` is the default space unless said. `demands` are kept by every plan that is found; the fastest that fits and
+    that the engines asked for do not run is named. `recommend` also names the plan to take (``search/recommend.py``).
+    `store` is a file that keeps what is evaluated. `report` is called with the walk a few times a second. Ctrl-C ends
+    the walk at its next look; what was found until then is the answer.
     `first` are plans to look at first, where the space has them: a good one makes the search shorter. `kernels` is
     what earlier searches of the same model and workload under the same `costs` left, on other numbers of the same
     devices; an empty dictionary for the first of them.
@@ -64,33 +72,44 @@ def find(
     for name in objectives:
         _known("objective", name, tuple(OBJECTIVES), "pareto")
     began = monotonic()
+    demands = demands or Demands()
     space = space or default(model, cluster, train)
     costs = costs or standard_on(cluster)
     evaluator = Evaluator(model, cluster, train, costs, kernels)
+    engines = demands.engines or demands.others
+    runnable = Runnable(demands.engines) if demands.engines else None
+    wanted = Wanted(keep=top, families=families, room_bytes=demands.room_bytes, runnable=runnable)
     with Store(store, model, cluster, train, costs) if store else nullcontext() as kept:
         walk = Walk(
             space,
             evaluator,
-            keep=top,
             known=kept.known() if kept else None,
             record=kept.record if kept else None,
             report=report,
+            wanted=wanted,
         )
-        with stopping(walk):
-            proven = _walked(walk, strategy, first)
+        with stopping(walk.stop):
+            proven = walked(walk, strategy, first)
             stopped, fitting = walk.stopped, walk.fitting()
             misses = () if fitting or stopped else _closest(walk)
+            beyond = beyond_engines(walk, strategy) if fitting and runnable and proven else None
+            roomy = to_recommend(walk, strategy, engines) if fitting and recommend and proven else []
+            walk.stop.over = True
             walk.end()
-            best = ranked(_best(fitting, top), top, evaluator, space)
+            best = ranked(_best(fitting, top, families), top, walk)
+            pick = recommended(walk, roomy, engines) if best and recommend else None
     if not walk.covered and not walk.tried and not stopped:
         raise MeshwrightError.one(
             "R005",
             f"no plan of this space is legal for {model.name} on {cluster.name} with {train.text()}",
             help="free a facet, or say a smaller cluster, whose devices the batch can be split over",
         )
+    points = {t.plan: t for t in (*fitting, *roomy)}.values()
     return Found(
         space=space,
         best=best,
+        recommended=pick,
+        unrunnable=beyond,
         misses=misses,
         covered=walk.covered,
         evaluated=len(walk.tried),
@@ -100,24 +119,14 @@ def find(
         stopped=stopped,
         seconds=monotonic() - began,
         strategy=strategy,
+        families=families,
+        framework=costs.framework.name,
+        engines=tuple(engine.label for engine in demands.engines),
+        room_bytes=demands.room_bytes,
         objective=objective,
         objectives=objectives,
-        pareto=pareto([(t.plan, tuple(_value(o, t, walk) for o in objectives)) for t in fitting]),
+        pareto=pareto([(t.plan, tuple(_value(o, t, walk) for o in objectives)) for t in points]),
     )
-
-
-def _walked(walk: Walk, strategy: str, first: Iterable[Plan]) -> bool:
-    """Whether the best is proven after a strategy's walk, which somebody may stop."""
-    try:
-        warm(walk, first)
-        return import_module(f"meshwright.search.strategies.{strategy}").run(walk)
-    except Stopped:
-        return False
-    except KeyboardInterrupt:
-        if walk.stopped:  # the second one: nobody waits for the answer
-            raise
-        walk.stopped = True
-        return False
 
 
 def _closest(walk: Walk) -> tuple[NearMiss, ...]:
@@ -149,6 +158,13 @@ def _value(objective: str, tried: Tried, walk: Walk) -> float:
     return known if known is not None else tried.step_time_s * tried.plan.layout.num_ranks
 
 
-def _best(fitting: list[Tried], top: int) -> list[Tried]:
-    """The first `top`, and what takes as long as the last of them: a plan may have another spelling."""
-    return [t for i, t in enumerate(fitting) if i < top or t.step_time_s == fitting[top - 1].step_time_s]
+def _best(fitting: list[Tried], top: int, families: bool) -> list[Tried]:
+    """The first `top` plans or families, and what takes as long as the last of them: a plan may have another
+    spelling."""
+    if not families:
+        return [t for i, t in enumerate(fitting) if i < top or t.step_time_s == fitting[top - 1].step_time_s]
+    first: dict[Family, float] = {}
+    for t in fitting:
+        first.setdefault(family_of(t.plan), t.step_time_s)
+    chosen = dict(list(first.items())[:top])
+    return [t for t in fitting if family_of(t.plan) in chosen]

@@ -8,6 +8,7 @@ import msgspec
 
 from meshwright.plan import Plan
 from meshwright.prediction import Prediction
+from meshwright.search.recommend import Recommended
 from meshwright.search.space import FACETS, Space
 from meshwright.search.ties import Tie
 
@@ -21,19 +22,43 @@ OBJECTIVES = {
 #: Objectives that are the step time times what every plan costs alike, since every plan uses every device: bounds on
 #: the step time prove them. Nothing bounds how much memory a plan leaves.
 PROVABLE = ("step", "cost", "energy")
+#: A variant of a plan is counted beside it when it takes at most this share longer.
+WITHIN = 0.01
 COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """One of the best plans. ``tie`` says why it cannot be told from the fastest one, None when it can. ``delta`` is
     what it changes against the plan above it, in words. ``also`` are words that another spelling of it has instead of
-    its own: the same work at the same times in the same memory."""
+    its own: the same work at the same times in the same memory. ``family`` are the words it has in common with its
+    ``variants``: the others of its family that were evaluated and take at most :data:`WITHIN` longer."""
 
     plan: Plan
     prediction: Prediction
     tie: Tie | None
     delta: str
     also: tuple[str, ...] = ()
+    family: str = ""
+    variants: tuple[Variant, ...] = ()
+
+
+class Variant(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan of a family besides its best one."""
+
+    plan: Plan
+    step_time_s: float
+    headroom_bytes: float
+
+
+class Unrunnable(msgspec.Struct, frozen=True, kw_only=True):
+    """The fastest plan that fits and that the engines asked for do not run: what it ``wins`` over the best that they
+    run, as a share of its step time, and the ``reasons``."""
+
+    plan: Plan
+    step_time_s: float
+    headroom_bytes: float
+    wins: float
+    reasons: tuple[str, ...]
 
 
 class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,9 +74,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a search.
 
     ``covered`` plans are in the space; each was ``evaluated``, or ``pruned`` for the reason it is counted under.
-    ``bounded`` of them had a bound of their own. ``best`` are in order, the fastest first. ``proven_optimal``: every
-    plan not evaluated has a bound above the first of them, under the cost model. ``stopped``: somebody ended the search
-    before it was done. ``pareto`` are (plan, values) along two objectives, among evaluated plans.
+    ``bounded`` of them had a bound of their own. ``best`` are in order, the fastest first; with ``families`` each is
+    the best of its family. ``proven_optimal``: every plan not evaluated has a bound above the first of them, under the
+    cost model. ``stopped``: somebody ended the search before it was done. ``framework`` is whose costs they are;
+    ``engines`` and ``room_bytes`` what was demanded of every plan, with ``remarks`` on that. ``pareto`` are (plan,
+    values) along two objectives, among evaluated plans.
     """
 
     space: Space
@@ -65,6 +92,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     stopped: bool = False
     seconds: float
     strategy: str
+    families: bool = False
+    framework: str = ""
+    engines: tuple[str, ...] = ()
+    room_bytes: float = 0.0
+    remarks: tuple[str, ...] = ()
+    recommended: Recommended | None = None
+    unrunnable: Unrunnable | None = None
     objective: str
     objectives: tuple[str, str]
     pareto: tuple[tuple[Plan, tuple[float, float]], ...]
@@ -72,6 +106,29 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def fits(self) -> bool:
         return bool(self.best)
+
+    def _recommended(self) -> dict[str, Any] | None:
+        pick = self.recommended
+        if pick is None:
+            return None
+        return {
+            "plan": pick.plan.text(),
+            "step_time_s": pick.prediction.step_time_s,
+            "headroom_bytes": pick.prediction.tightest.headroom_bytes,
+            "slower": pick.slower,
+            "why": pick.why,
+            "engines": list(pick.engines),
+            "room_bytes": pick.room_bytes,
+        }
+
+    def _unrunnable(self, found: Unrunnable) -> dict[str, Any]:
+        return {
+            "plan": found.plan.text(),
+            "step_time_s": found.step_time_s,
+            "headroom_bytes": found.headroom_bytes,
+            "wins": found.wins,
+            "reasons": list(found.reasons),
+        }
 
     def to_json(self) -> dict[str, Any]:
         """The answer as plain values; each of ``best`` is a prediction's JSON with its place among the others."""
@@ -84,9 +141,18 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
                     "tie": None if r.tie is None else r.tie._asdict(),
                     "delta": r.delta,
                     "also": list(r.also),
+                    "family": r.family,
+                    "variants": [_variant(v) for v in r.variants],
                 }
                 for r in self.best
             ],
+            "recommended": self._recommended(),
+            "unrunnable": None if self.unrunnable is None else self._unrunnable(self.unrunnable),
+            "families": self.families,
+            "framework": self.framework,
+            "engines": list(self.engines),
+            "room_bytes": self.room_bytes,
+            "remarks": list(self.remarks),
             "misses": [
                 {"plan": m.plan.text(), "step_time_s": m.step_time_s, "lacks_bytes": m.lacks_bytes, "remedy": m.remedy}
                 for m in self.misses
@@ -106,6 +172,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             },
             "space": {f: None if self.space[f] is None else [_plain(v) for v in self.space[f]] for f in FACETS},
         }
+
+
+def _variant(v: Variant) -> dict[str, Any]:
+    return {"plan": v.plan.text(), "step_time_s": v.step_time_s, "headroom_bytes": v.headroom_bytes}
 
 
 def _plain(value: Any) -> Any:

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.search.walk import Walk
+    from meshwright.search.walk import Stop
 
 
 @contextmanager
-def stopping(walk: Walk) -> Iterator[None]:
-    """SIGINT stops `walk` while this lasts; a second one, or one after the walk has ended, is a KeyboardInterrupt.
+def stopping(stop: Stop) -> Iterator[None]:
+    """SIGINT asks for the end while this lasts; a second one, or one when all walks are over, is a KeyboardInterrupt.
     Only the main thread may say what signals do, and only where nobody else has said it before."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or before is not signal.default_int_handler:
@@ -26,9 +26,9 @@ def stopping(walk: Walk) -> Iterator[None]:
         return
 
     def interrupted(_number: int, _frame: Any) -> None:
-        if walk.stopped or walk.ended:
+        if stop.asked or stop.over:
             raise KeyboardInterrupt
-        walk.stopped = True
+        stop.asked = True
 
     signal.signal(signal.SIGINT, interrupted)
     try:

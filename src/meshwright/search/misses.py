@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.search.bounds import Scope, memory_bytes
+from meshwright.search.bounds import memory_bytes
 from meshwright.search.found import NearMiss
-from meshwright.search.regions import Regions
-from meshwright.search.walk import Tried, Walk
+from meshwright.search.walk import UNRUNNABLE, Tried, Walk
 
 #: Cores whose plans are looked at, those with the least state first; plans tried at most, and plans shown.
 CORES, TRIED, SHOWN = 64, 24, 5
@@ -15,9 +14,10 @@ CORES, TRIED, SHOWN = 64, 24, 5
 
 def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
     """The evaluated plans that lack least, after those with the lowest bounds on memory have been evaluated."""
-    regions = Regions(walk.evaluator)
+    regions = walk.regions
+    scopes = [scope for core in walk.cores for scope in walk.scopes(core)]
     found = sorted(
-        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners) / s.core.pp, s) for s in _scopes(walk)),
+        ((regions.exchanges.least_state_bytes(s.core, s.states, s.inners) / s.core.pp, s) for s in scopes),
         key=lambda pair: pair[0],
     )
     tightest: list[tuple[float, tuple]] = []
@@ -35,25 +35,22 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
     for need_bytes, point in sorted(tightest, key=lambda pair: pair[0])[:TRIED]:
         if len(lacks) >= SHOWN and sorted(lacks)[SHOWN - 1] < need_bytes - walk.capacity_bytes:
             break  # no plan left is closer
-        lacks.append(-walk.evaluate(*point).headroom_bytes)
+        answer = walk.evaluate(*point)
+        if answer != UNRUNNABLE:
+            lacks.append(walk.wanted.room_bytes - answer.headroom_bytes)
     closest = sorted(walk.tried.values(), key=lambda t: (-t.headroom_bytes, t.step_time_s, t.plan.text()))
     return tuple(_miss(t, walk) for t in closest[:SHOWN])
 
 
-def _scopes(walk: Walk) -> list[Scope]:
-    asked = (walk.model, walk.cluster, walk.train)
-    scopes = (Scope.of(walk.space, core, *asked) for core in walk.cores)
-    return [s for s in scopes if s.size()]
-
-
 def _miss(tried: Tried, walk: Walk) -> NearMiss:
     """Devices with room for the plan would do, or as many more as share what is too much."""
-    capacity = walk.capacity_bytes
-    need = capacity - tried.headroom_bytes
+    room = walk.wanted.room_bytes
+    capacity = walk.capacity_bytes + room
+    need = capacity - tried.headroom_bytes + room
     devices = int(-(-need // capacity)) * walk.cluster.num_devices
     return NearMiss(
         plan=tried.plan,
         step_time_s=tried.step_time_s,
-        lacks_bytes=-tried.headroom_bytes,
+        lacks_bytes=room - tried.headroom_bytes,
         remedy=f"devices of {need / 2**30:.0f} GiB instead of {capacity / 2**30:.0f} GiB, or about {devices} devices",
     )

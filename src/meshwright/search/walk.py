@@ -10,12 +10,17 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from meshwright.plan import Plan
+from meshwright.search.bounds import Scope
+from meshwright.search.engines import Runnable
 from meshwright.search.evaluate import Evaluated, Evaluator
+from meshwright.search.families import family
+from meshwright.search.regions import Regions
 from meshwright.search.settle import settled
 from meshwright.search.space import Core, Inner, Piped, Space, State, cores
 
@@ -25,8 +30,18 @@ NO_ROOM = "does not fit: evaluated"
 SLOWER = "slower: evaluated"
 
 
+class Stop:
+    """Whether somebody ``asked`` for the end, and whether what they could end is ``over``."""
+
+    asked = over = False
+
+
 class Stopped(Exception):
     """The walk ends here: somebody wants it to."""
+
+
+#: What a plan that nobody runs is worth.
+UNRUNNABLE = Evaluated(float("inf"), float("-inf"))
 
 
 class Tried(NamedTuple):
@@ -37,47 +52,133 @@ class Tried(NamedTuple):
     headroom_bytes: float
 
 
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a walk looks for: the best ``keep`` plans, or with ``families`` the best plans of the best ``keep``
+    families, that leave ``room_bytes`` on the fullest rank, take at most ``cap_s`` and are ``runnable``. ``narrow``:
+    what nobody runs leaves the space before anything is bounded, which pays where it is most of the space."""
+
+    keep: int = 1
+    families: bool = False
+    room_bytes: float = 0.0
+    cap_s: float = float("inf")
+    runnable: Runnable | None = None
+    narrow: bool = True
+
+
 class Walk:
-    """The state of one search. ``keep`` plans are wanted; with ``stopped`` set, the walk ends at its next look."""
+    """The state of one search; with ``stopped`` set, the walk ends at its next look."""
 
     def __init__(
         self,
         space: Space,
         evaluator: Evaluator,
         *,
-        keep: int,
+        keep: int = 1,
         known: dict[str, Evaluated] | None = None,
         record: Callable[[Plan, Evaluated], None] | None = None,
         report: Callable[[Walk], None] | None = None,
+        wanted: Wanted | None = None,
+        what: str = "",
     ):
-        self.space, self.evaluator, self.keep = space, evaluator, keep
+        self.space, self.evaluator = space, evaluator
+        self.wanted = wanted or Wanted(keep=keep)
+        self.keep = self.wanted.keep
         self.model, self.cluster, self.train = evaluator.model, evaluator.cluster, evaluator.train
-        self.capacity_bytes = float(max(i.device.memory_bytes for i in self.cluster.islands))
+        #: What a plan may take of the largest device.
+        self.capacity_bytes = max(i.device.memory_bytes for i in self.cluster.islands) - self.wanted.room_bytes
         self.known = known or {}
         self._record, self._report = record, report
         self.tried: dict[tuple, Tried] = {}
+        self.refused: set[tuple] = set()
         self._plans: dict[Plan, Evaluated] = {}
         self.rejected: Counter[str] = Counter()
         self.covered = self.bounded = 0
-        self.stopped = False
+        self.stop = Stop()
         self.ended = False
+        #: What this walk is for, where it is not the search itself.
+        self.what = what
+        self._listed: dict[Core, list[Scope]] = {}
         self.started = self._shown = self._told = monotonic()
-        self._best: list[float] = []
+        self._best: dict[Any, float] = {}
+        self._worth_s = self.wanted.cap_s
+
+    def again(self, wanted: Wanted, what: str) -> Walk:
+        """Another walk over the same space, which knows what this one evaluated and ends when this one would."""
+        other = Walk(
+            self.space,
+            self.evaluator,
+            known=self.known | {plan.text(): answer for plan, answer in self._plans.items()},
+            record=self._record,
+            report=self._report,
+            wanted=wanted,
+            what=what,
+        )
+        other.stop, other.regions, other.cores = self.stop, self.regions, self.cores
+        if self.wanted.runnable is None:
+            other._listed = self._listed
+        return other
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody wants the walk to end."""
+        return self.stop.asked
+
+    @stopped.setter
+    def stopped(self, asked: bool) -> None:
+        self.stop.asked = asked
+
+    @cached_property
+    def regions(self) -> Regions:
+        """What bounds have in common, kept from region to region."""
+        return Regions(self.evaluator)
 
     @cached_property
     def cores(self) -> list[Core]:
         """The legal cores of the space."""
         return list(cores(self.space, self.model, self.cluster, self.train))
 
+    def scopes(self, core: Core) -> list[Scope]:
+        """The regions of a core: all its plans, or those that an engine may run."""
+        runnable = self.wanted.runnable if self.wanted.narrow else None
+        if runnable is None:
+            return self._whole(core)
+        scopes = (self._scope(space, core) for space in runnable.narrowed(self.space, core))
+        return [scope for scope in scopes if scope.size()]
+
+    def _whole(self, core: Core) -> list[Scope]:
+        found = self._listed.get(core)
+        if found is None:
+            scope = self._scope(self.space, core)
+            found = self._listed[core] = [scope] if scope.size() else []
+        return found
+
+    def _scope(self, space: Space, core: Core) -> Scope:
+        return Scope.of(space, core, self.model, self.cluster, self.train)
+
+    def lists(self, core: Core) -> list[Scope]:
+        """:meth:`scopes`, and all plans of the core counted."""
+        scopes = self.scopes(core)
+        left, size = (sum(scope.size() for scope in found) for found in (scopes, self._whole(core)))
+        self.covers(max(size, left))
+        if left < size:
+            self.reject(f"{self.wanted.runnable.label} cannot run it", size - left)
+        return scopes
+
     @property
     def worth_s(self) -> float:
         """The slowest step time of a plan that would still be kept."""
-        return self._best[self.keep - 1] if len(self._best) >= self.keep else np.inf
+        return self._worth_s
+
+    def worth_of(self, core: Core, inner: Inner, piped: Piped, state: State) -> float:
+        """The slowest step time of a point that would still be kept: of a family nothing but the best is."""
+        if not self.wanted.families:
+            return self._worth_s
+        return min(self._worth_s, self._best.get(family(core, piped, state), np.inf))
 
     @property
     def best_s(self) -> float:
         """The best so far: seconds."""
-        return self._best[0] if self._best else np.inf
+        return min(self._best.values(), default=np.inf)
 
     def covers(self, count: int) -> None:
         self.covered += count
@@ -93,11 +194,14 @@ class Walk:
         self._tick()
 
     def evaluate(self, core: Core, inner: Inner, piped: Piped, state: State) -> Evaluated:
-        """The step time and the headroom of one point; a point is evaluated once."""
+        """The step time and the headroom of one point, infinitely slow where nobody runs it; a point is evaluated
+        once."""
         point = (core, inner, piped, state)
         found = self.tried.get(point)
         if found is None:
             plan = settled(*point, self.evaluator)
+            if point in self.refused or not self._runs(point, plan):
+                return UNRUNNABLE
             again = self._plans.get(plan)  # even and balanced may come to the same
             answer = again or self.known.get(plan.text()) or self.evaluator(plan)
             found = self.tried[point] = Tried(plan, *answer)
@@ -105,10 +209,30 @@ class Walk:
                 self._plans[plan] = answer
                 if self._record is not None:
                     self._record(plan, answer)
-                if answer.fits:
-                    self._best = sorted([*self._best, answer.step_time_s])[: self.keep]
+                if self.fits(found):
+                    self._keep(family(core, piped, state) if self.wanted.families else plan, answer.step_time_s)
         self._tick()
         return Evaluated(found.step_time_s, found.headroom_bytes)
+
+    def fits(self, tried: Tried) -> bool:
+        """Whether a plan leaves the room that is wanted."""
+        return tried.headroom_bytes >= self.wanted.room_bytes
+
+    def _runs(self, point: tuple, plan: Plan) -> bool:
+        why = self.wanted.runnable.why_not(plan) if self.wanted.runnable else ""
+        if why:
+            self.refused.add(point)
+            self.reject(why, 1)
+        return not why
+
+    def _keep(self, entry: Any, step_time_s: float) -> None:
+        """A plan or a family, as `entry`, has a plan this fast."""
+        if step_time_s >= min(self._best.get(entry, np.inf), self._worth_s):
+            return
+        self._best[entry] = step_time_s
+        if len(self._best) >= self.keep:
+            kept = sorted(self._best.items(), key=lambda item: item[1])[: self.keep]
+            self._best, self._worth_s = dict(kept), min(kept[-1][1], self.wanted.cap_s)
 
     def _tick(self) -> None:
         """Look up from the work: whether to go on, and whether to say how far it is.
@@ -139,7 +263,7 @@ class Walk:
 
     def fitting(self) -> list[Tried]:
         """Evaluated plans that fit, best first; of equally good ones, the one with fewer words."""
-        fits = {t.plan: t for t in self.tried.values() if t.headroom_bytes >= 0}
+        fits = {t.plan: t for t in self.tried.values() if self.fits(t)}
         return sorted(fits.values(), key=self._place)
 
     def _place(self, tried: Tried) -> tuple[float, int, str]:
@@ -149,7 +273,7 @@ class Walk:
     def counts(self) -> dict[str, int]:
         """Why plans were rejected, the evaluated ones too. A plan that was evaluated before its region was rejected
         counts as evaluated."""
-        fits = sum(t.headroom_bytes >= 0 for t in self.tried.values())
+        fits = sum(map(self.fits, self.tried.values()))
         out = self.rejected.copy()
         twice = max(0, out.total() + len(self.tried) - self.covered)
         if twice:

@@ -7,7 +7,7 @@ fixed: the same question walks the same way.
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from meshwright.search.bounds import Scope
 from meshwright.search.evaluate import Evaluated
 from meshwright.search.legal import legal
 from meshwright.search.space import Core
-from meshwright.search.walk import Walk
+from meshwright.search.walk import UNRUNNABLE, Walk
 
 STEPS, RESTARTS = 400, 4
 #: Relative step time by which a move may be worse with probability 1/e, at the start and at the end.
@@ -50,7 +50,9 @@ def run(walk: Walk) -> bool:
 
 
 def _energy(walk: Walk, answer: Evaluated) -> float:
-    lacks = max(0.0, -answer.headroom_bytes) / walk.capacity_bytes
+    if answer == UNRUNNABLE:
+        return inf
+    lacks = max(0.0, walk.wanted.room_bytes - answer.headroom_bytes) / walk.capacity_bytes
     return answer.step_time_s * (1 + 4 * lacks)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.search.regions import Regions
 from meshwright.search.strategies.exhaustive import bounded_region, promise, scopes
 from meshwright.search.walk import Walk
 
@@ -18,7 +17,7 @@ OUTSIDE = "not looked at: outside the beam"
 
 def run(walk: Walk) -> bool:
     """Walk the beam; False, as what lies outside it is unknown."""
-    regions = Regions(walk.evaluator)
+    regions = walk.regions
     ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
     for _, scope in ordered[WIDTH:]:
         walk.reject(OUTSIDE, scope.size())

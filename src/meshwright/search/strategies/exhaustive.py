@@ -66,7 +66,7 @@ class Region:
 
 def run(walk: Walk) -> bool:
     """Walk the whole space; True when the best is proven, which it is unless the walk was stopped."""
-    regions = Regions(walk.evaluator)
+    regions = walk.regions
     ordered = sorted(scopes(walk, regions), key=lambda found: promise(walk, *found))
     _scout(walk, regions, [scope for _, scope in ordered[:SCOUTS]])
     shortened = _shortened(walk, regions, ordered)
@@ -104,16 +104,12 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
 
 def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
     """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
-    asked = (walk.model, walk.cluster, walk.train)
     for core in walk.cores:
-        scope = Scope.of(walk.space, core, *asked)
-        if not scope.size():
-            continue
-        walk.covers(scope.size())
-        if regions.exchanges.crowded(core, scope.states, scope.inners):
-            walk.reject(CROWDED, scope.size())
-            continue
-        yield regions.glances.ideal_seconds(core, scope.inners), scope
+        for scope in walk.lists(core):
+            if regions.exchanges.crowded(core, scope.states, scope.inners):
+                walk.reject(CROWDED, scope.size())
+                continue
+            yield regions.glances.ideal_seconds(core, scope.inners), scope
 
 
 def promise(walk: Walk, ideal: float, scope: Scope) -> float:
@@ -227,9 +223,9 @@ def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:
     seconds = np.concatenate([*(b[p] for b, p in zip(bound, place)), np.empty(0)])
     for leaf in np.argsort(seconds, kind="stable").tolist():
         region, at = found[which[leaf]], int(flat[leaf])
-        if region.part(at) in walk.tried:
+        if region.part(at) in walk.tried or region.part(at) in walk.refused:
             continue
-        worth = walk.worth_s
+        worth = walk.worth_of(*region.part(at))
         if seconds[leaf] * (1 - ROUNDING) > worth:
             walk.reject(PATHS, 1)
         elif region.tightened_s(regions, at) * (1 - ROUNDING) > worth:

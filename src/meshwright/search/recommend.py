@@ -1,0 +1,129 @@
+"""The recommended plan: of those that the costs cannot tell from the fastest, the one with room that an engine runs.
+
+The fastest plan by a percent may fill the last gibibyte, which no framework's allocator grants, or say what no engine
+does. Among plans whose paired difference to it includes zero (:mod:`meshwright.search.ties`) nothing is known to be
+lost by taking one that leaves memory, that an engine runs, and that is said in fewer words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from meshwright.plan import Plan
+from meshwright.predict import predict, simulate
+from meshwright.prediction import Prediction
+from meshwright.quantity import gibibytes
+from meshwright.search.engines import Engine, Runnable
+from meshwright.search.ties import simplicity, tie
+from meshwright.search.walk import Tried, Walk, Wanted
+
+#: Memory a plan should leave: the share of a device that fragmentation and libraries were seen to take unforeseen.
+ROOM = 0.05
+#: Plans slower than the fastest by more are not looked at: the paired intervals of plans that are tell them apart.
+REACH = 1.03
+#: Plans within this of the fastest eligible one are as good as it: of them the one in fewest words is taken, and of
+#: those the one with most room, in steps of what is enough.
+NEAR = 1.005
+#: Plans looked for, and compared with the fastest at most.
+KEEP, COMPARED = 4, 16
+
+
+class Recommended(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan to take, with ``why`` in one sentence; ``slower`` than the fastest by this share; the labels of the
+    ``engines`` that run it, empty when none was asked about or none does; ``room_bytes`` it was to leave."""
+
+    plan: Plan
+    prediction: Prediction
+    why: str
+    slower: float
+    engines: tuple[str, ...]
+    room_bytes: float
+
+
+def wanted(main: Walk, engines: Sequence[Engine]) -> Wanted:
+    """What to look for besides the best: the fastest plans with room that an engine runs, not much slower than it."""
+    asked = main.wanted
+    runnable = asked.runnable or (Runnable(engines) if engines else None)
+    return Wanted(
+        keep=KEEP,
+        room_bytes=enough_bytes(main),
+        cap_s=main.best_s * REACH,
+        runnable=runnable,
+        narrow=asked.narrow and runnable is asked.runnable,
+    )
+
+
+def enough_bytes(main: Walk) -> float:
+    """Memory that the recommended plan leaves: what was asked for, or :data:`ROOM` of the largest device."""
+    capacity = main.capacity_bytes + main.wanted.room_bytes
+    return main.wanted.room_bytes or ROOM * capacity
+
+
+def settled_already(main: Walk, engines: Sequence[Engine]) -> bool:
+    """Whether the fastest is what would be recommended, so that nothing has to be looked for."""
+    first = main.fitting()[0]
+    return first.headroom_bytes >= enough_bytes(main) and (not engines or bool(Runnable(engines).runs(first.plan)))
+
+
+def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) -> Recommended:
+    """The plan to take among what `main` found that fits and `others`; the fastest itself where nothing is better."""
+    evaluator = main.evaluator
+    found = {t.plan: t for t in (*main.fitting(), *others) if main.fits(t)}
+    first, *behind = sorted(found.values(), key=lambda t: (t.step_time_s, *simplicity(t.plan)))
+    ranked = sorted(behind, key=lambda t: (t.headroom_bytes < enough_bytes(main), t.step_time_s))[:COMPARED]
+    asked = (evaluator.model, evaluator.cluster, evaluator.train)
+    run = simulate(first.plan, *asked, evaluator.costs)
+    alike = [first]
+    for t in ranked:
+        if t.step_time_s <= first.step_time_s * REACH and tie(simulate(t.plan, *asked, evaluator.costs), run):
+            alike.append(t)
+    enough = enough_bytes(main)
+    who = {t.plan: tuple(e.label for e in Runnable(engines).runs(t.plan)) for t in alike}
+
+    def lacking(t: Tried) -> tuple[bool, bool]:
+        return t.headroom_bytes < enough, bool(engines) and not who[t.plan]
+
+    least = min(map(lacking, alike))
+    good = [t for t in alike if lacking(t) == least]
+    near = [t for t in good if t.step_time_s <= min(g.step_time_s for g in good) * NEAR]
+    best = min(near, key=lambda t: (len(t.plan.text().split()), -(t.headroom_bytes // enough), t.step_time_s))
+    return Recommended(
+        plan=best.plan,
+        prediction=predict(*asked, best.plan, costs=evaluator.costs, detail=False),
+        why=_why(best, first, who[best.plan], main, bool(engines)),
+        slower=best.step_time_s / first.step_time_s - 1,
+        engines=who[best.plan],
+        room_bytes=enough,
+    )
+
+
+def _why(best: Tried, first: Tried, engines: tuple[str, ...], main: Walk, asked: bool) -> str:
+    """One sentence: what it costs, what it brings, who runs it."""
+    parts = []
+    more = best.headroom_bytes - first.headroom_bytes
+    if best.plan == first.plan:
+        parts.append("the fastest")
+    elif best.step_time_s == first.step_time_s:
+        parts.append("as fast as the fastest")
+    else:
+        slower = best.step_time_s / first.step_time_s - 1
+        parts.append(f"{slower:.1%} slower than the fastest, inside what the costs are unsure of")
+    enough = enough_bytes(main)
+    if best.headroom_bytes < enough:
+        parts.append(f"leaves {gibibytes(best.headroom_bytes)}, less than the {gibibytes(enough)} one would want")
+    elif more >= 0.1 * 2**30:
+        parts.append(f"{gibibytes(more)} more room")
+    else:
+        parts.append(f"leaves {gibibytes(best.headroom_bytes)}")
+    words = len(first.plan.text().split()) - len(best.plan.text().split())
+    if words > 0:
+        parts.append(f"{words} word{'s' * (words > 1)} shorter")
+    if asked:
+        parts.append(f"{_listed(engines)} run{'s' * (len(engines) == 1)} it" if engines else "no engine here runs it")
+    return "; ".join(parts)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
