@@ -278,7 +278,7 @@ def test_one_cluster_has_the_run_below_its_plans_and_is_held_to_the_goal(capsys)
     code, out, _ = said(capsys, "--on", "2xh100", "--tokens", "10b", "--days", "0.001", "--price", "2.10")
     assert code == 1
     assert re.search(r"^ +deadline +not met +P\(<= 0.001 days\) = under 1%$", out, re.MULTILINE)
-    assert "$2.10" in out and "Best plans" in out
+    assert "$2.10" in out and "Best of each family" in out
 
 
 @pytest.mark.parametrize(
