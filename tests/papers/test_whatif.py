@@ -1,8 +1,12 @@
 """Recipes put over plans of one's own."""
 
+import json
+
 import pytest
 
+from meshwright.cli import main
 from meshwright.errors import MeshwrightError
+from meshwright.papers import whatif
 from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import papers
 from meshwright.papers.whatif import what_if
@@ -113,3 +117,51 @@ def test_the_exact_part_of_an_approximate_technique_is_exact():
 def test_a_paper_without_a_recipe_names_those_with_one():
     _, said = codes(("tokenring",))
     assert "zero-bubble" in said[0].help and "usp" in said[0].help
+
+
+FEW = ("zero-bubble", "gpipe", "usp", "2bp", "frontier-llm")
+
+
+def ranked(monkeypatch, plan=PLAN):
+    """The ranking of a few papers, so that it takes a second."""
+    monkeypatch.setattr(whatif, "papers", lambda: {name: papers()[name] for name in FEW})
+    return whatif.rank(*DENSE, plan)
+
+
+def test_a_ranking_says_of_each_technique_what_trying_it_alone_says(monkeypatch):
+    ranking = ranked(monkeypatch)
+    assert {a.paper.id for a in ranking.attempts} == set(FEW)
+    for attempt in ranking.attempts:
+        if attempt.after is None:
+            _, diagnostics = codes((attempt.paper.id,))
+            assert attempt.why == diagnostics[0].message
+            continue
+        alone = what_if((attempt.paper.id,), *DENSE, PLAN)
+        assert attempt.after.step_time_s == alone.after.step_time_s
+        assert ranking.gain(attempt) == alone.gain
+        assert ranking.changes(attempt) is alone.changed
+
+
+def test_a_ranking_has_what_fits_first_and_what_gains_most_first_among_those(monkeypatch):
+    ranking = ranked(monkeypatch)
+    usable = [a for a in ranking.attempts if a.after is not None]
+    fits = [a.after.fits for a in usable]
+    assert fits == sorted(fits, reverse=True)
+    for group in (True, False):
+        gains = [ranking.gain(a) for a in usable if a.after.fits is group]
+        assert gains == sorted(gains, reverse=True)
+    assert [a.paper.id for a in ranking.attempts[len(usable) :]] == ["usp"]  # it needs context parallelism
+
+
+def test_all_techniques_are_ranked_on_the_command_line(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(whatif, "papers", lambda: {name: papers()[name] for name in FEW})
+    asked = ["whatif", "llama3-8b", "--on", "32xh100", "--train", "batch=64,seq=4096", "--plan", PLAN.text()]
+    page = tmp_path / "ranking.html"
+    assert main([*asked, "--try", "all", "--report", str(page)]) == 0
+    out = capsys.readouterr().out
+    assert "zero-bubble" in out and "usp works on context parallelism" in out
+    assert "What each technique would bring" in page.read_text()
+    assert main([*asked, "--try", "all", "--json"]) == 0
+    attempts = json.loads(capsys.readouterr().out)["attempts"]
+    assert [a["paper"] for a in attempts if a["why_not"]] == ["usp"]
+    assert all(a["gain"] > 0 for a in attempts if not a["why_not"])

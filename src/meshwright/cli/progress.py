@@ -10,9 +10,11 @@ OFTEN_S, SELDOM_S = 0.2, 10.0
 
 
 class Progress:
-    """Called with a name, what is done and how much there is; says so now and then, and at the end of each name."""
+    """Called with a name, what is done and how much there is; says so now and then, and at the end of each name. Work
+    that ends within `least_s` seconds is not worth a line."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str = "rows", least_s: float = 0.0) -> None:
+        self._unit, self._least_s = unit, least_s
         self._name = ""
         self._begun = self._said = 0.0
         self._live = sys.stderr.isatty()
@@ -22,12 +24,13 @@ class Progress:
         if name != self._name:
             self._name, self._begun, self._said = name, now, now
         elif done >= total:
-            self._say(f"{name}: {total:,} rows in {now - self._begun:.1f} s", last=True)
-        elif now - self._said >= (OFTEN_S if self._live else SELDOM_S):
+            if now - self._begun >= self._least_s:
+                self._say(f"{name}: {total:,} {self._unit} in {now - self._begun:.1f} s", last=True)
+        elif now - self._begun >= self._least_s and now - self._said >= (OFTEN_S if self._live else SELDOM_S):
             self._said = now
             rate = done / (now - self._begun)
             left = f", {(total - done) / rate:.0f} s left" if rate else ""
-            self._say(f"{name}: {done:,} of {total:,} rows, {rate:,.0f} rows/s{left}", last=False)
+            self._say(f"{name}: {done:,} of {total:,} {self._unit}, {rate:,.3g} {self._unit}/s{left}", last=False)
 
     def _say(self, text: str, *, last: bool) -> None:
         if self._live:

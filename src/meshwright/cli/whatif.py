@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.progress import Progress
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.errors import MeshwrightError
 
+if TYPE_CHECKING:
+    from meshwright.cost import Costs
+
 DESCRIPTION = """Put the recipes of papers over a plan: what is gained, what it does to memory, whether it is exact.
 
-Say MODEL, --on, --train and --plan (or name a question.toml) and --try with one or more ids of meshwright papers.
+Say MODEL, --on, --train and --plan (or name a question.toml) and --try with one or more ids of meshwright papers,
+which are put over the plan together, or --try all: each alone, ranked by what it gains.
 
-Exit code 0: the changed plan fits; 1: it does not; 2: the question is wrong or the recipe illegal on this plan."""
-TRY = {"recipes": "--try ID[,ID...], such as zero-bubble (meshwright papers)"}
+Exit code 0: the changed plan (of all: one of them) fits; 1: it does not; 2: the question is wrong or the recipe illegal
+on this plan."""
+TRY = {"recipes": "--try ID[,ID...], such as zero-bubble (meshwright papers), or --try all"}
+ALL = "all"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
-    recipes: options.text("ID[,ID...]", "Papers whose recipes are put over the plan.", name="try") = ""
+    recipes: options.text("ID[,ID...]", "Papers whose recipes are put over the plan, or all.", name="try") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     report: options.text("FILE", "Write it as one offline HTML file.") = ""
     json: options.JSON = False
@@ -40,14 +49,21 @@ def run(argv: list[str]) -> int:
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
     wrong += unwritable(given.report, "--report")
     names = tuple(filter(None, given.recipes.split(",")))
-    wrong += _unknown(names)
+    wrong += _unknown(names) if names != (ALL,) else []
     parts, found = read_parts(question)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
-    from meshwright.cost import load_framework, standard
+    from meshwright.cost import standard_on
+
+    costs = standard_on(parts[1], question.framework)
+    return _ranked(parts, costs, given) if names == (ALL,) else _tried(names, parts, costs, given)
+
+
+def _tried(names: tuple[str, ...], parts: list[Any], costs: Costs, given: Options) -> int:
+    """The recipes put over the plan together."""
     from meshwright.papers.whatif import what_if
 
-    answer = what_if(names, *parts, costs=standard(load_framework(question.framework or "default")))
+    answer = what_if(names, *parts, costs=costs)
     if given.json:
         print_json(answer.to_json())
     else:
@@ -60,6 +76,26 @@ def run(argv: list[str]) -> int:
         write_what_if(answer, given.report)
         note(f"wrote {given.report}")
     return 0 if answer.after.fits else 1
+
+
+def _ranked(parts: list[Any], costs: Costs, given: Options) -> int:
+    """Every recipe over the plan, each alone."""
+    from meshwright.papers.whatif import rank
+
+    progress = Progress("recipes", least_s=1.0)
+    ranking = rank(*parts, costs=costs, report=lambda done, total: progress("tried", done, total))
+    if given.json:
+        print_json(ranking.to_json())
+    else:
+        from meshwright.report.ranking_text import render
+
+        render(ranking, console())
+    if given.report:
+        from meshwright.report.papers_html import write_ranking
+
+        write_ranking(ranking, given.report)
+        note(f"wrote {given.report}")
+    return 0 if ranking.fits else 1
 
 
 def _unknown(names: tuple[str, ...]) -> list:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -62,10 +63,103 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One paper's recipe over a plan: the step ``after`` it, or ``why`` it cannot be put over this plan."""
+
+    paper: Paper
+    after: Prediction | None
+    why: str = ""
+
+
+class Ranking(msgspec.Struct, frozen=True, kw_only=True):
+    """Every recipe over one plan: what fits first, and the most throughput first among those."""
+
+    before: Prediction
+    attempts: tuple[Attempt, ...]
+
+    def gain(self, attempt: Attempt) -> float:
+        """Throughput after over before; 0 where the recipe cannot be put over the plan."""
+        return 0.0 if attempt.after is None else self.before.step_time_s / attempt.after.step_time_s
+
+    def changes(self, attempt: Attempt) -> bool:
+        """Whether the recipe makes another plan of this one."""
+        return attempt.after is not None and attempt.after.plan != self.before.plan
+
+    @property
+    def fits(self) -> bool:
+        """Whether a changed plan fits."""
+        return any(self.changes(a) and a.after.fits for a in self.attempts)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format_version": FORMAT_VERSION,
+            "before": self.before.to_json(),
+            "attempts": [
+                {
+                    "paper": a.paper.id,
+                    "exact": a.paper.recipe_exact,
+                    "why_not": a.why or None,
+                    "changed": self.changes(a),
+                    "gain": self.gain(a) or None,
+                    "plan": a.after and a.after.plan.text(),
+                    "fits": a.after and a.after.fits,
+                    "step_time_s": a.after and a.after.step_time_s,
+                    "step_time_interval_s": a.after and list(a.after.step_time_interval_s),
+                    "peak_memory_bytes": a.after and a.after.peak_memory_bytes,
+                }
+                for a in self.attempts
+            ],
+        }
+
+
+def rank(
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    costs: Costs | None = None,
+    report: Callable[[int, int], None] | None = None,
+) -> Ranking:
+    """Every paper's recipe over `plan`, each alone, the best first. `report` is called with how many are tried of how
+    many.
+
+    Raises:
+        MeshwrightError: every violation (P and S codes) of the plan itself.
+    """
+    before = predict(model, cluster, train, plan, costs=costs, detail=False)
+    with_recipe = [one for one in papers().values() if one.recipe is not None]
+    attempts = []
+    for done, one in enumerate(with_recipe):
+        if report is not None:
+            report(done, len(with_recipe))
+        try:
+            found = what_if((one.id,), model, cluster, train, plan, costs=costs, before=before)
+            attempts.append(Attempt(paper=one, after=found.after))
+        except MeshwrightError as error:
+            attempts.append(Attempt(paper=one, after=None, why=error.diagnostics[0].message))
+    if report is not None:
+        report(len(with_recipe), len(with_recipe))
+    ranking = Ranking(before=before, attempts=tuple(attempts))
+
+    def place(attempt: Attempt) -> tuple[bool, bool, float]:
+        return attempt.after is None, attempt.after is not None and not attempt.after.fits, -ranking.gain(attempt)
+
+    return msgspec.structs.replace(ranking, attempts=tuple(sorted(attempts, key=place)))
+
+
 def what_if(
-    names: tuple[str, ...], model: Model, cluster: Cluster, train: Train, plan: Plan, *, costs: Costs | None = None
+    names: tuple[str, ...],
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    costs: Costs | None = None,
+    before: Prediction | None = None,
 ) -> WhatIf:
-    """The step of `plan` with the recipes of the papers called `names` put over it, one after the other.
+    """The step of `plan` with the recipes of the papers called `names` put over it, one after the other; `before` is
+    the step of the plan itself where it is known.
 
     Raises:
         MeshwrightError: J001 an unknown paper, J003 one without a recipe, J004 a recipe with nothing to work on, J005
@@ -91,7 +185,8 @@ def what_if(
     ]
     if violations:
         raise MeshwrightError(violations)
-    before, found = (predict(model, cluster, train, p, costs=costs, detail=False) for p in (plan, after))
+    before = before or predict(model, cluster, train, plan, costs=costs, detail=False)
+    found = before if after == plan else predict(model, cluster, train, after, costs=costs, detail=False)
     return WhatIf(papers=tried, before=before, after=found)
 
 

@@ -11,9 +11,10 @@ from meshwright.papers.record import Paper
 from meshwright.papers.state import State
 from meshwright.report import document, palette
 from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown
+from meshwright.report.ranking_text import HEADS, cells, changed, verdict
 
 if TYPE_CHECKING:
-    from meshwright.papers.whatif import WhatIf
+    from meshwright.papers.whatif import Ranking, WhatIf
 
 
 def write_table(rows: list[tuple[Paper, State]], path: str | Path) -> None:
@@ -68,6 +69,21 @@ def write_what_if(found: WhatIf, path: str | Path) -> None:
     said = [f"{one.id}: {'exact' if one.recipe_exact else 'approximate'}. {one.mechanism}" for one in found.papers]
     table = {"title": "Before and after", "heads": ("", "before", "after"), "rows": lines(found)}
     _write(path, f"{names}: {found.gain:.3f}x the throughput", said, [table])
+
+
+def write_ranking(ranking: Ranking, path: str | Path) -> None:
+    """Every recipe over one plan.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    rows = [cells(ranking, attempt) for attempt in changed(ranking)]
+    refused = [(a.paper.id, a.why) for a in ranking.attempts if a.after is None]
+    tables = [
+        {"title": "What each technique would bring", "heads": HEADS, "rows": rows},
+        {"title": "Not on this plan", "heads": ("technique", "why"), "rows": refused},
+    ]
+    _write(path, verdict(ranking), [], tables)
 
 
 def _write(path: str | Path, title: str, said: list[str], tables: list[dict[str, Any]]) -> None:
