@@ -8,6 +8,7 @@ import meshwright as mw
 from meshwright import catalog, schedules
 from meshwright.cli import main
 from meshwright.cli.explain import look_up
+from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.facets import DEFAULT_ORDER, OVERLAPS
 from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS
@@ -140,6 +141,14 @@ def test_every_error_code_is_explained(code):
         ("sequence parallelism", "sp"),
         ("model flops utilisation", "mfu"),
         ("x001", "X001"),
+        ("sequence packing", "lengths"),
+        ("gradient checkpointing", "recompute"),
+        ("gradient accumulation", "microbatch"),
+        ("DDP", "zero0"),
+        ("world size", "rank"),
+        ("flash-attention", "flash"),
+        ("CPU offload", "offload"),
+        ("torch.compile", "compiler"),
     ],
 )
 def test_a_word_is_found_however_it_is_written(written, meant):
@@ -187,3 +196,30 @@ def test_an_unknown_word_suggests_near_ones_and_exits_2(capsys):
 
 def test_targets_of_lora_are_named_where_they_are_explained():
     assert "+".join(LORA_TARGETS) in look_up("targets")["text"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "help"),
+    [
+        ("tp2 ddp", "did you mean zero0?"),
+        ("offload", "not modelled: meshwright explain offload"),
+        ("checkpointing", "meshwright explain recompute"),
+        ("fspd", "did you mean fsdp"),
+    ],
+)
+def test_a_word_of_others_in_a_plan_is_told_ours(plan, help):
+    with pytest.raises(MeshwrightError, match=help.replace("?", r"\?")):
+        mw.parse_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("workload", "help"),
+    [
+        ("batch=8,seq=128,lora", "write phase=lora"),
+        ("batch=8,seq=128,phase=qlora", "meshwright explain qlora"),
+        ("batch=8,seq=128,packing=yes", "did you mean lengths?"),
+    ],
+)
+def test_a_word_of_others_in_a_workload_is_told_ours(workload, help):
+    with pytest.raises(MeshwrightError, match=help.replace("?", r"\?")):
+        mw.parse_train(workload)

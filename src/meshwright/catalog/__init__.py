@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,3 +58,26 @@ def explanation(word: str) -> dict[str, Any]:
         key = by_lower[word.lower()]
         return {"name": key, **known[key]}
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=nearest(word, list(known)))
+
+
+@cache
+def words() -> dict[str, str]:
+    """Everything that an explained word can be called, in small letters -> its entry: its name, its other names, and
+    what its title says before the colon (``tensor parallelism``)."""
+    entries = tables("codes") | tables("terms")
+    known: dict[str, str] = {}
+    for name, entry in entries.items():
+        known.setdefault(entry["title"].partition(":")[0].lower(), name)
+        known |= {other.lower(): name for other in entry.get("aliases", ())}
+    return known | {name.lower(): name for name in entries}
+
+
+def meant(word: str, choices: Sequence[str]) -> str:
+    """A help line for a `word` that is none of the `choices`: the choice that it is another name of, else where the
+    word is explained, else the nearest choices."""
+    name = words().get(word.lower())
+    if name is None:
+        return nearest(word, choices)
+    if name in choices:
+        return f"did you mean {name}?"
+    return f"{tables('terms').get(name, {}).get('title', name)}: meshwright explain {name}"

@@ -45,11 +45,11 @@ def look_up(word: str) -> dict[str, Any]:
     Raises:
         MeshwrightError: X001 with the nearest words.
     """
-    names = _names()
+    names = catalog.words()
     for form in _forms(word):
         if form in names:
             return catalog.explanation(names[form])
-    near = nearest(word, sorted(set(names.values())))
+    near = nearest(word, sorted(catalog.tables("terms")))
     help = f"{near}   (models, devices, clusters: meshwright catalog)"
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
 
@@ -60,16 +60,6 @@ def _forms(word: str) -> list[str]:
     key = plain.partition("=")[0]
     ways = [plain, plain.replace("_", "-"), plain.replace("-", "_").replace(" ", "_"), plain.replace("_", " ")]
     return [*ways, key, plain.partition(":")[0], key.rstrip("0123456789")]
-
-
-def _names() -> dict[str, str]:
-    """Everything a word can be called, in small letters -> its entry: name, other names, and what its title says
-    before the colon (``tensor parallelism``)."""
-    known: dict[str, str] = {}
-    for name, entry in (catalog.tables("codes") | catalog.tables("terms")).items():
-        known.setdefault(entry["title"].partition(":")[0].lower(), name)
-        known |= {other.lower(): name for other in entry.get("aliases", ())}
-    return known | {name.lower(): name for name in catalog.tables("codes") | catalog.tables("terms")}
 
 
 def _show(entry: dict[str, Any]) -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from meshwright import schedules
-from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.catalog import meant
+from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.facets import (
     ATTENTION_KERNELS,
@@ -93,6 +94,8 @@ def _gathered(text: str) -> str | None:
     return text if text in GATHERED else None
 
 
+#: Words with a value in them, as they are proposed to who misspelt one.
+_WITH_VALUE = ("zero0", "zero1", "zero2", "hsdp8", "overlap=dp,pp")
 _STORED = "fp32, bf16, fp16, fp8 or none"
 VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
     "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
@@ -227,8 +230,17 @@ def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
         if word == "2bp":
             help = "2BP goes over a schedule: write 2bp:1f1b, or 2bp: and another schedule"
             raise MeshwrightError.one("P001", "'2bp' does not say over which schedule", help=help) from None
-        known = [*PLAIN_WORDS, *schedules.families(), "hsdp8", "overlap=dp,pp", *(f"{w}2" for w in INTEGER_WORDS)]
-        raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=nearest(word, known)) from None
+        known = [
+            *PLAIN_WORDS,
+            "zero0",
+            "zero1",
+            "zero2",
+            *schedules.families(),
+            "hsdp8",
+            "overlap=dp,pp",
+            *(f"{w}2" for w in INTEGER_WORDS),
+        ]
+        raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=meant(word, known)) from None
     return (("pipeline", "schedule", name),)
 
 
@@ -244,9 +256,7 @@ def _overlap(word: str) -> tuple[tuple[str, str, object], ...]:
 
 def _value(key: str, value: str) -> tuple[str, str, object]:
     if key not in VALUE_WORDS:
-        raise MeshwrightError.one(
-            "P001", f"unknown key {key!r} in a plan", help=nearest(key, [*VALUE_WORDS, "overlap"])
-        )
+        raise MeshwrightError.one("P001", f"unknown key {key!r} in a plan", help=meant(key, [*VALUE_WORDS, "overlap"]))
     facet, field, reader, _, wanted = VALUE_WORDS[key]
     parsed = reader(value)
     if parsed is None:

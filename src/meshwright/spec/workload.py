@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.catalog import meant, words
+from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import parse_count, write_count
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
@@ -142,7 +143,7 @@ def parse(text: str, *, place: str = "--train") -> Train:
     lora: dict[str, object] = {}
     for key, value in given.items():
         if key not in _READERS:
-            help = nearest(key, list(_READERS))
+            help = f"write phase={key}" if key in PHASES else meant(key, list(_READERS))
             found.append(
                 Diagnostic(
                     code="W001", message=f"unknown workload key {key!r}", place=f"{place} {key}={value}", help=help
@@ -161,7 +162,7 @@ def parse(text: str, *, place: str = "--train") -> Train:
                     code="W002",
                     message=f"{key} = {value!r} is not {wanted}",
                     place=f"{place} {key}={value}",
-                    help=f"write {key}=<{wanted}>",
+                    help=f"write {key}=<{wanted}>" + (f"; meshwright explain {value}" if value in words() else ""),
                 )
             )
         elif name.startswith("lora."):
