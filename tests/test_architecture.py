@@ -14,7 +14,7 @@ SOURCE = Path(meshwright.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 #: Left is imported by right, never the other way. Names on one line may import each other.
 ORDER = (
-    ("version", "errors", "quantity", "atomic"),
+    ("version", "errors", "quantity", "atomic", "dataframe"),
     ("native",),
     ("toposort",),
     ("graph",),

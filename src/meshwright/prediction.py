@@ -6,18 +6,24 @@ in this record; nothing in it has to be computed again.
 
 from __future__ import annotations
 
+from importlib import import_module
 from math import log
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.dataframe import dataframe
 from meshwright.plan import Plan
+from meshwright.quantity import gibibytes, seconds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.goal import Goal
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Timeline, Zoom
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT_VERSION = 1
 
@@ -225,6 +231,57 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     def tightest(self) -> RankMemory:
         """The rank class with the least headroom."""
         return min(self.memory, key=lambda m: m.headroom_bytes)
+
+    def __repr__(self) -> str:
+        low, high = self.step_time_interval_s
+        tight, usd = self.tightest, self.money.usd_per_million_tokens
+        largest = sorted(self.attribution.items(), key=lambda item: -item[1])[:4]
+        lines = (
+            f"Prediction: {'fits' if self.fits else 'does not fit'}, {seconds(self.step_time_s)} a step "
+            f"(80% within {seconds(low)} and {seconds(high)})",
+            f"{self.model.name} on {self.cluster.name}, {self.train.text()}",
+            f"plan {self.plan.text()}",
+            f"{self.tokens_per_s_per_gpu:,.0f} tokens/s/GPU, MFU {self.mfu:.1%}, bubble {self.bubble:.1%}"
+            + ("" if usd is None else f", ${usd:.3g} per million tokens"),
+            f"{gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)} on {tight.rank}",
+            ", ".join(f"{name} {spent / self.step_time_s:.1%}" for name, spent in largest if spent),
+        )
+        return "\n  ".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The verdict and its pictures for a notebook. By name, since reports are made of predictions."""
+        return import_module("meshwright.report.notebook").fragment(self)
+
+    def to_dataframe(self) -> DataFrame:
+        """One row for pandas, so that many predictions concatenate to a table: the question, the answer (seconds,
+        bytes, US dollars), and ``attribution.gemm`` and the like in seconds.
+
+        Raises:
+            MeshwrightError: X021 when pandas is not installed.
+        """
+        low, high = self.step_time_interval_s
+        row = {
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "num_devices": self.num_devices,
+            "workload": self.train.text(),
+            "plan": self.plan.text(),
+            "fits": self.fits,
+            "step_time_s": self.step_time_s,
+            "step_time_low_s": low,
+            "step_time_high_s": high,
+            "bound_s": self.bound_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu": self.mfu,
+            "hfu": self.hfu,
+            "bubble": self.bubble,
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "headroom_bytes": self.tightest.headroom_bytes,
+            "usd_per_million_tokens": self.money.usd_per_million_tokens,
+            "joules_per_token": self.money.joules_per_token,
+        }
+        row |= {f"attribution.{cause}": spent for cause, spent in self.attribution.items()}
+        return dataframe([row])
 
     def to_json(self) -> dict[str, Any]:
         """The prediction as plain values, seconds and bytes, without the timeline (that is ``--trace``)."""

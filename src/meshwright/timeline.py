@@ -7,12 +7,18 @@ by side. Spans and ranks may be missing: a measured timeline of one rank is lega
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.dataframe import dataframe
 from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES, TaskGraph
 from meshwright.toposort import binding
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT_VERSION = 1
 
@@ -121,6 +127,26 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def peak_memory(self) -> list[float]:
         """Highest total bytes of each rank class."""
         return [m.peak()[0] for m in self.memory]
+
+    def to_dataframe(self) -> DataFrame:
+        """One row per span for pandas: rank class and how many ranks it stands for, queue, kind, the attributes (-1
+        where they do not apply), start and end in seconds.
+
+        Raises:
+            MeshwrightError: X021 when pandas is not installed.
+        """
+        ranks, queues, kinds = (np.array(names, dtype=object) for names in (self.ranks, QUEUES, KINDS))
+        return dataframe(
+            {
+                "rank": ranks[self.rank],
+                "multiplicity": np.array(self.multiplicity)[self.rank],
+                "queue": queues[self.queue],
+                "kind": kinds[self.kind],
+                **dict(zip(ATTRIBUTES, self.attributes)),
+                "start_s": self.start_s,
+                "end_s": self.end_s,
+            }
+        )
 
     def names(self, spans: NDArray | None = None) -> list[str]:
         """Readable name of spans: ``F mb3 s1``."""

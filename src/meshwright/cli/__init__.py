@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",
     "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",
+    "completion": "What makes a shell complete commands, options and words",
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 
@@ -41,7 +42,7 @@ EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192
 
 def usage() -> str:
     """What ``meshwright --help`` prints."""
-    verbs = "\n".join(f"  {name:<9} {summary}" for name, summary in COMMANDS.items())
+    verbs = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: meshwright COMMAND [OPTIONS]\n\n"
         "Plan, predict and run large-model training and serving on any cluster.\n\n"

@@ -196,8 +196,13 @@ def _named(kind: type[msgspec.Struct]) -> dict[str, tuple[str, Option]]:
     return {f: ("--" + (option.name or f).replace("_", "-"), option) for f, option in options.items()}
 
 
+def names(kind: type[msgspec.Struct]) -> list[str]:
+    """Every option of a command as it is written, without its arguments."""
+    return [name for name, option in _named(kind).values() if not option.positional]
+
+
 def _unknown(word: str, kind: type[msgspec.Struct], command: str) -> Diagnostic:
-    known = [name for name, option in _named(kind).values() if not option.positional]
+    known = names(kind)
     what = "option" if word.startswith("-") else "argument"
     help = nearest(word.partition("=")[0], known) if what == "option" else "quote a value that has spaces in it"
     return Diagnostic(code="X003", message=f"unknown {what} {word!r}", place=f"meshwright {command}", help=help)

@@ -280,3 +280,5 @@ _READERS = {
     "dropout": ("dropout", _yes_no, "yes or no"),
     "causal": ("causal", _yes_no, "yes or no"),
 }
+#: Keys that a workload may say.
+KEYS = tuple(_READERS)
