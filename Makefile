@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: demo demo-run test golden lint bench docs clean
+.PHONY: demo demo-run test golden fuzz lint bench docs clean
 
 .venv/core: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -45,6 +45,10 @@ test: .venv/dev
 # Which of the golden questions are answered otherwise than they were, to the last bit.
 golden: .venv/dev
 	$(BIN)/python -m tests.golden
+
+# A random search for inputs that are not taken as they must be; goes on where it was stopped.
+fuzz: .venv/dev
+	$(BIN)/python -m fuzz
 
 lint: .venv/dev
 	$(BIN)/ruff check .

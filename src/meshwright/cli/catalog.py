@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
     """0; a kind or a name that does not exist is misuse."""
     given, wrong = options.read(Options, argv, command="catalog", description=DESCRIPTION)
     given = msgspec.structs.replace(given, kind=entries.plural(given.kind))
-    if given.kind and given.kind not in entries.KINDS:
+    if (given.kind or given.name) and given.kind not in entries.KINDS:
         wrong.append(entries.no_kind(given.kind))
     if given.toml:
         wrong += _not_toml(given)

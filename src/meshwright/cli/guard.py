@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -24,6 +25,8 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
     """The exit code of `command`, whatever happens in it. MESHWRIGHT_DEBUG=1 shows tracebacks of our own faults."""
     if sys.stdout is None:  # closed by the caller (`>&-`): the exit code is the answer
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a word has that the terminal's encoding has not is escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
     from meshwright.cli.output import Answer
 
     Answer.printed = False

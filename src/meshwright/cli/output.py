@@ -22,8 +22,21 @@ def print_json(value: Any) -> None:
     import msgspec
 
     Answer.printed = True
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    try:
+        encoded = msgspec.json.encode(value)
+    except UnicodeEncodeError:  # a word of the command line or a name in a file that is no UTF-8
+        encoded = msgspec.json.encode(_printable(msgspec.to_builtins(value)))
+    sys.stdout.write(msgspec.json.format(encoded, indent=2).decode() + "\n")
     sys.stdout.flush()
+
+
+def _printable(value: Any) -> Any:
+    """Plain values with every character that no encoding has written as an escape."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def console() -> Console:

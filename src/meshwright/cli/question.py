@@ -69,7 +69,7 @@ def load(path: str) -> Question:
     """
     try:
         table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
     check_version(table.pop("format_version", None), path)

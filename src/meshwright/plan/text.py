@@ -27,6 +27,8 @@ from meshwright.plan.facets import (
 from meshwright.spec.workload import DTYPE_BYTES
 
 _INTEGER = re.compile(r"([a-z]+)(\d+)")
+#: Digits of the longest number that is read: more are none that anything has.
+DIGITS = 18
 #: Words that are a name and a whole number: (facet, field).
 INTEGER_WORDS: dict[str, tuple[str, str]] = {
     "tp": ("layout", "tp"),
@@ -57,8 +59,8 @@ Reader = Callable[[str], object]
 
 
 def _numbers(text: str) -> tuple[int, ...] | None:
-    parts = text.split(",")
-    return tuple(int(p) for p in parts) if all(p.isdecimal() for p in parts) else None
+    numbers = tuple(map(_number, text.split(",")))
+    return None if None in numbers else numbers
 
 
 def _order(text: str) -> tuple[str, ...] | None:
@@ -67,7 +69,7 @@ def _order(text: str) -> tuple[str, ...] | None:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
 
 
 def _ratio(text: str) -> float | None:
@@ -210,8 +212,8 @@ def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
     """What one word sets: (facet, field, value) each."""
     if word in PLAIN_WORDS:
         return PLAIN_WORDS[word]
-    if match := re.fullmatch(r"hsdp(0*[1-9]\d*)", word):
-        return ("layout", "zero", 3), ("layout", "shard", int(match[1]))
+    if (match := re.fullmatch(r"hsdp(\d+)", word)) and _number(match[1]):
+        return ("layout", "zero", 3), ("layout", "shard", _number(match[1]))
     if word.startswith("overlap="):
         return _overlap(word)
     key, equals, value = word.partition("=")
@@ -219,9 +221,9 @@ def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
         return (_value(key, value),)
     if (match := _INTEGER.fullmatch(word)) and match[1] in INTEGER_WORDS:
         facet, field = INTEGER_WORDS[match[1]]
-        number = int(match[2])
+        number = _number(match[2])
         least, most = (0, 3) if field == "zero" else (1, 10**7)
-        if not least <= number <= most:
+        if number is None or not least <= number <= most:
             raise MeshwrightError.one("P002", f"{word}: {match[1]} is at least {least} and at most {most}")
         return ((facet, field, number),)
     try:

@@ -77,7 +77,7 @@ def loads(text: str, *, place: str = "plan.toml") -> Plan:
     """The plan that a TOML text describes; errors as in :func:`load`."""
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a plain ValueError
         raise MeshwrightError.one("P004", f"not TOML: {error}", place=place) from None
     version = table.pop("format_version", None)
     if version != FORMAT_VERSION:
@@ -137,7 +137,11 @@ def rejected(facet: str, name: str, value: Any) -> str:
         return ""
     for key, (of, field, reader, writer, wanted) in VALUE_WORDS.items():
         if (of, field) == (facet, name):
-            return "" if reader(writer(value)) is not None else f"is not {wanted} (as {key}=)"
+            try:
+                same = reader(writer(value)) == value
+            except TypeError:  # a list of other things
+                same = False
+            return "" if same else f"is not {wanted} (as {key}=)"
     if isinstance(value, str):
         known = [w for w, settings in PLAIN_WORDS.items() for s in settings if s[:2] == (facet, name) and s[2] == value]
         return "" if known or value == getattr(getattr(Plan(), facet), name) else f"unknown value {value!r}"

@@ -97,8 +97,8 @@ def parsed(text: str, place: str) -> tuple[dict[str, Any], list[Diagnostic]]:
     """
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deeply"
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits are a plain ValueError
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise MeshwrightError.one("C004", f"not a TOML file: {reason}", place=place) from None
     version = table.pop("format_version", None)
     if version == FORMAT_VERSION and not isinstance(version, bool):

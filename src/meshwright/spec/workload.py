@@ -238,6 +238,10 @@ def _lengths(value: str) -> Lengths | None:
     return Lengths(tuple(tokens), tuple(w / total for w in weight))
 
 
+#: Digits of the longest document length that is read.
+DIGITS = 18
+
+
 def _lengths_file(path: Path) -> Lengths:
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
@@ -250,7 +254,7 @@ def _lengths_file(path: Path) -> Lengths:
     bad = []
     for number, row in enumerate(rows, 1):
         cell = row[0].strip() if row else ""
-        if cell.isdigit() and int(cell) > 0:
+        if cell.isdecimal() and len(cell) <= DIGITS and int(cell) > 0:
             counts[int(cell)] = counts.get(int(cell), 0) + 1
         elif cell and not (number == 1 and not cell[0].isdigit()):
             bad.append(f"{path}:{number}: {cell!r}")
