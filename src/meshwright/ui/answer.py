@@ -127,6 +127,7 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
         "fit": verdict[0],
         "remedies": list(facts.remedies(prediction)),
         "step_time_s": prediction.step_time_s,
+        "values": objectives(prediction),
         "title": f"{verdict[1].split('/')[0]} a step, {prediction.model.name} on {prediction.cluster.name}",
         "said": _said(prediction),
         "plan": prediction.plan.text(),
@@ -139,6 +140,12 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
     }
     out["html"] = section("verdict", prediction)
     out["warnings"] = [*prediction.cautions, *prediction.warnings]
+
+
+def objectives(p: Prediction) -> dict[str, float | None]:
+    """The plan's values of a search's objectives, less being better: a place among the plans of a Pareto front."""
+    dollars, joules = p.money.usd_per_million_tokens, p.money.joules_per_token
+    return {"step": p.step_time_s, "headroom": -p.tightest.headroom_bytes, "cost": dollars, "energy": joules}
 
 
 def _said(p: Prediction) -> str:
@@ -219,7 +226,7 @@ def _hints(found: Read) -> dict[str, str]:
     if found.model is not None:
         m = found.model
         active = f", {big(m.active_params)} active" if m.active_params < 0.95 * m.num_params else ""
-        hints["model"] = f"{m.name}: {big(m.num_params)} parameters{active}, {m.num_layers} layers"
+        hints["model"] = f"{big(m.num_params)} parameters{active}, {m.num_layers} layers"
     if found.cluster is not None:
         c = found.cluster
         kinds = " + ".join(dict.fromkeys(i.device.name for i in c.islands))
@@ -228,6 +235,12 @@ def _hints(found: Read) -> dict[str, str]:
         hints["on"] = f"{c.num_devices:,} {kinds}, {gibibytes(memory)} each, {nodes:,} node{'s'[: nodes > 1]}"
     if found.train is not None:
         hints["train"] = f"{big(found.train.tokens_per_step)} tokens a step"
+    if found.plan is not None and found.cluster is not None and found.train is not None:
+        layout = found.plan.on(found.cluster.num_devices).layout
+        axes = [f"{axis}{n}" for axis in ("tp", "cp", "pp", "dp") if (n := getattr(layout, axis)) > 1]
+        ranks = f"{' × '.join(axes) or 'one rank'} = {layout.num_ranks:,} rank{'s'[: layout.num_ranks > 1]}"
+        waves, rest = divmod(found.train.global_batch, layout.dp * found.plan.pipeline.microbatch)
+        hints["plan"] = ranks if rest else f"{ranks}, {waves:,} microbatch{'es'[: 2 * (waves > 1)]}"
     return hints
 
 

@@ -65,5 +65,11 @@ def _row(one: Paper, on: tuple[str, ...], parts: tuple, costs: Any) -> dict[str,
         "memory_bytes": after.peak_memory_bytes - before.peak_memory_bytes,
         "step": seconds(after.step_time_s),
         "fits": after.fits,
-        "plan": after.plan.text(),
+        "sets": _sets(before.plan.text(), after.plan.text()),
     }
+
+
+def _sets(before: str, after: str) -> str:
+    """The words of a plan that it has instead of those of another."""
+    gone, new = before.split(), after.split()
+    return " ".join(w for w in new if w not in gone) or f"without {' '.join(w for w in gone if w not in new)}"

@@ -55,14 +55,22 @@ def nearest(plan: Plan, place: Place) -> Plan | None:
     for _ in range(MOST_CHANGES):
         found = place.wrong(plan)
         if not found:
-            return plan
+            return _plain(plan, place)
         ways = [way for d in found for way in _ways(d.code, plan, place)]
         ways = [way for way in dict.fromkeys(ways) if way != plan and _kept(plan, way, place.pinned)]
         scored = [(len(place.wrong(way)), i) for i, way in enumerate(ways)]
         if not scored:
             return None
         plan = ways[min(scored)[1]]
-    return plan if not place.wrong(plan) else None
+    return _plain(plan, place) if not place.wrong(plan) else None
+
+
+def _plain(plan: Plan, place: Place) -> Plan:
+    """One chunk a rank is not interleaved, whoever asked for one."""
+    pipeline = plan.pipeline
+    if pipeline.schedule != "interleaved" or pipeline.vpp > 1 or ("pipeline", "schedule") in place.pinned:
+        return plan
+    return changed(plan, "pipeline", schedule="1f1b")
 
 
 def _kept(before: Plan, after: Plan, pinned: frozenset[Field]) -> bool:

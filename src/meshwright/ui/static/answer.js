@@ -5,17 +5,25 @@ Meshwright.Answer = class {
   constructor(root, actions) {
     this.root = root;
     this.actions = actions;
+    this.open = {};
     this.find = (name) => root.querySelector(`[data-part="${name}"]`);
   }
 
   // Old figures stay, dimmed, until there are new ones: nothing jumps.
-  wait(on) { this.root.classList.toggle("is-waiting", on); }
+  wait(on) {
+    this.root.classList.toggle("is-waiting", on);
+    clearTimeout(this.compiling);
+    if (on && !this.answered) {
+      this.compiling = setTimeout(() => this.fit("", "…", "Starting: a new installation compiles once, some seconds"), 2500);
+    }
+  }
 
   show(found) {
     const { verdict } = found;
+    this.answered = true;
     this.root.classList.toggle("is-stale", !verdict);
     if (verdict) {
-      this.fit(verdict.fits ? "good" : "bad", verdict.fits ? "✓" : "✕", sentence(verdict.fit));
+      this.fit(verdict.fits ? "good" : "bad", verdict.fits ? "✓" : "✕", Meshwright.sentence(verdict.fit));
       Meshwright.place(this.find("tiles"), found.html);
       this.find("plan").textContent = verdict.plan;
       this.find("run").textContent = verdict.run.length ? `Training run: ${verdict.run[0][1]} (${verdict.run[0][2]})` : "";
@@ -52,24 +60,32 @@ Meshwright.Answer = class {
     const { verdict } = found;
     if (verdict?.tried) out.push(this.tried(verdict.tried));
     for (const { said, met } of verdict?.limits || []) {
-      out.push(Meshwright.make("p", `limit-met ${met ? "good" : "bad"}`, `${met ? "✓" : "✕"} ${sentence(said)}`));
+      out.push(Meshwright.make("p", `limit-met ${met ? "good" : "bad"}`, `${met ? "✓" : "✕"} ${Meshwright.sentence(said)}`));
     }
-    if (verdict?.remedies.length) out.push(list("remedies", verdict.remedies[0], verdict.remedies.slice(1)));
-    if (found.warnings?.length) {
-      const box = list("warnings", "", found.warnings), details = Meshwright.make("details", "notes-more");
-      const count = found.warnings.length;
-      details.append(Meshwright.make("summary", "", `Before you believe it: ${count} ${count === 1 ? "note" : "notes"}`), box);
-      details.open = this.open ?? false;
-      details.addEventListener("toggle", () => { this.open = details.open; });
-      out.push(details);
+    const folds = Meshwright.make("div", "folds");
+    if (verdict?.remedies.length) {
+      const [need, ...ways] = verdict.remedies;
+      folds.append(this.fold("ways", `What would make it fit: ${ways.length || 1} ${ways.length > 1 ? "ways" : "way"}`, list("remedies", need, ways)));
     }
+    const count = found.warnings?.length;
+    if (count) folds.append(this.fold("notes", `Before you believe it: ${count} ${count === 1 ? "note" : "notes"}`, list("warnings", "", found.warnings)));
+    if (verdict) out.push(folds);
     return out;
+  }
+
+  // Stays as it was left: what is below does not move while controls do.
+  fold(name, title, content) {
+    const details = Meshwright.make("details", `fold ${name}`);
+    details.append(Meshwright.make("summary", "", title), content);
+    details.open = Boolean(this.open[name]);
+    details.addEventListener("toggle", () => { this.open[name] = details.open; });
+    return details;
   }
 
   errors(found) {
     const box = Meshwright.make("div", "remedies"), ul = Meshwright.make("ul", "errors");
     for (const error of found.errors) {
-      const item = Meshwright.make("li", "", `${sentence(error.message)}. `);
+      const item = Meshwright.make("li", "", `${Meshwright.sentence(error.message)}. `);
       if (error.code) item.append(Meshwright.make("code", "quiet", error.code), " ");
       if (error.help) item.append(Meshwright.make("span", "quiet", error.help));
       ul.append(item);
@@ -109,12 +125,13 @@ Meshwright.place = (root, html) => {
   });
 };
 
-function sentence(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
+// A text with a capital, unless it begins with a name such as tp=3.
+Meshwright.sentence = (text) => (/^[a-z]+\b(?![=\d])/.test(text) ? text.charAt(0).toUpperCase() + text.slice(1) : text);
 
 function list(name, title, rows) {
   const box = Meshwright.make("div", name), ul = Meshwright.make("ul");
-  if (title) box.append(Meshwright.make("p", "", sentence(title)));
-  ul.append(...rows.map((row) => Meshwright.make("li", "", sentence(row))));
+  if (title) box.append(Meshwright.make("p", "", Meshwright.sentence(title)));
+  ul.append(...rows.map((row) => Meshwright.make("li", "", Meshwright.sentence(row))));
   box.append(ul);
   return box;
 }

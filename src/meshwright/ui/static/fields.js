@@ -95,6 +95,7 @@ Meshwright.Fields = class {
   show(found) {
     this.last = found;
     const { asked, hints = {} } = found, wrong = this.byControl(found.errors);
+    this.unfold(asked, wrong);
     for (const name of Meshwright.state.FIELDS) this.showText(name, asked, hints, wrong);
     for (const name of Meshwright.state.PASTED) this.showPaste(name, asked);
     this.form.querySelectorAll("[data-slider]").forEach((row) => { if (!("held" in row.dataset)) this.slide(row, found); });
@@ -138,6 +139,14 @@ Meshwright.Fields = class {
     if (asked[name]) box.open = true;
   }
 
+  // What is said or wrong inside a fold is not hidden by it.
+  unfold(asked, wrong) {
+    this.form.querySelectorAll("details.more").forEach((fold) => {
+      const inside = [...fold.querySelectorAll("[data-field]")].map((row) => row.dataset.field);
+      if (inside.some((name) => asked[name] || wrong[name]?.length)) fold.open = true;
+    });
+  }
+
   slide(row, found) {
     const name = row.dataset.slider, control = found.controls?.[name], input = row.querySelector("input");
     input.disabled = !control || control.stops.length < 2;
@@ -176,10 +185,12 @@ Meshwright.Fields = class {
     select.value = String(control.value);
   }
 
+  // An error's text stands at the first of its controls, its mark at all of them; how to mend it is said above.
   complain(row, input, errors = []) {
-    const place = row.querySelector(".wrong");
-    place.hidden = !errors.length;
-    place.textContent = errors.map((e) => (e.help ? `${e.message}: ${e.help}` : e.message)).join("; ");
+    const place = row.querySelector(".wrong"), name = row.dataset.slider || row.dataset.choice;
+    const mine = errors.filter((e) => e.controls[0] === name);
+    place.hidden = !mine.length;
+    place.replaceChildren(...mine.map((e) => Meshwright.make("span", "", Meshwright.sentence(e.message))));
     input.setAttribute("aria-invalid", String(errors.length > 0));
     row.classList.toggle("is-wrong", errors.length > 0);
   }

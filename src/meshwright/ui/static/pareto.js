@@ -1,7 +1,7 @@
 // Pareto: the front as points on two axes with ticks and units; each point is a button that loads its plan.
 "use strict";
 
-Meshwright.pareto = (objectives, points, load) => {
+Meshwright.pareto = (objectives, points, load, now = null) => {
   const W = 640, H = 300, L = 76, R = 20, T = 16, B = 46, NS = "http://www.w3.org/2000/svg";
   const make = (tag, attributes, text = "") => {
     const element = document.createElementNS(NS, tag);
@@ -11,7 +11,8 @@ Meshwright.pareto = (objectives, points, load) => {
   };
   const figure = Meshwright.make("figure", "card pareto"), tip = Meshwright.make("figcaption", "reading");
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": `Pareto front of ${objectives[0].title} and ${objectives[1].title}` });
-  const scales = [0, 1].map((axis) => scale(objectives[axis].name, points.map((p) => p.values[axis])));
+  const mine = now?.fits && objectives.every(({ name }) => now.values[name] !== null) ? objectives.map(({ name }) => now.values[name]) : null;
+  const scales = [0, 1].map((axis) => scale(objectives[axis].name, [...points.map((p) => p.values[axis]), ...(mine ? [mine[axis]] : [])]));
   const x = (v) => L + scales[0].place(v) * (W - L - R), y = (v) => H - B - scales[1].place(v) * (H - T - B);
 
   for (const { at, text } of scales[0].ticks) {
@@ -22,7 +23,11 @@ Meshwright.pareto = (objectives, points, load) => {
   }
   svg.append(make("text", { x: (L + W - R) / 2, y: H - 6, "text-anchor": "middle", class: "axis" }, `${objectives[0].title} (${scales[0].unit}), less is better`));
   svg.append(make("text", { x: 14, y: (T + H - B) / 2, "text-anchor": "middle", class: "axis", transform: `rotate(-90 14 ${(T + H - B) / 2})` }, `${objectives[1].title} (${scales[1].unit})`));
-  svg.append(make("polyline", { class: "front", points: points.map((p) => `${x(p.values[0])},${y(p.values[1])}`).join(" ") }));
+  svg.append(make("polyline", { class: "front", points: stairs().map(([a, b]) => `${x(a)},${y(b)}`).join(" ") }));
+  if (mine) {
+    svg.append(make("circle", { cx: x(mine[0]), cy: y(mine[1]), r: 10, class: "now" }));
+    svg.append(make("text", { x: x(mine[0]) + 14, y: y(mine[1]) + 4 }, "the plan above"));
+  }
 
   const marks = points.map((point, i) => {
     const mark = make("circle", { cx: x(point.values[0]), cy: y(point.values[1]), r: 6, tabindex: i === 0 ? 0 : -1, role: "button", "aria-label": `${point.shown.join(", ")}: ${point.text}. Load this plan` });
@@ -45,6 +50,11 @@ Meshwright.pareto = (objectives, points, load) => {
   tip.textContent = "Point at a plan, or tab in and use the arrow keys; click or Enter loads it.";
   figure.append(svg, tip);
   return figure;
+
+  // What is as good as a point in one and worse in the other objective: the front is not between its points.
+  function stairs() {
+    return points.flatMap(({ values: [a, b] }, i) => (i ? [[a, points[i - 1].values[1]], [a, b]] : [[a, b]]));
+  }
 
   // Values of an objective as places from 0 to 1, its unit and round ticks. Headroom is kept negative: more is better.
   function scale(name, values) {

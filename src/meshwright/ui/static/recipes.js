@@ -50,6 +50,7 @@ Meshwright.Recipes = class {
     const facts = Meshwright.make("span", "recipe-facts");
     facts.append(...this.facts(row));
     const why = Meshwright.make("p", "quiet", row.mechanism);
+    if (row.changed) why.append(" ", Meshwright.make("code", "", row.sets));
     if (row.instead.length) why.append(` Instead of ${row.instead.join(", ")}.`);
     item.append(label, facts, why);
     return item;

@@ -58,11 +58,12 @@ Meshwright.Search = class {
     if (found.rows.length) out.push(this.table(found));
     if (found.points.length) {
       out.push(Meshwright.make("h3", "", `Pareto front: ${found.objectives[0].title} and ${found.objectives[1].title}`));
-      out.push(Meshwright.pareto(found.objectives, found.points, (plan) => this.actions.plan(plan)));
+      out.push(Meshwright.pareto(found.objectives, found.points, (plan) => this.actions.plan(plan), this.actions.now()));
     }
     if (found.misses.length) out.push(this.misses(found.misses));
     out.push(this.rejected(found.rejected));
     this.find("found").replaceChildren(...out);
+    this.find("said").textContent = found.verdict;
   }
 
   recommended(row) {

@@ -8,6 +8,7 @@ Meshwright.Panels = class {
     this.asked = {};
     this.select = Meshwright.tabs(root.querySelector('[data-part="tabs"]'), (tab) => {
       this.shown = tab.dataset.tab;
+      tab.scrollIntoView({ block: "nearest", inline: "nearest" });
       looked(this.shown);
     });
   }

@@ -5,10 +5,11 @@
   const { state, ask } = Meshwright;
   const part = (name) => document.querySelector(`[data-part="${name}"]`);
   const TYPING = 120, SETTLED = 700, KEY = "meshwright-theme";
-  let timer = 0, complaint = 0, latest = null, mending = false;
+  let timer = 0, complaint = 0, latest = null;
 
   const actions = {
     plan(text) { state.write({ plan: text, tries: [] }); fields.typed = 0; changed(false); document.getElementById("answer").scrollIntoView({ block: "nearest" }); },
+    now: () => latest?.verdict ?? null,
     tries(ids) { state.write({ tries: ids }); changed(false); },
   };
   const fields = new Meshwright.Fields(part("form"), changed);
