@@ -20,7 +20,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 #: Engines whose plans are asked about where nobody names one, and in which order they are named.
-USUAL = ("megatron", "torchtitan", "deepspeed", "accelerate")
+USUAL = ("megatron", "torchtitan", "deepspeed", "accelerate", OWN)
 #: The catalog's profile of each engine that has one.
 PROFILES = {
     "megatron": "megatron-core",
@@ -42,7 +42,7 @@ def engine(name: str, model: Model, cluster: Cluster, train: Train) -> Engine:
         return refusals(name, Request(model=model, cluster=cluster, train=train, plan=plan))
 
     label = LABELS.get(name) or load(name).title
-    return Engine(name=name, label=label, refuses=refuses, needs=NEEDS.get(name, {}))
+    return Engine(name=name, label=label, refuses=refuses, needs=NEEDS.get(name, {}), own=name == OWN)
 
 
 def unknown(names: Iterable[str], place: str) -> list[Diagnostic]:

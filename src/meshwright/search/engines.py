@@ -44,12 +44,14 @@ class Refusal(Protocol):
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that runs plans: what it ``refuses`` of a legal plan, and ``needs``: values besides those of the
-    default space that some of its plans have to say (facet -> values)."""
+    default space that some of its plans have to say (facet -> values). ``own``: this package's executor, which is named
+    and not preferred where nobody asks for it."""
 
     name: str
     label: str
     refuses: Callable[[Plan], Sequence[Refusal]]
     needs: dict[str, tuple[Any, ...]] = {}
+    own: bool = False
 
 
 class Demands(msgspec.Struct, frozen=True, kw_only=True):

@@ -45,7 +45,7 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
 def wanted(main: Walk, engines: Sequence[Engine]) -> Wanted:
     """What to look for besides the best: the fastest plans with room that an engine runs, not much slower than it."""
     asked = main.wanted
-    runnable = asked.runnable or (Runnable(engines) if engines else None)
+    runnable = asked.runnable or (Runnable(preferred(engines)) if engines else None)
     return Wanted(
         keep=KEEP,
         room_bytes=enough_bytes(main),
@@ -53,6 +53,11 @@ def wanted(main: Walk, engines: Sequence[Engine]) -> Wanted:
         runnable=runnable,
         narrow=asked.narrow and runnable is asked.runnable,
     )
+
+
+def preferred(engines: Sequence[Engine]) -> tuple[Engine, ...]:
+    """The engines that a plan had better be run by: all but our own executor, unless there is no other."""
+    return tuple(e for e in engines if not e.own) or tuple(engines)
 
 
 def enough_bytes(main: Walk) -> float:
@@ -64,7 +69,9 @@ def enough_bytes(main: Walk) -> float:
 def settled_already(main: Walk, engines: Sequence[Engine]) -> bool:
     """Whether the fastest is what would be recommended, so that nothing has to be looked for."""
     first = main.fitting()[0]
-    return first.headroom_bytes >= enough_bytes(main) and (not engines or bool(Runnable(engines).runs(first.plan)))
+    return first.headroom_bytes >= enough_bytes(main) and (
+        not engines or bool(Runnable(preferred(engines)).runs(first.plan))
+    )
 
 
 def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) -> Recommended:
@@ -80,10 +87,11 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
         if t.step_time_s <= first.step_time_s * REACH and tie(simulate(t.plan, *asked, evaluator.costs), run):
             alike.append(t)
     enough = enough_bytes(main)
-    who = {t.plan: tuple(e.label for e in Runnable(engines).runs(t.plan)) for t in alike}
+    who = {t.plan: Runnable(engines).runs(t.plan) for t in alike}
+    better = Runnable(preferred(engines))
 
     def lacking(t: Tried) -> tuple[bool, bool]:
-        return t.headroom_bytes < enough, bool(engines) and not who[t.plan]
+        return t.headroom_bytes < enough, bool(engines) and not any(e in better.engines for e in who[t.plan])
 
     least = min(map(lacking, alike))
     good = [t for t in alike if lacking(t) == least]
@@ -92,15 +100,15 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
     return Recommended(
         plan=best.plan,
         prediction=predict(*asked, best.plan, costs=evaluator.costs, detail=False),
-        why=_why(best, first, who[best.plan], main, bool(engines)),
+        why="; ".join([*_why(best, first, main), *_who(best, first, ranked, who[best.plan], better)]),
         slower=best.step_time_s / first.step_time_s - 1,
-        engines=who[best.plan],
+        engines=tuple(e.label for e in who[best.plan]),
         room_bytes=enough,
     )
 
 
-def _why(best: Tried, first: Tried, engines: tuple[str, ...], main: Walk, asked: bool) -> str:
-    """One sentence: what it costs, what it brings, who runs it."""
+def _why(best: Tried, first: Tried, main: Walk) -> list[str]:
+    """What it costs and what it brings."""
     parts = []
     more = best.headroom_bytes - first.headroom_bytes
     if best.plan == first.plan:
@@ -120,9 +128,26 @@ def _why(best: Tried, first: Tried, engines: tuple[str, ...], main: Walk, asked:
     words = len(first.plan.text().split()) - len(best.plan.text().split())
     if words > 0:
         parts.append(f"{words} word{'s' * (words > 1)} shorter")
-    if asked:
-        parts.append(f"{_listed(engines)} run{'s' * (len(engines) == 1)} it" if engines else "no engine here runs it")
-    return "; ".join(parts)
+    return parts
+
+
+def _who(
+    best: Tried, first: Tried, others: Iterable[Tried], engines: tuple[Engine, ...], better: Runnable
+) -> list[str]:
+    """Who runs it; where no preferred engine does, the fastest that was seen that one runs."""
+    if not better.engines:
+        return []
+    parts = [
+        f"{_listed([e.label for e in engines])} run{'s' * (len(engines) == 1)} it" if engines else "nobody runs it"
+    ]
+    if not any(e in better.engines for e in engines):
+        runs = [t for t in others if better.runs(t.plan)]
+        if runs:
+            t = min(runs, key=lambda t: t.step_time_s)
+            slower = t.step_time_s / first.step_time_s - 1
+            label = _listed([e.label for e in better.runs(t.plan)])
+            parts.append(f"{label} would run {t.plan.text()}, {slower:.1%} slower (--for)")
+    return parts
 
 
 def _listed(names: Sequence[str]) -> str:
