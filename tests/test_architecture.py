@@ -23,6 +23,7 @@ ORDER = (
     ("catalog",),
     ("spec",),
     ("work",),
+    ("detect",),
     ("schedules",),
     ("plan",),
     ("cost", "lower"),

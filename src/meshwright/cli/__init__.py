@@ -31,6 +31,7 @@ COMMANDS = {
     "validate": "How wrong the predictions are, on measured runs",
     "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",
     "completion": "What makes a shell complete commands, options and words",
+    "cluster": "The cluster of the machine this runs on, as a file: --detect",
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 

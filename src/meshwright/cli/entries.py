@@ -202,9 +202,9 @@ def _links() -> list[dict[str, Any]]:
 
 def _link(name: str) -> dict[str, Any]:
     from meshwright.errors import MeshwrightError
-    from meshwright.spec.links import by_word
+    from meshwright.spec.links import by_word, links
 
-    link = by_word().get(name.strip().lower())
+    link = (links() | by_word()).get(name.strip().lower())
     if link is None:
         raise MeshwrightError.one("X011", f"no link {name!r}", help=nearest(name, list(by_word())))
     return msgspec.to_builtins(link)

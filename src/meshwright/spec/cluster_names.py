@@ -267,7 +267,7 @@ def compose(
     term: Term, machine: Machine, nodes: int, node: Node, levels: tuple[Level, ...], domain_nodes: int
 ) -> Island:
     """An island of `nodes` nodes, built into `levels`, `domain_nodes` of them in one scale-up domain."""
-    tree = _scale_up(levels, node.devices * domain_nodes)
+    tree = scale_up(levels, node.devices * domain_nodes)
     tree += _scale_out(levels, node, nodes // domain_nodes, domain_nodes)
     return Island(name=term.text, device=machine.device, levels=tuple(tree), node=node)
 
@@ -291,7 +291,7 @@ def share_of_node(node: Node, devices: int) -> Node:
     )
 
 
-def _scale_up(levels: tuple[Level, ...], devices: int) -> list[Level]:
+def scale_up(levels: tuple[Level, ...], devices: int) -> list[Level]:
     """The standard scale-up levels, filled from the inside with so many devices."""
     template = [level for level in levels if not level.scale_out]
     found, child, standard_child = [], 1, 1

@@ -1,7 +1,7 @@
 """Links by the words people use for them: ``25gbe``, ``roce200``, ``hdr``, ``efa``, ``pcie4``, as catalog data.
 
 A link says what one port carries and how long one hop takes. Between nodes it is a network (``tcp``: Ethernet under the
-kernel's sockets; ``rdma``: NICs that read and write device memory), inside a node PCI Express.
+kernel's sockets; ``rdma``: NICs that read and write device memory), inside a node PCI Express and NVLink.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.spec.hardware import Topology, sourced
+
+#: Kinds of links inside a node.
+INSIDE = ("pcie", "nvlink")
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +31,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
-    kind: Literal["tcp", "rdma", "pcie"]
+    kind: Literal["tcp", "rdma", "pcie", "nvlink"]
     latency_us: float
     topology: Topology
     sources: dict[str, str]
@@ -52,7 +55,7 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 def links() -> dict[str, Link]:
     """Every link of the catalog by its name, those inside nodes last."""
     found = [msgspec.convert({"name": name, **row}, Link) for name, row in catalog.tables("links").items()]
-    return {link.name: link for link in sorted(found, key=lambda link: (link.kind == "pcie", _family(link.name)))}
+    return {link.name: link for link in sorted(found, key=lambda link: (link.kind in INSIDE, _family(link.name)))}
 
 
 def _family(name: str) -> tuple[str, int]:
@@ -63,10 +66,11 @@ def _family(name: str) -> tuple[str, int]:
 
 @cache
 def by_word() -> dict[str, Link]:
-    """Every word for a link, in small letters."""
-    return {word: link for link in links().values() for word in (link.name, *link.aliases)}
+    """Every word for a link, in small letters; how many NVLinks a device has is its own, so they have none."""
+    found = (link for link in links().values() if link.kind != "nvlink")
+    return {word: link for link in found for word in (link.name, *link.aliases)}
 
 
 def networks() -> tuple[Link, ...]:
     """The links between nodes."""
-    return tuple(link for link in links().values() if link.kind != "pcie")
+    return tuple(link for link in links().values() if link.kind not in INSIDE)
