@@ -1,5 +1,8 @@
 """Accelerate's YAML: its keys, its degrees, and Accelerate's own reader where it is installed."""
 
+import json
+import re
+
 import pytest
 
 from meshwright.export import target
@@ -12,6 +15,7 @@ CASES = {
     ("llama3-8b", "16xh100", "batch=512,seq=8192", "tp2 cp2 fsdp full nosp"): ("FSDP", 1, 4, 2, 2),
     ("llama3-8b", "32xh100", "batch=64,seq=8192", "hsdp8"): ("FSDP", 4, 8, 1, 1),
     ("llama3-8b", "8xh100", "batch=64,seq=8192", "zero2 fp16"): ("FSDP", 1, 8, 1, 1),
+    ("llama3-8b", "16xh100", "batch=64,seq=8192", "zero1 full"): ("DEEPSPEED", None, None, None, None),
     ("llama3-8b", "8xh100", "batch=64,seq=8192", "dp8"): ("MULTI_GPU", None, None, None, None),
     ("llama3-8b", "8xh100", "batch=64,seq=8192", "tp8 nosp"): ("MULTI_GPU", 1, 1, 8, 1),
     ("llama3-8b", "1xh200", "batch=64,seq=2048", "full"): ("NO", None, None, None, None),
@@ -78,9 +82,16 @@ def test_accelerate_itself_reads_the_file(model, on, train, words, tmp_path, mon
     file.write_text(ask("accelerate", model, on, train, words).text)
     kind, *degrees = CASES[model, on, train, words]
     assert config.load_config_from_file(str(file)).distributed_type.value == kind
-    args = launch.launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
-    args, *_ = launch._validate_launch_command(args)
+    meeting = re.findall("(--rdzv_backend) (c10d)", ask("accelerate", model, on, train, words).files["run.sh"])
+    said = ["--config_file", str(file), *(meeting[0] if meeting else ()), "train.py"]
+    args, _, says_precision = launch._validate_launch_command(launch.launch_command_parser().parse_args(said))
     assert (args.use_fsdp, args.multi_gpu) == (kind == "FSDP", kind == "MULTI_GPU")
+    # DeepSpeed's own file says the precision, and Accelerate refuses to hear of it twice
+    assert bool(args.use_deepspeed) is (kind == "DEEPSPEED") is not says_precision
+    if args.num_machines > 1:  # torchrun gets no rank of a node: they agree on one at the first node's address
+        args.main_process_ip, args.main_process_port = "n1", 29400
+        environment.prepare_multi_gpu_env(args)
+        assert (args.rdzv_backend, args.rdzv_endpoint) == ("c10d", "n1:29400")
     if args.use_parallelism_config:
         args.main_process_port = 0
         for name, text in environment.prepare_multi_gpu_env(args).items():
@@ -88,3 +99,13 @@ def test_accelerate_itself_reads_the_file(model, on, train, words, tmp_path, mon
         read_back = parallelism.ParallelismConfig()
         assert [read_back._sizes[axis] for axis in AXES] == degrees
         assert read_back.total_size == args.num_processes
+
+
+def test_zero1_is_deepspeeds_with_the_optimizer_left_to_the_script():
+    exported = ask("accelerate", "llama3-8b", "16xh100", "batch=512,seq=8192", "zero1 full")
+    assert list(exported.files) == ["accelerate.yaml", "ds_config.json", "run.sh"]
+    said = json.loads(exported.files["ds_config.json"])
+    # 512 sequences over 16 ranks
+    assert (said["zero_optimization"]["stage"], said["gradient_accumulation_steps"]) == (1, 32)
+    assert "optimizer" not in said
+    assert set(said) <= set(target("deepspeed").keys["top"])

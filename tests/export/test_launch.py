@@ -20,7 +20,7 @@ STARTED = {
     "torchtitan-toml": "-m torchtitan.train --job.config_file meshwright.toml",
     "megatron": "my megatron_lm/pretrain_gpt.py",
     "deepspeed": "my script --deepspeed_config ds_config.json",
-    "accelerate": "launch --config_file accelerate.yaml --main_process_ip n1 --main_process_port 29400 my script",
+    "accelerate": "accelerate.yaml --rdzv_backend c10d --main_process_ip n1 --main_process_port 29400 my script",
 }
 WANTED = ("MEGATRON_LM", "DATA_PATH", "TOKENIZER_MODEL", "LR", "TRAIN_ITERS", "SCRIPT")
 PRINT = '#!/bin/bash\necho "$(basename "$0") $* PYTHONPATH=${PYTHONPATH:-}"\n'

@@ -36,6 +36,7 @@ CASES = {
     ("llama3-70b", "64xh100", "batch=64,seq=32768", "tp8 cp4 ring zero1 overlap=dp,tp"): (8, 1, 1, 4, None, None, 1),
     ("mistral-7b", "8xh100", "batch=256,seq=4096", "tp8 dp1 nosp"): (8, 1, 1, 1, None, None, 1),
     ("llama3-8b", "8xh100", "batch=64,seq=4096", "tp8 dp1 loss=fused"): (8, 1, 1, 1, None, None, 1),
+    ("mixtral-8x7b", "64xh100", "batch=256,seq=4096", "pp4 vpp8 ep8 zero1 overlap=dp,pp,ep"): (1, 4, 8, 1, 8, 1, 1),
 }  # fmt: skip
 
 
@@ -160,6 +161,8 @@ FIELDS = {
 def value(text):
     if text is True or not re.fullmatch(r"-?[\d.,]+|\(.*\)", text):
         return text
+    if text.isdecimal():
+        return int(text)
     if text.startswith("("):
         return listed(text)
     return tuple(map(int, text.split(","))) if "," in text else float(text)

@@ -22,7 +22,6 @@ REFUSED = {
     "minimax-m2": "norms on queries and keys are as wide as a head",
     "mpt-30b": "it has no ALiBi",
     "opt-350m": "its embedding is as wide as its layers",
-    "qwen2-57b-a14b": "its shared experts have no gate",
     "deepseek-v3.2": "no indexer that picks tokens",
 }
 
@@ -55,6 +54,7 @@ def mlp(found, expert):
         top_k=number(found, "--moe-router-topk"),
         ffn=number(found, "--moe-ffn-hidden-size"),
         shared_ffn=number(found, "--moe-shared-expert-intermediate-size"),
+        shared_gate="--moe-shared-expert-gate" in found,
         router_bias="--moe-router-enable-expert-bias" in found,
         **shape,
     )

@@ -30,7 +30,7 @@ def offered(target, asked):
     [
         # closing the gap alone (zero2) does not fit, sharding the parameters does
         ("torchtitan", "zero1 selective"),
-        ("accelerate", "zero1"),
+        ("accelerate", "zero1 tp2 nosp"),
         # a replica of one device does not fit without sharding, and DeepSpeed has no groups of shards
         ("deepspeed", "hsdp2 operators"),
     ],

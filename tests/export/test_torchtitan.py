@@ -19,6 +19,7 @@ from tests.export.questions import ask
 #: model, cluster, workload, plan -> the degrees that TorchTitan then has: replicate, shard, cp, tp, pp, ep.
 CASES = {
     ("llama3-8b", "8xh100", "batch=64,seq=8192", "fsdp"): (1, 8, 1, 1, 1, 1),
+    ("llama3-8b", "8xh100", "batch=64,seq=8192", "fsdp operators"): (1, 8, 1, 1, 1, 1),
     ("qwen3-8b", "32xh100", "batch=256,seq=4096", "dp32"): (32, 1, 1, 1, 1, 1),
     ("llama3-405b", "16384xh100", "batch=2048,seq=8192,tokens=15t", "tp8 pp16 vpp2 hsdp64 full"): (2, 64, 1, 8, 16, 1),
     ("llama3-70b", "64xh100", "batch=256,seq=8192", "tp8 pp4 fsdp stages=19,20,20,21"): (1, 2, 1, 8, 4, 1),

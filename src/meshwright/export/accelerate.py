@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.export import launch
+from meshwright.export import deepspeed, launch
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
@@ -24,6 +24,9 @@ MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 
 def limits(r: Request) -> Iterator[Gap]:
     """What Accelerate cannot express."""
+    if _through_deepspeed(r):
+        yield from deepspeed.limits(r)
+        return
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")
@@ -41,6 +44,13 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from shared.always_overlapped(r)
     yield from _precision(r)
     yield from _context_kernel(r)
+
+
+def _through_deepspeed(r: Request) -> bool:
+    """Whether DeepSpeed runs the plan: ZeRO-1, which FSDP2 does not have, over ranks that split nothing else."""
+    layout = r.layout
+    alone = layout.tp * layout.cp * layout.pp * r.plan.experts.ep == 1
+    return layout.zero == 1 and layout.dp > 1 and alone and r.plan.pipeline.vpp == 1
 
 
 def _tensor(r: Request) -> Iterator[Gap]:
@@ -137,20 +147,28 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     table: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": _kind(r),
-        "mixed_precision": MIXED_PRECISION[r.compute],
         "num_machines": r.num_nodes,
         "num_processes": r.world,
         "main_training_function": "main",
         "rdzv_backend": "c10d" if r.num_nodes > 1 else "static",
-        "same_network": True,
+        # a rank of every node is only needed where they do not agree on one among themselves
+        "same_network": r.num_nodes == 1,
         "use_cpu": False,
     }
+    if _kind(r) != "DEEPSPEED":  # whose own file says it
+        table["mixed_precision"] = MIXED_PRECISION[r.compute]
     if r.num_nodes > 1:
         table |= {"main_process_ip": "<MAIN_PROCESS_IP>", "main_process_port": launch.PORT}
     if r.compute == "fp8":
         table["fp8_config"] = {"fp8_backend": "AO"}
     if _kind(r) == "FSDP":
         table["fsdp_config"] = _fsdp(r)
+    if _kind(r) == "DEEPSPEED":
+        table["deepspeed_config"] = {
+            "deepspeed_config_file": deepspeed.FILE,
+            "deepspeed_multinode_launcher": "standard",
+            "zero3_init_flag": False,
+        }
     size = sizes(r)
     if r.layout.tp * r.layout.cp > 1 or _kind(r) == "FSDP":
         table["parallelism_config"] = {f"parallelism_config_{axis}_size": n for axis, n in size.items()}
@@ -158,18 +176,28 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
         table["parallelism_config"]["parallelism_config_cp_comm_strategy"] = COMM_STRATEGY[r.plan.sequence.algorithm]
     head = f"# Configuration for {load(NAME).label}, written by Meshwright.\n# {r.name}\n"
     start = launch.script(r, f"Starts {load(NAME).label}", FILE, _command(r), {"SCRIPT": SCRIPT})
-    return {FILE: head + dumps(table), launch.FILE: start}, list(_notes(r))
+    beside = {}
+    if _kind(r) == "DEEPSPEED":
+        beside[deepspeed.FILE] = deepspeed.text(deepspeed.table(r, optimizer=False))
+    return {FILE: head + dumps(table), **beside, launch.FILE: start}, list(_notes(r))
 
 
 def _command(r: Request) -> str:
     """The command of the launch script: the first node's address is the environment's, whatever the file says."""
     where = ' --main_process_ip "${HEAD_NODE%:*}" --main_process_port "${HEAD_NODE##*:}"' if r.num_nodes > 1 else ""
-    return f'{launch.each(r)}accelerate launch --config_file "$CONFIG"{where} "$SCRIPT"'
+    return f'{launch.each(r)}accelerate launch --config_file "$CONFIG"{_meeting(r)}{where} "$SCRIPT"'
+
+
+def _meeting(r: Request) -> str:
+    """How several nodes agree on their ranks; of this the launcher takes its own default over the file."""
+    return " --rdzv_backend c10d" if r.num_nodes > 1 else ""
 
 
 def _kind(r: Request) -> str:
     if r.world == 1:
         return "NO"
+    if _through_deepspeed(r):
+        return "DEEPSPEED"
     return "FSDP" if r.layout.zero >= 2 and r.layout.dp * r.layout.cp > 1 else "MULTI_GPU"
 
 
@@ -186,10 +214,12 @@ def _fsdp(r: Request) -> dict[str, object]:
 
 
 def _notes(r: Request) -> Iterator[str]:
-    yield launch.note(r, f"accelerate launch --config_file {FILE} <SCRIPT>")
+    yield launch.note(r, f"accelerate launch --config_file {FILE}{_meeting(r)} <SCRIPT>")
     if r.num_nodes > 1:
         yield "fill in <MAIN_PROCESS_IP>: the address of the first node"
     yield f"fill in <SCRIPT>: {SCRIPT}"
+    if _kind(r) == "DEEPSPEED":
+        yield f"{deepspeed.FILE} beside it says stage, batch and precisions to the deepspeed package"
     yield f"in the script: {r.plan.pipeline.microbatch} sequences of {r.train.seq_len} tokens a device and step"
     yield f"in the script: Accelerator(gradient_accumulation_steps={r.num_microbatches})"
     yield f"in the script: the optimizer, {r.train.optimizer}" + (f", {r.num_steps} steps" if r.num_steps else "")

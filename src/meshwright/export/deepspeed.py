@@ -117,6 +117,7 @@ def _recompute(r: Request) -> Iterator[Gap]:
 
 def _overlap(r: Request) -> Iterator[Gap]:
     layout, overlap = r.layout, r.plan.overlap
+    yield from shared.no_expert_overlap(r, "an expert's layer waits for its tokens")
     if layout.zero == 0 and overlap.dp and layout.dp * layout.cp > 1:
         yield Gap(
             facet="overlap.dp",
@@ -183,10 +184,15 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     command = f'{launch.torchrun(r)} "$SCRIPT" --deepspeed_config "$CONFIG"'
     start = launch.script(r, f"Starts {load(NAME).label}", FILE, command, {"SCRIPT": SCRIPT})
-    return {FILE: json.dumps(_table(r), indent=2) + "\n", launch.FILE: start}, list(_notes(r))
+    return {FILE: text(table(r)), launch.FILE: start}, list(_notes(r))
 
 
-def _table(r: Request) -> dict[str, object]:
+def text(table: dict[str, object]) -> str:
+    return json.dumps(table, indent=2) + "\n"
+
+
+def table(r: Request, *, optimizer: bool = True) -> dict[str, object]:
+    """The configuration; without an `optimizer` the training script makes its own."""
     layout = r.layout
     out: dict[str, object] = {
         "train_micro_batch_size_per_gpu": r.plan.pipeline.microbatch,
@@ -195,7 +201,8 @@ def _table(r: Request) -> dict[str, object]:
     if layout.tp == 1:
         # it checks the product with the ranks of the job, which tensor parallelism would count too often
         out["train_batch_size"] = r.train.global_batch
-    out["optimizer"] = {"type": OPTIMIZERS[r.train.optimizer], "params": _optimizer_params(r)}
+    if optimizer:
+        out["optimizer"] = {"type": OPTIMIZERS[r.train.optimizer], "params": _optimizer_params(r)}
     out["zero_optimization"] = _zero(r)
     if r.layout.zero and OPTIMIZERS[r.train.optimizer] == "SGD":
         out["zero_allow_untested_optimizer"] = True

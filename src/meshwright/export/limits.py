@@ -174,6 +174,18 @@ def always_overlapped(r: Request) -> Iterator[Gap]:
         )
 
 
+def no_expert_overlap(r: Request, reason: str) -> Iterator[Gap]:
+    """For a target whose experts' exchange nothing runs beside."""
+    if r.plan.experts.ep > 1 and r.plan.overlap.ep:
+        yield Gap(
+            facet="overlap.ep",
+            value="experts' exchange beside other microbatches",
+            reason=reason,
+            help="leave ep out of overlap=",
+            mend={"overlap.ep": False},
+        )
+
+
 def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> Iterator[Gap]:
     """Recompute is all or nothing: no attention core alone, no first layers alone, and only if `operators` is said
     all but every second matrix product."""

@@ -160,6 +160,8 @@ def _recompute(r: Request) -> Iterator[Gap]:
 
 def _overlap(r: Request) -> Iterator[Gap]:
     overlap, layout = r.plan.overlap, r.layout
+    if why := _expert_overlap(r):
+        yield from shared.no_expert_overlap(r, why)
     if layout.tp > 1 and overlap.tp and not layout.sp:
         yield Gap(
             facet="overlap.tp",
@@ -176,6 +178,17 @@ def _overlap(r: Request) -> Iterator[Gap]:
             help="say overlap=dp, or a vpp of 2 and more",
             mend={"overlap.pp": False},
         )
+
+
+def _expert_overlap(r: Request) -> str:
+    """Why it cannot run the experts' exchange of a microbatch beside another one; "" where it can."""
+    if r.layout.pp > 1 and r.plan.pipeline.vpp == 1:
+        return "under a pipeline only its interleaved schedule overlaps it"
+    if r.plan.memory.recompute == "full":
+        return "layers that are recomputed whole cannot be cut at the exchange"
+    if r.compute == "fp32":
+        return "it overlaps it in bf16 and fp16"
+    return ""
 
 
 def write(r: Request) -> tuple[dict[str, str], list[str]]:
@@ -280,6 +293,8 @@ def _overlaps(r: Request) -> Flags:
             out["--overlap-param-gather"] = True
     if overlap.tp and layout.tp > 1:
         out["--tp-comm-overlap"] = True
+    if overlap.ep and r.plan.experts.ep > 1:
+        out["--overlap-moe-expert-parallel-comm"] = True
     if layout.pp > 1 and r.plan.pipeline.vpp > 1 and not overlap.pp:
         out["--no-overlap-p2p-communication"] = True
     return out

@@ -94,8 +94,6 @@ def _mlp(block: Block) -> Iterator[str]:
         yield "MLP and output projection have biases both or neither"
     if isinstance(mlp, Moe) and mlp.router_bias and mlp.bias:
         yield "its routers have a bias that balances, none that is learned"
-    if isinstance(mlp, Moe) and mlp.shared_gate:
-        yield "its shared experts have no gate"
 
 
 def flags(r: Request) -> Flags:
@@ -190,6 +188,8 @@ def _experts(model: Model) -> Flags:
     }
     if mixture.shared_ffn:
         out["--moe-shared-expert-intermediate-size"] = mixture.shared_ffn
+        if mixture.shared_gate:
+            out["--moe-shared-expert-gate"] = True
     if mixture.router_bias:
         # the bias of auxiliary-loss-free balancing, which goes with scores by sigmoid (2408.15664)
         out |= {"--moe-router-enable-expert-bias": True, "--moe-router-score-function": "sigmoid"}

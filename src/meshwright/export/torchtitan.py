@@ -17,6 +17,8 @@ from meshwright.export.request import Request
 from meshwright.export.target import load
 
 NAME, FILE, FUNCTION = "torchtitan", "meshwright_config.py", "planned"
+#: Recompute -> the class that does it; its selective policy saves every second matrix product.
+RECOMPUTE = {"full": "FullAC", "operators": "SelectiveAC"}
 #: Compute precision -> its converters for linear layers and for grouped experts.
 CONVERTERS = {
     "fp8": ("Float8LinearConverter", "Float8GroupedExpertsConverter"),
@@ -34,10 +36,11 @@ CONVERTED = {
 def limits(r: Request) -> Iterator[Gap]:
     """What TorchTitan 0.3.0 cannot express."""
     quantized = ("fp8", "mxfp8") if r.has_experts else tuple(CONVERTERS)
-    yield from titan.limits(r, load(NAME), quantized)
+    yield from titan.limits(r, load(NAME), quantized, operators=True)
     yield from _context(r)
     yield from titan.whole_heads(r)
     yield from _expert_tensor(r)
+    yield from shared.no_expert_overlap(r, "its layers run whole, one after the other")
 
 
 def _context(r: Request) -> Iterator[Gap]:
@@ -111,8 +114,8 @@ def _imports(r: Request) -> list[str]:
     if _converters(r):
         lines.append(f"from torchtitan.components.quantization import {', '.join(sorted(_converters(r)))}")
     lines.append(f"from torchtitan.config import {', '.join(sorted(config))}")
-    if r.plan.memory.recompute == "full":
-        lines.append("from torchtitan.distributed.activation_checkpoint import FullAC")
+    if r.plan.memory.recompute in RECOMPUTE:
+        lines.append(f"from torchtitan.distributed.activation_checkpoint import {RECOMPUTE[r.plan.memory.recompute]}")
     return [
         *lines,
         "from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader",
@@ -159,7 +162,7 @@ def _function(r: Request) -> list[str]:
         *_optimizer(r),
         *_call("training", "TrainingConfig", {**titan.training(r), "disable_cuda_graphs": True}),
         *_call("parallelism", "ParallelismConfig", _parallelism(r)),
-        f"        activation_checkpoint={'FullAC.Config()' if r.plan.memory.recompute == 'full' else 'None'},",
+        f"        activation_checkpoint={_recompute(r)},",
         *_compile(r),
         "    )",
     ]
@@ -195,6 +198,11 @@ def _parallelism(r: Request) -> dict[str, object]:
     if r.layout.pp > 1:
         out["module_fqns_per_model_part"] = _Name("modules_per_stage()")
     return out
+
+
+def _recompute(r: Request) -> str:
+    kind = RECOMPUTE.get(r.plan.memory.recompute)
+    return f"{kind}.Config()" if kind else "None"
 
 
 def _compile(r: Request) -> list[str]:

@@ -44,6 +44,8 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from _expert_tensor(r)
     yield from _replicas(r)
     yield from _mixed_precision(r)
+    if r.plan.pipeline.schedule != "dualpipev" or r.plan.memory.recompute != "none":
+        yield from shared.no_expert_overlap(r, "only its DualPipeV without recompute overlaps it")
 
 
 def _tensor(r: Request) -> Iterator[Gap]:
@@ -152,8 +154,7 @@ def _parallelism(r: Request) -> dict[str, object]:
     if r.plan.experts.ep > 1:
         out["expert_tensor_parallel_degree"] = r.plan.etp
     if r.layout.pp > 1 and out["pipeline_parallel_schedule"] == "DualPipeV":
-        # its overlapped pair of a forward and a backward cannot recompute
-        out["pipeline_parallel_expert_parallel_overlap"] = r.plan.memory.recompute == "none"
+        out["pipeline_parallel_expert_parallel_overlap"] = r.plan.overlap.ep and r.plan.experts.ep > 1
     return out
 
 
