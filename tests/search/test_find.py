@@ -15,6 +15,7 @@ from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
 from meshwright.search.store import Store
+from meshwright.search.strategies import exhaustive
 from meshwright.search.ties import difference, tie
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
@@ -142,6 +143,35 @@ def test_a_stopped_search_answers_with_what_it_found_and_goes_on_where_it_was(tm
     resumed.pop("seconds"), whole.pop("seconds")
     assert resumed == whole
     assert resumed["proven_optimal"]
+
+
+def test_a_search_that_was_proven_is_not_walked_again_and_says_the_same(tmp_path, monkeypatch):
+    file = tmp_path / "store.sqlite"
+    asked = {"space": space(), "store": file, "recommend": True}
+    first = find(*SMALL, **asked).to_json()
+
+    def never(walk):
+        raise AssertionError("it was walked again")
+
+    monkeypatch.setattr(exhaustive, "run", never)
+    again = find(*SMALL, **asked).to_json()
+    first.pop("seconds"), again.pop("seconds")
+    assert again == first and again["proven_optimal"]
+    for other in ({"top": 2}, {"families": True}, {"space": space().with_domain("tp", (1,))}):
+        with pytest.raises(AssertionError, match="walked again"):
+            find(*SMALL, **(asked | other))
+
+
+def test_a_search_that_was_stopped_is_walked_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("meshwright.search.walk.LOOK_S", -1.0)
+    file = tmp_path / "store.sqlite"
+
+    def interrupt(walk):
+        if len(walk.tried) == 3 and not walk.ended:
+            raise KeyboardInterrupt
+
+    find(*SMALL, space=space(), store=file, report=interrupt)
+    assert sqlite3.connect(file).execute("SELECT count(*) FROM walks").fetchone() == (0,)
 
 
 def test_two_writers_share_one_store(tmp_path):

@@ -11,6 +11,7 @@ from importlib import import_module
 
 from meshwright.plan import Plan
 from meshwright.search.engines import Engine
+from meshwright.search.finished import recalled, remember
 from meshwright.search.found import Unrunnable
 from meshwright.search.recommend import settled_already, wanted
 from meshwright.search.walk import Stopped, Tried, Walk, Wanted
@@ -18,10 +19,15 @@ from meshwright.search.warm import warm
 
 
 def walked(walk: Walk, strategy: str, first: Iterable[Plan] = ()) -> bool:
-    """Whether the best is proven after a strategy's walk, which somebody may stop; `first` are evaluated first."""
+    """Whether the best is proven after a strategy's walk, which somebody may stop; `first` are evaluated first. A walk
+    that was finished before is not walked again."""
     try:
-        warm(walk, first)
-        return import_module(f"meshwright.search.strategies.{strategy}").run(walk)
+        proven = recalled(walk, strategy)
+        if proven is None:
+            warm(walk, first)
+            proven = import_module(f"meshwright.search.strategies.{strategy}").run(walk)
+            remember(walk, strategy, proven)
+        return proven
     except Stopped:
         return False
     except KeyboardInterrupt:

@@ -87,6 +87,7 @@ def find(
             record=kept.record if kept else None,
             report=report,
             wanted=wanted,
+            keeper=kept,
         )
         with stopping(walk.stop):
             proven = walked(walk, strategy, first)

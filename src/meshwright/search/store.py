@@ -36,6 +36,8 @@ CREATE TABLE IF NOT EXISTS questions (
 CREATE TABLE IF NOT EXISTS plans (
     question TEXT REFERENCES questions(id), plan TEXT, step_time_s REAL, headroom_bytes REAL,
     PRIMARY KEY (question, plan)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS walks (
+    question TEXT REFERENCES questions(id), asked TEXT, walk BLOB, PRIMARY KEY (question, asked)) WITHOUT ROWID;
 """
 
 
@@ -70,6 +72,17 @@ class Store:
         self._new.append((self.question, plan.text(), *answer))
         if monotonic() - self._committed > COMMIT_S:
             self.flush()
+
+    def finished(self, asked: str) -> bytes | None:
+        """A finished walk (``search/finished.py``), None when there is none."""
+        row = self._file.execute("SELECT walk FROM walks WHERE question = ? AND asked = ?", (self.question, asked))
+        return next((walk for (walk,) in row), None)
+
+    def finish(self, asked: str, walk: bytes) -> None:
+        """Keep a finished walk, and what was evaluated on it."""
+        self.flush()
+        with self._file:
+            self._file.execute("INSERT OR REPLACE INTO walks VALUES (?, ?, ?)", (self.question, asked, walk))
 
     def flush(self) -> None:
         """Write what is not on disk yet."""
@@ -113,7 +126,7 @@ def _open(path: str | Path) -> sqlite3.Connection:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         file = sqlite3.connect(path, timeout=WAIT_S)
-        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = NORMAL")  # the system may lose the last commits in a crash, a process none
         (version,) = file.execute("PRAGMA user_version").fetchone()
         if version not in (0, FORMAT_VERSION):
             file.close()
@@ -123,9 +136,11 @@ def _open(path: str | Path) -> sqlite3.Connection:
                 place=str(path),
                 help="name another file with --store, or delete this one: it only saves time",
             )
+        file.execute("PRAGMA journal_mode = WAL")
         with file:
             file.executescript(_TABLES)
-            file.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
+            if version != FORMAT_VERSION:
+                file.execute(f"PRAGMA user_version = {FORMAT_VERSION}")
         return file
     except (sqlite3.Error, OSError) as error:
         raise MeshwrightError.one(

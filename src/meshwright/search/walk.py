@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -23,6 +23,9 @@ from meshwright.search.families import family
 from meshwright.search.regions import Regions
 from meshwright.search.settle import settled
 from meshwright.search.space import Core, Inner, Piped, Space, State, cores
+
+if TYPE_CHECKING:
+    from meshwright.search.finished import Keeper
 
 #: Seconds between looks at the progress, and between lines of it where they stay.
 LOOK_S, LINES_S = 0.2, 5.0
@@ -78,6 +81,7 @@ class Walk:
         record: Callable[[Plan, Evaluated], None] | None = None,
         report: Callable[[Walk], None] | None = None,
         wanted: Wanted | None = None,
+        keeper: Keeper | None = None,
         what: str = "",
     ):
         self.space, self.evaluator = space, evaluator
@@ -88,6 +92,8 @@ class Walk:
         self.capacity_bytes = max(i.device.memory_bytes for i in self.cluster.islands) - self.wanted.room_bytes
         self.known = known or {}
         self._record, self._report = record, report
+        #: What keeps finished walks (``search/finished.py``).
+        self.keeper = keeper
         self.tried: dict[tuple, Tried] = {}
         self.refused: set[tuple] = set()
         self._plans: dict[Plan, Evaluated] = {}
@@ -111,6 +117,7 @@ class Walk:
             record=self._record,
             report=self._report,
             wanted=wanted,
+            keeper=self.keeper,
             what=what,
         )
         other.stop, other.regions, other.cores = self.stop, self.regions, self.cores
