@@ -4,8 +4,9 @@ import re
 
 import pytest
 
+from meshwright.cost import standard_on
 from meshwright.errors import Infeasible
-from meshwright.export import Request, engines, export, nearest_plan, refusals
+from meshwright.export import Request, engines, export, nearest_plan, refusals, runnable
 from meshwright.plan import parse
 from meshwright.predict import predict
 from meshwright.spec import cluster, model, workload
@@ -18,11 +19,18 @@ def question(name, on, train, words):
 
 
 def offered(target, asked):
-    found = nearest_plan.nearest(asked, engines.exporter(target).limits, "")
+    profile = runnable.profile((target,))
+    found = nearest_plan.nearest(asked, engines.exporter(target).limits, profile)
     nouns = asked.model, asked.cluster, asked.train
     with pytest.raises(Infeasible) as caught:
         export(target, *nouns, asked.plan)
-    return found, caught.value.diagnostics[-1].help, nouns
+    costs = standard_on(asked.cluster, profile)
+    return (
+        found,
+        caught.value.diagnostics[-1].help,
+        nouns,
+        lambda plan: predict(*nouns, plan, costs=costs, detail=False),
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,9 +45,9 @@ def offered(target, asked):
 )
 def test_what_is_offered_is_expressed_and_predicted_to_fit(target, words):
     asked = question("llama3-8b", "8xh100", "batch=64,seq=8192", words)
-    found, help, nouns = offered(target, asked)
+    found, help, nouns, answer = offered(target, asked)
     assert refusals(target, Request(model=nouns[0], cluster=nouns[1], train=nouns[2], plan=found.plan)) == ()
-    said, refused = predict(*nouns, found.plan, detail=False), predict(*nouns, asked.plan, detail=False)
+    said, refused = answer(found.plan), answer(asked.plan)
     assert said.fits and found.fits
     assert found.step_time_s == pytest.approx(said.step_time_s, rel=1e-9)
     assert found.headroom_bytes == pytest.approx(min(r.headroom_bytes for r in said.memory), rel=1e-6)
@@ -52,8 +60,8 @@ def test_what_is_offered_is_expressed_and_predicted_to_fit(target, words):
 def test_where_nothing_near_fits_the_excess_and_the_search_are_named():
     # 70.6e9 parameters with 16 bytes of state each are 1.1 TB, eight devices have 0.64 TB
     asked = question("llama3-70b", "8xh100", "batch=64,seq=2048", "tp2 pp2 zero2")
-    found, help, nouns = offered("accelerate", asked)
-    assert not found.fits and not predict(*nouns, found.plan, detail=False).fits
+    found, help, _, answer = offered("accelerate", asked)
+    assert not found.fits and not answer(found.plan).fits
     over = re.search(r"does not fit, ([\d.]+) GiB over", help)
     assert float(over[1]) == pytest.approx(-found.headroom_bytes / 2**30, abs=0.05)
     assert "meshwright search --for" in help
@@ -61,7 +69,7 @@ def test_where_nothing_near_fits_the_excess_and_the_search_are_named():
 
 def test_what_no_plan_mends_has_no_nearest_plan():
     asked = question("gemma2-9b", "8xh100", "batch=64,seq=2048", "fsdp")
-    found, help, _ = offered("megatron", asked)
+    found, help, *_ = offered("megatron", asked)
     assert found is None and "--plan" not in help
 
 

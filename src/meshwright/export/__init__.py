@@ -87,8 +87,8 @@ def export(
 ) -> Exported:
     """The plan as a configuration of the target called `name`.
 
-    What cannot be expressed is refused with the nearest plan that can. It is predicted with the costs of `framework`
-    (:func:`meshwright.cost.standard_on`), and fits in memory where one was found; None leaves the prediction out.
+    What cannot be expressed is refused with the nearest plan that can. It is predicted with the costs of `framework`,
+    or of the target's own profile, and fits in memory where one was found; None leaves the prediction out.
 
     Raises:
         MeshwrightError: E002 for an unknown target; the plan's own violations when it is not legal.
@@ -102,7 +102,14 @@ def export(
     request = Request(model=model, cluster=cluster, train=train, plan=plan)
     gaps = list(exporter.limits(request))
     if gaps:
-        instead = nearest(request, exporter.limits, framework)
+        instead = nearest(request, exporter.limits, _costs(name) if framework == "" else framework)
         raise refuse(gaps, request, instead.text(about.label) if instead else "", about.label)
     files, notes = exporter.write(request)
     return Exported(target=name, version=about.version, files=files, notes=tuple(notes))
+
+
+def _costs(name: str) -> str:
+    """The profile that a search for the target's plans prices them with, "" for the standard one."""
+    from meshwright.export.runnable import profile
+
+    return profile((name,))

@@ -31,14 +31,15 @@ DEPTH, MOST = 3, 150
 
 
 class Nearest(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that the target can express. Where it was predicted: seconds of its step and of the refused plan's, and
-    the bytes that each leaves on its fullest device (negative: it does not fit)."""
+    """A plan that the target can express. Where it was predicted: seconds of its step and of the refused plan's, the
+    bytes that each leaves on its fullest device (negative: it does not fit), and the profile whose costs those are."""
 
     plan: Plan
     step_time_s: float = 0.0
     headroom_bytes: float = 0.0
     refused_step_time_s: float = 0.0
     refused_headroom_bytes: float = 0.0
+    framework: str = ""
 
     @property
     def fits(self) -> bool:
@@ -50,7 +51,7 @@ class Nearest(msgspec.Struct, frozen=True, kw_only=True):
         if not self.step_time_s:
             return f"the nearest plan that {target} can express: {words}"
         if not self.fits:
-            over = f"{_gib(-self.headroom_bytes)} over"
+            over = f"{_gib(-self.headroom_bytes)} over{self._costs()}"
             return (
                 f"the nearest plan that {target} can express does not fit, {over}: {words}; "
                 "meshwright search --for finds the fastest that does"
@@ -63,9 +64,12 @@ class Nearest(msgspec.Struct, frozen=True, kw_only=True):
         alike = f" (which does not fit, {_gib(over)} over)" if over > 0 else ""
         return (
             f"the nearest plan that {target} can express and that fits: {words}, {self.step_time_s:.3g} s a step, "
-            f"{slower} the refused one{alike}, {_gib(self.headroom_bytes)} left"
+            f"{slower} the refused one{alike}, {_gib(self.headroom_bytes)} left{self._costs()}"
             + ("; meshwright search --for looks further" if change > FAR else "")
         )
+
+    def _costs(self) -> str:
+        return f" (costs of {self.framework})" if self.framework else ""
 
 
 def _gib(size: float) -> str:
@@ -105,6 +109,7 @@ def nearest(request: Request, limits: Limits, framework: str | None) -> Nearest 
         headroom_bytes=result.headroom_bytes,
         refused_step_time_s=refused.step_time_s,
         refused_headroom_bytes=refused.headroom_bytes,
+        framework=framework,
     )
 
 
