@@ -14,6 +14,7 @@ from importlib import import_module
 
 #: Verb -> what it does, in one line; each is a module here with a ``run(argv) -> exit code``.
 COMMANDS = {
+    "init": "A question file from five answers, or from a preset: where to begin",
     "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "run": "Train a plan for real with torch.distributed, with its prediction beside it",

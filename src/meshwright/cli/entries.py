@@ -211,6 +211,24 @@ def _link(name: str) -> dict[str, Any]:
 
 
 #: Kind -> how it is listed and shown, in the order they are listed.
+def _presets() -> list[dict[str, Any]]:
+    from meshwright.cli.question import preset
+
+    found = [(name, preset(name)) for name in catalog.names("presets")]
+    return [
+        {"name": name, "model": q.model, "on": q.on, "train": q.train, "plan": q.plan, "title": q.title}
+        for name, q in found
+    ]
+
+
+def _preset(name: str) -> dict[str, Any]:
+    from meshwright.cli.question import WANTED, plain, preset
+
+    question = preset(name)
+    said = {field: getattr(question, field) for field in ("title", *WANTED)}
+    return {"name": plain(name), **said, "command": f"meshwright predict {plain(name)}"}
+
+
 KINDS = {
     "models": Kind(_models, _model),
     "devices": Kind(_devices, _device),
@@ -218,6 +236,7 @@ KINDS = {
     "schedules": Kind(_schedules, _schedule),
     "frameworks": Kind(_frameworks, _framework),
     "links": Kind(_links, _link),
+    "presets": Kind(_presets, _preset),
 }
 
 

@@ -34,14 +34,16 @@ FORMAT_VERSION = 1
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """The four texts, a framework profile if one is named, and what is asked of the whole training run: its tokens,
-    a deadline, a budget and the price of a device-hour; ``base`` is the folder that paths in them are relative to."""
+    """The four texts, a framework profile if one is named, a ``title`` that says what it is, and what is asked of the
+    whole training run: its tokens, a deadline, a budget and the price of a device-hour; ``base`` is the folder that
+    paths in them are relative to."""
 
     model: str = ""
     on: str = ""
     train: str = ""
     plan: str = ""
     framework: str = ""
+    title: str = ""
     tokens: str = ""
     days: str = ""
     budget: str = ""
@@ -68,10 +70,51 @@ def load(path: str) -> Question:
         MeshwrightError: X006 unreadable, X007 another format version, X008 for every key that is wrong.
     """
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not TOML: {error}"
         raise MeshwrightError.one("X006", f"cannot read {path}: {reason}", place=path) from None
+    return loads(text, path)
+
+
+def preset(name: str) -> Question:
+    """The question of the catalog with that name.
+
+    Raises:
+        MeshwrightError: X011 when there is none; names the nearest.
+    """
+    from meshwright import catalog
+
+    known = {plain(other): other for other in catalog.names("presets")}
+    if plain(name) not in known:
+        help = f"{nearest(name, list(known.values()))} (meshwright catalog presets)"
+        raise MeshwrightError.one("X011", f"no preset {name!r}", place=f"preset {name}", help=help)
+    file = known[plain(name)]
+    return loads(catalog.folder("presets").joinpath(f"{file}.toml").read_text(encoding="utf-8"), file)
+
+
+def is_preset(text: str) -> bool:
+    """Whether a text that is no file names a question of the catalog; no model has the name of one."""
+    from meshwright import catalog
+
+    return plain(text) in {plain(name) for name in catalog.names("presets")}
+
+
+def plain(name: str) -> str:
+    """A name in small letters, its words joined by hyphens."""
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def loads(text: str, path: str) -> Question:
+    """The question that a text says; `path` is the file it came from, in error messages and for the files it names.
+
+    Raises:
+        MeshwrightError: as :func:`load`.
+    """
+    try:
+        table = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise MeshwrightError.one("X006", f"cannot read {path}: not TOML: {error}", place=path) from None
     check_version(table.pop("format_version", None), path)
     tables = [key for key, value in table.items() if isinstance(value, dict)]
     if tables and "plan" not in table:  # the file is a plan file too, and says what is wrong with it as one
@@ -80,7 +123,7 @@ def load(path: str) -> Question:
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
-        if key not in (*WANTED, *OPTIONAL, *GOAL) or not _is_text(value)
+        if key not in (*WANTED, *OPTIONAL, *GOAL, "title") or not _is_text(value)
     ]
     if wrong:
         raise MeshwrightError(wrong)
@@ -88,13 +131,17 @@ def load(path: str) -> Question:
 
 
 def asked(said: Mapping[str, str]) -> Question:
-    """The question of a command's options: where the model is a .toml file, what that says with the others put over it.
+    """The question of a command's options: where the model is a .toml file or a preset of the catalog, what that says
+    with the others put over it.
 
     Raises:
         MeshwrightError: as :func:`load`.
     """
     if not said["model"].endswith(".toml"):
-        return Question(**said)
+        if not is_preset(said["model"]):
+            return Question(**said)
+        over = {field: text for field, text in said.items() if field != "model" and text}
+        return msgspec.structs.replace(_less_tokens(preset(said["model"]), over), **over)
     over = {field: _from_here(text) for field, text in said.items() if field != "model" and text}
     return msgspec.structs.replace(_less_tokens(load(said["model"]), over), **over)
 
@@ -248,7 +295,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    known = ["format_version", *WANTED, *OPTIONAL, *GOAL]
+    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, "title"]
     if key not in known:
         return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(
