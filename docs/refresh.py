@@ -53,13 +53,12 @@ def refreshed(block: str) -> str:
 
 
 def papers() -> None:
-    """The table of papers, and their lists in the pages of the ideas."""
+    """The table of papers, and their lists in the pages of the ideas, by the shipped states (`make states`)."""
     from meshwright.papers.record import papers as known
-    from meshwright.papers.state import states
+    from meshwright.papers.shipped import shipped
     from meshwright.report import papers_markdown
 
-    found = states(report=lambda text: print(text, file=sys.stderr))
-    rows = [(paper, found[name]) for name, paper in known().items()]
+    rows = [(paper, shipped().states[name]) for name, paper in known().items()]
     papers_markdown.write(rows, ROOT / "docs" / "papers.md")
     for path in sorted((ROOT / "docs").glob("idea-*.md")):
         path.write_text(papers_markdown.refreshed(path.read_text(encoding="utf-8"), rows), encoding="utf-8")

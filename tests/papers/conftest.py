@@ -6,7 +6,7 @@ import time
 import msgspec
 import pytest
 
-from meshwright.papers import state, trained
+from meshwright.papers import checking, state, trained
 from meshwright.papers.outcome import Outcome, can_run
 from meshwright.papers.record import papers
 
@@ -24,7 +24,7 @@ def run_all():
     """Id -> what the row's check found; None without a check."""
     if can_run():
         trained.train(plan for paper in papers().values() for plan in paper.runs)
-    return {name: state.run(paper) for name, paper in papers().items()}
+    return {name: checking.run(paper) for name, paper in papers().items()}
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +56,11 @@ def states(outcomes):
 
 @pytest.fixture
 def kept(states, tmp_path, monkeypatch):
-    """A cache folder with the states of this code, so that commands run no check; the user's own is left alone."""
+    """A store with the states of this code, so that checking runs no check; the user's own is left alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "meshwright"
     folder.mkdir()
-    (folder / "papers.json").write_bytes(msgspec.json.encode(state.Kept(version=state.code_version(), states=states)))
+    (folder / "papers.json").write_bytes(
+        msgspec.json.encode(checking.Kept(version=checking.code_version(), states=states))
+    )
     return folder

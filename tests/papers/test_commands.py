@@ -2,10 +2,14 @@
 
 import json
 
+import msgspec
 import pytest
 
 from meshwright.cli import main
+from meshwright.papers import checking, trained
+from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import papers
+from meshwright.papers.shipped import shipped
 
 ASKED = ["--on", "32xh100", "--train", "batch=64,seq=4096", "--plan", "tp2 pp4 mb1 zero1 full"]
 
@@ -15,17 +19,74 @@ def run(capsys, *argv):
     return code, *capsys.readouterr()
 
 
-def test_papers_lists_every_row_and_where_it_stands(kept, capsys, states):
+@pytest.fixture
+def no_check(monkeypatch):
+    """No check runs: what is shown was found before."""
+    monkeypatch.setattr(checking, "run", lambda paper: pytest.fail(f"{paper.id} is checked"))
+    monkeypatch.setattr(trained, "train", lambda plans, **more: pytest.fail("plans are trained"))
+
+
+def test_papers_lists_what_works_first_and_counts_what_does_not_yet(no_check, capsys):
     code, out, err = run(capsys, "papers")
     assert code == 0 and err == ""
-    assert all(f"  {name} " in out for name in states)
+    states = shipped().states
     works = {name for name, s in states.items() if s.state == "works"}
-    recipes = sum(papers()[name].recipe is not None for name in works)
-    assert 0 < recipes < len(works)
-    assert out.startswith(f"166 papers: {len(works)} works ({recipes} of them as recipes for a plan), ")
+    recipes = {name for name in works if papers()[name].recipe is not None}
+    assert 0 < len(recipes) < len(works)
+    assert out.startswith(f"166 papers: {len(works)} works ({len(recipes)} of them as recipes for a plan), ")
+    listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in states]
+    order = [(name not in recipes, states[name].state != "works") for name in listed]
+    assert order == sorted(order) and listed[0] in recipes
+    rest = [name for name, s in states.items() if s.state == "not yet"]
+    assert not set(rest) & set(listed) and f"Not yet: {len(rest)} papers; meshwright papers --all" in out
+    _, whole, _ = run(capsys, "papers", "--all")
+    assert all(f"  {name} " in whole for name in states)
 
 
-def test_papers_of_an_area_and_a_state(kept, capsys, states):
+def test_papers_says_what_its_states_were_computed_for(no_check, capsys):
+    _, out, _ = run(capsys, "papers")
+    said = " ".join(out.split())
+    assert f"states computed for meshwright {shipped().version} by `meshwright papers --check`" in said
+    told = json.loads(run(capsys, "papers", "--json")[1])
+    assert told["shipped"]["version"] == shipped().version and told["checked"] is False
+
+
+def test_a_check_that_finds_what_is_shipped_is_exit_0_and_another_state_exit_1(kept, capsys, monkeypatch):
+    assert run(capsys, "papers", "--check")[0] == 0
+    works = shipped().states["gpipe"]
+    off = msgspec.structs.replace(works, state="partly", why="it is off")
+    monkeypatch.setitem(shipped().states, "gpipe", off)
+    code, out, _ = run(capsys, "papers", "--check", "--area", "pipeline")
+    assert code == 1 and "Other than shipped: 1 of 9 states" in out and "gpipe: works, shipped as partly" in out
+    told = json.loads(run(capsys, "papers", "--check", "--json")[1])
+    assert [d["paper"] for d in told["differences"]] == ["gpipe"]
+
+
+def test_states_to_ship_are_whole(no_check, capsys, tmp_path):
+    code, _, err = run(capsys, "papers", "--write", str(tmp_path / "s.json"), "--area", "pipeline")
+    assert code == 2 and err.count("error[J007]") == 2
+
+
+def test_who_interrupts_a_check_is_told_what_is_kept(kept, capsys, monkeypatch):
+    done = (kept / "papers.json").read_bytes()
+    states = msgspec.json.decode(done, type=checking.Kept).states
+    some = {name: states[name] for name in ("gpipe", "hanayo")}
+    (kept / "papers.json").write_bytes(msgspec.json.encode(checking.Kept(version=checking.code_version(), states=some)))
+
+    def interrupted(plans, **more):
+        if any(plans):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trained, "train", interrupted)
+    monkeypatch.setattr(checking, "not_here", lambda: "")
+    monkeypatch.setattr(checking, "run", lambda paper: Outcome())
+    code, _, err = run(capsys, "papers", "--check", "--area", "data-parallel")
+    mine = [p for p in papers().values() if p.area == "data-parallel" and p.check and not p.runs]
+    assert code == 130 and mine and f"{2 + len(mine)} checks are kept" in err  # and those that train nothing
+    assert checking.num_kept() == 2 + len(mine)
+
+
+def test_papers_of_an_area_and_a_state(no_check, capsys, states):
     _, out, _ = run(capsys, "papers", "--area", "pipeline", "--state", "works", "--json")
     rows = json.loads(out)["papers"]
     assert rows and {row["area"] for row in rows} == {"pipeline"} and {row["state"] for row in rows} == {"works"}

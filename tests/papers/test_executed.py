@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
-from meshwright.papers import state, trained
+from meshwright.papers import checking, state, trained
 from meshwright.papers.checks import checks
 from meshwright.papers.outcome import Fact, Outcome
 from meshwright.papers.record import paper, papers
@@ -204,14 +204,14 @@ def test_elements_that_no_rank_holds_are_missed(monkeypatch):
 def test_without_torch_a_row_works_by_what_is_simulated_and_says_so(monkeypatch):
     monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
     monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
-    found = state.of(paper("gpipe"), state.run(paper("gpipe")))
+    found = state.of(paper("gpipe"), checking.run(paper("gpipe")))
     assert (found.state, found.executed) == (WORKS, NOT_HERE)
     assert "'pp2 gpipe'" in found.unchecked and "torch is not installed" in found.unchecked
 
 
 def test_without_torch_a_check_that_is_all_processes_says_nothing(monkeypatch):
     monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
-    said = state.of(paper("ucp"), state.run(paper("ucp")))
+    said = state.of(paper("ucp"), checking.run(paper("ucp")))
     assert (said.state, said.executed) == (NOT_YET, NOT_HERE)
     assert said.why.startswith("not checked here: ") and said.why.endswith("torch is not installed")
 
@@ -222,7 +222,7 @@ def test_a_torch_that_cannot_be_loaded_is_said_and_ends_nothing(monkeypatch):
 
     monkeypatch.setattr("meshwright.papers.outcome.import_module", broken)
     monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
-    found = state.of(paper("gpipe"), state.run(paper("gpipe")))
+    found = state.of(paper("gpipe"), checking.run(paper("gpipe")))
     assert (found.state, found.executed, found.passing) == (WORKS, NOT_HERE, True)
     assert "torch cannot be loaded: libtorch_cpu.so" in found.unchecked
 
@@ -234,13 +234,22 @@ def test_what_is_not_checked_speaks_neither_for_nor_against():
     assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
 
 
-def test_an_interrupt_while_plans_are_trained_ends_the_command_and_keeps_nothing(monkeypatch, tmp_path, capsys):
+def test_an_interrupt_while_plans_are_trained_ends_the_command_and_keeps_no_plan(monkeypatch, tmp_path, capsys):
     from meshwright.run import equality
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(trained, "_found", {})
     monkeypatch.setattr(equality, "_trained", lambda case, place: time.sleep(8))
-    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    assert main(["papers"]) == 130
-    assert capsys.readouterr().err.endswith("interrupted\n") and not list(tmp_path.iterdir())
-    assert not trained._found
+    monkeypatch.setattr(checking, "checks", lambda: dict.fromkeys(checks(), Outcome))
+    real = trained._trained
+
+    def interrupted(texts):
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return real(texts)
+
+    monkeypatch.setattr(trained, "_trained", interrupted)
+    assert main(["papers", "--check", "--area", "pipeline"]) == 130
+    assert capsys.readouterr().err.endswith("interrupted\n")
+    assert not trained._found and not any(
+        p.runs for n, p in papers().items() if n in checking._kept(checking.store_folder() / "papers.json") and p.check
+    )

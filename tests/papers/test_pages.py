@@ -1,4 +1,4 @@
-"""The book's pages of papers say what the checks find."""
+"""The book's pages of papers say what is shipped."""
 
 import re
 from pathlib import Path
@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 
 from meshwright.papers.record import IDEAS, papers
+from meshwright.papers.shipped import shipped
 from meshwright.report.papers_markdown import refreshed
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def states():
+    """What is shipped, which other tests hold to what the checks find."""
+    return {name: shipped().states[name] for name in papers()}
 
 
 def test_the_page_of_papers_has_every_row_with_its_state(states):

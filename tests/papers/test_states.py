@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from meshwright.papers import outcome, state
+from meshwright.papers import checking, outcome, state
 from meshwright.papers.outcome import (
     ABOVE,
     AT_LEAST,
@@ -86,21 +86,21 @@ def test_states_are_kept_until_the_code_changes(kept, monkeypatch):
     def never(paper):
         raise AssertionError(paper.id)
 
-    monkeypatch.setattr(state, "run", never)
-    assert state.states().keys() == papers().keys()
-    monkeypatch.setattr(state, "code_version", lambda: "another")
+    monkeypatch.setattr(checking, "run", never)
+    assert checking.checked().keys() == papers().keys()
+    monkeypatch.setattr(checking, "code_version", lambda: "another")
     with pytest.raises(AssertionError):
-        state.states()
+        checking.checked()
 
 
 @pytest.mark.parametrize("broken", [b"", b"{}", b'{"version": 1}', b"\xff", b'{"version":"\xff\xfe","states":{}}'])
 def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
     monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
     (kept / "papers.json").write_bytes(broken)
-    monkeypatch.setattr(state, "run", lambda paper: None)
-    found = state.states()
+    monkeypatch.setattr(checking, "run", lambda paper: None)
+    found = checking.checked()
     assert {s.state for s in found.values()} == {state.NOT_YET}
-    assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=state.Kept).states == found
+    assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=checking.Kept).states == found
 
 
 def test_what_may_be_of_the_moment_is_found_anew_and_nothing_else(kept, states, monkeypatch):
@@ -113,31 +113,31 @@ def test_what_may_be_of_the_moment_is_found_anew_and_nothing_else(kept, states, 
         asked.append(paper.id)
         return {"gpipe": dead, "dpro": slow}[paper.id]
 
-    monkeypatch.setattr(state, "run", run)
+    monkeypatch.setattr(checking, "run", run)
     rest = {name: s for name, s in states.items() if name not in ("gpipe", "dpro")}
     cache = kept / "papers.json"
-    cache.write_bytes(msgspec.json.encode(state.Kept(version=state.code_version(), states=rest)))
+    cache.write_bytes(msgspec.json.encode(checking.Kept(version=checking.code_version(), states=rest)))
     for _ in range(2):
-        found = state.states()
+        found = checking.checked()
         assert {found["gpipe"].state, found["dpro"].state} == {state.NOT_YET} and found.keys() == papers().keys()
     assert sorted(asked) == ["dpro", "dpro", "gpipe", "gpipe"]
-    assert msgspec.json.decode(cache.read_bytes(), type=state.Kept).states == rest
+    assert msgspec.json.decode(cache.read_bytes(), type=checking.Kept).states == rest
 
 
 def test_another_torch_is_another_version(monkeypatch):
-    monkeypatch.setattr(state, "can_run", lambda: True)
-    monkeypatch.setattr(state, "version", lambda name: "1.0")
-    one = state.code_version.__wrapped__()
-    monkeypatch.setattr(state, "version", lambda name: "1.1")
-    assert state.code_version.__wrapped__() != one
+    monkeypatch.setattr(checking, "can_run", lambda: True)
+    monkeypatch.setattr(checking, "version", lambda name: "1.0")
+    one = checking.code_version()
+    monkeypatch.setattr(checking, "version", lambda name: "1.1")
+    assert checking.code_version() != one
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setattr(outcome, "can_run", lambda: False)  # nothing is trained
-    monkeypatch.setattr(state, "run", lambda paper: None)
+    monkeypatch.setattr(checking, "run", lambda paper: None)
     occupied = tmp_path / "file"
     occupied.write_text("")
-    assert len(state.states(folder=occupied / "below")) == 166
+    assert len(checking.checked(folder=occupied / "below")) == 166
 
 
 def test_a_figure_that_is_far_off_says_why(outcomes):

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from meshwright.cli import options
+from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 DESCRIPTION = """Published systems: what each does, and whether its figures are reproduced here.
 
 A row works when its check reproduces the paper, partly when something is missing, which is said, and else not yet.
-States come from running the checks, and are kept until the code changes; those that may be of the moment, as when a
-process died or the machine was busy, are found anew."""
-FORMAT_VERSION = 1
+States are those that the checks found for this release. --check runs the checks again, on this machine and with this
+code, and says what differs: minutes, of which all that was found is kept when it is interrupted.
+
+Exit code 0; 1: with --check, a state or a figure is another than the shipped one."""
+FORMAT_VERSION = 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,43 +26,93 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     area: options.text("AREA", "Only this area, such as pipeline.") = ""
     state: options.text("STATE", "Only works, partly or not-yet.") = ""
+    all: options.switch("List the papers that are not yet reproduced too, rather than count them.") = False
+    check: options.switch("Run the checks, and say what differs from the states of the release.") = False
+    write: options.text("FILE", "With --check: write the states as those to ship.") = ""
     report: options.text("FILE", "Write the table as one offline HTML file.") = ""
     markdown: options.text("FILE", "Write the table as the page of the book.") = ""
     json: options.JSON = False
 
 
 def run(argv: list[str]) -> int:
-    """0; an unknown area or state is misuse."""
+    """0; 1 when a check finds another state than the shipped one; an unknown area or state is misuse."""
     given, wrong = options.read(Options, argv, command="papers", description=DESCRIPTION)
-    wrong += unwritable(given.report, "--report") + unwritable(given.markdown, "--markdown")
+    for option in ("write", "report", "markdown"):
+        wrong += unwritable(getattr(given, option), f"--{option}")
     from meshwright.papers.record import areas, papers
-    from meshwright.papers.state import STATES, states
+    from meshwright.papers.shipped import differences, shipped
+    from meshwright.papers.state import STATES
 
     state = given.state.replace("-", " ").lower()
     for word, known, option in ((given.area, areas(), "--area"), (state, STATES, "--state")):
         if word and word not in known:
             help = nearest(word, list(known))
             wrong.append(Diagnostic(code="J002", message=f"no {option[2:]} {word!r}", place=option, help=help))
+    if given.write:
+        wrong += _unfit_to_write(given)
     if wrong:
         raise MeshwrightError(wrong)
-    found = states(report=note)
-    rows = [(p, found[p.id]) for p in papers().values() if given.area in ("", p.area)]
+    chosen = {name for name, paper in papers().items() if given.area in ("", paper.area)}
+    found = _checked(chosen) if given.check else shipped().states
+    differs = differences(shipped().states, found) if given.check else []
+    rows = [(papers()[name], found[name]) for name in papers() if name in chosen]
     rows = [(p, s) for p, s in rows if state in ("", s.state)]
+    if given.write:
+        _write(found, given.write)
     if given.json:
         listed = [{**msgspec.to_builtins(p), **msgspec.to_builtins(s)} for p, s in rows]
-        print_json({"format_version": FORMAT_VERSION, "papers": listed})
+        told = {name: getattr(shipped(), name) for name in ("version", "digest", "torch", "changed")}
+        more = {"differences": [{"paper": name, "what": what} for name, what in differs]} if given.check else {}
+        print_json(
+            {"format_version": FORMAT_VERSION, "shipped": told, "checked": given.check, "papers": listed, **more}
+        )
     else:
-        from meshwright.report.papers_text import table
+        from meshwright.report.papers_text import compared, table
 
-        table(rows, console())
+        folded = not (given.all or state)
+        table(rows, console(), said="" if given.check else shipped().said, folded=folded)
+        if given.check:
+            compared(found, differs, console())
     if given.report:
         from meshwright.report.papers_html import write_table
 
-        write_table(rows, given.report)
+        write_table(rows, given.report, said="checked just now" if given.check else shipped().said)
         note(f"wrote {given.report}")
     if given.markdown:
         from meshwright.report.papers_markdown import write
 
         write(rows, given.markdown)
         note(f"wrote {given.markdown}")
-    return 0
+    return 1 if differs and not given.write else 0
+
+
+def _unfit_to_write(given: Options) -> list[Diagnostic]:
+    """J007 where not everything would be checked; X-codes where what that needs is not installed."""
+    part = [name for name in ("area", "state") if getattr(given, name)]
+    wrong = [] if given.check else [("--write writes what --check finds", "add --check")]
+    wrong += [(f"--{name} leaves rows out, and all are shipped", f"leave --{name} out") for name in part]
+    found = [Diagnostic(code="J007", message=what, place="--write", help=help) for what, help in wrong]
+    return found + lacking("papers --check --write", "torch")
+
+
+def _checked(chosen: Collection[str]):
+    """What the checks find now."""
+    from meshwright.cli.progress import Progress
+    from meshwright.papers.checking import checked
+
+    try:
+        return checked(only=chosen, progress=Progress("checks"))
+    except KeyboardInterrupt:
+        from meshwright.papers.checking import num_kept
+
+        note(f"{num_kept()} checks are kept: meshwright papers --check goes on from there")
+        raise
+
+
+def _write(found, path: str) -> None:
+    from meshwright import __version__
+    from meshwright.papers.checking import torch_version
+    from meshwright.papers.shipped import write
+
+    write(found, path, version=__version__, torch=torch_version())
+    note(f"wrote {path}")

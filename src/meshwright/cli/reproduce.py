@@ -30,11 +30,11 @@ def run(argv: list[str]) -> int:
     wrong += unwritable(given.report, "--report")
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.papers import state
+    from meshwright.papers import checking, state
     from meshwright.papers.record import paper as find
 
     paper = find(given.paper)
-    outcome = state.run(paper)
+    outcome = checking.run(paper)
     reached = state.of(paper, outcome)
     if given.json:
         print_json(

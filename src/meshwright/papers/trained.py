@@ -6,7 +6,7 @@ of as many ranks share one job, and a plan that several rows name is trained onc
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -42,13 +42,14 @@ def read(text: str) -> Plan:
     return plan.on(layout.tp * layout.pp * layout.cp * max(1, layout.dp))
 
 
-def train(texts: Iterable[str]) -> None:
-    """Train plans that were not yet, those of equal size in one job."""
+def train(texts: Iterable[str], *, done: Callable[[int], None] = lambda _: None) -> None:
+    """Train plans that were not yet, those of equal size in one job; `done` is told how many after each."""
     sizes: dict[int, list[str]] = {}
     for text in dict.fromkeys(t for t in texts if t not in _found):
         sizes.setdefault(read(text).layout.num_ranks, []).append(text)
     for together in sizes.values():
         _found.update(_trained(together))
+        done(len(together))
 
 
 def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.atomic import write_bytes
 from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import State
+from meshwright.papers.state import STATES, State
 from meshwright.report import document, palette
 from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown
 from meshwright.report.ranking_text import HEADS, cells, changed, verdict
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from meshwright.papers.whatif import Ranking, WhatIf
 
 
-def write_table(rows: list[tuple[Paper, State]], path: str | Path) -> None:
-    """Every row with its state and what is missing.
+def write_table(rows: list[tuple[Paper, State]], path: str | Path, *, said: str) -> None:
+    """Write every row with its state and what is missing, those that work first; `said`: what the states are from.
 
     Raises:
         MeshwrightError: X104 when the file cannot be written.
     """
     cells = [
         (p.id, s.state, s.executed, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why)
-        for p, s in rows
+        for p, s in sorted(rows, key=lambda row: STATES.index(row[1].state))
     ]
     heads = ("paper", "state", "executed", "kind", "title", "source", "what it does", "missing")
-    _write(path, counts(rows), [], [{"title": "", "heads": heads, "rows": cells}])
+    _write(path, counts(rows), [said], [{"title": "", "heads": heads, "rows": cells}])
 
 
 def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: str | Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -17,6 +17,8 @@ from meshwright.report.page import WIDE, Page
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
 
+#: How a recipe is put over a plan.
+TRY = "meshwright whatif MODEL ... --try ID"
 FAR = f"More than {NEAR:.0%} off, and why"
 STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
 
@@ -30,24 +32,62 @@ def counts(rows: list[tuple[Paper, State]]) -> str:
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
-def table(rows: list[tuple[Paper, State]], console: Console) -> None:
-    """Print a line for every row: id, state, whether exact, whether executed, source, and what is missing."""
+def table(rows: list[tuple[Paper, State]], console: Console, *, said: str, folded: bool) -> None:
+    """Print a line for every row, those of use first: recipes for a plan that work, what works inside its check, what
+    does in part. Those not yet reproduced are last, and only counted where `folded`; `said`: what the states are
+    from."""
     with Page(console) as page:
         page.print(Text(counts(rows), "bold"))
-        area, widest = "", max((len(state.executed) for _, state in rows), default=0)
-        for paper, state in rows:
-            if paper.area != area:
-                area = paper.area
-                page.title(area)
-            line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
-            kind = "exact" if paper.exact else "approximate"
-            line += Text(f" {kind:<12} {state.executed:<{widest}} {paper.cited}", "dim")
-            page.console.print(line, soft_wrap=True)
-            if state.why and page.width >= WIDE:
-                page.print(Text(state.why, "dim"), indent=25)
+        if said:
+            page.quiet(said)
+        shown = [row for row in rows if not (folded and row[1].state == NOT_YET)]
+        wide = max((len(p.area) for p, _ in shown), default=0), max((len(s.executed) for _, s in shown), default=0)
+        for title, mine in _sections(shown):
+            page.title(title)
+            for paper, state in mine:
+                _line(paper, state, page, *wide)
+        if len(shown) < len(rows):
+            page.print()
+            page.quiet(f"Not yet: {len(rows) - len(shown)} papers; meshwright papers --all lists them")
         if left := [state for _, state in rows if state.executed == NOT_HERE]:
             why = BROKEN if any(BROKEN in state.unchecked for state in left) else NO_PROCESSES
             page.quiet(f"not executed here: {why}; what was checked there is simulated")
+
+
+def _sections(rows: list[tuple[Paper, State]]) -> list[tuple[str, list[tuple[Paper, State]]]]:
+    """Rows by what they are good for, under titles that say how to use them."""
+    works = [row for row in rows if row[1].state == WORKS]
+    found = [
+        (f"Works, and can be put over a plan of yours: {TRY}", [r for r in works if r[0].recipe]),
+        ("Works within its check: meshwright reproduce ID", [r for r in works if not r[0].recipe]),
+        ("Partly: something is off or missing", [r for r in rows if r[1].state == PARTLY]),
+        ("Not yet", [r for r in rows if r[1].state == NOT_YET]),
+    ]
+    return [(title, mine) for title, mine in found if mine]
+
+
+def _line(paper: Paper, state: State, page: Page, area: int, executed: int) -> None:
+    """One row: id, state, area, whether exact, whether executed, source; where there is room what is missing."""
+    line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
+    kind = "exact" if paper.exact else "approximate"
+    line += Text(f" {paper.area:<{area}}  {kind:<12} {state.executed:<{executed}} {paper.cited}", "dim")
+    page.console.print(line, soft_wrap=True)
+    if state.why and page.width >= WIDE:
+        page.print(Text(state.why, "dim"), indent=25)
+
+
+def compared(found: Mapping[str, State], differs: Sequence[tuple[str, str]], console: Console) -> None:
+    """Print in what states that were found just now differ from the shipped ones, a row each."""
+    with Page(console) as page:
+        open_ = sum(bool(state.unchecked) for state in found.values())
+        here = f"; {open_} could not be checked in full here" if open_ else ""
+        if not differs:
+            page.print()
+            page.print(Text(f"as shipped: {len(found)} of {len(found)} states{here}", "bold green"))
+            return
+        page.title(f"Other than shipped: {len(differs)} of {len(found)} states{here}")
+        for name, what in differs:
+            page.print(Text(f"{name}: {what}"), indent=2)
 
 
 def shown(figure: Figure) -> tuple[str, str, str, str, str]:
