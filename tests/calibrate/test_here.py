@@ -37,8 +37,10 @@ def timed(seconds):
 
 def machine(passes=()):
     """A machine whose tables follow simple laws."""
-    shapes = [(m, n, k) for m in bench.GEMM_M for n in bench.GEMM_NK for k in bench.GEMM_NK]
-    cores = [(h, s, d) for h in bench.ATTENTION[0] for s in bench.ATTENTION[1] for d in bench.ATTENTION[2]]
+    shapes = [(m, n, k) for m in bench.FULL.gemm_m for n in bench.FULL.gemm_nk for k in bench.FULL.gemm_nk]
+    cores = [
+        (h, s, d) for h in bench.FULL.attention[0] for s in bench.FULL.attention[1] for d in bench.FULL.attention[2]
+    ]
     return bench.Machine(
         kind="cpu",
         cores=2,
@@ -48,16 +50,17 @@ def machine(passes=()):
         gemm={"fp32": [timed(2 * m * n * k / FLOPS) for m, n, k in shapes]},
         attention={"fp32": [timed(2 * h * s * s * d / FLOPS) for h, s, d in cores]},
         attention_backward={"fp32": [timed(5 * h * s * s * d / FLOPS) for h, s, d in cores]},
-        elementwise=[timed(1e-6 + size / BYTES) for size in bench.ELEMENTWISE],
+        elementwise=[timed(1e-6 + size / BYTES) for size in bench.FULL.elementwise],
         operators={
-            name: [timed(1e-5 + COPIES * size / BYTES) for size in bench_operators.sizes(name, 4)] for name in OPERATORS
+            name: [timed(1e-5 + COPIES * size / BYTES) for size in bench_operators.sizes(name, 4, bench.FULL)]
+            for name in OPERATORS
         },
         collectives={
-            f"{op} {n}": [timed(1e-4 + size / 1e9) for size in bench.COLLECTIVE_BYTES]
+            f"{op} {n}": [timed(1e-4 + size / 1e9) for size in bench.FULL.collective_bytes]
             for op in bench.OPS
             for n in (2, 4)
         },
-        staging={what: [timed(1e-5 + size / 4e9) for size in bench.STAGED_BYTES] for what in ("gather", "reduce")},
+        staging={what: [timed(1e-5 + size / 4e9) for size in bench.FULL.staged_bytes] for what in ("gather", "reduce")},
         passes=list(passes),
         comm_slowdown=0.5,
         base_bytes=3e8,
@@ -93,7 +96,7 @@ def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
 
 
 def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
-    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     device = load("2xhere").islands[0].device
     link = Link(here.tables(machine()))
     inside = link(Gemm(m=100, n=200, k=300, dtype="fp32"), device)
@@ -125,7 +128,7 @@ def test_an_operator_that_was_timed_costs_what_it_took_and_no_host_time_beside(a
     known = machine()
     costs = Costs(Framework(name="x", elementwise_passes=9.0, host_us_per_kernel=1e6), (Link(here.tables(known)),))
     device = here._one(known).islands[0].device
-    size = 2 * 4.0 * bench_operators.ELEMENTS[2]
+    size = 2 * 4.0 * bench.FULL.elements[2]
     priced = costs.price(Elementwise(num_bytes=size, operator="rmsnorm"), device)
     assert priced.seconds == pytest.approx(1e-5 + COPIES * size / BYTES)
     entry = Entry("norm", "compute", Elementwise(num_bytes=size, operator="rmsnorm"), ())
@@ -159,7 +162,7 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
                     continue
                 seen.add(name)
                 count = elements.get(name.removesuffix(" backward"), tokens * width)
-                point = bench_operators.sizes(name, 4)[0] / bench_operators.ELEMENTS[0] * count
+                point = bench_operators.sizes(name, 4, bench.FULL)[0] / bench.FULL.elements[0] * count
                 assert entry.work.num_bytes == pytest.approx(point), name
     own = {"rmsnorm", "rotary", "gated activation"} if gated else {"layernorm", "activation"}
     both = {f"{name}{way}" for name in own | {"residual", "embedding", "loss"} for way in ("", " backward")}
@@ -168,14 +171,14 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
 
 def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at_home):
     """Read and written once forward, and its gradient read once: the bytes at which the operator is timed."""
-    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     device, link = load("2xhere").islands[0].device, Link(here.tables(machine()))
-    tokens = bench_operators.ELEMENTS[2] // bench_operators.WIDTH
+    tokens = bench.FULL.elements[2] // bench_operators.WIDTH
     for bias, name in (("added", "bias"), ("summed", "bias backward")):
         sizes = (256, bench_operators.WIDTH, tokens) if bias == "summed" else (tokens, bench_operators.WIDTH, 256)
         product = Gemm(**dict(zip("mnk", sizes, strict=True)), dtype="fp32")
         biased = msgspec.structs.replace(product, bias=bias)
-        added = 1e-5 + COPIES * bench_operators.sizes(name, 4)[2] / BYTES
+        added = 1e-5 + COPIES * bench_operators.sizes(name, 4, bench.FULL)[2] / BYTES
         assert link(biased, device).seconds == pytest.approx(link(product, device).seconds + added)
         h100 = load("1xh100").islands[0].device
         assert standard().price(biased, h100).seconds == standard().price(product, h100).seconds
@@ -196,7 +199,7 @@ def test_products_have_the_biases_of_their_model(gated):
 
 
 def test_kernels_take_longer_in_a_model_where_the_core_that_runs_them_issues_them(at_home):
-    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     entry = Entry("product", "compute", Gemm(m=256, n=256, k=256, dtype="fp32"), ())
     for device, times in ((load("2xhere").islands[0].device, 1.25), (load("1xh100").islands[0].device, 1.0)):
         links = (Link(here.tables(machine())),)
@@ -217,10 +220,12 @@ def test_host_times_that_passes_were_made_with_are_found_again():
         host_us_per_pass=400.0,
         kernel_slowdown=0.04,
     )
-    empty = machine([_pass(layer) for layer in bench.LAYERS])
+    empty = machine([_pass(layer) for layer in bench.FULL.layers])
     link = Link(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
-    found = here.fit(machine([_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.LAYERS, times, strict=True)]))
+    found = here.fit(
+        machine([_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.FULL.layers, times, strict=True)])
+    )
     for name in here.FITTED:
         assert getattr(found.framework, name) == pytest.approx(getattr(known, name), rel=0.01), name
     assert found.mean_error < 0.001
@@ -230,24 +235,26 @@ def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():
     """Of models that follow the constants exactly one is made to take three times as long: in sample the fit gives way
     to it, left out it is missed by what it is off."""
     known = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=300.0, host_us_per_pass=0.0)
-    empty = machine([_pass(layer) for layer in bench.LAYERS])
+    empty = machine([_pass(layer) for layer in bench.FULL.layers])
     link = Link(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     times[0] *= 3
-    found = here.fit(machine([_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.LAYERS, times, strict=True)]))
+    found = here.fit(
+        machine([_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.FULL.layers, times, strict=True)])
+    )
     in_sample = float(np.sqrt(np.mean([(p / m - 1) ** 2 for _, m, p in found.rows])))
     # of nine models one is off by two thirds: alone that is 0.667 / 3
     assert found.framework.step_sigma > 0.6 / 3 and in_sample < found.framework.step_sigma
-    alone = here.fit(machine([_pass(bench.LAYERS[0], *times[0], optimizer=0.0)]))
+    alone = here.fit(machine([_pass(bench.FULL.layers[0], *times[0], optimizer=0.0)]))
     assert "no second model" in alone.framework.source
 
 
 def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_home):
-    empty = machine([_pass(layer) for layer in bench.LAYERS])
+    empty = machine([_pass(layer) for layer in bench.FULL.layers])
     cluster, link = here._one(empty), Link(here.tables(empty))
     costs = Costs(Framework(name="x"), (link,))
     passes = []
-    for layer in bench.LAYERS:
+    for layer in bench.FULL.layers:
         run = simulate(bench.plan_of(layer), bench.model_of(layer), cluster, bench.train_of(layer, "fp32"), costs)
         held = rank_memory(run, costs, bench.plan_of(layer))[0].alive
         passes.append(_pass(layer, kept_bytes=1.5 * held["activations"] + held["logits"]))
@@ -274,7 +281,7 @@ def _step(cluster, plan):
 
 
 def test_twice_as_many_ranks_as_cores_take_twice_as_long_to_compute(at_home):
-    quiet = msgspec.structs.replace(machine([_pass(layer) for layer in bench.LAYERS]), comm_slowdown=0.0)
+    quiet = msgspec.structs.replace(machine([_pass(layer) for layer in bench.FULL.layers]), comm_slowdown=0.0)
     here.write(quiet, at_home)
     two, four = (_step(load(f"{n}xhere"), f"dp{n} mb1 overlap=none") for n in (2, 4))
     passes = [float((r.end_s - r.start_s)[np.isin(r.lowered.graph.kind, (0, 3))].sum()) for r in (two, four)]
@@ -286,9 +293,9 @@ def _apart(seconds, busy):
     """The machine's collectives with the same time and processor time at every size, from 2 ranks to 4."""
 
     def table(n):
-        return [bench.Timed(seconds[n], 0.0, busy[n]) for _ in bench.COLLECTIVE_BYTES]
+        return [bench.Timed(seconds[n], 0.0, busy[n]) for _ in bench.FULL.collective_bytes]
 
-    quiet = machine([_pass(layer) for layer in bench.LAYERS])
+    quiet = machine([_pass(layer) for layer in bench.FULL.layers])
     return msgspec.structs.replace(quiet, collectives={f"{op} {n}": table(n) for op in bench.OPS for n in (2, 4)})
 
 
@@ -329,7 +336,7 @@ def test_an_exchange_beside_passes_takes_their_cores(at_home):
 
 
 def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_processor(at_home):
-    known = machine([_pass(layer) for layer in bench.LAYERS])
+    known = machine([_pass(layer) for layer in bench.FULL.layers])
     here.write(known, at_home)
     link = Link(here.tables(known))
     bare = Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0, host_us_per_collective=0.0)
@@ -351,7 +358,7 @@ def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_
 
 def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):
     """Two cores for four stages: a lone microbatch is in one stage at a time, so that it takes no longer."""
-    here.write(machine([_pass(layer) for layer in bench.LAYERS]), at_home)
+    here.write(machine([_pass(layer) for layer in bench.FULL.layers]), at_home)
     alone = Train(global_batch=1, seq_len=64, dtype="fp32")
     costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(machine())),))
     crowded = simulate(parse("pp4 dp1 mb1"), MODEL, load("4xhere"), alone, costs)
@@ -364,7 +371,7 @@ def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):
 
 
 def test_a_damaged_file_is_refused_with_the_way_to_mend_it(at_home):
-    here.write(machine([_pass(bench.LAYERS[0])]), at_home)
+    here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     (at_home / "here.json").write_text("{")
     from meshwright.cost import measured
 

@@ -70,26 +70,28 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def tables(machine: Machine) -> Measured:
     """The tables of a machine's kernels and collectives."""
-    from meshwright.run import bench, bench_operators
+    from meshwright.run import bench_operators
 
     def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
         spread = _sigma(timed)
         busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
         return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
-    element = DTYPE_BYTES[machine.dtypes[0]]
-    operators = {name: of((bench_operators.sizes(name, element),), timed) for name, timed in machine.operators.items()}
-    gemm = (bench.GEMM_M, bench.GEMM_NK, bench.GEMM_NK)
+    scope, element = machine.scope, DTYPE_BYTES[machine.dtypes[0]]
+    operators = {
+        name: of((bench_operators.sizes(name, element, scope),), timed) for name, timed in machine.operators.items()
+    }
+    gemm = (scope.gemm_m, scope.gemm_nk, scope.gemm_nk)
     return Measured(
         format_version=FORMAT_VERSION,
         source=f"{machine.name}, {machine.cores} {'GPUs' if machine.kind == 'cuda' else 'cores'}",
         gemm={dtype: of(gemm, timed) for dtype, timed in machine.gemm.items()},
-        attention={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention.items()},
-        attention_backward={dtype: of(bench.ATTENTION, timed) for dtype, timed in machine.attention_backward.items()},
-        elementwise=of((bench.ELEMENTWISE,), machine.elementwise),
+        attention={dtype: of(scope.attention, timed) for dtype, timed in machine.attention.items()},
+        attention_backward={dtype: of(scope.attention, timed) for dtype, timed in machine.attention_backward.items()},
+        elementwise=of((scope.elementwise,), machine.elementwise),
         operators=operators | ({"optimizer": _updates(machine)} if machine.passes else {}),
-        collectives={name: of((bench.COLLECTIVE_BYTES,), timed) for name, timed in machine.collectives.items()},
-        staging={what: of((bench.STAGED_BYTES,), timed) for what, timed in machine.staging.items()},
+        collectives={name: of((scope.collective_bytes,), timed) for name, timed in machine.collectives.items()},
+        staging={what: of((scope.staged_bytes,), timed) for what, timed in machine.staging.items()},
         cores=machine.cores if machine.kind == "cpu" else 1,
     )
 
@@ -130,17 +132,15 @@ def _unfused(measured: Measured) -> float:
 
 def device_toml(machine: Machine) -> str:
     """The device ``here``: a core or a GPU of this machine."""
-    from meshwright.run import bench
-
-    peak = {}
+    scope, peak = machine.scope, {}
     for dtype, timed in machine.gemm.items():
-        shapes = [(m, n, k) for m in bench.GEMM_M for n in bench.GEMM_NK for k in bench.GEMM_NK]
+        shapes = [(m, n, k) for m in scope.gemm_m for n in scope.gemm_nk for k in scope.gemm_nk]
         peak[dtype] = max(2 * m * n * k / t.seconds for (m, n, k), t in zip(shapes, timed, strict=True))
-    memory = max(size / t.seconds for size, t in zip(bench.ELEMENTWISE, machine.elementwise, strict=True))
+    memory = max(size / t.seconds for size, t in zip(scope.elementwise, machine.elementwise, strict=True))
     links = [
         size / t.seconds
         for name, timed in machine.collectives.items()
-        for size, t in zip(bench.COLLECTIVE_BYTES, timed, strict=True)
+        for size, t in zip(scope.collective_bytes, timed, strict=True)
         if name == "send 2"
     ]
     gpu = machine.kind == "cuda"

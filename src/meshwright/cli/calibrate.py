@@ -19,6 +19,8 @@ errors on groups held out.
 
 Profiles are written to --out (kernels/, network/ and frameworks/ in it); a prediction uses the catalog's unless told
 otherwise."""
+#: Where what was measured is kept until all of it is, in the folder of the profile.
+PART = "here.part.json"
 CLASSES = ("gemm", "attention", "moe", "network", "framework")
 
 
@@ -28,7 +30,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     data: options.text("DIR", "Folder with the tables.") = ""
     device: options.text("NAME", "Fit the curves of one device only.") = ""
     here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
-    ranks: options.text("COUNT", "With --here: collectives between up to so many processes; 8 if left out.") = ""
+    quick: options.switch("With --here: fewer sizes and repeats, for small models; within a minute.") = False
+    ranks: options.text(
+        "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
+    ) = ""
     only: options.text(
         "CLASS[,CLASS]", "Some of gemm, attention, moe, network, framework; all of them if left out."
     ) = ""
@@ -42,6 +47,11 @@ def run(argv: list[str]) -> int:
     given, wrong = options.read(Options, argv, command="calibrate", description=DESCRIPTION)
     if given.here:
         return _here(given, wrong)
+    if given.quick:
+        wrong.append(
+            Diagnostic(code="K001", message="--quick says how much of this machine is measured, and nothing of it is",
+                       place="--quick", help="say --here --quick, or leave --quick out")
+        )  # fmt: skip
     wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
     only = [name for name in given.only.split(",") if name] or list(CLASSES)
     wrong += [_unknown(name) for name in only if name not in CLASSES]
@@ -62,7 +72,8 @@ def run(argv: list[str]) -> int:
 
 
 def _here(given: Options, wrong: list[Diagnostic]) -> int:
-    """Measure this machine and write its profile to ``--out``, by default where predictions look for it."""
+    """Measure this machine and write its profile to ``--out``, by default where predictions look for it. What was
+    measured is kept there until all of it is, so that an interrupted measurement goes on."""
     if given.data:
         wrong.append(
             Diagnostic(code="K001", message="--here measures and --data reads measurements", place="--here --data",
@@ -77,11 +88,24 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
         raise MeshwrightError(wrong)
     from meshwright import catalog
     from meshwright.calibrate import here
-    from meshwright.run import bench
+    from meshwright.cli.progress import Progress
+    from meshwright.run import bench, bench_kept
 
-    machine = bench.measure(say=note, most_ranks=int(given.ranks or 8))
     folder = Path(given.out) if given.out else catalog.measured_here()
+    part = folder / PART
+    if found := bench_kept.num_kept(part):
+        note(f"going on from {found} parts of an interrupted measurement, where they are of the same kind ({part})")
+    scope = bench.QUICK if given.quick else bench.FULL
+    try:
+        machine = bench.measure(
+            most_ranks=int(given.ranks or (2 if given.quick else 8)), scope=scope, progress=Progress("benchmarks"),
+            file=part,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        note(f"{bench_kept.num_kept(part)} parts are kept: the same command goes on from there ({part})")
+        raise
     found = here.write(machine, folder)
+    bench_kept.forget(part)
     if given.json:
         print_json({"framework": found.framework, "rows": found.rows, "seconds": machine.seconds})
     else:

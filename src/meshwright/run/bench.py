@@ -16,9 +16,12 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from importlib import import_module
 from math import log2
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -27,41 +30,28 @@ import torch.distributed as dist
 from meshwright.run import bench_operators
 from meshwright.run.attention import attend
 from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
-from meshwright.run.bench_exchange import COLLECTIVE_BYTES, OPS, STAGED_BYTES, collectives, staging
-from meshwright.run.bench_model import (
-    LAYERS,
-    MICROBATCHES,
-    STEPS,
-    VOCAB,
-    Layer,
-    PassTimes,
-    TimedModel,
-    model_of,
-    plan_of,
-    train_of,
-)
+from meshwright.run.bench_exchange import OPS, collectives, staging
+from meshwright.run.bench_kept import Kept
+from meshwright.run.bench_model import MICROBATCHES, STEPS, VOCAB, PassTimes, TimedModel, model_of, plan_of, train_of
 from meshwright.run.bench_operands import Pool, kept
+from meshwright.run.bench_scope import FULL, QUICK, Layer, Scope
 from meshwright.run.environment import num_cores, only_cores, prefer
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
 
-#: Rows of products, and their columns and depths: dense where models of a laptop's size lie, with some that are no
-#: powers of two, which fill vector registers otherwise (a line from power to power is up to a tenth too high there).
-GEMM_M = (64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0)
-GEMM_NK = (64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0)
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9
 #: Results of attention that are kept, so that new ones go elsewhere: several times what a core keeps near.
 KEPT_BYTES = 32 << 20
-ATTENTION = ((4.0, 8.0, 16.0, 64.0), (32.0, 128.0, 256.0, 512.0, 2048.0), (16.0, 32.0, 64.0, 128.0))
 LARGEST_SCORES = 5e6
-ELEMENTWISE = tuple(4.0**e for e in range(5, 14))
+#: Told what is measured, how much of it is done and how much there is. Must be picklable where GPUs are.
+Progress = Callable[[str, int, int], None]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, as plain numbers; grids are this module's constants. ``collectives`` by ``op ranks``;
+    """What was measured, as plain numbers; grids are those of the ``scope``. ``collectives`` by ``op ranks``;
     ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
     by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by name; ``base_bytes``: the
     memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
@@ -84,83 +74,184 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     base_bytes: float
     seconds: float
     crowding: float = 0.0
+    scope: Scope = FULL
 
 
-def measure(*, device: str = "auto", most_ranks: int = 8, say: Callable[[str], None] = lambda _: None) -> Machine:
+def _silent(what: str, done: int, total: int) -> None:
+    pass
+
+
+def measure(
+    *, device: str = "auto", most_ranks: int = 8, scope: Scope = FULL, progress: Progress = _silent,
+    file: Path | None = None,
+) -> Machine:  # fmt: skip
     """Time this machine: its kernels on all cores at once, collectives between 2 to `most_ranks` processes, layers.
+    What has been measured is kept in `file`, part by part, and taken from there by the next to ask for the same.
 
     Raises:
         RankDied: L001 when one of the processes ended.
     """
     begun = time.perf_counter()
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    if kind == "cpu":  # an optimizer imports it: once here, not in every process of every part
+        import_module("torch._dynamo")
     cores = torch.cuda.device_count() if kind == "cuda" else num_cores()
     busy = min(cores, 8)
-    say(f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}")
-    kernels = start(_kernels, num_ranks=busy, device=kind)
-    exchanges: dict[str, list[Timed]] = {}
-    base = start(_base, num_ranks=busy, device=kind)
-    say("fully sharded layers between 2 processes")
+    known = Kept(file, _identity(kind, cores, scope))
+    rounds = _rounds(known, scope, progress, busy, kind)
+    base = known.part("memory", lambda: start(_base, scope, num_ranks=busy, device=kind))
     # on a GPU a stream of its own hides the copies
-    staged = start(staging, num_ranks=2, device=kind) if kind == "cpu" else {}
+    staged = known.part("staging", lambda: start(staging, scope, num_ranks=2, device=kind)) if kind == "cpu" else {}
+    exchanges: dict[str, list[Timed]] = {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
-        say(f"collectives between {ranks} processes")
-        exchanges |= msgspec.convert(start(collectives, num_ranks=ranks, device=kind), dict[str, list[Timed]])
+        between = partial(start, collectives, scope, progress, num_ranks=ranks, device=kind)
+        found = known.part(f"collectives between {ranks} processes", between)
+        exchanges |= msgspec.convert(found, dict[str, list[Timed]])
         ranks *= 2
-    crowding = 0.0
+    crowding = slowdown = 0.0
     if kind == "cpu" and 1 < cores < most_ranks:
-        say("more processes than cores")
         with only_cores(2):
-            crowding = start(_crowding, num_ranks=8, device=kind)
-    found = msgspec.convert(kernels, dict[str, object])
+            crowding = known.part("more processes than cores", lambda: start(_crowding, num_ranks=8, device=kind))
+    if kind == "cuda":  # on the CPU exchanges and products share cores, and the time of both is known
+        slowdown = known.part("exchanges beside products", lambda: start(_slowdown, num_ranks=busy, device=kind))
     return msgspec.convert(
-        found
-        | {"collectives": exchanges, "staging": staged, "cores": cores, "kind": kind}
-        | {"crowding": crowding}
-        | {"base_bytes": base, "seconds": time.perf_counter() - begun},
+        {
+            **rounds[0]["machine"], **_timed(rounds), "passes": _passes(rounds, scope), "collectives": exchanges,
+            "staging": staged, "cores": cores, "kind": kind, "crowding": crowding, "comm_slowdown": slowdown,
+            "base_bytes": base, "seconds": time.perf_counter() - begun, "scope": scope,
+        },
         Machine,
         strict=False,
-    )
+    )  # fmt: skip
 
 
-def _kernels(world: World) -> dict[str, object]:
+def _identity(kind: str, cores: int, scope: Scope) -> dict[str, Any]:
+    """What kept parts must be of."""
+    name = _name(torch.device(kind))
+    return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope}
+
+
+def _rounds(known: Kept, scope: Scope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
+    """Rounds through kernels and models: a machine's speed changes over minutes, and repeats that are rounds see all of
+    it. Rounds beyond those of the scope go through what still spreads."""
+    rounds: list[dict[str, Any]] = []
+    begun = time.perf_counter()
+    for number in range(scope.most_rounds):
+        wanted = None if number < scope.rounds else _unsettled(rounds, scope)
+        late = wanted is not None and time.perf_counter() - begun > scope.patience_s > 0
+        if late or (wanted is not None and not any(wanted.values())):
+            break
+        title = f"kernels and layers on {busy} {'GPU' if kind == 'cuda' else 'core'}{'s' * (busy != 1)}"
+        title += f", round {number + 1}"
+        once = partial(start, _round, scope, wanted, title, progress, num_ranks=busy, device=kind)
+        rounds.append(known.part(title, once))
+    return rounds
+
+
+def _round(
+    world: World, scope: Scope, wanted: Mapping[str, list[int]] | None, title: str, progress: Progress
+) -> dict[str, Any]:
+    """Seconds of every benchmark, by ``kind dtype-or-operator``, and of every model; None for those not `wanted`."""
     prefer()  # what is measured is this machine without other work
-    clock = Clock(world)
+    clock = Clock(world, scope.span_s)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
-    out: dict[str, object] = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
-    pools = {d: Pool(clock.device, DTYPES[d]) for d in ("fp32", *dtypes)}
-    benches: dict[tuple[str, str], list[Bench]] = {("elementwise", ""): list(_elementwise(pools["fp32"]))}
+    machine = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
+    benches = _benches(clock, dtypes, scope)
+    asked = {key: range(len(many)) for key, many in benches.items()} if wanted is None else wanted
+    models = range(len(scope.layers)) if wanted is None else wanted[MODELS]
+    total = sum(len(asked[key]) for key in benches) + len(models)
+    done = itertools.count(1)
+
+    def tell() -> None:
+        if world.first:
+            progress(title, next(done), total)
+
+    if world.first:
+        progress(title, 0, total)
+    seconds: dict[str, list[float | None]] = {}
+    for key, many in benches.items():
+        seconds[key] = [None] * len(many)
+        for i in asked[key]:
+            seconds[key][i] = clock.repeat(many[i])
+            tell()
+    timed: list[Any] = [None] * len(scope.layers)
+    for i in models:
+        model = TimedModel(clock, scope.layers[i], dtypes[0])
+        model.around()
+        timed[i] = {"seconds": model.seconds, "kept_bytes": model.kept_bytes}
+        tell()
+    return msgspec.to_builtins({"machine": machine, "seconds": seconds, "models": timed})
+
+
+def _benches(clock: Clock, dtypes: tuple[str, ...], scope: Scope) -> dict[str, list[Bench]]:
+    pools = {d: Pool(clock.device, DTYPES[d], scope.pool_bytes) for d in ("fp32", *dtypes)}
+    benches = {"elementwise": list(_elementwise(pools["fp32"], scope))}
     for d in dtypes:
-        benches["gemm", d] = list(_gemms(pools[d]))
-        benches["attention", d] = list(_attentions(pools[d], backward=False))
-        benches["attention_backward", d] = list(_attentions(pools[d], backward=True))
-    for name, many in bench_operators.benches(clock.device, DTYPES[dtypes[0]]).items():
-        benches["operators", name] = many
-    models = [TimedModel(clock, layer, dtypes[0]) for layer in LAYERS]
-    rounds: dict[tuple[str, str], list[list[float]]] = {key: [] for key in benches}
-    for _ in range(REPEATS):
-        for key, many in benches.items():
-            rounds[key].append(clock.around(many))
-        for model in models:
-            model.around()
-    for (kind, name), seconds in rounds.items():
-        timed = [mean(repeats) for repeats in zip(*seconds, strict=True)]
+        benches[f"gemm {d}"] = list(_gemms(pools[d], scope))
+        benches[f"attention {d}"] = list(_attentions(pools[d], scope, backward=False))
+        benches[f"attention_backward {d}"] = list(_attentions(pools[d], scope, backward=True))
+    operators = bench_operators.benches(clock.device, DTYPES[dtypes[0]], scope)
+    return benches | {f"operators {name}": many for name, many in operators.items()}
+
+
+#: What models are called among the benchmarks that are wanted again.
+MODELS = "models"
+
+
+def _repeats(rounds: list[dict[str, Any]], key: str) -> list[list[float]]:
+    """What each benchmark of a kind took in the rounds that had it."""
+    each = zip(*(r["seconds"][key] for r in rounds), strict=True)
+    return [[s for s in seconds if s is not None] for seconds in each]
+
+
+def _unsettled(rounds: list[dict[str, Any]], scope: Scope) -> dict[str, list[int]]:
+    """What spreads too much to be left at that, by kind and place."""
+
+    def wide(seconds: list[float]) -> bool:
+        return max(seconds) - min(seconds) > scope.spread * sorted(seconds)[len(seconds) // 2]
+
+    again = {
+        key: [i for i, seconds in enumerate(_repeats(rounds, key)) if wide(seconds)] for key in rounds[0]["seconds"]
+    }
+    steps = [_model_seconds(rounds, i)["step"] for i in range(len(scope.layers))]
+    return again | {MODELS: [i for i, seconds in enumerate(steps) if mean(seconds).spread > scope.spread]}
+
+
+def _timed(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Every benchmark's time, as the fields of a machine."""
+    out: dict[str, Any] = {}
+    for key in rounds[0]["seconds"]:
+        timed = [mean(seconds) for seconds in _repeats(rounds, key)]
+        kind, _, name = key.partition(" ")
         if name:
             out.setdefault(kind, {})[name] = timed
         else:
             out[kind] = timed
-    # on the CPU exchanges and products share cores, and the time of both is known
-    out["comm_slowdown"] = _slowdown(clock, world) if world.device.type == "cuda" else 0.0
-    out["passes"] = [model.times() for model in models]
-    return msgspec.to_builtins(out)
+    return out
 
 
-def _gemms(pool: Pool) -> Iterable[Bench]:
+def _model_seconds(rounds: list[dict[str, Any]], model: int) -> dict[str, list[float]]:
+    timed = [r["models"][model] for r in rounds if r["models"][model] is not None]
+    return {name: [s for one in timed for s in one["seconds"][name]] for name in timed[0]["seconds"]}
+
+
+def _passes(rounds: list[dict[str, Any]], scope: Scope) -> list[PassTimes]:
+    """Every model's times."""
+    out = []
+    for i, layer in enumerate(scope.layers):
+        forward, backward, optimizer, step = (mean(seconds) for seconds in _model_seconds(rounds, i).values())
+        kept_bytes = rounds[0]["models"][i]["kept_bytes"]
+        out.append(PassTimes(layer=layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
+                             kept_bytes=kept_bytes))  # fmt: skip
+    return out
+
+
+def _gemms(pool: Pool, scope: Scope) -> Iterable[Bench]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
-    for m in GEMM_M:
-        for n in GEMM_NK:
-            for k in GEMM_NK:
+    for m in scope.gemm_m:
+        for n in scope.gemm_nk:
+            for k in scope.gemm_nk:
                 scale = 1
                 while 2.0 * m * n * k > LARGEST_FLOPS * scale and m > 16 * scale and pool.device.type == "cpu":
                     scale *= 2
@@ -178,10 +269,10 @@ def _product(m: int, n: int, k: int, pool: Pool) -> Callable[[], object]:
     return product
 
 
-def _attentions(pool: Pool, *, backward: bool) -> Iterable[Bench]:
-    for heads in ATTENTION[0]:
-        for tokens in ATTENTION[1]:
-            for width in ATTENTION[2]:
+def _attentions(pool: Pool, scope: Scope, *, backward: bool) -> Iterable[Bench]:
+    for heads in scope.attention[0]:
+        for tokens in scope.attention[1]:
+            for width in scope.attention[2]:
                 h, s, d, scale = int(heads), int(tokens), int(width), 1
                 while h * s * s > LARGEST_SCORES and h > 1:
                     h, scale = h // 2, scale * 2
@@ -208,7 +299,7 @@ def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], ob
     return kept(gradients, KEPT_BYTES)
 
 
-def _elementwise(pool: Pool) -> Iterable[Bench]:
+def _elementwise(pool: Pool, scope: Scope) -> Iterable[Bench]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
 
     def make(size: float) -> Callable[[], object]:
@@ -221,7 +312,7 @@ def _elementwise(pool: Pool) -> Iterable[Bench]:
 
         return kernel
 
-    return [Bench(partial(make, size)) for size in ELEMENTWISE]
+    return [Bench(partial(make, size)) for size in scope.elementwise]
 
 
 def _slowdown(clock: Clock, world: World) -> float:
@@ -258,7 +349,7 @@ def _crowding(world: World) -> float:
     a model of its own."""
     prefer()
     clock = Clock(world)
-    model = TimedModel(clock, LAYERS[len(LAYERS) // 2], "fp32")
+    model = TimedModel(clock, FULL.layers[len(FULL.layers) // 2], "fp32")
     model.around()
     shares = []
     for _ in range(REPEATS):
@@ -274,9 +365,9 @@ def _crowding(world: World) -> float:
     return max(0.0, float(found) / 2 / log2(world.size / 2))
 
 
-def _base(world: World) -> float:
+def _base(world: World, scope: Scope) -> float:
     """Memory of a rank that has trained the smallest model, beside its tensors."""
-    model = TimedModel(Clock(world), min(LAYERS, key=lambda layer: layer.hidden * layer.layers), "fp32")
+    model = TimedModel(Clock(world), min(scope.layers, key=lambda layer: layer.hidden * layer.layers), "fp32")
     model.trainer.step(model.batch())
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
@@ -302,7 +393,6 @@ def _name(device: torch.device) -> str:
 
 
 __all__ = [
-    "ATTENTION", "COLLECTIVE_BYTES", "ELEMENTWISE", "GEMM_M", "GEMM_NK", "LAYERS", "MICROBATCHES", "OPS",
-    "REPEATS", "STAGED_BYTES", "VOCAB", "Layer", "Machine", "PassTimes", "Timed", "mean", "measure", "model_of",
-    "plan_of", "train_of",
+    "FULL", "MICROBATCHES", "OPS", "QUICK", "REPEATS", "VOCAB", "Layer", "Machine", "PassTimes", "Progress", "Scope",
+    "Timed", "mean", "measure", "model_of", "plan_of", "train_of",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -13,8 +13,7 @@ import torch.distributed as dist
 from meshwright.run.launch import World
 
 REPEATS = 5
-#: One repeat of a short operation runs it until so much time has gone by: a core computes faster for the first
-#: milliseconds after a rest than it can go on, by up to a tenth.
+#: Seconds that one repeat of a short operation lasts if nothing else is said (see :class:`.bench_scope.Scope`).
 SPAN_S = 25e-3
 
 
@@ -37,8 +36,8 @@ class Bench(NamedTuple):
 class Clock:
     """Times functions on all processes of a job at once."""
 
-    def __init__(self, world: World):
-        self.world, self.device = world, world.device
+    def __init__(self, world: World, span_s: float = SPAN_S):
+        self.world, self.device, self.span_s = world, world.device, span_s
         self.now = time.perf_counter if self.device.type == "cuda" else time.process_time
 
     def sync(self) -> None:
@@ -73,28 +72,25 @@ class Clock:
         self.together()
         return mean([self._span(run) for _ in range(REPEATS)])
 
-    def around(self, benches: Sequence[Bench]) -> list[float]:
-        """Seconds of each of some benches, once around: a machine's speed changes over minutes, and repeats that are
-        rounds through everything see all of it."""
-        out = []
-        for bench in benches:
-            run = bench.make()
-            self.together()
-            out.append(self._span(run) * bench.scale)
-        return out
+    def repeat(self, bench: Bench) -> float:
+        """Seconds of a benchmark, once."""
+        run = bench.make()
+        self.together()
+        return self._span(run) * bench.scale
 
     def _span(self, run: Callable[[], object]) -> float:
         one = self.once(run, 1)
-        if one < SPAN_S / 4:  # most of a short first call may be warming up
+        if one < self.span_s / 4:  # most of a short first call may be warming up
             one = self.once(run, 1)
-        return self.once(run, max(1, int(SPAN_S / max(one, 1e-7))))
+        return self.once(run, max(1, int(self.span_s / max(one, 1e-7))))
 
 
 def mean(seconds: Iterable[float]) -> Timed:
-    """Of the repeats, without the slowest and the quickest fifth: what a machine does once in a while is no part of an
-    operation, and what is left lies around the median."""
+    """Of the repeats, without the slowest and the quickest fifth (of three and four: without the slowest and the
+    quickest): what a machine does once in a while is no part of an operation, and what is left lies around the
+    median."""
     ordered = sorted(seconds)
-    beyond = len(ordered) // 5
+    beyond = max(1, len(ordered) // 5) if len(ordered) > 2 else 0
     kept = ordered[beyond : len(ordered) - beyond]
     spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
     return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])

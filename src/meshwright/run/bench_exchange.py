@@ -10,8 +10,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.bench_clock import REPEATS, Clock, Timed, mean
+from meshwright.run.bench_clock import Clock, Timed, mean
 from meshwright.run.bench_operands import Pool
+from meshwright.run.bench_scope import Scope
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit
@@ -23,28 +24,33 @@ BETWEEN_S = 2e-3
 #: A difference of two times is at least this share of the longer one: repeats differ by more than that, so nothing
 #: smaller can be told apart from nothing.
 LEAST = 0.02
-COLLECTIVE_BYTES = tuple(4.0**e for e in range(4, 13))
 OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
-#: Units of fully sharded parameters: bytes, parameters of each (those of a Llama's layer), repeats.
-STAGED_BYTES, STAGED_PARAMETERS, STAGED_REPEATS = tuple(4.0**e for e in range(7, 14)), 9, 12
+#: Parameters of a unit of fully sharded ones: those of a Llama's layer.
+STAGED_PARAMETERS = 9
 
 
-def collectives(world: World) -> dict[str, list[Timed]]:
+def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], None]) -> dict[str, list[Timed]]:
+    """Every operation at every size between the ranks of this job, by ``op ranks``."""
     prefer()
+    title, total = f"collectives between {world.size} processes", len(OPS) * len(scope.collective_bytes)
     clock = Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
-    pool = Pool(clock.device, torch.float32)
+    pool = Pool(clock.device, torch.float32, scope.pool_bytes)
     work = _work(clock, pool)
     for op in OPS:
-        for size in COLLECTIVE_BYTES:
+        for size in scope.collective_bytes:
+            if world.first:
+                progress(title, sum(map(len, out.values())), total)
             run = _after(work, _collective(op, int(size), group, pool))
             count = 10 if size < 1e6 else 4
             clock.once(run, 2)
-            pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(REPEATS)]
+            pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(scope.exchange_repeats)]
             cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
             spread = mean([with_[0] for _, with_ in pairs]).spread
             out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
+    if world.first:
+        progress(title, total, total)
     return msgspec.to_builtins(out)
 
 
@@ -86,14 +92,14 @@ def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
     return max(on_device.tolist()) / world.size
 
 
-def staging(world: World) -> dict[str, list[Timed]]:
+def staging(world: World, scope: Scope) -> dict[str, list[Timed]]:
     """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
     parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
     is what a forward and backward take more than with parameters that are whole, less its two gathers."""
     prefer()
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
-    for size in STAGED_BYTES:
+    for size in scope.staged_bytes:
         width = max(1, int(size) // 4 // STAGED_PARAMETERS)
         plain, sharded = (_Unit(width).to(world.device) for _ in range(2))
         unit = sharded_unit(sharded, group)
@@ -109,7 +115,7 @@ def staging(world: World) -> dict[str, list[Timed]]:
             unit.reshard()
 
         runs = (lambda plain=plain: step(plain), lambda unit=unit: step(unit), gather)
-        timed = [mean([_own(run) for _ in range(STAGED_REPEATS)][2:]) for run in runs]
+        timed = [mean([_own(run) for _ in range(scope.staged_repeats)][2:]) for run in runs]
         whole, cut, gathers = (t.seconds for t in timed)
         cost = torch.tensor([gathers, max(cut - whole - 2 * gathers, LEAST * cut)])
         dist.all_reduce(cost)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
 
 import msgspec
 import torch
 
 from meshwright.plan import Pipeline, Plan
-from meshwright.run.bench_clock import Clock, Timed, mean
+from meshwright.run.bench_clock import Clock, Timed
+from meshwright.run.bench_scope import Layer
 from meshwright.run.data import Batch
 from meshwright.run.mesh import alone
 from meshwright.run.record import Off, Recorder, Recording, install
@@ -19,31 +19,6 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 
-
-class Layer(NamedTuple):
-    """A small model whose passes are timed: `gated` is Llama's shape, else GPT's."""
-
-    hidden: int
-    ffn: int
-    heads: int
-    gated: bool
-    seq: int
-    microbatch: int
-    layers: int
-
-
-#: From many thin layers to few wide ones, so that what a layer costs the host and what a pass costs it differ.
-LAYERS = (
-    Layer(64, 176, 4, True, 64, 1, 8),
-    Layer(64, 176, 4, True, 64, 1, 1),
-    Layer(128, 344, 4, True, 128, 1, 4),
-    Layer(128, 512, 4, False, 64, 2, 8),
-    Layer(256, 688, 4, True, 128, 2, 4),
-    Layer(256, 704, 8, True, 64, 2, 1),
-    Layer(256, 1024, 8, False, 256, 1, 2),
-    Layer(384, 1024, 6, True, 256, 2, 2),
-    Layer(512, 2048, 8, False, 256, 2, 1),
-)
 MICROBATCHES = 4
 #: Steps of a timed model in every round, after one that finds its operands again.
 STEPS = 2
@@ -122,13 +97,6 @@ class TimedModel:
         spans = record.recording()
         for kind in ("F", "BW", "optimizer"):
             self.seconds[kind] += _seconds(spans, kind)
-
-    def times(self) -> PassTimes:
-        forward, backward, optimizer, step = (mean(seconds) for seconds in self.seconds.values())
-        return PassTimes(
-            layer=self.layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
-            kept_bytes=self.kept_bytes,
-        )  # fmt: skip
 
 
 def _seconds(spans: Recording, kind: str) -> list[float]:

@@ -14,9 +14,9 @@ from math import prod
 
 import torch
 
-#: Bytes that a benchmark's operands go through before any is used again, on a processor and on a GPU: several times
-#: what a core, or a GPU's second-level cache, keeps.
-CPU_BYTES, CUDA_BYTES = 128 << 20, 256 << 20
+#: Bytes that a benchmark's operands go through on a GPU before any is used again: several times what its second-level
+#: cache keeps. On a processor the scope says how many: several times what a core keeps.
+CUDA_BYTES = 256 << 20
 #: Sets of operands at most: a model whose tensors are small has few enough that they stay near a core.
 MOST_SETS = 256
 #: Operands begin where a vector register and a line of a cache do.
@@ -26,8 +26,8 @@ ALIGNED = 64
 class Pool:
     """Memory of one type that benchmarks read, and as much that they write."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype):
-        self.num_bytes = CUDA_BYTES if device.type == "cuda" else CPU_BYTES
+    def __init__(self, device: torch.device, dtype: torch.dtype, cpu_bytes: int):
+        self.num_bytes = CUDA_BYTES if device.type == "cuda" else cpu_bytes
         self.device, self.dtype = device, dtype
         self.read = self.written = torch.empty(0)
 

@@ -16,15 +16,12 @@ from torch.nn import functional as F
 
 from meshwright.run.activation import activate
 from meshwright.run.bench_clock import Bench
+from meshwright.run.bench_scope import Scope
 from meshwright.run.loss import ShardedCrossEntropy, cross_entropy
 from meshwright.run.mesh import Group
 from meshwright.run.rotary import rotate
 from meshwright.spec.layers import Dense
 
-#: Elements of the tensor that an operator reads.
-ELEMENTS = tuple(4**e for e in range(6, 12))
-#: Elements an operator's instances have together, at least where that takes no more instances than this.
-TOGETHER, MOST = 1 << 23, 128
 WIDTH, HEAD, VOCAB = 256, 64, 1024
 _LONE = Group(name="tp", ranks=(0,), index=0)
 
@@ -114,26 +111,28 @@ OPERATORS = {
 }
 
 
-def sizes(name: str, element: float) -> tuple[float, ...]:
+def sizes(name: str, element: float, scope: Scope) -> tuple[float, ...]:
     """Bytes that the benchmarks of an operator (``rmsnorm``, ``rmsnorm backward``) stand for, of elements of so many
     bytes."""
     operator = OPERATORS[name.removesuffix(" backward")]
     times, beside = operator.backward if name.endswith(" backward") else operator.forward
-    return tuple((times * element + beside) * n for n in ELEMENTS)
+    return tuple((times * element + beside) * n for n in scope.elements)
 
 
-def benches(device: torch.device, dtype: torch.dtype) -> dict[str, list[Bench]]:
-    """What to time, by operator and at :data:`ELEMENTS` each; seconds are those of one instance."""
+def benches(device: torch.device, dtype: torch.dtype, scope: Scope) -> dict[str, list[Bench]]:
+    """What to time, by operator and at the scope's ``elements`` each; seconds are those of one instance."""
     out: dict[str, list[Bench]] = {}
     for name, operator in OPERATORS.items():
-        for n in ELEMENTS:
-            out.setdefault(name, []).append(_bench(operator, n, device, dtype, backward=False))
-            out.setdefault(f"{name} backward", []).append(_bench(operator, n, device, dtype, backward=True))
+        for n in scope.elements:
+            out.setdefault(name, []).append(_bench(operator, n, device, dtype, scope, backward=False))
+            out.setdefault(f"{name} backward", []).append(_bench(operator, n, device, dtype, scope, backward=True))
     return out
 
 
-def _bench(operator: Operator, n: int, device: torch.device, dtype: torch.dtype, *, backward: bool) -> Bench:
-    count = max(1, min(MOST, TOGETHER // n))
+def _bench(
+    operator: Operator, n: int, device: torch.device, dtype: torch.dtype, scope: Scope, *, backward: bool
+) -> Bench:
+    count = max(1, min(scope.most_instances, scope.together // n))
 
     def make() -> Callable[[], object]:
         made = [operator.make(n, device, dtype) for _ in range(count)]
@@ -151,4 +150,4 @@ def _bench(operator: Operator, n: int, device: torch.device, dtype: torch.dtype,
     return Bench(make, 1.0 / count)
 
 
-__all__ = ["ELEMENTS", "OPERATORS", "Operator", "benches", "sizes"]
+__all__ = ["OPERATORS", "Operator", "benches", "sizes"]
