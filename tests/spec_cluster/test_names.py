@@ -4,7 +4,7 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.spec import cluster as cluster_module
-from meshwright.spec.cluster import load
+from meshwright.spec.cluster import forget_here, load
 
 
 def tree(text):
@@ -154,3 +154,13 @@ def test_a_device_is_found_by_each_of_its_names_and_no_two_share_one():
     for alias, file in names:
         assert cluster_module._device_file(alias) == file
     assert cluster_module._device_file("no_such_device") is None
+
+
+@pytest.mark.parametrize("text", ["2xhere", "here"])
+def test_a_machine_that_is_not_measured_says_how_to(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))
+    forget_here()
+    with pytest.raises(MeshwrightError, match="C001") as error:
+        load(text)
+    forget_here()
+    assert "meshwright calibrate --here --quick" in error.value.diagnostics[0].help

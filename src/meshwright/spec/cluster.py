@@ -201,6 +201,9 @@ def _uncountable(term: short.Term, text: str) -> Diagnostic:
 
 def _unknown(what: str, name: str, place: str) -> Diagnostic:
     choices = list(_device_names()) if what == "device" else [*_cluster_names(), *_device_names()]
+    if _plain(name) == HERE:
+        help = "this machine is not measured yet: meshwright calibrate --here --quick"
+        return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=help)
     return Diagnostic(code="C001", message=f"unknown {what} {name!r}", place=place, help=nearest(_plain(name), choices))
 
 
