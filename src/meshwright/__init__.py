@@ -1,4 +1,4 @@
-"""Meshwright plans, predicts and runs large-model training and serving on any cluster.
+"""Meshwright plans and predicts large-model training on any cluster, and runs the plan with torch.distributed.
 
     import meshwright as mw
 
@@ -16,6 +16,11 @@ import sys
 from importlib import import_module
 from types import ModuleType
 from typing import Any
+
+#: What Meshwright does today, in one sentence, and what it is designed for and does not do yet. The package's
+#: description, the help, the README and the book say the same.
+SUMMARY = "Plan and predict large-model training on any cluster, and run the plan with torch.distributed"
+NOT_YET = "Serving is designed for and not there yet"
 
 #: Public name -> (module, name in it), in pipeline order: the question, the plan, the graph, the answer.
 _PUBLIC = {

@@ -30,9 +30,9 @@ COMMANDS = {
     "ui": "The question as a local page: controls, the live answer, a search with its progress",
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",
-    "calibrate": "Fit cost curves to tables of measured kernels and collectives, with their errors",
     "completion": "What makes a shell complete commands, options and words",
     "cluster": "The cluster of the machine this runs on, as a file: --detect",
+    "calibrate": "Measure this machine (--here), or fit cost curves to tables of measurements",
     "catalog": "Models, devices, clusters and schedules that are known, with their sources",
 }
 
@@ -44,10 +44,12 @@ EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192
 
 def usage() -> str:
     """What ``meshwright --help`` prints."""
+    from meshwright import NOT_YET, SUMMARY
+
     verbs = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: meshwright COMMAND [OPTIONS]\n\n"
-        "Plan, predict and run large-model training and serving on any cluster.\n\n"
+        f"{SUMMARY}.\n{NOT_YET}.\n\n"
         f"commands:\n{verbs}\n\n"
         "options:\n"
         "  -h, --help   this text; meshwright COMMAND --help for the options of a command\n"

@@ -1,0 +1,35 @@
+"""What Meshwright says it is, is the same everywhere, and true of its commands."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from meshwright import NOT_YET, SUMMARY, cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def words(text):
+    return " ".join(text.split())
+
+
+def test_the_package_and_the_book_are_described_as_the_help_says():
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["description"]
+    assert said == SUMMARY
+    assert f"\nsite_description: {SUMMARY}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "text", [cli.usage(), *((ROOT / p).read_text("utf-8") for p in ("README.md", "docs/index.md"))]
+)
+def test_what_it_does_and_does_not_do_yet_is_said_first(text):
+    first = words(text[:1200])
+    assert SUMMARY in first and NOT_YET in first
+
+
+def test_no_page_promises_serving():
+    """No command serves, so nothing says that it does."""
+    assert "serve" not in cli.COMMANDS
+    files = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
+    assert not [f.name for f in files if "training and serving" in f.read_text(encoding="utf-8")]
