@@ -101,3 +101,8 @@ def test_errors_as_json_are_the_one_object_on_stdout(capsys):
     (error,) = json.loads(out)["errors"]
     assert error["code"] == "X011"
     assert error["help"].startswith("did you mean models")
+
+
+def test_a_device_without_a_public_price_says_so(capsys):
+    assert main(["catalog", "devices", "h800"]) == 0
+    assert "  price_usd_hour: no public price: made for China" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from meshwright.cli.asking import goal_words, tokens_of
 from meshwright.cli.question import load, preset, read_goal, read_parts
 from meshwright.errors import MeshwrightError
 from meshwright.predict import predict
+from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 
 PRESETS = catalog.names("presets")
@@ -20,6 +21,12 @@ TINY = ["--model", "gpt2", "--on", "2x4090", "--train", "batch=8,seq=256", "--pl
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
+    """An empty folder on a machine without devices."""
+
+    def nothing(_here, **_):
+        raise MeshwrightError.one("C016", "no accelerator")
+
+    monkeypatch.setattr("meshwright.detect.detect", nothing)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -171,6 +178,15 @@ def test_a_question_that_is_there_is_not_written_over_unless_it_is_named(capsys,
     code, _, err = said(capsys, *TINY)
     assert (code, codes(err), (here / "question.toml").read_text()) == (2, ["X018"], "mine")
     assert said(capsys, *TINY, "--out", "question.toml")[0] == 0
+
+
+def test_the_devices_of_this_machine_are_proposed(capsys, monkeypatch):
+    class Found:
+        cluster = cluster("4xa100")
+
+    monkeypatch.setattr("meshwright.detect.detect", lambda _here, **_: Found)
+    code, _, _ = said(capsys, "--yes", "--model", "gpt2", "--plan", "mb1", "--out", "q.toml")
+    assert (code, load("q.toml").on) == (0, "4xa100_80gb_sxm")
 
 
 def test_everything_wrong_with_the_options_is_said_at_once_and_nothing_is_written(capsys, here):

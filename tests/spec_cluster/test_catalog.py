@@ -1,5 +1,7 @@
 """The catalog: datasheet numbers agree with the hardware they describe, and every number says where it is from."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -156,6 +158,15 @@ def test_every_number_of_a_device_its_node_and_its_levels_has_a_source():
                 assert source_of(record, field), f"{device.name}: {record!r}.{field}"
         if device.efficiency is not None:
             assert device.efficiency.source
+
+
+def test_every_device_has_a_public_price_with_its_source_or_says_that_there_is_none():
+    for device in devices():
+        source = device.sources.get("price_usd_hour", "")
+        if device.price_usd_hour is None:
+            assert source.startswith("no public price"), device.name
+        else:
+            assert re.search(r"price.*20\d\d", source) and 0.1 < device.price_usd_hour < 20, device.name
 
 
 def test_every_number_of_a_cluster_has_a_source():

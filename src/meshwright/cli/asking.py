@@ -164,6 +164,20 @@ def _of(said: dict[str, str]) -> Any:
     return Question(**said)
 
 
+def usual_cluster(_answers: Answers) -> str:
+    """The devices of this machine, where they can be seen and the catalog has them; else a node of H100."""
+    from meshwright.detect import Here, detect
+    from meshwright.spec.cluster import load
+
+    try:
+        found = detect(Here()).cluster
+        name = f"{found.num_devices}x{found.islands[0].device.name}"
+        load(name)
+    except MeshwrightError:
+        return CLUSTER
+    return name
+
+
 FIVE = (
     Asked(
         ("model",), "Model, a catalog name (meshwright catalog models) or a config.json", lambda _: MODEL, _take_model
@@ -171,7 +185,7 @@ FIVE = (
     Asked(
         ("on",),
         "Devices: 64xh100, nodes x devices with their network 4x4xa100,25gbe, or a range 8..512xh100",
-        lambda _: CLUSTER,
+        usual_cluster,
         _take_cluster,
     ),
     Asked(

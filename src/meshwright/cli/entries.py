@@ -243,6 +243,9 @@ KINDS = {
 def lines(entry: dict[str, Any], indent: str = "") -> Iterator[str]:
     """An entry as indented lines, each number followed by the source that its own record names for it."""
     sources = entry.get("sources", {})
+    for key, source in sources.items():
+        if entry.get(key) is None and source.startswith("no "):  # it is known that there is none
+            yield f"{indent}{key}: {source}"
     for key, value in entry.items():
         if key == "sources" or (not value and key != "arity"):  # an arity of 0 is "no limit"
             continue

@@ -181,15 +181,16 @@ def unanswerable(goal: Goal, train: Train | None, clusters: list[Cluster]) -> li
     unpriced: dict[str, str] = {}
     for cluster in clusters:
         if cluster.total_price_usd_hour() is None:
-            unpriced |= {i.device.name: cluster.name for i in cluster.islands if i.device.price_usd_hour is None}
+            without = [i.device for i in cluster.islands if i.device.price_usd_hour is None]
+            unpriced |= {d.name: d.sources.get("price_usd_hour", "no price in its description") for d in without}
     return wrong + [
         Diagnostic(
             code="B002",
-            message=f"there is no public price of {device} ({where}) in the catalog, so a budget cannot be held",
+            message=f"a budget cannot be held: {device} has {reason}",
             place="--budget",
             help=f"say what a device costs an hour: --price 2.10, or --price {device}=2.10",
         )
-        for device, where in unpriced.items()
+        for device, reason in unpriced.items()
     ]
 
 
