@@ -47,7 +47,7 @@ def cases():
 def flags(text):
     """Flag -> value of every array of the script, as bash would split it."""
     arrays = re.findall(r"^[A-Z]+=\(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
-    words = [shlex.split(line) for line in "".join(arrays).splitlines()]
+    words = [shlex.split(line, comments=True) for line in "".join(arrays).splitlines()]
     assert all(len(line) <= 2 for line in words)
     return {line[0]: line[1] if len(line) == 2 else True for line in words}
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from meshwright.export import deepspeed, launch
 from meshwright.export import limits as shared
+from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
 from meshwright.export.target import load
@@ -179,7 +180,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     beside = {}
     if _kind(r) == "DEEPSPEED":
         beside[deepspeed.FILE] = deepspeed.text(deepspeed.table(r, optimizer=False))
-    return {FILE: head + dumps(table), **beside, launch.FILE: start}, list(_notes(r))
+    return {FILE: commented(head + dumps(table), load(NAME).comments), **beside, launch.FILE: start}, list(_notes(r))
 
 
 def _command(r: Request) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from meshwright.export import launch, megatron_model
 from meshwright.export import limits as shared
+from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
 from meshwright.export.megatron_model import Flags
 from meshwright.export.megatron_precision import limits as precision_limits
@@ -207,7 +208,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
         lines += ["", f"{name}=(", *("  " + _words(flag, value) for flag, value in flags.items()), ")"]
     arrays = " ".join(f'"${{{name}[@]}}"' for name in groups)
     lines += ["", f'{launch.torchrun(r)} "$MEGATRON_LM/pretrain_gpt.py" {arrays} "$@"', ""]
-    return {FILE: "\n".join(lines)}, list(_notes(r))
+    return {FILE: commented("\n".join(lines), load(NAME).comments)}, list(_notes(r))
 
 
 def _wanted(r: Request) -> dict[str, str]:

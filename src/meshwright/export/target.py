@@ -35,7 +35,8 @@ class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An engine: ``title`` and ``version`` for headers, ``source`` of the keys, ``keys`` by section."""
+    """An engine: ``title`` and ``version`` for headers, ``source`` of the keys, ``keys`` by section, and
+    ``comments`` on what each says, for the file."""
 
     name: str
     title: str
@@ -43,6 +44,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: str
     keys: dict[str, tuple[str, ...]]
     models: tuple[Known, ...] = ()
+    comments: dict[str, str] = {}
 
     @property
     def label(self) -> str:

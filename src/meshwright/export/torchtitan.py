@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
+from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
 from meshwright.export.target import load
@@ -66,7 +67,7 @@ def _expert_tensor(r: Request) -> Iterator[Gap]:
 def write(r: Request) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     text = "\n".join([*_head(r), *_imports(r), *_constants(r), *_function(r)]) + "\n"
-    known = load(NAME).find(r.model)
+    text, known = commented(text, load(NAME).comments), load(NAME).find(r.model)
     notes = [launch.note(r, _command(r, FILE.removesuffix(".py")))]
     notes.append(f"keep {FILE} where Python finds it: PYTHONPATH=.")
     notes += titan.notes(r, known)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
+from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
 from meshwright.export.target import load
@@ -103,7 +104,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     known = load(NAME).find(r.model)
     head = [f"# Configuration for {load(NAME).label}, written by Meshwright.", f"# {r.name}", ""]
-    text = "\n".join(head) + dumps(_tables(r)) + _stage_modules(r)
+    text = commented("\n".join(head) + dumps(_tables(r)) + _stage_modules(r), load(NAME).comments)
     command = f"{launch.torchrun(r)} -m torchtitan.train --job.config_file "
     notes = [launch.note(r, command + FILE), *titan.notes(r, known)]
     if r.plan.overlap.tp and r.layout.tp > 1:
