@@ -16,8 +16,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"(```console\n)(.*?)(```)", re.DOTALL)
-#: What blocks are as wide as, whatever the terminal of whoever runs this.
-WIDTH = {"COLUMNS": "100"}
+#: What blocks are as wide as, whatever the terminal of whoever runs this: the book has room; the README shows what a
+#: usual terminal and a pipe do.
+COLUMNS = {"README.md": "80"}
+BOOK = "100"
 NUMBERS = re.compile(r"[\d.,]+|[█▏▎▍▌▋▊▉#.]+|\s+")
 
 
@@ -26,9 +28,9 @@ def words(line: str) -> str:
     return NUMBERS.sub("", line)
 
 
-def refreshed(block: str) -> str:
-    """A console block whose shown lines are those of a run now; lines that no longer appear are named and left for a
-    person."""
+def refreshed(block: str, columns: str = BOOK) -> str:
+    """A console block whose shown lines are those of a run now, in a terminal of so many `columns`; lines that no
+    longer appear are named and left for a person."""
     out: list[str] = []
     said: list[str] = []
     at = 0
@@ -36,7 +38,7 @@ def refreshed(block: str) -> str:
         if line.startswith("$ "):
             command = shlex.split(re.split(r"\s#", line[2:])[0])
             run = subprocess.run(
-                command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, **WIDTH}
+                command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, "COLUMNS": columns}
             )
             said, at = (run.stdout + run.stderr).splitlines(), 0
             out.append(line)
@@ -68,7 +70,8 @@ def main() -> None:
     papers()
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
-        new = BLOCK.sub(lambda m: m[1] + refreshed(m[2]) + m[3], text)
+        columns = COLUMNS.get(path.name, BOOK)
+        new = BLOCK.sub(lambda m, columns=columns: m[1] + refreshed(m[2], columns) + m[3], text)
         if new != text:
             path.write_text(new, encoding="utf-8")
             print(f"refreshed {path.relative_to(ROOT)}", file=sys.stderr)
