@@ -38,14 +38,14 @@ demo: .venv/core
 	mkdir -p out
 	$(BIN)/meshwright predict $(PLANNED) --report out/report.html --trace out/step.json.gz
 	@echo
-	$(BIN)/meshwright search $(ASKED) --top 3 --save out/plan-of-64.toml --report out/search.html
+	$(BIN)/meshwright search $(ASKED) --for megatron --top 3 --save out/plan-of-64.toml --report out/search.html
 	@echo
-	$(BIN)/meshwright export $(PLANNED) --to megatron --out out/pretrain.sh
+	$(BIN)/meshwright export out/plan-of-64.toml --to megatron --out out/pretrain.sh
 	@echo; echo "Look at"
 	@echo "  out/report.html     the answer with its timeline, in a browser"
 	@echo "  out/step.json.gz    the same step for ui.perfetto.dev"
-	@echo "  out/search.html     the search; out/plan-of-64.toml is its winner"
-	@echo "  out/pretrain.sh     the plan as flags of Megatron-LM"
+	@echo "  out/search.html     the search of plans that Megatron-LM runs; out/plan-of-64.toml is the one it recommends"
+	@echo "  out/pretrain.sh     that plan as flags of Megatron-LM, with its launch"
 	@echo; echo "Now a plan for this machine, trained for real: this part installs torch, Ctrl-C leaves it out"
 	@$(MAKE) --no-print-directory demo-run || echo "training needs torch, which did not install or run here: \
 	what is above needs none of it"
