@@ -39,8 +39,7 @@ ORDER = (
     ("search",),
     ("export", "papers"),
     ("report",),
-    ("ui",),
-    ("cli",),
+    ("ui", "cli"),
     ("__main__",),
 )
 RANK = {name: place for place, names in enumerate(ORDER) for name in names}

@@ -18,6 +18,7 @@ from meshwright.predict import predict
 from meshwright.prediction import Prediction
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, html
+from meshwright.report.remedies import remedies
 from meshwright.spec.toml_text import dumps
 from meshwright.ui import controls
 from meshwright.ui.asked import CLUSTER_FILE, CONFIG_FILE, Asked, Read, read
@@ -125,7 +126,7 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
     out["verdict"] = {
         "fits": prediction.fits,
         "fit": verdict[0],
-        "remedies": list(facts.remedies(prediction)),
+        "remedies": list(remedies(prediction)),
         "step_time_s": prediction.step_time_s,
         "values": objectives(prediction),
         "title": f"{verdict[1].split('/')[0]} a step, {prediction.model.name} on {prediction.cluster.name}",

@@ -10,6 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from meshwright import catalog as entries
 from meshwright.cost import frameworks
+from meshwright.export.engines import ENGINES
 from meshwright.quantity import big, gibibytes
 from meshwright.report import palette
 from meshwright.report.html import STYLES as REPORT_STYLES
@@ -37,6 +38,7 @@ def render(start: dict[str, Any]) -> str:
         styles=(THEME, *REPORT_STYLES, *STYLES),
         scripts=(*REPORT_SCRIPTS, *SCRIPTS),
         schedules=_schedules(),
+        engines=ENGINES,
     )
 
 

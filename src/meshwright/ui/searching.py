@@ -8,17 +8,20 @@ from typing import Annotated, Any
 
 import msgspec
 
+from meshwright.cli.demands import Said
+from meshwright.cost import standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.text import write
 from meshwright.quantity import big, seconds
-from meshwright.report.search_text import HEADS, cells, coverage, shown, verdict
+from meshwright.report.search_text import HEADS, cells, coverage, demanded, shown, verdict, words
+from meshwright.search.engines import extended
 from meshwright.search.find import find
 from meshwright.search.found import OBJECTIVES, Found
 from meshwright.search.progress import line
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.ui.asked import Asked, Text, read
+from meshwright.ui.asked import Asked, Id, Text, read
 from meshwright.ui.repair import changed
 
 Send = Callable[[dict[str, Any]], None]
@@ -26,7 +29,7 @@ Send = Callable[[dict[str, Any]], None]
 
 class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question without a plan. ``fix`` are facets that may only have some values, as words ``tp=8 schedule=1f1b``;
-    ``pareto`` two objectives."""
+    ``engines`` and ``headroom`` what plans have to be run by and leave free; ``pareto`` two objectives."""
 
     asked: Asked
     objective: Annotated[str, msgspec.Meta(max_length=20)] = "step"
@@ -35,6 +38,8 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         "headroom",
     )
     fix: Text = ""
+    engines: Id = ""
+    headroom: Id = ""
     top: Annotated[int, msgspec.Meta(ge=1, le=50)] = 8
 
 
@@ -46,26 +51,32 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
         MeshwrightError: what is wrong with the question (its plan is not asked), the facets and objectives.
     """
     found = read(request.asked)
-    wrong = [d for control, d in found.wrong if control != "plan"]
+    said = Said(headroom=request.headroom, engines=request.engines, framework=request.asked.framework)
+    wrong = [*(d for control, d in found.wrong if control != "plan"), *said.wrong()]
     if wrong:
         raise MeshwrightError(wrong)
     assert found.model and found.cluster and found.train
     question = (found.model, found.cluster, found.train)
-    space = restricted(default(*question), fix=tuple(request.fix.split()), bound=(), exclude=(), allow=())
+    demands, remarks = said.of(*question)
+    usual = extended(default(*question), demands.engines)
+    space = restricted(usual, fix=tuple(request.fix.split()), bound=(), exclude=(), allow=())
 
     def report(walk: Any) -> None:
         done = min(walk.rejected.total() + len(walk.tried), walk.covered)
         share = done / walk.covered if walk.covered else 0.0
         send({"progress": line(walk), "share": share})
-        if stopped() and not walk.ended:
-            raise KeyboardInterrupt  # as Ctrl-C does: the walk ends, and what it found is the answer
+        if stopped():
+            walk.stopped = True
 
     gc.disable()  # as the command does: millions of small objects that live on, and no cycles
     try:
         answer = find(
             *question,
             space=space,
-            costs=found.costs,
+            costs=standard_on(found.cluster, said.profile),
+            families=True,
+            demands=demands,
+            recommend=True,
             objective=request.objective,
             objectives=request.pareto,
             top=request.top,
@@ -73,24 +84,39 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
         )
     finally:
         gc.enable()
-    return _plain(answer)
+    return _plain(msgspec.structs.replace(answer, remarks=tuple(remarks)))
 
 
 def _plain(found: Found) -> dict[str, Any]:
-    """What the page shows of a search; families and a recommended plan where the search names them."""
-    table = found.to_json()
+    """What the page shows of a search: the recommended plan, the best families, the front, why others lost."""
+    pick, beyond = found.recommended, found.unrunnable
     return {
         "verdict": verdict(found),
         "fits": found.fits,
         "coverage": coverage(found),
+        "remarks": [*filter(None, (demanded(found), *found.remarks))],
+        "recommended": pick
+        and {
+            "plan": _open(pick.plan),
+            "text": pick.plan.text(),
+            "why": f"{seconds(pick.prediction.step_time_s)} a step: {pick.why}",
+        },
+        "unrunnable": beyond
+        and {
+            "title": f"Faster by {beyond.wins:.1%}, but not run by {' or '.join(found.engines)}",
+            "text": f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step. {' '.join(beyond.reasons)}",
+        },
         "heads": list(HEADS),
         "rows": [
             {
                 "cells": list(cells(r)),
                 "plan": _open(r.plan),
+                "text": words(r),
                 "tie": r.tie is not None,
                 "delta": r.delta,
-                "share": r.prediction.tightest.peak_bytes / r.prediction.tightest.capacity_bytes,
+                "variants": [
+                    {"plan": _open(v.plan), "text": f"{v.plan.text()}: {seconds(v.step_time_s)}"} for v in r.variants
+                ],
             }
             for r in found.best
         ],
@@ -109,7 +135,6 @@ def _plain(found: Found) -> dict[str, Any]:
             for plan, values in found.pareto
         ],
         "rejected": [[why, big(n)] for why, n in sorted(found.pruned.items(), key=lambda item: -item[1])],
-        **{key: table[key] for key in ("families", "recommended") if key in table},
     }
 
 

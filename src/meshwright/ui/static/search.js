@@ -11,7 +11,7 @@ Meshwright.Search = class {
   }
 
   async start() {
-    const { objective, across, up, fix } = Object.fromEntries(new FormData(this.form));
+    const { objective, across, up, fix, engines, headroom } = Object.fromEntries(new FormData(this.form));
     const asked = { ...Meshwright.state.asked, plan: "", tries: [] };
     this.running = new AbortController();
     this.find("go").textContent = "Stop";
@@ -20,7 +20,7 @@ Meshwright.Search = class {
     this.find("line").textContent = "Starting";
     this.find("found").replaceChildren();
     try {
-      await Meshwright.ask.events({ asked, objective, pareto: [across, up], fix }, (name, value) => this.told(name, value), this.running.signal);
+      await Meshwright.ask.events({ asked, objective, pareto: [across, up], fix, engines, headroom }, (name, value) => this.told(name, value), this.running.signal);
     } catch (error) {
       if (error.name !== "AbortError") this.refuse(Meshwright.ask.failed("The search broke off.", "The server of this page does not answer.").errors);
     }
@@ -54,8 +54,14 @@ Meshwright.Search = class {
     const verdict = Meshwright.make("p", `answer ${found.fits ? "good" : "bad"}`);
     verdict.append(Meshwright.make("strong", "", found.verdict));
     const out = [verdict, Meshwright.make("p", "quiet", found.coverage)];
-    if (found.recommended?.reason) out.push(this.recommended(found.recommended));
+    out.push(...found.remarks.map((text) => Meshwright.make("p", "quiet", text)));
+    if (found.recommended) out.push(this.recommended(found.recommended));
     if (found.rows.length) out.push(this.table(found));
+    if (found.unrunnable) {
+      const box = Meshwright.make("div", "warnings");
+      box.append(Meshwright.make("h2", "", found.unrunnable.title), Meshwright.make("p", "", found.unrunnable.text));
+      out.push(box);
+    }
     if (found.points.length) {
       out.push(Meshwright.make("h3", "", `Pareto front: ${found.objectives[0].title} and ${found.objectives[1].title}`));
       out.push(Meshwright.pareto(found.objectives, found.points, (plan) => this.actions.plan(plan), this.actions.now()));
@@ -68,7 +74,7 @@ Meshwright.Search = class {
 
   recommended(row) {
     const box = Meshwright.make("div", "tried"), text = Meshwright.make("p");
-    text.append(Meshwright.make("b", "", "Recommended: "), Meshwright.make("code", "", row.plan), ` ${row.reason}`);
+    text.append(Meshwright.make("b", "", "Recommended: "), Meshwright.make("code", "", row.text), Meshwright.make("span", "sets quiet", row.why));
     box.append(text, this.load(row.plan));
     return box;
   }
@@ -82,26 +88,37 @@ Meshwright.Search = class {
 
   table(found) {
     const box = Meshwright.make("div", "card scroll"), table = Meshwright.make("table", "found"), head = Meshwright.make("tr");
-    head.append(...["", ...found.heads, ""].map((text) => Object.assign(Meshwright.make("th", "", text), { scope: "col" })));
+    head.append(...["", ...found.heads.slice(0, -1), "plan", ""].map((text) => Object.assign(Meshwright.make("th", "", text), { scope: "col" })));
     const thead = Meshwright.make("thead"), tbody = Meshwright.make("tbody");
     thead.append(head);
     found.rows.forEach((row, i) => {
-      const line = Meshwright.make("tr"), plan = row.cells.length - 1;
+      const line = Meshwright.make("tr"), plan = Meshwright.make("td");
       line.append(Meshwright.make("td", "quiet", row.tie ? "=" : String(i + 1)));
-      row.cells.forEach((text, k) => {
-        const cell = Meshwright.make("td", k === plan ? "" : "n", k === plan ? "" : text);
-        if (k === plan) cell.append(Meshwright.make("code", "", text), Meshwright.make("span", "quiet delta", row.delta));
-        line.append(cell);
-      });
+      line.append(...row.cells.slice(0, -1).map((text) => Meshwright.make("td", "n", text)));
+      plan.append(Meshwright.make("code", "", row.text), Meshwright.make("span", "quiet delta", row.delta));
+      if (row.variants.length) plan.append(this.variants(row));
+      line.append(plan);
       const last = Meshwright.make("td");
       last.append(this.load(row.plan));
       line.append(last);
       tbody.append(line);
     });
-    const caption = Meshwright.make("caption", "", "Best plans; = cannot be told from the first");
+    const caption = Meshwright.make("caption", "", "The best plan of each family; = cannot be told from the first");
     table.append(caption, thead, tbody);
     box.append(table);
     return box;
+  }
+
+  // The others of a plan's family, which take hardly longer.
+  variants(row) {
+    const details = Meshwright.make("details"), ul = Meshwright.make("ul", "recipes-not");
+    ul.append(...row.variants.map((v) => {
+      const item = Meshwright.make("li");
+      item.append(Meshwright.make("code", "", v.text), " ", this.load(v.plan));
+      return item;
+    }));
+    details.append(Meshwright.make("summary", "", row.cells.at(-1)), ul);
+    return details;
   }
 
   misses(rows) {
