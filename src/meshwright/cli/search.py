@@ -64,7 +64,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     save: options.text("FILE", "Write the recommended plan as a plan file, plan.toml.") = ""
     pick: options.text("WHICH", "Which plan --save writes: recommended (default) or fastest.") = ""
     report: options.text("FILE", "Write the search as one offline HTML file.") = ""
-    plot: options.text("FILE", "Write time and cost over the number of devices as .svg or .png.") = ""
+    plot: options.text("FILE", "Write the front, or time and cost over several clusters, as .svg or .png.") = ""
     store: options.text("FILE", "Where evaluated plans are kept, or none; the user's cache if left out.") = ""
     show: options.switch("List the questions in the store with their best plans, and do nothing else.") = False
     sql: options.text("SELECT", "Ask the store in SQL, and do nothing else.") = ""
@@ -217,3 +217,8 @@ def _write_files(found: Found, given: Options, ask: scaling.Asked) -> None:
 
         write(found, given.report)
         note(f"wrote {given.report}")
+    if given.plot and found.pareto:
+        from meshwright.report.search_plot import figure
+
+        figure(found).write(given.plot)
+        note(f"wrote {given.plot}")

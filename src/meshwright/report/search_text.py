@@ -110,6 +110,11 @@ def difference(low: float, high: float) -> str:
     return f"{low * scale:+.3g} to {high * scale:+.3g} {unit}"
 
 
+def share(value: float) -> str:
+    """A share in tenths of a percent."""
+    return f"{value:.1%}" if value >= 0.0005 else "less than 0.1%"
+
+
 def words(ranked: Ranked) -> str:
     """The plan, with the words of its other spellings."""
     return ranked.plan.text() + (f" (also: {', '.join(ranked.also)})" if ranked.also else "")
@@ -131,7 +136,7 @@ def _unrunnable(found: Found, page: Page) -> None:
     beyond = found.unrunnable
     if beyond is None:
         return
-    page.title(f"Faster by {beyond.wins:.1%}, but not run by {' or '.join(found.engines)}")
+    page.title(f"Faster by {share(beyond.wins)}, but not run by {' or '.join(found.engines)}")
     room = gibibytes(beyond.headroom_bytes)
     page.print(Text(f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step, {room} left"), indent=2)
     for reason in beyond.reasons:

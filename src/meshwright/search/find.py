@@ -105,8 +105,10 @@ def find(
             f"no plan of this space is legal for {model.name} on {cluster.name} with {train.text()}",
             help="free a facet, or say a smaller cluster, whose devices the batch can be split over",
         )
-    points = {t.plan: t for t in (*fitting, *roomy)}.values()
+    evaluated = {t.plan: t for t in (*fitting, *roomy)}.values()
+    points = tuple((t.plan, tuple(_value(o, t, walk) for o in objectives)) for t in evaluated)
     return Found(
+        question=(model.name, cluster.name, train.text()),
         space=space,
         best=best,
         recommended=pick,
@@ -126,7 +128,8 @@ def find(
         room_bytes=demands.room_bytes,
         objective=objective,
         objectives=objectives,
-        pareto=pareto([(t.plan, tuple(_value(o, t, walk) for o in objectives)) for t in points]),
+        pareto=pareto(points),
+        points=points,
     )
 
 

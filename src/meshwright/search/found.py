@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -71,16 +72,17 @@ class NearMiss(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer of a search.
+    """The answer of a search: ``question`` is the model, the cluster and the workload.
 
     ``covered`` plans are in the space; each was ``evaluated``, or ``pruned`` for the reason it is counted under.
     ``bounded`` of them had a bound of their own. ``best`` are in order, the fastest first; with ``families`` each is
     the best of its family. ``proven_optimal``: every plan not evaluated has a bound above the first of them, under the
     cost model. ``stopped``: somebody ended the search before it was done. ``framework`` is whose costs they are;
     ``engines`` and ``room_bytes`` what was demanded of every plan, with ``remarks`` on that. ``pareto`` are (plan,
-    values) along two objectives, among evaluated plans.
+    values) along two objectives, of the plans that were evaluated and fit; ``points`` are all of those.
     """
 
+    question: tuple[str, str, str]
     space: Space
     best: tuple[Ranked, ...]
     misses: tuple[NearMiss, ...]
@@ -102,6 +104,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     objective: str
     objectives: tuple[str, str]
     pareto: tuple[tuple[Plan, tuple[float, float]], ...]
+    points: tuple[tuple[Plan, tuple[float, float]], ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -134,6 +137,9 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
         """The answer as plain values; each of ``best`` is a prediction's JSON with its place among the others."""
         return {
             "format_version": FORMAT_VERSION,
+            "model": self.question[0],
+            "cluster": self.question[1],
+            "workload": self.question[2],
             "best": [
                 {
                     **r.prediction.to_json(),
@@ -197,7 +203,7 @@ def delta(before: Prediction, after: Prediction) -> str:
     return ", ".join(parts)
 
 
-def pareto(points: list[tuple[Plan, tuple[float, float]]]) -> tuple[tuple[Plan, tuple[float, float]], ...]:
+def pareto(points: Iterable[tuple[Plan, tuple[float, float]]]) -> tuple[tuple[Plan, tuple[float, float]], ...]:
     """The points no other is better than in one objective and as good in the other; smaller is better in both."""
     front: list[tuple[Plan, tuple[float, float]]] = []
     for plan, values in sorted(points, key=lambda p: (p[1], len(p[0].text()), p[0].text())):

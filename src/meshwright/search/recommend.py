@@ -1,8 +1,9 @@
 """The recommended plan: of those that the costs cannot tell from the fastest, the one with room that an engine runs.
 
 The fastest plan by a percent may fill the last gibibyte, which no framework's allocator grants, or say what no engine
-does. Among plans whose paired difference to it includes zero (:mod:`meshwright.search.ties`) nothing is known to be
-lost by taking one that leaves memory, that an engine runs, and that is said in fewer words.
+does. Among plans whose paired difference to it includes zero (:mod:`meshwright.search.ties`), and those that are faster
+than one of these, nothing is known to be lost by taking one that leaves memory, that an engine runs, and that is said
+in fewer words.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
     ranked = sorted(behind, key=lambda t: (t.headroom_bytes < enough_bytes(main), t.step_time_s))[:COMPARED]
     asked = (evaluator.model, evaluator.cluster, evaluator.train)
     run = simulate(first.plan, *asked, evaluator.costs)
-    alike = [first]
-    for t in ranked:
-        if t.step_time_s <= first.step_time_s * REACH and tie(simulate(t.plan, *asked, evaluator.costs), run):
-            alike.append(t)
+    near_enough = [t for t in ranked if t.step_time_s <= first.step_time_s * REACH]
+    tied = [t for t in near_enough if tie(simulate(t.plan, *asked, evaluator.costs), run)]
+    slowest = max((t.step_time_s for t in tied), default=first.step_time_s)
+    alike = [first, *(t for t in near_enough if t.step_time_s <= slowest)]
     enough = enough_bytes(main)
     who = {t.plan: Runnable(engines).runs(t.plan) for t in alike}
     better = Runnable(preferred(engines))
@@ -113,10 +114,9 @@ def _why(best: Tried, first: Tried, main: Walk) -> list[str]:
     more = best.headroom_bytes - first.headroom_bytes
     if best.plan == first.plan:
         parts.append("the fastest")
-    elif best.step_time_s == first.step_time_s:
-        parts.append("as fast as the fastest")
+    elif (slower := best.step_time_s / first.step_time_s - 1) < 0.0005:
+        parts.append("as fast as the fastest to a tenth of a percent")
     else:
-        slower = best.step_time_s / first.step_time_s - 1
         parts.append(f"{slower:.1%} slower than the fastest, inside what the costs are unsure of")
     enough = enough_bytes(main)
     if best.headroom_bytes < enough:
