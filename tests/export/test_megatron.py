@@ -7,12 +7,15 @@ import shutil
 import subprocess
 
 import pytest
+from hypothesis import given, settings
 
-from meshwright.export import target
+from meshwright.errors import Infeasible
+from meshwright.export import export, target
 from meshwright.export.megatron import stage_layout
 from meshwright.export.megatron_model import pattern
 from meshwright.spec.model import load
-from tests.export.questions import ask, listed
+from tests.export import megatron_arguments
+from tests.export.questions import ask, legal, listed
 
 #: model, cluster, workload, plan -> tp, pp, chunks a rank, cp, ep, etp, replicas of the optimizer's shards.
 CASES = {
@@ -206,3 +209,45 @@ def test_bash_starts_torchrun_with_the_flags(model, on, train, words, tmp_path):
         after = arguments[arguments.index(flag) + 1]
         assert said is True or after == (wanted[said[1:]] if said.startswith("$") else said)
     assert subprocess.run(["bash", script], env={"PATH": environment["PATH"]}, capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize(("model", "on", "train", "words"), cases())
+def test_the_command_line_is_one_that_megatron_lm_takes(model, on, train, words):
+    args = megatron_arguments.accepted(ask("megatron", model, on, train, words).text)
+    tp, pp, _, cp, ep, etp, _ = CASES[model, on, train, words]
+    sizes = (args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.context_parallel_size)
+    assert sizes == (tp, pp, cp)
+    assert (args.expert_model_parallel_size, args.expert_tensor_parallel_size) == (ep, etp)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("--bf16", "--bfloat16", "unrecognized"),
+        ("--optimizer adam", "--optimizer adamw", "invalid choice"),
+        ("--seq-length 8192", "--seq-length 8k", "invalid int"),
+        ("--overlap-grad-reduce", "", "gathers overlap where reductions do"),
+        ("--use-distributed-optimizer", "", "a sharded optimizer"),
+        ("--global-batch-size 64", "--global-batch-size 63", "the batch divides"),
+    ],
+)
+def test_what_megatron_lm_would_stop_with_is_found(old, new, why):
+    text = ask("megatron", "llama3-8b", "8xh100", "batch=64,seq=8192", "zero1").text
+    assert old in text
+    with pytest.raises(megatron_arguments.Refused, match=why):
+        megatron_arguments.accepted(text.replace(old, new))
+
+
+def test_the_record_has_every_flag_that_a_script_may_have():
+    flags = {flag for group in target("megatron").keys.values() for flag in group}
+    assert flags <= set(megatron_arguments.parser()._option_string_actions)
+
+
+@given(question=legal())
+@settings(max_examples=60)
+def test_whatever_is_exported_is_taken(question):
+    try:
+        exported = export("megatron", *question, framework=None)
+    except Infeasible:
+        return
+    megatron_arguments.accepted(exported.text)

@@ -7,6 +7,7 @@ from meshwright.errors import Infeasible
 from meshwright.spec.architecture import Model, stack
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import load
+from tests.export import megatron_arguments
 from tests.export.questions import ask, listed
 from tests.export.test_megatron import flags
 
@@ -92,12 +93,13 @@ def described(found):
 @pytest.mark.parametrize("name", catalog.names("models"))
 def test_the_flags_describe_every_parameter_or_the_model_is_refused(name):
     try:
-        found = flags(ask("megatron", name, *QUESTION).text)
+        found = flags(text := ask("megatron", name, *QUESTION).text)
     except Infeasible as error:
         assert {d.place for d in error.diagnostics} == {"model"}
         assert any(REFUSED.get(name, "") in d.message for d in error.diagnostics)
     else:
         assert name not in REFUSED
+        megatron_arguments.accepted(text)
         assert described(found).num_params == load(name).num_params
 
 
