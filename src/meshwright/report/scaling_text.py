@@ -13,6 +13,9 @@ from meshwright.report.page import WIDE, Page
 from meshwright.report.scaling_plot import Panel, panels
 from meshwright.search.scaling import Point, Scaling
 
+#: Width from which the table has room for some of its columns; intervals stand beside the curves too.
+COLUMNS = {140: ("80% interval",), WIDE: ("room",), 72: ("in time", "in budget", "tokens/s")}
+
 
 def render(scaling: Scaling, console: Console) -> None:
     """Print the whole answer to `console`."""
@@ -100,8 +103,8 @@ def remarks(scaling: Scaling) -> list[str]:
 
 def heads(scaling: Scaling) -> tuple[str, ...]:
     """The heads of the table's columns."""
-    goal = ("P(in time)",) if scaling.goal.days is not None else ()
-    goal += ("P(in budget)",) if scaling.goal.budget_usd is not None else ()
+    goal = ("in time",) if scaling.goal.days is not None else ()
+    goal += ("in budget",) if scaling.goal.budget_usd is not None else ()
     cost = "cost" if scaling.in_dollars else "device-hours"
     return ("cluster", "days", "80% interval", cost, "80% interval", *goal, "tokens/s", "MFU", "room", "plan")
 
@@ -136,7 +139,8 @@ TIES = "= cannot be told from the fastest, or from the cheapest: the 80% interva
 def _table(scaling: Scaling, page: Page) -> None:
     page.title("Clusters")
     names, rows = heads(scaling), [cells(p, scaling) for p in scaling.fitting]
-    shown = [i for i, name in enumerate(names) if page.width >= WIDE or name not in ("80% interval", "room")]
+    left_out = [name for least, columns in COLUMNS.items() if page.width < least for name in columns]
+    shown = [i for i, name in enumerate(names) if name not in left_out]
     out = [tuple(Text(names[i], "dim") for i in shown)]
     for point, row in zip(scaling.fitting, rows):
         style = "" if point.good else "dim"
@@ -154,13 +158,15 @@ def _drawn(panel: Panel, page: Page) -> None:
     values = [v for row in panel.rows for v in row[1:]] + ([panel.limit] if panel.limit else [])
     low, high = min(values) / 1.05, max(values) * 1.05
     names = [row[0].text for row in panel.rows]
-    width = max(page.width - max(map(len, names)) - 16, 16)
+    figures = [tuple(_figure(panel, v) for v in row[1:]) for row in panel.rows]
+    intervals = [f"[{least}, {most}]" for least, _, most in figures]
+    width = max(page.width - max(map(len, names)) - max(map(len, intervals)) - 18, 16)
 
     def at(value: float) -> int:
         return min(int((log(value) - log(low)) / (log(high) - log(low)) * width), width - 1)
 
     rows = []
-    for point, least, value, most in panel.rows:
+    for (point, least, value, most), figure, interval in zip(panel.rows, figures, intervals):
         line = [" "] * width
         for i in range(at(least), at(most) + 1):
             line[i] = "─" if page.unicode else "-"
@@ -168,6 +174,10 @@ def _drawn(panel: Panel, page: Page) -> None:
             line[at(panel.limit)] = "│" if page.unicode else "|"
         line[at(value)] = "●" if page.unicode else "o"
         style = "green" if point.good else "red"
-        figure = f"{value:.3g}" if panel.name == "days" else big(value)
-        rows.append((Text(point.text), Text(figure, justify="right"), Text("".join(line).rstrip(), style)))
+        cells = (Text(point.text), Text(figure[1], justify="right"), Text(interval, "dim"))
+        rows.append((*cells, Text("".join(line).rstrip(), style)))
     page.rows(rows)
+
+
+def _figure(panel: Panel, value: float) -> str:
+    return f"{value:.3g}" if panel.name == "days" else big(value)
