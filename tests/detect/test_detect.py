@@ -1,5 +1,6 @@
 """The cluster of a machine: what each tool's text says, and that what it does not say is marked as assumed."""
 
+import random
 import subprocess
 import sys
 
@@ -120,6 +121,41 @@ def test_lspci_alone_tells_devices_and_the_rest_is_assumed():
     found = detect(Machine({"lspci": LSPCI}), nodes=2)
     assert found.cluster.num_devices == 8
     assert all(source_of(v, "gb_s").startswith("assumed") for v in found.cluster.islands[0].levels)
+
+
+def test_a_processors_own_graphics_is_no_device_of_the_node():
+    own = "0c:00.0 VGA compatible controller: Advanced Micro Devices, Inc. [AMD/ATI] Raphael (rev c4)\n"
+    assert detect(Machine({"lspci": own + LSPCI})).cluster.num_devices == 4
+    assert refusal({"lspci": own}).code == "C017"
+
+
+def test_more_devices_than_the_usual_node_holds_are_all_there():
+    found = detect(Machine({QUERY_COMMAND: "Tesla V100-SXM2-32GB, 32768, 3, 16\n" * 16}), nodes=2).cluster
+    assert (found.num_devices, found.islands[0].num_nodes) == (32, 2)
+
+
+def test_a_number_that_no_machine_has_is_not_believed():
+    texts = {**A100_PCIE, "/proc/meminfo": "MemTotal: 5 kB\n", "/sys/class/net/eno1/speed": "100\n"}
+    node = detect(Machine(texts)).cluster.islands[0].node
+    assert source_of(node, "host_memory_bytes").startswith("assumed") and source_of(node, "nics").startswith("assumed")
+
+
+def test_mangled_texts_of_tools_give_a_cluster_or_a_refusal():
+    rng = random.Random(0)
+    for i in range(300):
+        texts = dict(rng.choice([DGX_H100, A100_PCIE, TWO_4090, MI300X]))
+        for key in rng.sample(sorted(texts), 3):
+            if isinstance(texts[key], str):
+                lines = texts[key].split("\n")
+                where = rng.randrange(len(lines))
+                lines[where] = lines[where][: rng.randrange(len(lines[where]) + 1)] if i % 2 else rng.choice(lines)
+                texts[key] = "\n".join(lines[: rng.choice([len(lines), where + 1])])
+        try:
+            cluster = detect(Machine(texts), nodes=2).cluster
+        except MeshwrightError as error:
+            assert error.exit_code == 2
+        else:
+            assert from_toml(template(cluster)) == cluster
 
 
 def test_memory_other_than_the_catalogs_is_the_machines_own():

@@ -310,3 +310,9 @@ def test_a_file_of_more_devices_than_any_cluster_has_is_refused():
 
 def test_a_file_that_is_nested_too_deeply_is_refused():
     assert "error[C004]" in refusal("a = " + "[" * 100_000)
+
+
+@pytest.mark.parametrize("key", ["nics", "host_memory_bytes", "devices"])
+def test_a_number_of_more_digits_than_anything_has_is_refused(key):
+    text = template(load("4x4xa100,25gbe"))
+    assert "C008" in codes(re.sub(rf"^{key} = .*$", f"{key} = {'9' * 400}", text, flags=re.MULTILINE))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from math import prod
 
 import msgspec
 
@@ -14,12 +15,15 @@ from meshwright.detect.ask import Answer, Here
 from meshwright.detect.host import Port
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.cluster import Cluster, Device, Island, Level, Node, load_device, source_of
+from meshwright.spec.cluster_check import limits
 from meshwright.spec.cluster_names import scale_up, share_of_node
 from meshwright.spec.cluster_tree import MOST_DEVICES
 from meshwright.spec.links import Link, links, networks
 
 #: Share by which a device's memory may differ from the catalog's before it is written as the machine's own.
 MEMORY_DIFFERS = 0.02
+#: Lanes that a PCIe slot has.
+LANES = (1, 2, 4, 8, 16, 32)
 VENDORS = re.compile(r"^(NVIDIA|AMD|Advanced Micro Devices, Inc\.)\s+", re.IGNORECASE)
 
 
@@ -96,6 +100,7 @@ def ask(here: Here) -> Facts:
             matrix, matrix_told = accelerators.amd_matrix(text), "rocm-smi --showtopotype"
         else:
             gpus, told = accelerators.lspci_gpus(said(here.run("lspci"))), "lspci"
+            gpus = tuple(gpu for gpu in gpus if known_device(gpu.name)) or gpus  # a processor's own graphics is none
     ports, told_ports = _ports(here, asked)
     drives = [name for name in here.names("/sys/block") if re.fullmatch(r"nvme\d+n\d+", name)]
     return Facts(
@@ -164,7 +169,7 @@ def _device(facts: Facts, said: str) -> Device:
 
 def _with_memory(device: Device, facts: Facts) -> Device:
     """The device with the memory that its driver tells, where that is not what the catalog says."""
-    sizes = {gpu.memory_bytes for gpu in facts.gpus if gpu.memory_bytes}
+    sizes = {g.memory_bytes for g in facts.gpus if g.memory_bytes and _plausible("memory_bytes", g.memory_bytes)}
     if not sizes or abs(min(sizes) / device.memory_bytes - 1) < MEMORY_DIFFERS:
         return device
     sources = {**device.sources, "memory_bytes": f"{facts.told_gpus}: {min(sizes):,} bytes"}
@@ -199,12 +204,18 @@ def _node(device: Device, facts: Facts) -> Node:
         "host_memory_bytes": (facts.memory_bytes, "/proc/meminfo: MemTotal"),
         "nvme_bytes": (facts.drive_bytes, "/sys/block/nvme*/size"),
     }
-    values = {field: value for field, (value, _) in told.items() if value}
-    sources |= {field: source for field, (value, source) in told.items() if value}
-    if not facts.drive_bytes:
+    told = {field: (value, source) for field, (value, source) in told.items() if value and _plausible(field, value)}
+    values = {field: value for field, (value, _) in told.items()}
+    sources |= {field: source for field, (_, source) in told.items()}
+    if "nvme_bytes" not in told:
         values |= {"nvme_bytes": 0, "nvme_gb_s": 0.0}
         sources |= dict.fromkeys(("nvme_bytes", "nvme_gb_s"), "/sys/block: no NVMe drive")
     return msgspec.structs.replace(node, **values, sources=sources)
+
+
+def _plausible(field: str, value: float) -> bool:
+    """Whether a number is one that a cluster file takes; a tool that says another is not believed."""
+    return not any(limits({field: value}, ""))
 
 
 def _assumed(device: Device, source: str) -> str:
@@ -225,7 +236,10 @@ def _inside(device: Device, facts: Facts, node: Node) -> tuple[tuple[Level, ...]
         node = msgspec.structs.replace(node, pcie_gb_s=slot, sources=sources)
     first = device.levels[0]
     if facts.matrix is None or count == 1:
-        return tuple(_level_assumed(level, device) for level in scale_up(device.levels, count)), node
+        levels = scale_up(device.levels, count)
+        if prod(level.arity for level in levels) != count:  # more than the standard node holds
+            levels = [_sized(first, count)]
+        return tuple(_level_assumed(level, device) for level in levels), node
     kind = "NV" if any(cell.startswith("NV") for row in facts.matrix.links for cell in row) else "XGMI"
     group = _joined(facts.matrix, kind)
     if group > 1 and not first.name.startswith(("nvlink", "xgmi")):
@@ -285,7 +299,7 @@ def _slot(facts: Facts) -> tuple[float, str]:
     """GB/s of a device's slot by its generation and lanes; 0 where nobody tells."""
     gpu = facts.gpus[0]
     link = links().get(f"pcie{gpu.pcie_generation}")
-    if link is None or not gpu.pcie_lanes:
+    if link is None or gpu.pcie_lanes not in LANES:
         return 0.0, ""
     told = f"{facts.told_gpus}: PCIe generation {gpu.pcie_generation}, {gpu.pcie_lanes} lanes; {link.source('gb_s')}"
     return link.gb_s * gpu.pcie_lanes / 16, told
@@ -309,9 +323,10 @@ def _pcie(node: Node, arity: int, facts: Facts, below: int) -> Level:
 def _network(facts: Facts) -> tuple[Link | None, list[Port]]:
     """The network between machines: the ports that are the accelerators' own where that is told, else the fastest; and
     the catalog's link of that rate or the next below."""
-    near = [p for p in facts.ports if facts.matrix is not None and p.name in facts.matrix.near]
-    best = max((p.gbit_s for p in near or facts.ports), default=0.0)
-    ports = [p for p in near or facts.ports if p.gbit_s == best]
+    ports = [p for p in facts.ports if _plausible("nic_gbit_s", p.gbit_s)]
+    near = [p for p in ports if facts.matrix is not None and p.name in facts.matrix.near]
+    best = max((p.gbit_s for p in near or ports), default=0.0)
+    ports = [p for p in near or ports if p.gbit_s == best]
     if not ports:
         return None, []
     kind = ports[0].kind

@@ -192,6 +192,11 @@ class _Reader:
         return self.record(nested, value, path)
 
     def plain(self, wanted: Any, value: Any, path: str) -> Any:
+        if _too_large(value):
+            self.report(
+                "C008", path, "a number of more digits than anything has", "check the unit that the key ends in"
+            )
+            return None
         try:
             return msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
@@ -206,6 +211,14 @@ class _Reader:
             for found in error.diagnostics:
                 self.report(found.code, f"{path} = {name}", found.message, found.help)
             return None
+
+
+def _too_large(value: Any) -> bool:
+    """Whether a value is, or holds, a whole number beyond 64 bits."""
+    if isinstance(value, int):
+        return abs(value) >= 2**63
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(_too_large(part) for part in inside)
 
 
 def device_from(table: dict[str, Any], place: str) -> Device:
