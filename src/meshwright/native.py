@@ -9,6 +9,7 @@ lies where Python keeps its own compiled files, and llvmlite loads it.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import sys
@@ -135,8 +136,6 @@ class Native:
         return code
 
     def _link(self, code: bytes) -> None:
-        import ctypes
-
         import llvmlite.binding as llvm
 
         engine = _engine()
@@ -181,7 +180,10 @@ def _passed(kind: str, argument: Any) -> Any:
         return argument
     if argument.dtype != _ARRAYS[kind] or not argument.flags.c_contiguous:
         raise TypeError(f"a native function takes contiguous {kind}, this is {argument.dtype} {argument.strides}")
-    return argument.ctypes.data
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(argument))
+    except (TypeError, ValueError):  # read-only or empty: as well, and slower
+        return argument.ctypes.data
 
 
 def _machine() -> tuple[str, str]:

@@ -169,14 +169,19 @@ def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: b
     p.last = worked
 
 
+#: Queue and entries waited for, of each entry.
+Structure = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+def structure_of(entries: list[Entry]) -> Structure:
+    """What decides the graph of a pass."""
+    return tuple([(e.queue, e.after) for e in entries])
+
+
 @lru_cache(maxsize=512)
-def _graph(structure: tuple[tuple[str, tuple[int, ...]], ...]) -> TaskGraph:
+def graph_of(structure: Structure) -> TaskGraph:
     """The graph of a pass, one cost key per task; durations live beside it, so equal structures share it."""
     builder = GraphBuilder(("layer",))
     for i, (queue, after) in enumerate(structure):
         builder.add("op", str(i), builder.stream(0, queue), after, layer=i)
     return builder.build()
-
-
-def graph_of(entries: list[Entry]) -> TaskGraph:
-    return _graph(tuple((e.queue, e.after) for e in entries))

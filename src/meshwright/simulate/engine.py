@@ -27,6 +27,21 @@ def times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times:
     return start, end
 
 
+class Listed:
+    """A graph so small that arrays cost more than what is done with them: the same loop, over lists."""
+
+    def __init__(self, graph: TaskGraph):
+        self._columns = tuple(column.tolist() for column in _columns(graph))
+        self._num_tasks, self._num_streams = graph.num_tasks, len(graph.streams)
+
+    def times(self, durations_s: list[float]) -> tuple[list[float], list[float]]:
+        """:func:`times`."""
+        n = self._num_tasks
+        start, end = [0.0] * n, [0.0] * n
+        _times.function(*self._columns, durations_s, n, [0.0] * self._num_streams, start, end)
+        return start, end
+
+
 def makespans(graph: TaskGraph, draws_s: NDArray[np.float64]) -> NDArray[np.float64]:
     """The makespan under each of D draws of the durations: `draws_s` [D, num_keys] -> [D] seconds."""
     draws_s, streams = _seconds(draws_s), len(graph.streams)

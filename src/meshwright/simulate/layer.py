@@ -6,14 +6,16 @@ SMs from the kernels beside it. What the host needs to issue the kernels bounds 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 
 from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
-from meshwright.lower.layer import Entry, graph_of
+from meshwright.lower.layer import Entry, Structure, graph_of, structure_of
 from meshwright.lower.mlp import SORTED
-from meshwright.simulate.engine import times
+from meshwright.simulate.engine import Listed
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
 
@@ -62,17 +64,22 @@ def _kernels(work: Work, costs: Costs) -> float:
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
+@lru_cache(maxsize=512)
+def _listed(structure: Structure) -> tuple[Listed, list[int]]:
+    """The graph of a pass, and the entry that each of its tasks is."""
+    graph = graph_of(structure)
+    return Listed(graph), graph.attribute("layer").tolist()
+
+
 def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: float = 1.0) -> LayerCost:
     """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of. `lag` is the time
     of the slowest device that others wait for over that of a middling one."""
     if not entries:
         return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
-    graph = graph_of(entries)
+    graph, entry_of = _listed(structure_of(entries))
     estimates = estimates_of(entries, device, costs, lag)
-    by_key = np.array([e.seconds for e in estimates])
-    start, end = (at.tolist() for at in times(graph, by_key))
-    entry_of = graph.attribute("layer").tolist()
+    start, end = graph.times([e.seconds for e in estimates])
     ended = [0.0] * len(entries)
     for position, index in enumerate(entry_of):
         ended[index] = end[position]

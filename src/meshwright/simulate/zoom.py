@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
-from meshwright.lower.layer import graph_of, program
+from meshwright.lower.layer import graph_of, program, structure_of
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import estimates_of
 from meshwright.timeline import Zoom, from_times
@@ -32,7 +32,7 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
             entries = program(pieces, which, recompute=unit.recompute, overlap=lowered.stages.plan.overlap)
             if not entries:
                 continue
-            graph = graph_of(entries)
+            graph = graph_of(structure_of(entries))
             estimates = estimates_of(entries, device, costs, lag)
             seconds = np.array([e.seconds for e in estimates])
             start, end = times(graph, seconds)
