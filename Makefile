@@ -80,6 +80,7 @@ lint: .venv/dev
 
 bench: .venv/dev
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.process
 	$(BIN)/python -m bench.emulated
 	$(BIN)/python -m bench.executor
 	$(BIN)/python -m bench.overhead

@@ -8,7 +8,6 @@ P003``) is data in ``catalog/codes/``.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -72,6 +71,8 @@ class Infeasible(MeshwrightError):
 
 def nearest(name: str, choices: Sequence[str], count: int = 3) -> str:
     """A help line that names the choices closest to `name`: ``did you mean h100_sxm, h100_pcie?``."""
+    import difflib
+
     close = difflib.get_close_matches(name.lower(), [c.lower() for c in choices], n=count, cutoff=0.5)
     by_lower = {c.lower(): c for c in choices}
     if close:
