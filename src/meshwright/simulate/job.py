@@ -1,0 +1,226 @@
+"""The level above the step: a training job over days, in a world where nodes fail and speeds change, on a virtual clock.
+
+The driver asks a decider (:mod:`meshwright.world.recovery`) what to do, lets the world happen, and adds up where the
+time goes. Between two events nothing is decided, so that any number of steps and checkpoints is one addition: a job
+costs as much as it has failures. Steps are whole only where a checkpoint counts them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, repeat
+from math import ceil, exp, expm1, floor
+
+import msgspec
+
+from meshwright.errors import MeshwrightError
+from meshwright.world.decider import Decider, Entry
+from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restart, Restarted, Train, Wait
+from meshwright.world.trace import Change
+
+#: Where the time of a job goes; they sum to it.
+CAUSES = ("steps", "checkpoints", "lost", "restarts", "waiting")
+#: A job that takes so many times what it would without failures does not get anywhere.
+HOPELESS = 1000.0
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training stands
+    still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back."""
+
+    num_steps: int
+    step_s: float
+    save_s: float
+    restart_s: float
+    repair_s: float
+
+
+class JobRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One job as it went: ``seconds`` in all, ``by_cause`` (steps and checkpoints that counted, work and checkpoints
+    that were lost, restarts, waiting for a repair), how many ``failures`` it met, and the decider's log."""
+
+    seconds: float
+    by_cause: dict[str, float]
+    failures: int
+    log: tuple[Entry, ...]
+
+
+class Stretch:
+    """Training from one step on: ``num_steps`` and a checkpoint after every ``every`` of them and after the last.
+
+    Its place is told in *nominal* seconds, which pass as the clock does while nothing is slow; a slowdown stretches
+    steps and not checkpoints.
+    """
+
+    def __init__(self, job: Job, num_steps: int, every: int):
+        self.step_s, self.save_s, self.every = job.step_s, job.save_s, every
+        self.work_s = every * job.step_s
+        self.cycle_s = self.work_s + job.save_s
+        self.saves = ceil(num_steps / every)
+        self.num_steps = num_steps
+        self.end_s = num_steps * job.step_s + self.saves * job.save_s
+
+    def elapsed_s(self, place: float, slowdown: float) -> float:
+        """Seconds from the beginning to a place."""
+        cycles = floor(place / self.cycle_s)
+        rest = place - cycles * self.cycle_s
+        # the last cycle may have fewer steps: its checkpoint follows them
+        work = min(rest, self.work_s, max(0.0, self.num_steps * self.step_s - cycles * self.work_s))
+        return cycles * (self.work_s * slowdown + self.save_s) + work * slowdown + (rest - work)
+
+    def place_at(self, elapsed_s: float, slowdown: float) -> float:
+        """The place so many seconds from the beginning; the inverse of :meth:`elapsed_s`."""
+        cycle = self.work_s * slowdown + self.save_s
+        cycles = min(floor(elapsed_s / cycle), self.saves)
+        rest = elapsed_s - cycles * cycle
+        work = min(self.work_s, max(0.0, self.num_steps * self.step_s - cycles * self.work_s))
+        done = rest / slowdown if rest <= work * slowdown else work + rest - work * slowdown
+        return min(cycles * self.cycle_s + done, self.end_s)
+
+    def saved(self, place: float) -> tuple[int, float]:
+        """Steps in checkpoints at a place, and the place where the last of these was complete."""
+        if place >= self.end_s:
+            return self.num_steps, self.end_s
+        cycles = min(floor(place / self.cycle_s), self.saves - 1)
+        return cycles * self.every, cycles * self.cycle_s
+
+
+def run_job(job: Job, decider: Decider, changes: Iterator[Change]) -> JobRun:
+    """The job from its first step to its last, while `changes` happen.
+
+    Raises:
+        MeshwrightError: O003 when failures leave the job no time to reach its next checkpoint.
+    """
+    return _Driver(job, decider, changes).run()
+
+
+class _Driver:
+    """The virtual clock: ``now_s``, what the job does until when, and what the world does next."""
+
+    def __init__(self, job: Job, decider: Decider, changes: Iterator[Change]):
+        self.job, self.decider = job, decider
+        self.changes = chain(changes, repeat(Change(float("inf"))))
+        self.next = next(self.changes)
+        self.now_s, self.slowdown, self.saved_steps, self.failures = 0.0, 1.0, 0, 0
+        self.repairs: list[float] = []
+        self.spent = dict.fromkeys(CAUSES, 0.0)
+        self.stretch: Stretch | None = None
+        self.place = self.begun_s = self.until_s = 0.0
+        self.doing: type = Wait
+        self.log: list[Entry] = []
+
+    def run(self) -> JobRun:
+        state, event = self.decider.begin(), Began()
+        limit = HOPELESS * (self.job.num_steps * (self.job.step_s + self.job.save_s) + self.job.restart_s)
+        while True:
+            state, decisions = self.decider.decide(state, event)
+            self.log.append(Entry(event, decisions))
+            for decision in decisions:
+                if isinstance(decision, Finish):
+                    return JobRun(
+                        seconds=self.now_s, by_cause=self.spent, failures=self.failures, log=tuple(self.log)
+                    )
+                self._start(decision)
+            event = self._happens()
+            if self.now_s > limit:
+                raise self._hopeless()
+
+    def _start(self, decision: Train | Restart | Wait) -> None:
+        self.begun_s, self.doing, self.stretch = self.now_s, type(decision), None
+        if isinstance(decision, Train):
+            left = self.job.num_steps - decision.first_step
+            self.stretch = Stretch(self.job, left, min(decision.save_every, max(left, 1)))
+            self.first_step, self.place, self.kept_s = decision.first_step, 0.0, self.now_s
+        self.until_s = {Restart: self.now_s + self.job.restart_s, Wait: float("inf")}.get(self.doing, 0.0)
+
+    def _happens(self) -> Event:
+        """The next thing that the decider is told."""
+        while True:
+            end = self._end_s()
+            repair = self.repairs[0] if self.repairs else float("inf")
+            if end <= repair and end <= self.next.at_s:
+                return self._done(end)
+            if repair <= self.next.at_s:
+                self._pass(repair)
+                self.repairs.pop(0)
+                if self.doing is Wait:
+                    self.spent["waiting"] += self.now_s - self.begun_s
+                    self.begun_s = self.now_s
+                return Repaired()
+            change, self.next = self.next, next(self.changes)
+            if change.slowdown is not None:
+                self._pass(change.at_s)
+                self.slowdown = change.slowdown
+            elif self.doing is not Wait:  # the nodes of a job that waits are not used, and none is told to fail
+                return self._fails(change.at_s)
+
+    def _end_s(self) -> float:
+        """When what the job does now is done, if nothing comes between."""
+        if self.stretch is None:
+            return self.until_s
+        whole = self.stretch.elapsed_s(self.stretch.end_s, self.slowdown)
+        return self.now_s + whole - self.stretch.elapsed_s(self.place, self.slowdown)
+
+    def _pass(self, at_s: float) -> None:
+        """Let the clock run to a time before which nothing else happens."""
+        if self.stretch is not None:
+            before = self.stretch.elapsed_s(self.place, self.slowdown)
+            place = self.stretch.place_at(before + at_s - self.now_s, self.slowdown)
+            _, kept = self.stretch.saved(place)
+            if kept > self.place:
+                self.kept_s = self.now_s + self.stretch.elapsed_s(kept, self.slowdown) - before
+            self.place = place
+        self.now_s = at_s
+
+    def _done(self, at_s: float) -> Event:
+        if self.stretch is None:
+            self.now_s = at_s
+            self.spent["restarts"] += self.now_s - self.begun_s
+            return Restarted()
+        self._pass(at_s)
+        self.place = self.stretch.end_s
+        self._count(self.stretch.num_steps, self.stretch.saves, at_s)
+        return Ended()
+
+    def _fails(self, at_s: float) -> Failed:
+        self.failures += 1
+        self._pass(at_s)
+        if self.stretch is not None:
+            steps, _ = self.stretch.saved(self.place)
+            self._count(steps, ceil(steps / self.stretch.every), self.kept_s)
+            self.spent["lost"] += at_s - self.kept_s
+        else:
+            self.spent["restarts"] += at_s - self.begun_s
+        self.repairs.append(at_s + self.job.repair_s)
+        return Failed(self.saved_steps)
+
+    def _count(self, steps: int, saves: int, kept_s: float) -> None:
+        """Book what counts of a stretch: its steps in checkpoints, which were complete at `kept_s`."""
+        self.saved_steps = self.first_step + steps
+        self.spent["checkpoints"] += saves * self.job.save_s
+        self.spent["steps"] += kept_s - self.begun_s - saves * self.job.save_s
+
+    def _hopeless(self) -> MeshwrightError:
+        return MeshwrightError.one(
+            "O003",
+            f"after {self.now_s / 86_400:,.0f} days and {self.failures:,} failures {self.saved_steps:,} of "
+            f"{self.job.num_steps:,} steps are done",
+            help="save more often, restart faster, have more spares, or use fewer nodes",
+        )
+
+
+def expected_s(job: Job, save_every: int, mtbf_s: float) -> float:
+    """Mean seconds of a job whose failures come at random, one in `mtbf_s` on average, with a spare for each.
+
+    A stretch of t seconds that a failure makes begin anew after a restart of R, which may fail too, takes
+    M e^(R/M) (e^(t/M) - 1) on average (Daly, 2006, doi 10.1016/j.future.2004.11.016, section 2.2); a job is as many of
+    them as it saves.
+    """
+    every = min(save_every, job.num_steps)
+    whole, rest = divmod(job.num_steps, every)
+
+    def stretch(steps: int) -> float:
+        length = steps * job.step_s + job.save_s
+        return mtbf_s * exp(job.restart_s / mtbf_s) * expm1(length / mtbf_s)
+
+    return whole * stretch(every) + (stretch(rest) if rest else 0.0)

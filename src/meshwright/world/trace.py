@@ -1,0 +1,187 @@
+"""World traces: when nodes of a job fail and how fast it runs, drawn from a mean time between failures or read from a
+file, and the words that say which.
+
+``--world mtbf=3h,spares=4,repair=12h`` says a world in words; what is left out is the cluster's own. A trace file has
+lines of ``seconds,event`` with the events ``fail`` and ``slow FACTOR`` (from then on a step takes FACTOR times as long)::
+
+    seconds,event
+    86400,fail
+    90000,slow 1.2
+    93600,slow 1
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+
+_UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", re.IGNORECASE)
+#: A century: longer times are slips of the keyboard.
+MOST_S = 3.2e9
+MOST_DRAWS, MOST_SPARES = 10_000, 10**6
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Something that happens at ``at_s`` seconds of the job: a failure where ``slowdown`` is None, else from then on
+    a step takes ``slowdown`` times as long."""
+
+    at_s: float
+    slowdown: float | None = None
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job meets, and what stands ready for it. ``trace`` is what happens, else failures are drawn with a mean of
+    ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``; ``spares`` stand in for
+    failed nodes (None: always). ``checkpoint_s`` between checkpoints and ``restart_s`` from a failure to the next step
+    are Young's and the usual ones where they are None."""
+
+    trace: tuple[Change, ...] | None = None
+    source: str = ""
+    mtbf_s: float | None = None
+    repair_s: float = 86_400.0
+    spares: int | None = None
+    checkpoint_s: float | None = None
+    restart_s: float | None = None
+    draws: int = 100
+    seed: int = 0
+
+
+def read(text: str, *, place: str = "--world") -> World:
+    """The world that words say, or a trace file with words behind it: ``failures.csv,spares=2``.
+
+    Raises:
+        MeshwrightError: O001 for every word that is wrong, O002 for every line of a trace that is; all at once.
+    """
+    fields: dict[str, object] = {}
+    wrong: list[Diagnostic] = []
+    for part in (part.strip() for part in text.split(",")):
+        key, equals, value = part.partition("=")
+        try:
+            if not equals and part.endswith(".csv"):
+                fields |= {"trace": read_trace(part), "source": part}
+            elif part != "catalog":  # the cluster's own failure rate, which is meant anyway
+                name, found = _word(key.lower(), value, place, text)
+                if fields.get(name, found) != found:
+                    wrong.append(_bad(place, text, f"{key} is said twice", "keep one of them"))
+                fields[name] = found
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    if "trace" in fields and "mtbf_s" in fields:
+        wrong.append(_bad(place, text, "a trace says when nodes fail, and so does mtbf", "keep one of them"))
+    if wrong:
+        raise MeshwrightError(wrong)
+    return World(**fields)
+
+
+def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
+    """One word's field and value."""
+    if key in _DURATIONS:
+        seconds = duration_s(value)
+        if seconds is None or seconds < _LEAST[key]:
+            raise MeshwrightError(
+                _bad(place, text, f"{key}={value!r} is not a duration", f"{key}=10m, such as 90s, 3h or 2d")
+            )
+        return _DURATIONS[key], seconds
+    if key in _COUNTS:
+        least, most = _COUNTS[key]
+        if not value.isdecimal() or not least <= int(value) <= most:
+            raise MeshwrightError(
+                _bad(place, text, f"{key}={value!r} is not a number from {least} to {most:,}", f"{key}={least}")
+            )
+        return key, int(value)
+    known = [*_DURATIONS, *_COUNTS, "catalog"]
+    help = f"{nearest(key, known)} or name a trace file, failures.csv"
+    raise MeshwrightError(_bad(place, text, f"unknown word {key!r} of a world", help))
+
+
+_DURATIONS = {"mtbf": "mtbf_s", "repair": "repair_s", "checkpoint": "checkpoint_s", "restart": "restart_s"}
+_LEAST = {"mtbf": 1.0, "repair": 0.0, "checkpoint": 1e-3, "restart": 0.0}
+_COUNTS = {"spares": (0, MOST_SPARES), "draws": (1, MOST_DRAWS), "seed": (0, 2**32 - 1)}
+
+
+def duration_s(text: str) -> float | None:
+    """``90s``, ``10m``, ``3h``, ``2d``, ``1w`` in seconds; None when it is none of them or above a century."""
+    match = _DURATION.fullmatch(text.strip())
+    seconds = float(match[1]) * _UNITS[match[2].lower()] if match else math.inf
+    return seconds if seconds <= MOST_S else None
+
+
+def _bad(place: str, text: str, message: str, help: str) -> Diagnostic:
+    return Diagnostic(code="O001", message=message, place=f"{place} {text}", help=help)
+
+
+def read_trace(path: str) -> tuple[Change, ...]:
+    """The changes in a trace file, in order of time.
+
+    Raises:
+        MeshwrightError: O002 unreadable, and for every line that is wrong, with its number.
+    """
+    try:
+        rows = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise MeshwrightError.one("O002", f"cannot read the trace: {reason}", place=path) from None
+    found: list[Change] = []
+    wrong: list[Diagnostic] = []
+    for number, row in enumerate(rows, 1):
+        cells = [cell.strip() for cell in row]
+        if not any(cells) or (number == 1 and cells[0].lower() == "seconds"):
+            continue
+        problem = _problem(cells, found[-1].at_s if found else 0.0)
+        if problem:
+            wrong.append(Diagnostic(code="O002", message=problem, place=f"{path}:{number}: {','.join(row)!r}"))
+            continue
+        factor = cells[1].split()[1:]
+        found.append(Change(float(cells[0]), float(factor[0]) if factor else None))
+    if not found and not wrong:
+        wrong.append(Diagnostic(code="O002", message="the trace has no events", place=path, help="86400,fail"))
+    if wrong:
+        raise MeshwrightError(wrong)
+    return tuple(found)
+
+
+def _problem(cells: list[str], after_s: float) -> str:
+    """Why a line of a trace cannot be; "" when it can."""
+    if len(cells) != 2:
+        return "a line is seconds,event"
+    at_s, event = _number(cells[0]), cells[1].lower().split()
+    if at_s is None or not 0 <= at_s <= MOST_S:
+        return "the time must be seconds from 0 on"
+    if at_s < after_s:
+        return f"times go up, and {cells[0]} comes after {after_s:g}"
+    if event == ["fail"]:
+        return ""
+    factor = _number(event[1]) if len(event) == 2 and event[0] == "slow" else None
+    return "" if factor is not None and 1e-3 <= factor <= 1e6 else "the event must be fail, or slow and a factor above 0"
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def changes(world: World, mtbf_s: float | None, draw: int) -> Iterator[Change]:
+    """What happens in one draw of the world, without end where failures are drawn: exponential times of mean `mtbf_s`,
+    none where that is None. A trace is the same in every draw."""
+    if world.trace is not None:
+        yield from world.trace
+        return
+    if mtbf_s is None:
+        return
+    rng, at_s = np.random.default_rng((world.seed, draw)), 0.0
+    while True:
+        for gap in rng.exponential(mtbf_s, 64).tolist():
+            at_s += gap
+            yield Change(at_s)
