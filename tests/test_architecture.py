@@ -22,7 +22,7 @@ ORDER = (
     ("measured",),
     ("catalog",),
     ("spec",),
-    ("work",),
+    ("work", "world"),
     ("detect",),
     ("schedules",),
     ("plan",),

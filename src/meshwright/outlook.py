@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
+from typing import NamedTuple
 
+import numpy as np
+
+from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
 from meshwright.plan import Plan
 from meshwright.prediction import Money, TrainingRun
+from meshwright.quantity import seconds
+from meshwright.simulate.job import CAUSES, Job, expected_s, run_job
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import Train
+from meshwright.world.recovery import Recovery
+from meshwright.world.trace import World, changes
 
 #: Time from an interruption to the first new step: detection, restart, loading. Assumed; flagged where shown.
 RESTART_S = 600.0
+#: Time between checkpoints where nobody knows how often nodes fail or what a checkpoint takes. Assumed.
+USUAL_CHECKPOINT_S = 1800.0
+#: Quantiles of the 80% interval.
+INTERVAL = (0.1, 0.9)
+#: (what, seconds or None for "not included", note)
+Line = tuple[str, float | None, str]
 
 
 def money(cluster: Cluster, plan: Plan, train: Train, step_s: float) -> Money:
@@ -61,51 +75,125 @@ def training_run(
     step_s: float,
     interval_s: tuple[float, float],
     draws_s: Sequence[float],
+    world: World | None = None,
 ) -> TrainingRun:
     """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
     `draws_s` are of the step time `step_s`.
 
     Checkpoints go to the nodes' own drives at their rated speed, at Young's interval sqrt(2 d M) for a write time d
-    and a mean time between interruptions M (Young, 1974); an interruption loses half an interval and a restart.
+    and a mean time between interruptions M (Young, 1974); failures take what they do on average (Daly, 2006). In a
+    `world` they are simulated instead, once for each of its draws.
+
+    Raises:
+        MeshwrightError: O004 when the world does not say what the catalog does not know either.
     """
     steps = -(-int(train.tokens) // train.tokens_per_step)
-    compute = steps * step_s
-    lines: list[tuple[str, float | None, str]] = [("steps", compute, f"{steps:,} steps of {step_s:.3f} s")]
-    mtbf_h = cluster.interruption_hours()
-    write = _checkpoint_seconds(lowered, cluster, plan)
-    total = compute
-    if mtbf_h is None or write is None:
-        why = "no failure rate in the catalog" if mtbf_h is None else "no drive speed in the catalog"
-        lines += [("checkpoints", None, why), ("failures", None, why)]
+    sizes = _sizes(lowered, cluster, plan, steps, step_s, world or World())
+    if world is None:
+        lines = _expected(sizes)
+        total = sum(seconds for _, seconds, _ in lines if seconds is not None)
+        whole = total / step_s  # seconds of the run for each second of a step: every line above goes with the step
+        low, high = interval_s[0] * whole, interval_s[1] * whole
+        drawn = [float(draw) * whole for draw in draws_s]
     else:
-        mtbf = mtbf_h * 3600
-        interval = sqrt(2 * write * mtbf)
-        saved = compute / interval * write
-        lost = (compute + saved) / mtbf * (interval / 2 + RESTART_S)
-        lines += [
-            ("checkpoints", saved, f"{write:.1f} s every {interval / 60:.0f} min, blocking, to local drives"),
-            ("failures", lost, f"one every {mtbf / 3600:.1f} h, half an interval and {RESTART_S / 60:.0f} min each"),
-        ]
-        total += saved + lost
+        lines, total, drawn = _simulated(sizes, world, step_s, draws_s)
+        low, high = (float(q) for q in np.quantile(drawn, INTERVAL))
     lines.append(("data loading", None, "assumed to be hidden behind compute"))
     lines.append(("evaluation", None, "depends on the run"))
     hourly = cluster.total_price_usd_hour()
-    usd = None if hourly is None else hourly * total / 3600
-    whole = total / step_s  # seconds of the run for each second of a step: every line above goes with the step
-    low, high = interval_s[0] * whole, interval_s[1] * whole
     return TrainingRun(
         tokens=train.tokens,
         num_steps=steps,
         seconds=total,
-        usd=usd,
+        usd=None if hourly is None else hourly * total / 3600,
         lines=tuple(lines),
         num_devices=cluster.num_devices,
         seconds_interval=(low, high),
         usd_interval=None if hourly is None else (hourly * low / 3600, hourly * high / 3600),
-        draws_s=tuple(float(draw) * whole for draw in draws_s),
+        draws_s=tuple(drawn),
         price_usd_hour=hourly,
         price_source=price_source(cluster),
     )
+
+
+class _Sizes(NamedTuple):
+    """A job, the steps between its checkpoints, and the mean seconds between its failures; None where it is not known
+    what a checkpoint or a failure takes, for the reasons in ``lacks``."""
+
+    job: Job
+    save_every: int
+    mtbf_s: float | None
+    lacks: tuple[str, ...]
+
+
+def _sizes(lowered: Lowered, cluster: Cluster, plan: Plan, steps: int, step_s: float, world: World) -> _Sizes:
+    """What the world says, else what the catalog knows."""
+    mtbf_h = cluster.interruption_hours()
+    mtbf_s = world.mtbf_s or (None if mtbf_h is None else mtbf_h * 3600)
+    save_s = _checkpoint_seconds(lowered, cluster, plan) if world.save_s is None else world.save_s
+    lacks = []
+    if mtbf_s is None and world.trace is None:
+        lacks.append("no failure rate in the catalog")
+    if save_s is None:
+        lacks.append("no drive speed in the catalog")
+    every_s = world.checkpoint_s
+    if every_s is None:
+        every_s = sqrt(2 * save_s * mtbf_s) if save_s and mtbf_s else USUAL_CHECKPOINT_S
+    job = Job(
+        num_steps=steps,
+        step_s=step_s,
+        save_s=save_s or 0.0,
+        restart_s=RESTART_S if world.restart_s is None else world.restart_s,
+        repair_s=world.repair_s,
+    )
+    return _Sizes(job, min(steps, max(1, round(every_s / step_s))), mtbf_s, tuple(lacks))
+
+
+def _expected(sizes: _Sizes) -> list[Line]:
+    """The lines of a run whose failures are as their mean."""
+    job, every = sizes.job, sizes.save_every
+    lines: list[Line] = [("steps", job.num_steps * job.step_s, f"{job.num_steps:,} steps of {job.step_s:.3f} s")]
+    if sizes.lacks:
+        return [*lines, *((what, None, sizes.lacks[0]) for what in ("checkpoints", "failures"))]
+    saved = -(-job.num_steps // every) * job.save_s
+    lost = max(0.0, expected_s(job, every, sizes.mtbf_s) - lines[0][1] - saved)
+    often = f"one every {sizes.mtbf_s / 3600:.1f} h: work since a checkpoint and {job.restart_s / 60:.0f} min each"
+    return [*lines, ("checkpoints", saved, _saves(job, every)), ("failures", lost, often)]
+
+
+def _simulated(
+    sizes: _Sizes, world: World, step_s: float, draws_s: Sequence[float]
+) -> tuple[list[Line], float, list[float]]:
+    """The lines of the mean run in a world, its seconds, and those of every draw: failures and step time drawn."""
+    if sizes.lacks:
+        help = "say mtbf= or name a trace" if sizes.mtbf_s is None and world.trace is None else "say save=30s"
+        raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(sizes.lacks)}", help=help)
+    decider = Recovery(save_every=sizes.save_every, spares=world.spares)
+    runs = [run_job(sizes.job, decider, changes(world, sizes.mtbf_s, draw)) for draw in range(world.draws)]
+    count, job = len(runs), sizes.job
+    mean = {cause: sum(run.by_cause[cause] for run in runs) / count for cause in CAUSES}
+    failures = sum(run.failures for run in runs) / count
+    ready = "a spare for every failed node" if world.spares is None else f"{world.spares} spare nodes"
+    notes = {
+        "steps": f"{job.num_steps:,} steps of {job.step_s:.3f} s",
+        "checkpoints": _saves(job, sizes.save_every),
+        "lost": f"work since a checkpoint, {failures:,.1f} failures on average",
+        "restarts": f"{job.restart_s / 60:.3g} min from a failure to the next step; {ready}",
+        "waiting": f"for one of the failed nodes, each back after {seconds(job.repair_s)}",
+    }
+    names = {"lost": "lost work", "waiting": "waiting for nodes"}
+    lines: list[Line] = [(names.get(cause, cause), mean[cause], notes[cause]) for cause in CAUSES]
+    # the errors of the costs stretch steps, drawn again for every draw of the world
+    others = [run.seconds - run.by_cause["steps"] for run in runs]
+    factors = [float(draw) / step_s for draw in draws_s]
+    drawn = [
+        run.by_cause["steps"] * factors[i % len(factors)] + rest for i, (run, rest) in enumerate(zip(runs, others))
+    ]
+    return lines, sum(mean.values()), drawn
+
+
+def _saves(job: Job, every: int) -> str:
+    return f"{job.save_s:.1f} s every {every:,} steps, {every * job.step_s / 60:.3g} min, blocking"
 
 
 def _checkpoint_seconds(lowered: Lowered, cluster: Cluster, plan: Plan) -> float | None:

@@ -30,6 +30,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Timeline, from_times
 from meshwright.work import attended_pairs
+from meshwright.world.trace import World
 
 #: Draws of the correlated errors behind the interval.
 NUM_DRAWS = 20
@@ -61,15 +62,24 @@ def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Co
 
 
 def predict(
-    model: Model, cluster: Cluster, train: Train, plan: Plan, *, costs: Costs | None = None, detail: bool = True
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    costs: Costs | None = None,
+    detail: bool = True,
+    world: World | None = None,
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 
     `costs` prices work items (default: :func:`meshwright.cost.standard_on`). Without `detail`
-    the sensitivities and the layer zooms are left out, which a search does not need.
+    the sensitivities and the layer zooms are left out, which a search does not need. The run over the workload's tokens
+    meets what the `world` says; without one, failures as they are on average.
 
     Raises:
-        MeshwrightError: every violation that makes the plan illegal here (P codes).
+        MeshwrightError: every violation that makes the plan illegal here (P codes); O003 and O004 for a world in which
+            the run does not end, or that does not say enough.
     """
     plan = plan.on(cluster.num_devices)
     found = check(plan, model, cluster, train)
@@ -108,7 +118,7 @@ def predict(
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
         cautions=cautions(run.lowered, costs, model, train, plan, mfu=mfu, step_s=step),
         money=bill,
-        run=training_run(run.lowered, cluster, plan, train, step, interval, draws) if train.tokens else None,
+        run=training_run(run.lowered, cluster, plan, train, step, interval, draws, world) if train.tokens else None,
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,

@@ -154,3 +154,28 @@ def test_tokens_of_an_option_go_over_those_of_a_question_file(over, tmp_path):
     question = asked({"model": str(file), **over})
     (_, on, train, _), wrong = read_parts(question)
     assert (wrong, train.tokens, question.days, on.total_price_usd_hour()) == ([], 1e12, "30", 20.0)
+
+
+def test_a_world_is_simulated_and_its_mean_is_the_usual_answers(capsys):
+    usual = said(capsys, "--tokens", "1t")[1]["training_run"]
+    _, answer = said(capsys, "--tokens", "1t", "--world", "catalog,draws=50")
+    run = answer["training_run"]
+    lines = {what: seconds for what, seconds, _ in run["lines"] if seconds is not None}
+    assert sum(lines.values()) == pytest.approx(run["seconds"])
+    # failures are rare on 64 devices: fifty draws know their part of the run to some percent of itself
+    assert run["seconds"] == pytest.approx(usual["seconds"], rel=0.005)
+    assert run["seconds_interval"][0] < run["seconds"] < run["seconds_interval"][1]
+
+
+def test_a_world_with_too_few_spares_takes_longer(capsys):
+    seconds = [
+        said(capsys, "--tokens", "1t", "--world", f"mtbf=12h,repair=1d,draws=20{more}")[1]["training_run"]["seconds"]
+        for more in ("", ",spares=3", ",spares=0")
+    ]
+    assert seconds == sorted(seconds) and seconds[2] > 1.5 * seconds[0]
+
+
+def test_what_a_world_lacks_is_said_with_everything_else_that_is_wrong(capsys):
+    code, answer = said(capsys, "--world", "mtbf=soon")
+    assert code == 2
+    assert [e["code"] for e in answer["errors"]] == ["B003", "O001"]

@@ -6,13 +6,14 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, OPTIONAL, WANTED, asked, read_all
+from meshwright.cli.question import GOAL, OPTIONAL, WANTED, WORLD, asked, read_all
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file.
 
-With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met.
+With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
+--world simulated failure by failure.
 
 Exit code 0: it fits, in time and budget; 1: it does not; 2: the question is wrong."""
 
@@ -31,6 +32,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     days: options.DAYS = ""
     budget: options.BUDGET = ""
     price: options.PRICE = ""
+    world: options.text(
+        "WORLD", "What the run meets: mtbf=3h,spares=4,repair=12h, catalog or failures.csv: meshwright explain world."
+    ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     json: options.JSON = False
@@ -39,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL)}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD)}
     question = asked(said)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from meshwright.prediction import Prediction
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.goal import Goal
+    from meshwright.world.trace import World
 
 FORMAT_VERSION = 1
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
     """The four texts, a framework profile if one is named, a ``title`` that says what it is, and what is asked of the
-    whole training run: its tokens, a deadline, a budget and the price of a device-hour; ``base`` is the folder that
-    paths in them are relative to."""
+    whole training run: its tokens, a deadline, a budget, the price of a device-hour and the world it runs in; ``base``
+    is the folder that paths in them are relative to."""
 
     model: str = ""
     on: str = ""
@@ -48,12 +49,14 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     days: str = ""
     budget: str = ""
     price: str = ""
+    world: str = ""
     base: Path = Path()
 
 
 #: What a question file may say besides; a number where it is one.
 OPTIONAL = ("framework",)
 GOAL = ("tokens", "days", "budget", "price")
+WORLD = ("world",)
 #: Field -> how it is written on the command line, for what is missing.
 WANTED = {
     "model": "MODEL, a catalog name or a config.json (meshwright catalog models)",
@@ -123,7 +126,7 @@ def loads(text: str, path: str) -> Question:
     wrong = [
         _wrong(key, value, path)
         for key, value in table.items()
-        if key not in (*WANTED, *OPTIONAL, *GOAL, "title") or not _is_text(value)
+        if key not in (*WANTED, *OPTIONAL, *GOAL, *WORLD, "title") or not _is_text(value)
     ]
     if wrong:
         raise MeshwrightError(wrong)
@@ -157,7 +160,10 @@ def _less_tokens(question: Question, over: Mapping[str, str]) -> Question:
 
 def _from_here(text: str) -> str:
     """A path given as an option is relative to the working folder, not to the question file."""
-    return str(Path(text).resolve()) if text.endswith((".json", ".toml")) else text
+    if text.endswith((".json", ".toml")):
+        return str(Path(text).resolve())
+    parts = (part.strip() for part in text.split(","))  # a trace of a world may stand among other words
+    return ",".join(str(Path(p).resolve()) if p.endswith(".csv") and "=" not in p else p for p in parts)
 
 
 def beside(text: str, path: str) -> str:
@@ -194,18 +200,20 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
         found += unanswered
         wrong += [d for d in found if d not in before]  # what two questions share is wrong once
         before.update(found)
-        ready.append((parts, question.framework, goal))
+        world, unreadable = read_world(question, parts)
+        wrong += unreadable
+        ready.append((parts, question.framework, goal, world))
     if wrong:
         raise MeshwrightError(wrong)
-    return [_later(parts, framework, goal) for parts, framework, goal in ready]
+    return [_later(*one) for one in ready]
 
 
-def _later(parts: list[Any], framework: str, goal: Goal) -> Callable[[], Prediction]:
+def _later(parts: list[Any], framework: str, goal: Goal, world: World | None) -> Callable[[], Prediction]:
     def answer() -> Prediction:
         from meshwright.cost import standard_on
         from meshwright.predict import predict
 
-        prediction = predict(*parts, costs=standard_on(parts[1], framework))
+        prediction = predict(*parts, costs=standard_on(parts[1], framework), world=world)
         return msgspec.structs.replace(prediction, goal=goal)
 
     return answer
@@ -247,6 +255,25 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     if question.tokens and read("tokens", lambda: read_tokens(question.tokens)) and "train" in parts:
         read("train", lambda: with_tokens(parts["train"], parts["tokens"]))
     return [parts[field] for field in readers if field in parts], wrong
+
+
+def read_world(question: Question, parts: Iterable[Any]) -> tuple[World | None, list[Diagnostic]]:
+    """The world that the run of a question meets, None where none is said, and what is wrong with it, also for the
+    workload among the `parts`."""
+    from meshwright.spec.workload import Train
+    from meshwright.world.trace import read
+
+    if not question.world:
+        return None, []
+    wrong: list[Diagnostic] = []
+    if any(isinstance(part, Train) and not part.tokens for part in parts):
+        help = "add --tokens 15t, or tokens=15t to the workload"
+        message = "a world is of a whole run, and its tokens are not said"
+        wrong.append(Diagnostic(code="B003", message=message, place="--world", help=help))
+    try:
+        return read(question.world, base=question.base), wrong
+    except MeshwrightError as error:
+        return None, [*wrong, *error.diagnostics]
 
 
 def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diagnostic]]:
@@ -295,7 +322,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _wrong(key: str, value: Any, path: str) -> Diagnostic:
-    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, "title"]
+    known = ["format_version", *WANTED, *OPTIONAL, *GOAL, *WORLD, "title"]
     if key not in known:
         return Diagnostic(code="X008", message=f"unknown key {key!r}", place=path, help=nearest(key, known))
     return Diagnostic(

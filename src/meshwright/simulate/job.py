@@ -1,4 +1,4 @@
-"""The level above the step: a training job over days, in a world where nodes fail and speeds change, on a virtual clock.
+"""The level above the step: a training job over days, on a virtual clock, where nodes fail and speeds change.
 
 The driver asks a decider (:mod:`meshwright.world.recovery`) what to do, lets the world happen, and adds up where the
 time goes. Between two events nothing is decided, so that any number of steps and checkpoints is one addition: a job
@@ -25,8 +25,8 @@ HOPELESS = 1000.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training stands
-    still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back."""
+    """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training
+    stands still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back."""
 
     num_steps: int
     step_s: float
@@ -117,9 +117,7 @@ class _Driver:
             self.log.append(Entry(event, decisions))
             for decision in decisions:
                 if isinstance(decision, Finish):
-                    return JobRun(
-                        seconds=self.now_s, by_cause=self.spent, failures=self.failures, log=tuple(self.log)
-                    )
+                    return JobRun(seconds=self.now_s, by_cause=self.spent, failures=self.failures, log=tuple(self.log))
                 self._start(decision)
             event = self._happens()
             if self.now_s > limit:

@@ -1,4 +1,4 @@
-"""Recovery: what a training job does when a node fails: go on from the last checkpoint, on a spare node if there is one.
+"""Recovery: a training job whose node fails goes on from its last checkpoint, on a spare node if there is one.
 
 The job trains, and saves every so many steps. A failure takes back what was done since the last checkpoint. The node is
 replaced by a spare while there are any; with none left the job waits until a failed node is repaired. Restarts can fail

@@ -2,7 +2,7 @@
 file, and the words that say which.
 
 ``--world mtbf=3h,spares=4,repair=12h`` says a world in words; what is left out is the cluster's own. A trace file has
-lines of ``seconds,event`` with the events ``fail`` and ``slow FACTOR`` (from then on a step takes FACTOR times as long)::
+lines of ``seconds,event``: ``fail``, or ``slow FACTOR`` (from then on a step takes FACTOR times as long)::
 
     seconds,event
     86400,fail
@@ -41,22 +41,24 @@ class Change(msgspec.Struct, frozen=True):
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """What a job meets, and what stands ready for it. ``trace`` is what happens, else failures are drawn with a mean of
     ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``; ``spares`` stand in for
-    failed nodes (None: always). ``checkpoint_s`` between checkpoints and ``restart_s`` from a failure to the next step
-    are Young's and the usual ones where they are None."""
+    failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's drives write it), one every
+    ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure and the next step."""
 
     trace: tuple[Change, ...] | None = None
     source: str = ""
     mtbf_s: float | None = None
     repair_s: float = 86_400.0
     spares: int | None = None
+    save_s: float | None = None
     checkpoint_s: float | None = None
     restart_s: float | None = None
     draws: int = 100
     seed: int = 0
 
 
-def read(text: str, *, place: str = "--world") -> World:
-    """The world that words say, or a trace file with words behind it: ``failures.csv,spares=2``.
+def read(text: str, *, base: Path = Path(), place: str = "--world") -> World:
+    """The world that words say, or a trace file with words behind it: ``failures.csv,spares=2``. The file lies in
+    `base` unless its path says otherwise.
 
     Raises:
         MeshwrightError: O001 for every word that is wrong, O002 for every line of a trace that is; all at once.
@@ -67,7 +69,7 @@ def read(text: str, *, place: str = "--world") -> World:
         key, equals, value = part.partition("=")
         try:
             if not equals and part.endswith(".csv"):
-                fields |= {"trace": read_trace(part), "source": part}
+                fields |= {"trace": read_trace(str(base / part)), "source": part}
             elif part != "catalog":  # the cluster's own failure rate, which is meant anyway
                 name, found = _word(key.lower(), value, place, text)
                 if fields.get(name, found) != found:
@@ -103,8 +105,8 @@ def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
     raise MeshwrightError(_bad(place, text, f"unknown word {key!r} of a world", help))
 
 
-_DURATIONS = {"mtbf": "mtbf_s", "repair": "repair_s", "checkpoint": "checkpoint_s", "restart": "restart_s"}
-_LEAST = {"mtbf": 1.0, "repair": 0.0, "checkpoint": 1e-3, "restart": 0.0}
+_LEAST = {"mtbf": 1.0, "repair": 0.0, "save": 0.0, "checkpoint": 1e-3, "restart": 0.0}
+_DURATIONS = {key: f"{key}_s" for key in _LEAST}
 _COUNTS = {"spares": (0, MOST_SPARES), "draws": (1, MOST_DRAWS), "seed": (0, 2**32 - 1)}
 
 
@@ -161,7 +163,9 @@ def _problem(cells: list[str], after_s: float) -> str:
     if event == ["fail"]:
         return ""
     factor = _number(event[1]) if len(event) == 2 and event[0] == "slow" else None
-    return "" if factor is not None and 1e-3 <= factor <= 1e6 else "the event must be fail, or slow and a factor above 0"
+    return (
+        "" if factor is not None and 1e-3 <= factor <= 1e6 else "the event must be fail, or slow and a factor above 0"
+    )
 
 
 def _number(text: str) -> float | None:
