@@ -176,3 +176,16 @@ def test_zero1_under_a_pipeline_is_what_fsdp2_does_there():
 def test_zero1_without_a_pipeline_has_no_setting():
     with pytest.raises(Infeasible, match="zero1"):
         ask("torchtitan", "llama3-8b", "8xh100", "batch=64,seq=8192", "zero1")
+
+
+@pytest.mark.parametrize(("vpp", "again"), [(2, False), (3, False), (4, True)])
+def test_stages_beyond_three_a_rank_are_gathered_again_and_it_is_said(vpp, again):
+    pipelining = pytest.importorskip("torch.distributed.pipelining.schedules", reason="torch is not installed")
+    order = schedules.build("interleaved", 4, 16, vpp)
+    mine = slice(int(order.rank_ptr[0]), int(order.rank_ptr[1]))
+    passes = zip(*(column[mine].tolist() for column in (order.stage, order.kind, order.microbatch)))
+    said = [pipelining._Action.from_str(f"{stage}{'FIWB'[kind]}{mb}") for stage, kind, mb in passes]
+    gathers = [a for a in pipelining._add_unshard_reshard(said) if a.computation_type == pipelining.UNSHARD]
+    assert (len(gathers) > vpp) is again
+    notes = ask("torchtitan", "llama3-70b", "64xh100", "batch=512,seq=8192", f"tp4 pp4 vpp{vpp} fsdp").notes
+    assert any("gathers again" in note for note in notes) is again

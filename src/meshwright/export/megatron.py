@@ -119,11 +119,12 @@ def _context(r: Request) -> Iterator[Gap]:
 def _zero(r: Request) -> Iterator[Gap]:
     layout = r.layout
     if layout.zero >= 2 and layout.pp > 1:
+        alike = layout.zero == 3 or r.plan.pipeline.vpp == 1
         yield Gap(
             facet="layout.zero",
             value=f"{'fsdp' if layout.zero == 3 else 'zero2'} beside pp{layout.pp}",
             reason="its FSDP reduces gradients and gathers parameters for every microbatch, a pipeline once a step",
-            help="say zero1",
+            help="say zero1" + (", which is the same step under a pipeline" if alike else ""),
             mend={"layout.zero": 1},
         )
 

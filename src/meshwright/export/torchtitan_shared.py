@@ -28,6 +28,8 @@ NATIVE = {
 UNLOOPED = {"interleaved": "1F1B", "breadth-first": "GPipe"}
 #: The class that runs an order written out in a file.
 WRITTEN_OUT = "PipelineScheduleMulti"
+#: Stages of a rank that torch's schedules keep gathered at a time.
+KEPT_GATHERED = 3
 #: The nearest order with the same chunks for placements that torch's stages do not have.
 NEAREST_SCHEDULE = {"wave": ("interleaved", None), "bidirectional": ("1f1b", 1), "v": ("zb-v", 2)}
 SCHEDULE_FILE = "schedule.csv"
@@ -306,5 +308,8 @@ def notes(r: Request, known: Known) -> Iterator[str]:
         yield "document lengths are the data's; TorchTitan masks attention at document boundaries where it packs them"
     if r.layout.zero == 2 and r.layout.pp == 1 and r.num_microbatches > 1:
         yield "FSDP2 gathers parameters again for every microbatch; zero2 is predicted to gather them once a step"
+    if r.layout.pp > 1 and sharded(r) and r.plan.pipeline.vpp > KEPT_GATHERED:
+        vpp = r.plan.pipeline.vpp
+        yield f"torch keeps {KEPT_GATHERED} of a rank's {vpp} stages gathered, and gathers again; predicted once a step"
     if r.layout.pp > 1 and schedule(r) == WRITTEN_OUT:
         yield f"{SCHEDULE_FILE} holds the order of {r.plan.pipeline.schedule}; start in its folder"
