@@ -36,7 +36,8 @@ def test_a_team_with_64_h100_takes_llama_70b_from_a_question_to_megatron(folder,
     assert "zero2 beside pp4" in refused and "that fits: --plan" in refused
     # the fastest one that it runs, among those of one node's tensor parallelism
     narrow = ["--fix", "tp=8", "--fix", "cp=1", "--fix", "mb=1"]
-    shell("search", *question, "--for", "megatron", *narrow, "--save", "plan.toml")
+    saved = shell("search", *question, "--for", "megatron", *narrow, "--save", "plan.toml").err
+    assert "next: meshwright export plan.toml --to megatron" in saved
     said = json.loads(shell("predict", "plan.toml", "--json").out)
     assert said["fits"] and said["model"] == "llama3-70b"
     # its script: what their engine takes, for 8 nodes of 8, and what is theirs to fill in

@@ -212,6 +212,9 @@ def _write_files(found: Found, given: Options, ask: scaling.Asked) -> None:
         which = "the fastest plan" if pick == found.best[0].plan else "the recommended plan (--pick fastest: the other)"
         save(pick, given.save, ask.saved(ask.curves[0].text, given.save))
         note(f"wrote {given.save}, {which}: meshwright predict {given.save} says more")
+        if engine := given.for_.partition(",")[0].strip():
+            then = f"run {given.save}" if engine == "meshwright" else f"export {given.save} --to {engine}"
+            note(f"next: meshwright {then}")
     if given.report:
         from meshwright.report.search_html import write
 
