@@ -336,3 +336,21 @@ def test_round_values_of_an_axis_are_few_and_inside(low, high):
     assert 2 <= len(found) <= 7
     assert all(low <= v <= high for v in found) and found == sorted(found)
     assert all(len(big(v)) <= 5 for v in found)
+
+
+def test_a_search_that_is_stopped_in_its_warm_start_answers_with_that(monkeypatch):
+    """The first plan is evaluated and progress looked at, which stops it; the second ends the walk, with nothing else
+    looked at and no reason counted."""
+    where = load("8xh100")
+    best = searched(where).best[0].plan
+    space = restricted(default(LLAMA, where, TRAIN), fix=FEW)
+    other = msgspec.structs.replace(best, layout=msgspec.structs.replace(best.layout, zero=3 - best.layout.zero))
+
+    def stop(walk):
+        walk.stopped = True
+
+    monkeypatch.setattr("meshwright.search.walk.LOOK_S", -1.0)
+    found = find(LLAMA, where, TRAIN, space=space, top=1, first=(other, best), report=stop)
+    assert (found.stopped, found.evaluated, found.covered) == (True, 2, 0)
+    assert found.best[0].plan == best
+    assert all(count > 0 for count in found.pruned.values())

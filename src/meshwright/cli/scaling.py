@@ -145,7 +145,7 @@ class _Progress:
 
     def __call__(self, done: int, asked: int, text: str) -> None:
         left = (monotonic() - self._began) / done * (asked - done) if done else 0.0
-        total = f", about {seconds(left)} in all" if done else ""
+        total = f", about {seconds(left)} left in all" if done else ""
         self.before = f"{done + 1} of {asked} clusters, {text}{total}: "
 
 

@@ -283,7 +283,7 @@ class Walk:
         fits = sum(map(self.fits, self.tried.values()))
         out = self.rejected.copy()
         twice = max(0, out.total() + len(self.tried) - self.covered)
-        if twice:
+        if twice and out:  # a plan that was looked at first may be all there is
             out[max(out, key=lambda reason: out[reason])] -= twice
         out[NO_ROOM] = len(self.tried) - fits
         out[SLOWER] = max(0, fits - self.keep)
