@@ -176,6 +176,8 @@ def test_every_link_has_a_source_for_each_number_and_is_explained():
         ("10gbe", 0.7, 0.965),  # one stream of iperf: 9.64 of 10 Gbit/s
         ("25gbe", 0.37, 0.94),  # NVIDIA/nccl issue 209 and microsoft/apex_plus on 24 Gbit/s
         ("100gbe", 0.32, 0.48),  # NVIDIA/nccl issue 450: 4 to 6 GB/s of 12.5
+        ("200gbe", 0.05, 0.24),  # no more than over 100 Gbit/s; 1.2 GB/s a port of DebarghaG/estimate-train-time
+        ("400gbe", 0.025, 0.12),  # likewise
     ],
 )
 def test_collectives_over_tcp_reach_what_was_reported_of_it(word, low, high):
