@@ -179,3 +179,13 @@ def test_what_a_world_lacks_is_said_with_everything_else_that_is_wrong(capsys):
     code, answer = said(capsys, "--world", "mtbf=soon")
     assert code == 2
     assert [e["code"] for e in answer["errors"]] == ["B003", "O001"]
+
+
+def test_a_range_is_for_search_and_the_error_says_so(capsys):
+    found, err = codes(capsys, [*QUESTION[:2], "8..64xh100", *QUESTION[3:]])
+    assert found == ["B005"] and "meshwright search ... --on 8..64xh100" in err
+
+
+def test_a_name_near_a_preset_is_told_the_presets(capsys):
+    found, err = codes(capsys, ["pretrain-8b", *QUESTION[1:]])
+    assert found == ["M006"] and "presets: pretrain-405b-16384-h100" in err and "pretrain-8b-64-h100" in err

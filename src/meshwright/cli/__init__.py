@@ -37,7 +37,19 @@ COMMANDS = {
 }
 
 #: Verbs that neither train nor measure anything.
-THINKING = {"predict", "search", "diff", "whatif", "papers", "reproduce", "export", "explain", "catalog", "cluster"}
+THINKING = {
+    "predict",
+    "search",
+    "diff",
+    "whatif",
+    "papers",
+    "reproduce",
+    "export",
+    "explain",
+    "catalog",
+    "cluster",
+    "init",
+}
 
 EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192 --plan "tp8 pp4 vpp5 zero1"'
 

@@ -106,6 +106,16 @@ def _models() -> Iterable[str]:
     return catalog.names("models")
 
 
+def _presets() -> Iterable[str]:
+    from meshwright import catalog
+
+    return catalog.names("presets")
+
+
+def _questions() -> Iterable[str]:
+    return [*_models(), *_presets()]
+
+
 def _clusters() -> Iterable[str]:
     from meshwright import catalog
 
@@ -167,6 +177,8 @@ def _kinds() -> Iterable[str]:
 VALUES = {
     "--on": _clusters,
     "--framework": _frameworks,
+    "--preset": _presets,
+    "--model": _models,
     "--plan": _plan_words,
     "--train": _workload_words,
     "--to": _targets,
@@ -176,7 +188,8 @@ VALUES = {
 }
 #: Command -> what its first argument may be.
 POSITIONAL = {
-    **dict.fromkeys(("predict", "search", "run", "export", "whatif", "diff", "emulate", "weights"), _models),
+    **dict.fromkeys(("predict", "search", "run", "export", "whatif", "emulate"), _questions),
+    **dict.fromkeys(("diff", "weights"), _models),
     "explain": _terms,
     "catalog": _kinds,
     "reproduce": _papers,

@@ -228,7 +228,8 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     from meshwright.spec.model import load as read_model
     from meshwright.spec.workload import parse as read_train
 
-    readers = {"model": read_model, "on": read_cluster, "train": read_train, "plan": read_plan}
+    readers = {"model": _model_reader(read_model), "on": _one_cluster(read_cluster)}
+    readers |= {"train": read_train, "plan": read_plan}
     parts: dict[str, Any] = {}
     wrong: list[Diagnostic] = []
 
@@ -255,6 +256,40 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     if question.tokens and read("tokens", lambda: read_tokens(question.tokens)) and "train" in parts:
         read("train", lambda: with_tokens(parts["train"], parts["tokens"]))
     return [parts[field] for field in readers if field in parts], wrong
+
+
+def _model_reader(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of models that names the presets whose names are near, where no model is meant."""
+
+    def read(text: str) -> Any:
+        try:
+            return reader(text)
+        except MeshwrightError as error:
+            from meshwright import catalog
+
+            near = [name for name in catalog.names("presets") if text and name.startswith(plain(text)[:8])]
+            if not near or any(d.code != "M006" for d in error.diagnostics):
+                raise
+            wrong = [
+                msgspec.structs.replace(d, help=f"{d.help}; presets: {', '.join(near)}") for d in error.diagnostics
+            ]
+            raise MeshwrightError(wrong) from None
+
+    return read
+
+
+def _one_cluster(reader: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A reader of clusters that says where ranges are read."""
+
+    def read(text: str) -> Any:
+        from meshwright.spec.cluster_range import is_range
+
+        if not is_range(text):
+            return reader(text)
+        help = f"one cluster here; meshwright search ... --on {text} compares all of them"
+        raise MeshwrightError.one("B005", f"{text!r} is a range of clusters", place=f"--on {text}", help=help)
+
+    return read
 
 
 def read_world(question: Question, parts: Iterable[Any]) -> tuple[World | None, list[Diagnostic]]:
