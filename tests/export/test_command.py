@@ -135,3 +135,20 @@ def test_a_configuration_that_is_imported_has_the_name_of_a_module(name, tmp_pat
     assert main(["export", *QUESTION, "--to", "torchtitan", "--out", str(tmp_path / name)]) == 2
     assert "error[E003]" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_meshwright_itself_needs_no_export(capsys):
+    assert main(["export", *QUESTION, "--to", "meshwright"]) == 2
+    assert "help: it runs the plan as it is: meshwright run plan.toml" in capsys.readouterr().err
+
+
+def test_a_refusal_is_priced_for_the_target_whatever_the_file_was_searched_for(tmp_path, capsys):
+    file = tmp_path / "plan.toml"
+    told = PLAN.replace("[layout]", 'framework = "megatron-core"\n[layout]').replace("zero = 3", "zero = 1")
+    file.write_text(told)
+    assert main(["export", str(file), "--to", "torchtitan"]) == 1
+    assert "(costs of torchtitan)" in capsys.readouterr().err
+    assert main(["export", str(file), "--to", "torchtitan", "--framework", "deepspeed"]) == 1
+    assert "(costs of deepspeed)" in capsys.readouterr().err
+    assert main(["export", str(file), "--to", "torchtitan", "--framework", "banana"]) == 2
+    assert "banana" in capsys.readouterr().err

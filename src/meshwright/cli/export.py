@@ -38,7 +38,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
-    framework: options.text("NAME", "Whose host and memory costs the nearest plan is predicted with.") = ""
+    framework: options.text("NAME", "Whose costs the nearest plan is predicted with; the target's own if left out.") = (
+        ""
+    )
     to: options.text("TARGET", "torchtitan, torchtitan-toml, megatron, deepspeed or accelerate.") = ""
     out: options.text("FILE", "Write the configuration there, and its launch script beside it.") = ""
     json: options.JSON = False
@@ -63,7 +65,7 @@ def run(argv: list[str]) -> int:
         wrong += found
     if wrong:
         raise MeshwrightError(wrong)
-    exported = export(given.to, *parts, framework=question.framework)
+    exported = export(given.to, *parts, framework=given.framework)
     if given.out:
         exported = _written(exported, given.out)
     _show(exported, given)

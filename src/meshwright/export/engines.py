@@ -50,7 +50,9 @@ def exporter(name: str, known: tuple[str, ...] = tuple(TARGETS)) -> ModuleType:
         MeshwrightError: E002 for a name that is none of `known`.
     """
     if name not in TARGETS:
-        raise MeshwrightError.one("E002", f"no export to {name!r}", place=f"--to {name}", help=nearest(name, known))
+        own = "it runs the plan as it is: meshwright run plan.toml --data PATH"
+        help = own if name == OWN else nearest(name, known)
+        raise MeshwrightError.one("E002", f"no export to {name!r}", place=f"--to {name}", help=help)
     return import_module(f"meshwright.export.{TARGETS[name]}")
 
 
