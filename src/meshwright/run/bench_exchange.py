@@ -43,7 +43,7 @@ def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], 
             if world.first:
                 progress(title, sum(map(len, out.values())), total)
             run = _after(work, _collective(op, int(size), group, pool))
-            count = 10 if size < 1e6 else 4
+            count = scope.exchange_calls[size >= 1e6]
             clock.once(run, 2)
             pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(scope.exchange_repeats)]
             cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))

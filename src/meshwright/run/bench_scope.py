@@ -36,8 +36,8 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     Everything is gone through ``rounds`` times, and up to ``most_rounds`` times what then spreads by more than
     ``spread`` (the range of its repeats over their median). A repeat lasts ``span_s`` seconds: a core computes faster
     for the first milliseconds after a rest than it can go on, by up to a tenth. No round beyond ``rounds`` begins later
-    than ``patience_s`` after the first. ``pool_bytes``: memory that operands go through on a processor before any is
-    used again."""
+    than ``patience_s`` after the first. ``exchange_calls``: of a repeat of a small and of a large exchange.
+    ``pool_bytes``: memory that operands go through on a processor before any is used again."""
 
     name: str
     gemm_m: tuple[float, ...]
@@ -57,6 +57,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     patience_s: float
     pool_bytes: int
     exchange_repeats: int
+    exchange_calls: tuple[int, int]
     staged_repeats: int
 
 
@@ -92,10 +93,13 @@ FULL = Scope(
     patience_s=0.0,
     pool_bytes=128 << 20,
     exchange_repeats=5,
+    exchange_calls=(10, 4),
     staged_repeats=12,
 )
 
-#: For a first plan within a minute: what a small model on a few processes needs.
+#: For a first plan within a minute: what a small model on a few processes needs. Operands and models are larger than a
+#: core's own cache here too: in it a residual took half of what it takes in a step, and models that fit there pull the
+#: host's constants below those of models that do not.
 QUICK = Scope(
     name="quick",
     gemm_m=(64.0, 256.0, 1024.0),
@@ -103,14 +107,14 @@ QUICK = Scope(
     attention=((4.0, 16.0, 64.0), (32.0, 128.0, 512.0), (32.0, 64.0)),
     elementwise=_powers(4.0, 5, 12),
     elements=tuple(4**e for e in range(6, 11)),
-    together=1 << 21,
-    most_instances=64,
+    together=1 << 23,
+    most_instances=128,
     layers=(
         Layer(64, 176, 4, True, 64, 1, 8),
         Layer(128, 344, 4, True, 128, 1, 4),
-        Layer(128, 512, 4, False, 64, 2, 4),
+        Layer(128, 512, 4, False, 64, 2, 8),
         Layer(256, 688, 4, True, 128, 2, 4),
-        Layer(256, 704, 8, True, 64, 2, 1),
+        Layer(256, 704, 8, True, 128, 4, 2),
         Layer(256, 1024, 8, False, 256, 1, 2),
     ),
     collective_bytes=(256.0, 4096.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0),
@@ -122,6 +126,7 @@ QUICK = Scope(
     patience_s=15.0,
     pool_bytes=32 << 20,
     exchange_repeats=3,
+    exchange_calls=(6, 3),
     staged_repeats=6,
 )
 
