@@ -6,13 +6,14 @@ import shlex
 import shutil
 import subprocess
 
+import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
-from meshwright.errors import Infeasible
-from meshwright.export import export, target
+from meshwright.export import Request, export, megatron, megatron_model, target
 from meshwright.export.megatron import stage_layout
 from meshwright.export.megatron_model import pattern
+from meshwright.export.nearest_plan import mended
 from meshwright.spec.model import load
 from tests.export import megatron_arguments
 from tests.export.questions import ask, legal, listed
@@ -244,10 +245,13 @@ def test_the_record_has_every_flag_that_a_script_may_have():
 
 
 @given(question=legal())
-@settings(max_examples=60)
-def test_whatever_is_exported_is_taken(question):
-    try:
-        exported = export("megatron", *question, framework=None)
-    except Infeasible:
-        return
-    megatron_arguments.accepted(exported.text)
+@settings(max_examples=30)
+def test_the_nearest_of_any_plan_is_one_that_megatron_lm_takes(question):
+    asked, where, train, plan = question
+    train = msgspec.structs.replace(train, optimizer="adam", dropout=False)
+    request = Request(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices))
+    nearest = mended(request, megatron.limits)
+    assume(nearest is not None and not list(megatron_model.limits(request)))
+    exported = export("megatron", asked, where, train, nearest, framework=None)
+    args = megatron_arguments.accepted(exported.text)
+    assert args.tensor_model_parallel_size * args.pipeline_model_parallel_size <= where.num_devices
