@@ -86,7 +86,10 @@ def test_a_move_to_what_no_plan_has_is_an_error_at_its_control():
     assert controls_of(answer(Request(asked=asked(), moves={"tp": 7}))) == {("I009", "tp")}
 
 
-@pytest.mark.parametrize("moves", [{"tp": True}, {"tp": "x"}, {"tp": -4}, {"zzz": 1}, {"batch": -5}, {"sp": 3}])
+@pytest.mark.parametrize(
+    "moves",
+    [{"tp": True}, {"tp": 0}, {"dp": 0}, {"zero": 4}, {"tp": "x"}, {"tp": -4}, {"zzz": 1}, {"batch": -5}, {"sp": 3}],
+)
 def test_a_move_of_another_type_or_name_changes_nothing(moves):
     assert answer(Request(asked=asked(), moves=moves))["asked"]["plan"] == question()["plan"]
 

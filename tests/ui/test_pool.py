@@ -71,3 +71,14 @@ def test_too_many_waiting_requests_are_refused():
         return [d.code for d in refused.value.diagnostics], pool.waiting
 
     assert asyncio.run(ask()) == (["I006"], 0)
+
+
+def test_a_page_whose_processes_do_not_start_says_so_instead_of_waiting():
+    async def ask():
+        pool = Pool(size=0)
+        pool.starts_s = 0.01
+        with pytest.raises(MeshwrightError) as refused:
+            await pool.ask("a", "answer", ASKED)
+        return [d.code for d in refused.value.diagnostics], pool.waiting, len(pool.newest)
+
+    assert asyncio.run(ask()) == (["I008"], 0, 0)

@@ -113,7 +113,8 @@ def _suits(name: str, value: Any) -> bool:
     usual = controls.CONTROLS[name].of(Plan())
     if type(value) is not type(usual):
         return False
-    return 0 <= value <= 10**7 if type(value) is int else True
+    least, most = (0, 3) if name == "zero" else (1, 10**7)
+    return least <= value <= most if type(value) is int else True
 
 
 def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
@@ -131,6 +132,7 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
         "values": objectives(prediction),
         "title": f"{verdict[1].split('/')[0]} a step, {prediction.model.name} on {prediction.cluster.name}",
         "said": _said(prediction),
+        "short": " · ".join(["fits" if prediction.fits else "does not fit", *verdict[1:]]),
         "plan": prediction.plan.text(),
         "run": [list(line) for line in facts.training_run(prediction)[:1]],
         "limits": [

@@ -19,10 +19,12 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Place, changed, divisors, nearest
+from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Effort, Place, changed, divisors, nearest
 
 #: Stops of one control: more are thinned out, as nobody slides over a thousand.
 MOST_STOPS = 24
+#: Plans looked at for all stops together, which take some 15 us each.
+MOST_LOOKS = 4_000
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +88,9 @@ def _microbatches(plan: Plan, place: Place) -> Iterable[int]:
 
 
 def _vpps(plan: Plan, place: Place) -> Iterable[int]:
-    return range(1, min(place.model.num_layers // max(1, plan.layout.pp), MOST_CHUNKS) + 1)
+    if plan.layout.pp == 1:  # without a pipeline chunks follow each other on the same rank
+        return (1,)
+    return range(1, min(place.model.num_layers // plan.layout.pp, MOST_CHUNKS) + 1)
 
 
 def _always(*values: Any) -> Callable[[Plan, Place], Iterable[Any]]:
@@ -130,12 +134,14 @@ class Shown(msgspec.Struct, frozen=True):
     stops: tuple[Stop, ...]
 
 
-def moved(plan: Plan, name: str, value: Any, model: Model, cluster: Cluster, train: Train) -> Plan | None:
-    """The nearest legal plan in which the control has the value; None when there is none."""
+def moved(
+    plan: Plan, name: str, value: Any, model: Model, cluster: Cluster, train: Train, *, effort: Effort | None = None
+) -> Plan | None:
+    """The nearest legal plan in which the control has the value; None when none is found with the effort."""
     control = CONTROLS[name]
     pinned = frozenset({(control.facet, control.field)})
     started = control.put(plan if name == "dp" else changed(plan, "layout", dp=0), value)
-    found = nearest(started, Place(model, cluster, train, pinned))
+    found = nearest(started, Place(model, cluster, train, pinned, effort or Effort()))
     return None if found is None else _open(found, cluster)
 
 
@@ -146,16 +152,16 @@ def _open(plan: Plan, cluster: Cluster) -> Plan:
 
 
 def shown(plan: Plan, model: Model, cluster: Cluster, train: Train) -> dict[str, Shown]:
-    """Every control of a legal plan with its stops."""
+    """Every control of a plan with its stops."""
     full = plan.on(cluster.num_devices)
     place = Place(model, cluster, train)
     before = write(changed(full, "layout", dp=0)).split()
-    out = {}
+    out, effort = {}, Effort(MOST_LOOKS)
     for name, control in CONTROLS.items():
         now = control.of(full)
         offered = []
         for value in _thinned(control.values(full, place), now):
-            way = moved(plan, name, value, model, cluster, train)
+            way = moved(plan, name, value, model, cluster, train, effort=effort)
             if way is not None:
                 offered.append(Stop(value, "" if value == now else _also(before, way, control)))
         if all(stop.value != now for stop in offered):

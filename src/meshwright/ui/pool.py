@@ -92,7 +92,7 @@ class Pool:
     """Some workers for answers, and one process for each search."""
 
     def __init__(self, size: int = 2, limits_s: dict[str, float] = LIMITS_S):
-        self.size, self.limits_s = size, limits_s
+        self.size, self.limits_s, self.starts_s = size, limits_s, STARTS_S
         self.free: asyncio.Queue[Worker] = asyncio.Queue()
         self.newest: dict[tuple[str, str], asyncio.Event] = {}
         self.searches: dict[str, Worker] = {}
@@ -140,14 +140,23 @@ class Pool:
         self.waiting += 1
         got = asyncio.create_task(self.free.get())
         try:
-            return await self._unless(dropped, got)
+            async with asyncio.timeout(self.starts_s):
+                return await self._unless(dropped, got)
+        except TimeoutError:
+            self._drop(got)
+            message, help = "no process of the page is free or starts", "the terminal that it runs in says why"
+            raise MeshwrightError.one("I008", message, place="the page", help=help) from None
         except BaseException:
-            if got.done() and not got.cancelled():
-                self._give_back(got.result())
-            got.cancel()
+            self._drop(got)
             raise
         finally:
             self.waiting -= 1
+
+    def _drop(self, got: asyncio.Task) -> None:
+        """Wait for a worker no longer; one that came all the same is free again."""
+        if got.done() and not got.cancelled():
+            self._give_back(got.result())
+        got.cancel()
 
     async def search(self, page: str, body: dict[str, Any], event: Event) -> dict[str, Any]:
         """The answer of a search, which has a process of its own; a page's older search ends.
@@ -165,8 +174,8 @@ class Pool:
         try:
             await worker.start(COLD)
             return await self._within(worker.ask("search", body, event), "search")
-        except asyncio.IncompleteReadError:
-            return _ended("the search was ended")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return _ended("the search was ended, or needed more memory than there is")
         finally:
             if self.searches.get(page) is worker:
                 del self.searches[page]
@@ -189,7 +198,7 @@ class Pool:
         worker = Worker()
         self.workers.add(worker)
         try:
-            await asyncio.wait_for(worker.start(), STARTS_S)
+            await asyncio.wait_for(worker.start(), self.starts_s)
         except (TimeoutError, asyncio.IncompleteReadError):
             await self._end(worker)
             return

@@ -9,6 +9,8 @@ import msgspec
 from meshwright.errors import MeshwrightError
 from meshwright.papers.record import Paper, papers
 from meshwright.papers.whatif import what_if
+from meshwright.predict import predict
+from meshwright.prediction import Prediction
 from meshwright.quantity import seconds
 from meshwright.ui.asked import Asked, read
 
@@ -32,12 +34,30 @@ def recipes(request: RecipesRequest) -> dict[str, Any]:
     found = read(request.asked)
     if found.wrong:
         raise MeshwrightError([d for _, d in found.wrong])
-    on = request.asked.tries
-    rows = [_row(one, on, found.parts, found.costs) for one in papers().values() if one.recipe is not None]
+    on, before = request.asked.tries, predict(*found.parts, costs=found.costs, detail=False)
+    trying = Trying(parts=found.parts, costs=found.costs, before=before, others={})
+    rows = [_row(one, on, trying) for one in papers().values() if one.recipe is not None]
     return {"recipes": sorted(rows, key=lambda row: (row["error"] != "", not row["changed"], -row["gain"]))}
 
 
-def _row(one: Paper, on: tuple[str, ...], parts: tuple, costs: Any) -> dict[str, Any]:
+class Trying(msgspec.Struct, frozen=True, kw_only=True):
+    """What all recipes are tried on: the question, its plan's step, and the steps with some recipes over it."""
+
+    parts: tuple
+    costs: Any
+    before: Prediction
+    others: dict[tuple[str, ...], Prediction]
+
+    def step(self, names: tuple[str, ...]) -> Prediction:
+        """The step with these recipes over the plan."""
+        if not names:
+            return self.before
+        if names not in self.others:
+            self.others[names] = what_if(names, *self.parts, costs=self.costs, before=self.before).after
+        return self.others[names]
+
+
+def _row(one: Paper, on: tuple[str, ...], trying: Trying) -> dict[str, Any]:
     row = {
         "id": one.id,
         "title": one.title,
@@ -52,13 +72,11 @@ def _row(one: Paper, on: tuple[str, ...], parts: tuple, costs: Any) -> dict[str,
     }
     others = tuple(name for name in on if name != one.id)
     try:
-        with_it = what_if((*others, one.id), *parts, costs=costs)
-        before = what_if(others, *parts, costs=costs).after if others else with_it.before
+        after, before = trying.step((*others, one.id)), trying.step(others)
     except MeshwrightError as error:
         if others and any(d.code == CONTRADICTION for d in error.diagnostics):
-            return _row(one, (), parts, costs) | {"instead": list(others)}
+            return _row(one, (), trying) | {"instead": list(others)}
         return row | {"error": "; ".join(d.message for d in error.diagnostics)}
-    after = with_it.after
     return row | {
         "changed": after.plan != before.plan,
         "gain": before.step_time_s / after.step_time_s,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from heapq import nsmallest
 from math import log2
 
 import msgspec
@@ -25,20 +26,33 @@ from meshwright.spec.workload import Train
 Field = tuple[str, str]
 #: Changes made one after the other before a plan is given up.
 MOST_CHANGES = 6
+#: Plans looked at before the nearest one is given up; a look takes some 15 us.
+MOST_PLANS = 2_000
 #: Largest values that are offered for an axis, a microbatch and chunks.
 MOST_RANKS, MOST_MICROBATCH, MOST_CHUNKS = 4096, 64, 40
 AXES = ("tp", "pp", "cp")
+#: Sizes of the axes that are tried where some do not suit.
+MOST_SIZES = 40
+
+
+class Effort:
+    """How many plans may still be looked at: a page cannot wait for the nearest of what is nowhere near."""
+
+    def __init__(self, plans: int = MOST_PLANS):
+        self.left = plans
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a plan has to be legal for, and the fields that stay as they are."""
+    """What a plan has to be legal for, the fields that stay as they are, and the effort that may be made."""
 
     model: Model
     cluster: Cluster
     train: Train
     pinned: frozenset[Field] = frozenset()
+    effort: Effort = msgspec.field(default_factory=Effort)
 
     def wrong(self, plan: Plan) -> list[Diagnostic]:
+        self.effort.left -= 1
         return check(plan, self.model, self.cluster, self.train)
 
 
@@ -58,7 +72,7 @@ def nearest(plan: Plan, place: Place) -> Plan | None:
             return _plain(plan, place)
         ways = [way for d in found for way in _ways(d.code, plan, place)]
         ways = [way for way in dict.fromkeys(ways) if way != plan and _kept(plan, way, place.pinned)]
-        scored = [(len(place.wrong(way)), i) for i, way in enumerate(ways)]
+        scored = [(len(place.wrong(way)), i) for i, way in enumerate(ways[: max(0, place.effort.left)])]
         if not scored:
             return None
         plan = ways[min(scored)[1]]
@@ -89,9 +103,17 @@ def _axes(plan: Plan, place: Place) -> Iterator[Plan]:
     dp = layout.dp if ("layout", "dp") in place.pinned else 0
     now = tuple(getattr(layout, axis) for axis in AXES)
     fixed = tuple(("layout", axis) in place.pinned for axis in AXES)
-    layers = place.model.num_layers
+    for tp, pp, cp in _sizes(devices, min(place.model.num_layers, MOST_RANKS), dp, now, fixed):
+        yield changed(plan, "layout", tp=tp, pp=pp, cp=cp, stages=layout.stages if pp == layout.pp else ())
+
+
+@lru_cache(maxsize=512)
+def _sizes(
+    devices: int, layers: int, dp: int, now: tuple[int, ...], fixed: tuple[bool, ...]
+) -> tuple[tuple[int, int, int], ...]:
+    """The nearest sizes of tp, pp and cp whose product divides the devices, some fixed; times `dp` if that is said."""
     found = []
-    for sizes in _triples(devices, min(layers, MOST_RANKS)):
+    for sizes in _triples(devices, layers):
         product = sizes[0] * sizes[1] * sizes[2]
         if (dp and product * dp != devices) or any(f and a != b for f, a, b in zip(fixed, now, sizes)):
             continue
@@ -99,9 +121,7 @@ def _axes(plan: Plan, place: Place) -> Iterator[Plan]:
         new = sum(2.0 + 0.1 * i for i, (a, b) in enumerate(zip(now, sizes)) if a == 1 < b)
         far = sum(abs(log2(a / b)) for a, b in zip(now, sizes))
         found.append((far + new, sizes))
-    found.sort()
-    for _, (tp, pp, cp) in found[:40]:
-        yield changed(plan, "layout", tp=tp, pp=pp, cp=cp, stages=layout.stages if pp == layout.pp else ())
+    return tuple(sizes for _, sizes in nsmallest(MOST_SIZES, found))
 
 
 @lru_cache(maxsize=64)

@@ -156,7 +156,7 @@ def _json(value: dict[str, Any], status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json", headers=headers)
 
 
-STATUS = {"I001": 400, "I002": 413, "I005": 504, "I006": 503}
+STATUS = {"I001": 400, "I008": 503, "I002": 413, "I005": 504, "I006": 503}
 
 
 async def _ours(request: Request, error: Exception) -> Response:

@@ -6,6 +6,9 @@ Meshwright.Answer = class {
     this.root = root;
     this.actions = actions;
     this.open = {};
+    // In a narrow window the answer is out of sight while controls are moved: then it is repeated at the edge.
+    this.peek = document.querySelector('[data-part="peek"]');
+    new IntersectionObserver(([box]) => this.peek.classList.toggle("is-shown", !box.isIntersecting)).observe(root);
     this.find = (name) => root.querySelector(`[data-part="${name}"]`);
   }
 
@@ -28,11 +31,13 @@ Meshwright.Answer = class {
       this.find("plan").textContent = verdict.plan;
       this.find("run").textContent = verdict.run.length ? `Training run: ${verdict.run[0][1]} (${verdict.run[0][2]})` : "";
       document.title = `${verdict.title} · Meshwright`;
+      this.summarise(verdict.short, verdict.fits);
       this.speak(verdict.said);
     } else {
       const count = found.errors.length;
       this.fit("bad", "!", count === 1 ? "One thing is wrong with this question" : `${count} things are wrong with this question`);
       this.find("run").textContent = "";
+      this.summarise(found.errors[0]?.message || "", false);
       this.speak(found.errors.map((e) => e.message).join(". "));
     }
     this.find("notes").replaceChildren(...this.notes(found));
@@ -44,6 +49,12 @@ Meshwright.Answer = class {
     line.classList.toggle("bad", kind === "bad");
     line.querySelector(".badge").textContent = mark;
     line.querySelector("strong").textContent = text;
+  }
+
+  summarise(text, good) {
+    this.peek.textContent = Meshwright.sentence(text);
+    this.peek.classList.toggle("good", good);
+    this.peek.classList.toggle("bad", !good);
   }
 
   clock(milliseconds) { this.find("clock").textContent = `${Math.round(milliseconds)} ms`; }
