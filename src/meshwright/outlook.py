@@ -92,7 +92,7 @@ def training_run(
     if world is None:
         lines = _expected(sizes)
         total = sum(seconds for _, seconds, _ in lines if seconds is not None)
-        whole = total / step_s  # seconds of the run for each second of a step: every line above goes with the step
+        whole = total / step_s  # seconds of the run for each second of a step: lost work aside, lines go with it
         low, high = interval_s[0] * whole, interval_s[1] * whole
         drawn = [float(draw) * whole for draw in draws_s]
     else:
