@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright import native as natives
 from meshwright import toposort
 from meshwright.graph import GraphBuilder
 from meshwright.native import Float64s, Native, OutFloat64s, native
@@ -108,6 +110,36 @@ def test_machine_code_that_was_damaged_or_is_of_other_source_is_not_run(monkeypa
     assert running._kept() is None
     (tmp_path / "kept").write_bytes(bytes(32) + held[32:])
     assert running._kept() is None
+
+
+def test_machine_code_that_anybody_could_have_written_is_not_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(Native, "_files", lambda self: [tmp_path / "kept"])
+    running._made()
+    assert running._kept()
+    (tmp_path / "kept").chmod(0o666)
+    assert running._kept() is None
+
+
+def test_without_a_home_machine_code_is_kept_beside_the_source_alone(monkeypatch):
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert len(running._files()) == 1
+
+
+def test_what_cannot_be_kept_is_compiled_only_for_long_work(monkeypatch):
+    asked = []
+    monkeypatch.setattr(Native, "_linked", lambda self, make: asked.append(make))
+    monkeypatch.setattr(natives._Process, "steps", 0)
+    for keepable in (True, False):
+        monkeypatch.setattr(Native, "_keepable", lambda self, keepable=keepable: keepable)
+        fresh = Native(running.function, ("n",))
+        for n in (natives.COMPILE_STEPS, natives.UNKEPT_STEPS):
+            monkeypatch.setattr(natives._Process, "steps", 0)
+            fresh._load((None, 1.0, n, None))
+    assert asked == [True, True, False, True]
 
 
 def test_a_function_that_needs_something_outside_of_itself_is_refused():

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import stat
 import sys
 from collections.abc import Callable
 from importlib.util import cache_from_source
@@ -31,6 +32,8 @@ _ARRAYS = {"Bytes": np.uint8, "Int32s": np.int32, "Int64s": np.int64, "Float64s"
 #: Plain steps of a process, some 0.7 us each, after which it loads what was compiled, and compiles what was not. A
 #: prediction takes about 40 for each of its tasks; its first ones tell how many it has.
 LOAD_STEPS, COMPILE_STEPS = 15_000, 200_000
+#: As COMPILE_STEPS, where what is compiled cannot be kept and the next process has to do it again.
+UNKEPT_STEPS = 3_000_000
 
 
 class Native:
@@ -45,6 +48,7 @@ class Native:
         self._returns = function.__annotations__["return"]
         self._call: Callable[..., Any] | None = None
         self._plain_steps = 0
+        self._absent = False
 
     def __call__(self, *arguments: Any) -> Any:
         if self._call is None and not self._load(arguments):
@@ -74,7 +78,8 @@ class Native:
             steps *= max(int(arguments[place]), 1)
         with _lock:
             if self._call is None and _Process.steps + steps >= LOAD_STEPS:
-                self._linked(make=_Process.steps + steps >= COMPILE_STEPS)
+                worth = COMPILE_STEPS if self._keepable() else UNKEPT_STEPS
+                self._linked(make=_Process.steps + steps >= worth)
             if self._call is None:
                 _Process.steps += steps
                 self._plain_steps += steps
@@ -85,7 +90,8 @@ class Native:
         """Load what is kept; where there is nothing and it is time to, compile this and all that ran plain for long.
         Where llvmlite or numba cannot be loaded everything stays plain."""
         try:
-            code = self._kept()
+            code = None if self._absent else self._kept()
+            self._absent = code is None
             if code is None and make:
                 code = self._made()
                 for other in _Process.plain.values():
@@ -100,7 +106,7 @@ class Native:
         """The machine code that this or another process keeps; None where there is none for this code and machine."""
         for file in self._files():
             try:
-                held = file.read_bytes()
+                held = file.read_bytes() if _trusted(file) else b""
             except OSError:
                 continue
             code = held[64:]
@@ -112,8 +118,18 @@ class Native:
         """Where machine code is kept: with Python's own compiled files, else in the user's cache."""
         module = sys.modules[self.function.__module__]
         name = f"{module.__name__.rpartition('.')[2]}.{self.__name__}-{_machine()[1]}.native"
-        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        return [Path(cache_from_source(module.__file__)).parent / name, user / "meshwright" / "native" / name]
+        found = [Path(cache_from_source(module.__file__)).parent / name]
+        try:
+            user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            found.append(user / "meshwright" / "native" / name)
+        except RuntimeError:  # a user without a home
+            pass
+        return found
+
+    def _keepable(self) -> bool:
+        """Whether what is compiled now can be there for the next process."""
+        folders = (next(p for p in file.parents if p.is_dir()) for file in self._files())
+        return any(os.access(folder, os.W_OK) for folder in folders)
 
     def _identity(self) -> bytes:
         """A digest of all that the machine code follows from."""
@@ -184,6 +200,14 @@ def _passed(kind: str, argument: Any) -> Any:
         return ctypes.addressof(ctypes.c_char.from_buffer(argument))
     except (TypeError, ValueError):  # read-only or empty: as well, and slower
         return argument.ctypes.data
+
+
+def _trusted(file: Path) -> bool:
+    """Whether nobody but this user and the system's can have written a file."""
+    if not hasattr(os, "geteuid"):
+        return True
+    about = file.stat()
+    return about.st_uid in (0, os.geteuid()) and not about.st_mode & stat.S_IWOTH
 
 
 def _machine() -> tuple[str, str]:

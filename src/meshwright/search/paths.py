@@ -177,9 +177,9 @@ def paths(actions: Actions, forward: np.ndarray, backward: np.ndarray, weight: n
 
 def _rounds(actions: Actions) -> np.ndarray:
     begins = rounds(actions)[0]
-    out = np.zeros((actions.num_ranks, actions.num_stages))
-    np.add.at(out, (actions.rank_of()[begins], actions.stage[begins]), 1.0)
-    return out
+    shape = actions.num_ranks, actions.num_stages
+    where = actions.rank_of()[begins] * actions.num_stages + actions.stage[begins]
+    return np.bincount(where, minlength=shape[0] * shape[1]).reshape(shape).astype(float)
 
 
 def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -187,8 +187,8 @@ def _work(actions: Actions, held: np.ndarray, split: bool) -> tuple[np.ndarray, 
     num_ranks, num_stages = held.shape
     rank = actions.rank_of()
     kind = np.where(actions.kind == BW, B, actions.kind)
-    rows = np.zeros((num_ranks, 3, num_stages))
-    np.add.at(rows, (rank, kind, actions.stage), 1.0)
+    where = (rank * 3 + kind) * num_stages + actions.stage
+    rows = np.bincount(where, minlength=num_ranks * 3 * num_stages).reshape(num_ranks, 3, num_stages).astype(float)
     if any(len(r) > 1 for r in actions.stage_ranks):
         return rows, np.zeros(num_ranks)  # microbatches come from both ends
     first = held.argmax(axis=1)
