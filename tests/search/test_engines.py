@@ -12,6 +12,7 @@ from meshwright.export.request import Request
 from meshwright.export.runnable import able, engine
 from meshwright.plan import parse as plan
 from meshwright.predict import simulate
+from meshwright.report import search_text
 from meshwright.search.engines import Demands, Runnable, extended
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import family_of
@@ -98,6 +99,24 @@ def test_the_best_for_an_engine_is_the_best_of_all_that_it_runs(name, dense):
     else:
         assert found.unrunnable is None
     assert found.covered == len(answers) or found.covered >= found.evaluated + sum(found.pruned.values()) - 3
+
+
+def test_where_nothing_that_an_engine_runs_fits_the_fastest_that_does_is_named():
+    """DeepSpeed's file has neither stages nor sequence parallelism; by brute force, all of this space that fits has
+    one of them."""
+    asked = model("llama3-70b"), cluster("16xh100"), parse("batch=16,seq=1024")
+    fix = ["order=tp-cp-dp-pp", "tp=1,8", "cp=1", "pp=1,2", "mb=1", "zero=0,1", "schedule=1f1b", "recompute=full"]
+    space = restricted(default(*asked), fix=[*fix, "sp=yes"])
+    one = engine("deepspeed", *asked)
+    fits = {p: s for p, (s, room, _) in brute(asked, space).items() if room >= 0}
+    assert fits and all(one.refuses(p) for p in fits)
+    found = find(*asked, space=space, demands=Demands(engines=(one,)))
+    assert not found.fits and found.proven_optimal
+    assert found.unrunnable.step_time_s == min(fits.values()) and found.unrunnable.wins is None
+    assert search_text.verdict(found) == "nothing that DeepSpeed runs fits"
+    assert search_text.headline(found) == "Fits, but not run by DeepSpeed"
+    roomy = find(*asked, space=space, demands=Demands(engines=(one,), room_bytes=2.0**30))
+    assert search_text.verdict(roomy) == "nothing that DeepSpeed runs leaves 1.0 GiB on every device"
 
 
 def test_for_several_engines_the_best_is_that_of_what_any_of_them_runs(dense):

@@ -13,7 +13,7 @@ from meshwright.atomic import write_bytes
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, palette
 from meshwright.report.search_plot import figure, marks
-from meshwright.report.search_text import between, coverage, demanded, difference, share, shown, verdict, words
+from meshwright.report.search_text import between, coverage, demanded, difference, headline, shown, verdict, words
 from meshwright.search.found import FORMAT_VERSION, OBJECTIVES, WITHIN, Found, Ranked
 from meshwright.search.space import FACETS
 
@@ -55,11 +55,10 @@ def render(found: Found) -> str:
         beyond=found.unrunnable
         and {
             "plan": found.unrunnable.plan.text(),
-            "wins": share(found.unrunnable.wins),
+            "title": headline(found),
             "step": seconds(found.unrunnable.step_time_s),
             "room": gibibytes(found.unrunnable.headroom_bytes),
             "reasons": found.unrunnable.reasons,
-            "engines": " or ".join(found.engines),
         },
         plots=[_plot(found, name) for name in SIZES] if found.pareto else [],
         front=[(plan.text(), [shown(o, x) for o, x in zip(found.objectives, v)]) for plan, v in found.pareto],

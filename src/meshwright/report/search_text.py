@@ -24,7 +24,8 @@ def render(found: Found, console: Console) -> None:
         if found.best:
             _recommended(found, page)
             _table(found, page)
-            _unrunnable(found, page)
+        _unrunnable(found, page)
+        if found.best:
             _front(found, page)
             training_run(found.best[0].prediction, page)
         elif found.misses:
@@ -49,7 +50,10 @@ def verdict(found: Found) -> str:
 def _none(found: Found) -> str:
     """The answer where no plan can be shown: that nothing fits is said only where everything was looked at."""
     if not found.stopped:
-        return "nothing fits" if found.proven_optimal else "nothing that was looked at fits"
+        what = "nothing" if found.proven_optimal else "nothing that was looked at"
+        if found.engines:
+            what += f" that {' or '.join(found.engines)} runs"
+        return f"{what} leaves {gibibytes(found.room_bytes)} on every device" if found.room_bytes else f"{what} fits"
     if found.evaluated:
         return f"stopped too early to say: none of the {found.evaluated:,} plans evaluated so far fits"
     return "stopped before any plan was evaluated: whether one fits is not known"
@@ -132,11 +136,18 @@ def _recommended(found: Found, page: Page) -> None:
     page.print(Text(f"{seconds(pick.prediction.step_time_s)} a step: {pick.why}"), indent=2)
 
 
+def headline(found: Found) -> str:
+    """What the fastest plan that nobody asked for runs would bring."""
+    wins = found.unrunnable.wins
+    what = "Fits" if wins is None else f"Faster by {share(wins)}"
+    return f"{what}, but not run by {' or '.join(found.engines)}"
+
+
 def _unrunnable(found: Found, page: Page) -> None:
     beyond = found.unrunnable
     if beyond is None:
         return
-    page.title(f"Faster by {share(beyond.wins)}, but not run by {' or '.join(found.engines)}")
+    page.title(headline(found))
     room = gibibytes(beyond.headroom_bytes)
     page.print(Text(f"{beyond.plan.text()}: {seconds(beyond.step_time_s)} a step, {room} left"), indent=2)
     for reason in beyond.reasons:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib import import_module
+from math import isfinite
 
 from meshwright.plan import Plan
 from meshwright.search.engines import Engine
@@ -47,7 +48,8 @@ def to_recommend(walk: Walk, strategy: str, engines: Sequence[Engine]) -> list[T
 
 
 def beyond_engines(walk: Walk, strategy: str) -> Unrunnable | None:
-    """The fastest plan that fits and that the engines asked for do not run, if it is faster than what they run."""
+    """The fastest plan that fits and that the engines asked for do not run, if it is faster than what they run or
+    nothing that they run fits."""
     asked = walk.wanted
     free = walk.again(Wanted(keep=1, room_bytes=asked.room_bytes, cap_s=walk.best_s), "what it costs: ")
     if not walked(free, strategy):
@@ -60,6 +62,6 @@ def beyond_engines(walk: Walk, strategy: str) -> Unrunnable | None:
         plan=plan,
         step_time_s=step_time_s,
         headroom_bytes=headroom_bytes,
-        wins=1 - step_time_s / walk.best_s,
+        wins=1 - step_time_s / walk.best_s if isfinite(walk.best_s) else None,
         reasons=tuple(asked.runnable.reasons(plan)),
     )

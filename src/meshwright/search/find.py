@@ -93,7 +93,7 @@ def find(
             proven = walked(walk, strategy, first)
             stopped, fitting = walk.stopped, walk.fitting()
             misses = () if fitting or stopped else _closest(walk)
-            beyond = beyond_engines(walk, strategy) if fitting and runnable and proven else None
+            beyond = beyond_engines(walk, strategy) if runnable and proven else None
             roomy = to_recommend(walk, strategy, engines) if fitting and recommend and proven else []
             walk.stop.over = True
             walk.end()

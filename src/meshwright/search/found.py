@@ -53,12 +53,12 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
 class Unrunnable(msgspec.Struct, frozen=True, kw_only=True):
     """The fastest plan that fits and that the engines asked for do not run: what it ``wins`` over the best that they
-    run, as a share of its step time, and the ``reasons``."""
+    run, as a share of its step time (None where nothing that they run fits), and the ``reasons``."""
 
     plan: Plan
     step_time_s: float
     headroom_bytes: float
-    wins: float
+    wins: float | None
     reasons: tuple[str, ...]
 
 
