@@ -21,7 +21,7 @@ def request(name, on, train, words):
 
 @pytest.mark.parametrize("target", TARGETS)
 @given(question=legal())
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_a_plan_without_refusals_is_exported_and_one_with_them_is_not(target, question):
     asked, where, train, plan = question
     found = refusals(target, Request(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices)))
