@@ -19,6 +19,7 @@ from meshwright.search.strategies import exhaustive
 from meshwright.search.ties import difference, tie
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
+from meshwright.spec.model import transformer
 from meshwright.spec.workload import parse
 from tests.random_plans import LLAMA
 
@@ -108,6 +109,13 @@ def test_no_legal_plan_is_misuse():
     with pytest.raises(MeshwrightError) as caught:
         find(*SMALL, space=restricted(default(*SMALL), fix=["tp=3"]))
     assert caught.value.diagnostics[0].code == "R005"
+
+
+def test_a_sequence_beyond_learned_positions_is_the_reason_that_no_plan_is_legal():
+    table = transformer(layers=2, hidden=64, heads=4, vocab=128, positions="learned", max_seq_len=128)
+    with pytest.raises(MeshwrightError) as caught:
+        find(table, cluster("2xh100"), parse("batch=4,seq=256"))
+    assert [d.code for d in caught.value.diagnostics] == ["W006"]
 
 
 def test_a_plan_ties_with_itself_and_not_with_one_that_recomputes_everything():

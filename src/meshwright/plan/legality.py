@@ -361,7 +361,11 @@ def _order(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
 
 
 def _positions(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    """A table of learned positions has no row for a token beyond its length; rotary positions go on."""
+    yield from beyond_positions(model, train)
+
+
+def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
+    """W006 for a sequence beyond a table of learned positions, whatever the plan; rotary positions go on."""
     most = min(model.max_seq_len or model.learned_positions, model.learned_positions)
     if model.learned_positions and train.longest_document > most:
         help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"

@@ -11,6 +11,7 @@ from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.plan import Plan
+from meshwright.plan.legality import beyond_positions
 from meshwright.search.besides import beyond_engines, to_recommend, walked
 from meshwright.search.engines import Demands, Runnable
 from meshwright.search.evaluate import Evaluator
@@ -100,6 +101,9 @@ def find(
             best = ranked(_best(fitting, top, families), top, walk)
             pick = recommended(walk, roomy, engines) if best and recommend else None
     if not walk.covered and not walk.tried and not stopped:
+        unlearned = list(beyond_positions(model, train))
+        if unlearned:
+            raise MeshwrightError(unlearned)
         raise MeshwrightError.one(
             "R005",
             f"no plan of this space is legal for {model.name} on {cluster.name} with {train.text()}",
