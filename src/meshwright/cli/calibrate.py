@@ -94,7 +94,9 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
     folder = Path(given.out) if given.out else catalog.measured_here()
     part = folder / PART
     if found := bench_kept.num_kept(part):
-        note(f"going on from {found} parts of an interrupted measurement, where they are of the same kind ({part})")
+        note(
+            f"going on from an interrupted measurement: {found} of its parts are kept, used where of the same kind ({part})"
+        )
     scope = bench.QUICK if given.quick else bench.FULL
     try:
         machine = bench.measure(
@@ -102,7 +104,7 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
             file=part,
         )  # fmt: skip
     except KeyboardInterrupt:
-        note(f"{bench_kept.num_kept(part)} parts are kept: the same command goes on from there ({part})")
+        note(f"parts that are kept: {bench_kept.num_kept(part)}; the same command goes on from there ({part})")
         raise
     found = here.write(machine, folder)
     bench_kept.forget(part)
