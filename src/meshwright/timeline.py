@@ -169,12 +169,17 @@ class Zoom(msgspec.Struct, frozen=True, kw_only=True):
 
 def _outside(start: NDArray, end: NDArray, busy_start: NDArray, busy_end: NDArray) -> float:
     """Total length of the intervals [start, end) not covered by the disjoint, sorted busy intervals."""
-    covered = 0.0
-    for s, e in zip(start, end):
-        lo = np.searchsorted(busy_end, s, side="right")
-        hi = np.searchsorted(busy_start, e, side="left")
-        covered += float(np.clip(np.minimum(busy_end[lo:hi], e) - np.maximum(busy_start[lo:hi], s), 0, None).sum())
-    return float((end - start).sum()) - covered
+    if not len(busy_start):
+        return float((end - start).sum())
+    before = np.concatenate([[0.0], np.cumsum(busy_end - busy_start)])
+
+    def busy_until(time: NDArray) -> NDArray:
+        ended = np.searchsorted(busy_end, time, side="right")
+        begun = np.minimum(ended, len(busy_start) - 1)
+        part = np.where(ended < len(busy_start), np.maximum(time - busy_start[begun], 0.0), 0.0)
+        return before[ended] + part
+
+    return max(0.0, float(((end - start) - (busy_until(end) - busy_until(start))).sum()))
 
 
 def from_times(

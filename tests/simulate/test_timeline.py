@@ -14,7 +14,7 @@ from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import CAUSES
 from meshwright.spec.workload import Train
-from meshwright.timeline import from_times
+from meshwright.timeline import _outside, from_times
 from tests.random_plans import LLAMA, legal_plans, of_size
 
 TRAIN = Train(global_batch=16, seq_len=128)
@@ -167,3 +167,14 @@ def test_a_microbatch_freed_the_instant_the_next_is_allocated_does_not_meet_it()
     builder.memory(tasks, 0, True, -8.0, "activations")
     graph = builder.build()
     assert memory.peaks(graph, *times(graph, np.array([1.0])), 1)[1].tolist() == [[8.0]]
+
+
+def test_what_is_outside_of_busy_intervals_is_what_adding_up_pair_by_pair_gives():
+    rng = np.random.default_rng(15)
+    for _ in range(200):
+        edges = np.sort(rng.choice(60, 2 * rng.integers(0, 9), replace=False)).astype(float)
+        busy_start, busy_end = edges[::2], edges[1::2]
+        start = rng.integers(0, 60, rng.integers(1, 9)).astype(float)
+        end = start + rng.integers(0, 12, len(start))
+        inside = sum(max(0.0, min(e, b) - max(s, a)) for s, e in zip(start, end) for a, b in zip(busy_start, busy_end))
+        assert _outside(start, end, busy_start, busy_end) == (end - start).sum() - inside  # whole numbers: exact

@@ -121,11 +121,12 @@ def ranks(timeline: Timeline) -> list[dict[str, Any]]:
 def waits(timeline: Timeline, count: int = 12) -> list[dict[str, Any]]:
     """The longest times a compute queue stood idle, with what it waited for."""
     found: list[tuple[float, int]] = []
+    least = 1e-9 * timeline.makespan_s
     for rank in range(len(timeline.ranks)):
         spans = timeline.of_rank(rank, QUEUES[0])
         before = np.concatenate([[0.0], timeline.end_s[spans][:-1]])
         gaps = timeline.start_s[spans] - before
-        found += [(float(g), int(s)) for g, s in zip(gaps, spans) if g > 1e-9 * timeline.makespan_s]
+        found += [(float(g), int(s)) for g, s in zip(gaps, spans) if g > least]
     found.sort(reverse=True)
     chosen = np.array([span for _, span in found[:count]], np.int64)
     names = timeline.names(chosen)

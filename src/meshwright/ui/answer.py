@@ -132,7 +132,7 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
         "values": objectives(prediction),
         "title": f"{verdict[1].split('/')[0]} a step, {prediction.model.name} on {prediction.cluster.name}",
         "said": _said(prediction),
-        "short": " · ".join(["fits" if prediction.fits else "does not fit", *verdict[1:]]),
+        "short": _short(prediction),
         "plan": prediction.plan.text(),
         "run": [list(line) for line in facts.training_run(prediction)[:1]],
         "limits": [
@@ -149,6 +149,13 @@ def objectives(p: Prediction) -> dict[str, float | None]:
     """The plan's values of a search's objectives, less being better: a place among the plans of a Pareto front."""
     dollars, joules = p.money.usd_per_million_tokens, p.money.joules_per_token
     return {"step": p.step_time_s, "headroom": -p.tightest.headroom_bytes, "cost": dollars, "energy": joules}
+
+
+def _short(p: Prediction) -> str:
+    """The verdict where there is little room."""
+    usd = p.money.usd_per_million_tokens
+    parts = ["fits" if p.fits else "does not fit", seconds(p.step_time_s), f"MFU {p.mfu:.0%}"]
+    return " · ".join([*parts, *([] if usd is None else [f"{facts.usd(usd)}/Mtok"])])
 
 
 def _said(p: Prediction) -> str:
@@ -178,11 +185,15 @@ def predicted(asked: Asked, *, detail: bool = False) -> tuple[Prediction, dict[s
         after = predict(model, cluster, train, after.plan, costs=found.costs, detail=True)
     return msgspec.structs.replace(after, goal=found.goal), {
         "gain": tried.gain,
-        "memory": f"{tried.memory_bytes / 2**30:+.1f} GiB",
+        "memory": _difference(tried.memory_bytes / 2**30),
         "exact": tried.exact,
         "before": seconds(tried.before.step_time_s),
         "plan": write(changed(after.plan, "layout", dp=0)),
     }
+
+
+def _difference(gib: float) -> str:
+    return "the same memory" if abs(gib) < 0.05 else f"{gib:+.1f} GiB"
 
 
 def panel(request: PanelRequest) -> dict[str, Any]:

@@ -32,7 +32,7 @@
     if (!found) return;
     answer.wait(false);
     if (!found.answer) { answer.show({ errors: found.errors, asked: state.asked }); return; }
-    answer.clock(performance.now() - began);
+    if (latest) answer.clock(performance.now() - began); // the first has waited for the start
     state.confirm(found.answer.asked);
     // While somebody types, an error waits until they have stopped; the last answer stays.
     const wait = found.answer.errors.length ? SETTLED - (performance.now() - fields.typed) : 0;
