@@ -94,9 +94,7 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
     folder = Path(given.out) if given.out else catalog.measured_here()
     part = folder / PART
     if found := bench_kept.num_kept(part):
-        note(
-            f"going on from an interrupted measurement: {found} of its parts are kept, used where of the same kind ({part})"
-        )
+        note(f"going on from an interrupted measurement: {found} of its parts are kept ({part})")
     scope = bench.QUICK if given.quick else bench.FULL
     try:
         machine = bench.measure(
