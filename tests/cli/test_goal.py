@@ -44,7 +44,8 @@ def test_what_is_no_deadline_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "usd"), [("2M", 2e6), ("750k", 750e3), ("$1,200,000", 1.2e6), ("2000 usd", 2000), ("0.5m", 5e5)]
+    ("text", "usd"),
+    [("2M", 2e6), ("750k", 750e3), ("$1,200,000", 1.2e6), ("2000 usd", 2000), ("0.5m", 5e5), ("1.5e6", 1.5e6)],
 )
 def test_a_budget_is_in_dollars(text, usd):
     assert goal.read_budget(text) == pytest.approx(usd)

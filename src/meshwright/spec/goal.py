@@ -21,7 +21,7 @@ from meshwright.spec.workload import Train
 #: Days of one unit of a deadline.
 _UNITS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
 _DEADLINE = re.compile(r"(\d+(?:\.\d+)?)\s*(h(?:ours?)?|d(?:ays?)?|w(?:eeks?)?)?", re.IGNORECASE)
-_MONEY = re.compile(r"\$?\s*(\d+(?:\.\d+)?)\s*([kmb])?(?:\s*usd)?", re.IGNORECASE)
+_MONEY = re.compile(r"\$?\s*(\d+(?:\.\d+)?(?:e\d{1,3})?)\s*([kmb])?(?:\s*usd)?", re.IGNORECASE)
 _SCALE = {"k": 1e3, "m": 1e6, "b": 1e9}
 #: Above these, a slip of the keyboard: a century of training, the dollars of all the world's products of a year, and
 #: the price of an hour that no device has.
