@@ -71,6 +71,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
     dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
     device: options.text("KIND", "cpu or cuda; GPUs where there are some if left out.") = ""
+    world: options.text(
+        "FILE.csv", "Kill processes at the times of a trace, and recover: failures.csv,spares=1,repair=10s."
+    ) = ""
     trace: options.text("FILE", "Write the measured timeline of the last steps, step.json.gz.") = ""
     json: options.JSON = False
 
@@ -99,6 +102,8 @@ def _run(argv: list[str]) -> int:
     num_ranks = job.plan.layout.num_ranks
     if is_first():
         note(_begin(job, num_ranks))
+    if given.world:
+        return _recovered(given, job, predicted)
     summary = launch.start(loop.train, job, num_ranks=num_ranks, device=given.device or "auto", stops=True)
     if summary is None:  # another rank than the first of a launched job
         return 0
@@ -112,6 +117,32 @@ def _run(argv: list[str]) -> int:
 
         render(prediction, summary, console())
     _say_written(given, summary)
+    return 0
+
+
+def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction]) -> int:
+    """The run with processes killed as its world says; 1 where it was asked to end before its last step."""
+    from meshwright.run.recover import recovered
+    from meshwright.world.recovery import Recovery
+    from meshwright.world.trace import read
+
+    world = read(given.world)
+    decider = Recovery(save_every=job.save_every, spares=world.spares)
+    found = recovered(job, decider, world.trace, repair_s=world.repair_s, device=given.device or "auto")
+    if found is None:
+        note("ended on request: --resume goes on from its last checkpoint")
+        return 1
+    prediction = predicted(found.summary.pop("lengths"))
+    if given.json:
+        from meshwright.report.beside import recovered_json
+
+        print_json(recovered_json(prediction, found))
+    else:
+        from meshwright.report.beside import render, render_recovered
+
+        render(prediction, found.summary, console())
+        render_recovered(found, console())
+    _say_written(given, found.summary)
     return 0
 
 
@@ -227,6 +258,7 @@ def _contradictions(given: Options) -> list[Diagnostic]:
     for option in ("resume", "save_every"):
         if getattr(given, option) and not given.out:
             out.append(_bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
+    out += _world(given)
     if given.resume and given.weights:
         out.append(_bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
     if given.out and Path(given.out).is_file():
@@ -238,6 +270,29 @@ def _contradictions(given: Options) -> list[Diagnostic]:
         out.append(
             _bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder")
         )
+    return out
+
+
+def _world(given: Options) -> list[Diagnostic]:
+    """What is wrong with the failures that a run is to meet."""
+    from meshwright.world.trace import read
+
+    if not given.world:
+        return []
+    place = f"--world {given.world}"
+    try:
+        world = read(given.world)
+    except MeshwrightError as error:
+        return list(error.diagnostics)
+    out = []
+    if world.trace is None:
+        out.append(_bad(place, "a run is killed at the times of a trace: --world failures.csv"))
+    elif any(change.slowdown is not None for change in world.trace):
+        out.append(_bad(place, "a run cannot be slowed: leave `slow` lines to meshwright predict --world"))
+    if not (given.out and given.save_every):
+        out.append(_bad(place, "a run that recovers needs checkpoints: --out FOLDER --save-every STEPS"))
+    if launched():
+        out.append(_bad(place, "processes are killed where meshwright starts them: run it without a launcher"))
     return out
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -17,6 +17,9 @@ from rich.text import Text
 from meshwright.prediction import Prediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import Page
+
+if TYPE_CHECKING:
+    from meshwright.run.recover import Recovered
 
 FORMAT_VERSION = 1
 #: Steps that only warm up: so many, or a quarter of a short run.
@@ -104,6 +107,35 @@ def render(prediction: Prediction, summary: Mapping[str, Any], console: Console)
         head = (Text(""), *(Text(w, "dim", justify="right") for w in ("predicted", "measured", "error")), Text(""))
         page.rows([head, *(_row(pair, found) for pair in pairs(prediction, found))])
         page.quiet(f"{_basis(prediction, summary, found)}; error is predicted over measured, less one")
+
+
+def recovered_json(prediction: Prediction, found: Recovered) -> dict[str, Any]:
+    """The outcome of a run that met failures, as plain values."""
+    return to_json(prediction, found.summary) | {
+        "world": {
+            "seconds": found.seconds,
+            "simulated_s": found.simulated_s,
+            "error": found.simulated_s / found.seconds - 1,
+            "failures": found.failures,
+            "step_s": found.step_s,
+            "restart_s": found.restart_s,
+            "by_cause": found.by_cause,
+            "log": msgspec.to_builtins(found.log),
+        }
+    }
+
+
+def render_recovered(found: Recovered, console: Console) -> None:
+    """Print what the failures of a run cost, and what a simulation of the same world says."""
+    with Page(console) as page:
+        page.title(f"{found.failures} failures")
+        rows = [(cause, spent) for cause, spent in found.by_cause.items() if spent]
+        page.rows([(Text(cause), Text(seconds(spent), justify="right")) for cause, spent in rows])
+        error = found.simulated_s / found.seconds - 1
+        page.quiet(
+            f"{seconds(found.seconds)} in all; the same world simulated with this run's step and restart time: "
+            f"{seconds(found.simulated_s)} ({error:+.1%})"
+        )
 
 
 def _verdict(prediction: Prediction, summary: Mapping[str, Any]) -> str:

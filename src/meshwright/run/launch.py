@@ -98,10 +98,12 @@ def start(
     device: str = "auto",
     timeout_s: float = TIMEOUT_S,
     stops: bool = False,
+    begun: Callable[[list[Any]], None] | None = None,
 ) -> Any:
     """``function(world, *args)`` on every rank; what it returned on rank 0, as plain values (None on other ranks of a
     launched job). `device` is ``cpu``, ``cuda`` or ``auto``. `stops`: `function` looks at :data:`stop` and ends in
-    order, with a result that says so; a job that does not is ended at once by SIGINT or SIGTERM. Must be called before
+    order, with a result that says so; a job that does not is ended at once by SIGINT or SIGTERM. `begun` is called with
+    the processes that are started here, once they are. Must be called before
     this process has opened a process group or used autograd; when GPUs are used `function` must be importable and
     `args` picklable.
 
@@ -125,6 +127,8 @@ def start(
         try:
             with _forwarding(children, stops):
                 _begin(children)
+                if begun is not None:
+                    begun(children)
                 _watch(children, Path(folder))
             return _read(Path(folder), 0).result
         finally:
