@@ -59,9 +59,9 @@ def device_pages() -> str:
 
 
 def lists() -> str:
-    """Models, clusters and schedules with their sources."""
-    out = ["# Models, clusters, schedules"]
-    for kind in ("models", "clusters", "schedules"):
+    """Models, clusters, links and schedules with their sources."""
+    out = ["# Models, clusters, links, schedules"]
+    for kind in ("models", "clusters", "links", "schedules"):
         out += ["", f"## {kind.capitalize()}", "", *_table(KINDS[kind].rows())]
     return "\n".join(out) + "\n"
 

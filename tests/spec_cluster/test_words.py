@@ -153,6 +153,9 @@ def test_a_network_nobody_named_is_marked_and_a_named_one_is_not():
     unsaid, said = load("4x4xa100").islands[0].levels[1], load("4x4xa100,ib200,nics=4").islands[0].levels[1]
     assert source_of(unsaid, "gb_s").startswith(ASSUMED)
     assert source_of(said, "gb_s").startswith("said: nics=4")
+    ports = load("4x4xa100,nics=2").islands[0]
+    assert source_of(ports.levels[1], "gb_s").startswith(ASSUMED) and ports.levels[1].gb_s == 50
+    assert source_of(ports.node, "nics") == "said: nics=2"
     assert not source_of(load("8xp5").islands[0].levels[1], "gb_s").startswith("assumed")
 
 

@@ -193,7 +193,7 @@ def island_from(term: Term, machine: Machine, *, counts_machines: bool, like: Li
         domain_nodes = 1
     if wrong:
         raise MeshwrightError(wrong)
-    if not counts_machines and term.words.link is None and term.words.nics is None:
+    if not counts_machines and term.words.link is None:
         levels = tuple(_assumed(level, term) if level.scale_out else level for level in levels)
     return compose(term, machine, nodes, node, levels, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
 
