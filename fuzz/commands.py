@@ -34,7 +34,24 @@ COMMANDS = (
     ["compare", "trace.json", "trace.json.gz", "--report", "compare.html"],
     ["replay", "trace.json", "--link-scale", "2", "--set", "F=0.9", "--schedule", "gpipe", "--trace", "new.json"],
     ["search", "gpt (small).json", "--on", "2xh100", "--train", "batch=4,seq=128", "--store", "none", "--top", "2"],
+    ["search", "question.toml", "--on", "1,2xh100", "--store", "none", "--plot", "plot.svg", "--headroom", "5%"],
+    [
+        "search",
+        "gpt (small).json",
+        "--on",
+        "2xh100",
+        "--train",
+        "batch=4,seq=128",
+        "--for",
+        "megatron",
+        "--save",
+        "p.toml",
+    ],
     ["search", "--show", "--store", "none"],
+    ["catalog", "cluster", "4x4xa100,25gbe", "--toml"],
+    ["completion", "bash"],
+    ["completion", "--words", "meshwright predict llama3-8b --on 8xh1"],
+    ["export", "question.toml", "--to", "deepspeed"],
     ["validate"],
     ["reproduce", "no-such-paper"],
     ["--help"],
@@ -43,7 +60,7 @@ COMMANDS = (
 #: Codes that a command may end with (see `meshwright.cli.guard`).
 ENDS = {0, 1, 2, 74, 141}
 #: Options whose value is a place to write to: mutated ones could be anywhere.
-PLACES = {"--report", "--trace", "--out", "--save", "--store", "--markdown", "--rows"}
+PLACES = {"--report", "--trace", "--out", "--save", "--store", "--markdown", "--rows", "--plot"}
 
 
 class Commands:

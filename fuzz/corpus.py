@@ -32,7 +32,19 @@ WORKLOADS = (
     "batch=16,seq=2048,phase=lora,rank=16,targets=q+v,optimizer=adamw",
     "global_batch=32,seq_len=1024,lengths=512:0.5;2048:0.5",
 )
-CLUSTERS = ("64xh100", "4x8xa100", "16xa100-40 + 16xh100", "8xp5", "2x36xgb200", "8xh100+8xa100", "h100")
+CLUSTERS = (
+    "64xh100",
+    "4x8xa100",
+    "16xa100-40 + 16xh100",
+    "8xp5",
+    "2x36xgb200",
+    "8xh100+8xa100",
+    "h100",
+    "4x4xa100,25gbe,nics=2",
+    "2x4090,pcie4",
+    "nodes=4,gpus=4,device=a100,nvlink=600,nic=hdr",
+    "16xh100,8xib400,nvlink=900",
+)
 QUESTION = """format_version = 1
 model = "llama3-8b"
 on = "8xh100"
