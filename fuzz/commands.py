@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -59,6 +60,8 @@ COMMANDS = (
 )
 #: Codes that a command may end with (see `meshwright.cli.guard`).
 ENDS = {0, 1, 2, 74, 141}
+#: Options without a value.
+SWITCHES = {"--json", "--show", "--toml", "--variants"}
 #: Options whose value is a place to write to: mutated ones could be anywhere.
 PLACES = {"--report", "--trace", "--out", "--save", "--store", "--markdown", "--rows", "--plot"}
 
@@ -136,13 +139,19 @@ def judge(argv: list[str], code: int, out: str, err: str) -> None:
     (out + err).encode("utf-8", "surrogateescape")
     if code and not (out or err):
         raise Defect(f"exit code {code} without a word")
-    if "--json" in argv and not {"--help", "-h", "--version", "help"} & set(argv):
+    if _asks_json(argv):
         try:
             answer = json.loads(out, parse_constant=_constant)
         except ValueError as error:
             raise Defect(f"stdout with --json is no JSON: {error}") from None
         if code == 2 and not err and not (isinstance(answer, dict) and answer.get("errors")):
             raise Defect("exit code 2 without errors")
+
+
+def _asks_json(argv: list[str]) -> bool:
+    """Whether a command has to answer in JSON: not where the word is an option's value, nor beside a call for help."""
+    alone = [word for before, word in pairwise(["", *argv]) if not before.startswith("-") or before in SWITCHES]
+    return "--json" in alone and not {"--help", "-h", "--version", "help"} & set(argv)
 
 
 def _constant(name: str) -> None:
