@@ -59,7 +59,7 @@ demo-run: .venv/run
 	$(BIN)/meshwright run out/plan.toml --data sample --steps 20 --trace out/measured.json.gz
 
 test: .venv/dev
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 # Which of the golden questions are answered otherwise than they were, to the last bit.
 golden: .venv/dev

@@ -18,6 +18,7 @@ from meshwright.cli import main
 from meshwright.plan import parse
 from meshwright.plan.toml import dump, loads
 from tests.cli.tiny import tiny
+from tests.run.forked import Program
 
 PLAN_FILE = """format_version = 1
 model = "tiny/config.json"
@@ -255,7 +256,7 @@ def command(*argv, **more):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_run_in_order_with_a_checkpoint_and_exit_0(number, here):
-    job = command("plan.toml", "--data", "sample", "--steps", "1000000", "--out", "out", "--json")
+    job = forked("plan.toml", "--data", "sample", "--steps", "1000000", "--out", "out", "--json")
     metrics = here / "out" / "metrics.jsonl"
     until = time.monotonic() + 60
     while not (metrics.exists() and metrics.stat().st_size):
@@ -268,7 +269,12 @@ def test_a_signal_ends_a_run_in_order_with_a_checkpoint_and_exit_0(number, here)
     assert f"saved out/step-{answer['last_step']:08d}: --resume goes on from it" in err
 
 
-def launched(world, *argv):
+def forked(*argv, **more):
+    """The same command in a process that has imported what it needs."""
+    return Program(lambda: main(["run", *argv]), more)
+
+
+def launched(command, world, *argv):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -280,7 +286,7 @@ def launched(world, *argv):
 
 @pytest.mark.slow
 def test_under_a_launcher_rank_0_alone_answers():
-    first, second = launched(2, "plan.toml", "--data", "sample", "--steps", "2", "--json")
+    first, second = launched(command, 2, "plan.toml", "--data", "sample", "--steps", "2", "--json")
     assert (first[0], second[0]) == (0, 0)
     assert json.loads(first[1])["last_step"] == 2
     assert second[1:] == ("", "")
@@ -290,6 +296,6 @@ def test_under_a_launcher_rank_0_alone_answers():
 @pytest.mark.parametrize(("words", "code"), [(["--plan", "dp1"], "L002"), (["--data", "absent"], "D001")])
 def test_under_a_launcher_a_mistake_is_one_error(words, code):
     argv = ["plan.toml", "--on", "1xh100"] if "dp1" in words else ["plan.toml"]
-    ended = launched(2, *argv, *words, *([] if "--data" in words else ["--data", "sample"]))
+    ended = launched(forked, 2, *argv, *words, *([] if "--data" in words else ["--data", "sample"]))
     assert [c for c, _, _ in ended] == [2, 2]
     assert len([err for _, _, err in ended if f"error[{code}]" in err]) == 1

@@ -23,6 +23,7 @@ from meshwright.run import launch
 from meshwright.run.environment import num_threads
 from meshwright.run.launch import RankDied, Report, verdict
 from tests.run import processes
+from tests.run.forked import Program
 
 HOST = socket.gethostname()
 HARD_S = 30.0
@@ -234,16 +235,13 @@ def test_children_do_not_outlive_a_killed_parent(tmp_path):
     until(lambda: not any(alive(child.name) for child in tmp_path.iterdir()))
 
 
-def environment(**more):
-    here = str(Path(meshwright.__file__).parents[1])
-    return {**os.environ, "PYTHONPATH": here, **{k: str(v) for k, v in more.items()}}
+def environment():
+    return {**os.environ, "PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
 
 
-def ranks(tmp_path, code, world=2, planned=None):
-    """A job of processes as a launcher starts them: what each wrote, and its exit code."""
-    script = tmp_path / "job.py"
-    script.write_text(
-        textwrap.dedent("""
+def job(code, planned):
+    """A program that starts a job as the command line does, and what each rank of it does."""
+    return textwrap.dedent("""
         import os, signal, sys, time
         import torch.distributed as dist
         from meshwright.errors import MeshwrightError
@@ -261,20 +259,18 @@ def ranks(tmp_path, code, world=2, planned=None):
             print(error, file=sys.stderr)
             code = error.exit_code
         launch.end_process(code)
-        """).format(code=textwrap.indent(textwrap.dedent(code), "    "), planned=planned or world)
-    )
+        """).format(code=textwrap.indent(textwrap.dedent(code), "    "), planned=planned)
+
+
+def ranks(code, world=2, planned=None):
+    """A job of processes as a launcher starts them: what each wrote, and its exit code."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     said = {"WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    program = compile(job(code, planned or world), "job.py", "exec")
     jobs = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=environment(RANK=r, LOCAL_RANK=r, **said),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Program(lambda: exec(program, {"__name__": "__main__"}), {"RANK": r, "LOCAL_RANK": r, **said})
         for r in range(world)
     ]
     ended = [job.communicate(timeout=4 * HARD_S) for job in jobs]
@@ -282,22 +278,22 @@ def ranks(tmp_path, code, world=2, planned=None):
 
 
 @pytest.mark.slow
-def test_a_launched_job_is_joined_and_rank_0_answers(tmp_path):
-    ended = ranks(tmp_path, "dist.barrier()\nreturn world.size")
+def test_a_launched_job_is_joined_and_rank_0_answers():
+    ended = ranks("dist.barrier()\nreturn world.size")
     assert [(code, out) for code, out, _ in ended] == [(0, "2\n"), (0, "None\n")]
 
 
 @pytest.mark.slow
-def test_a_launched_job_of_another_size_is_one_error(tmp_path):
-    ended = ranks(tmp_path, "return 1", planned=8)
+def test_a_launched_job_of_another_size_is_one_error():
+    ended = ranks("return 1", planned=8)
     assert [code for code, _, _ in ended] == [2, 2]
     assert "error[L002]: the launcher has started 2 processes, and the plan has 8 ranks" in ended[0][2]
     assert ended[1][2] == ""
 
 
 @pytest.mark.slow
-def test_a_launched_rank_that_fails_is_named_once(tmp_path):
-    ended = ranks(tmp_path, "if rank == 1:\n    raise ValueError('gone')\ndist.barrier()")
+def test_a_launched_rank_that_fails_is_named_once():
+    ended = ranks("if rank == 1:\n    raise ValueError('gone')\ndist.barrier()")
     assert [code for code, _, _ in ended] == [1, 1]
     said = [err for _, _, err in ended if "L001" in err]
     assert len(said) == 1
@@ -305,23 +301,23 @@ def test_a_launched_rank_that_fails_is_named_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_launched_ranks_all_find_is_told_once(tmp_path):
-    ended = ranks(tmp_path, "raise MeshwrightError.one('D001', 'no such text')", world=3)
+def test_what_launched_ranks_all_find_is_told_once():
+    ended = ranks("raise MeshwrightError.one('D001', 'no such text')", world=3)
     assert [code for code, _, _ in ended] == [2, 2, 2]
     assert sorted(err for _, _, err in ended) == ["", "", "error[D001]: no such text\n"]
 
 
 @pytest.mark.slow
-def test_a_launched_rank_0_that_is_killed_with_the_store_is_named(tmp_path):
-    ended = ranks(tmp_path, "time.sleep(1)\nif rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+def test_a_launched_rank_0_that_is_killed_with_the_store_is_named():
+    ended = ranks("time.sleep(1)\nif rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
     assert [code for code, _, _ in ended] == [-9, 1]
     assert "rank 0 on its host died: its key-value store is gone" in ended[1][2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["dist.barrier()", "time.sleep(60)"])
-def test_a_launched_rank_that_is_killed_is_mourned_by_its_neighbour(wait, tmp_path):
-    ended = ranks(tmp_path, f"if rank == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
+def test_a_launched_rank_that_is_killed_is_mourned_by_its_neighbour(wait):
+    ended = ranks(f"if rank == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
     assert [code for code, _, _ in ended] == [1, -9]
     assert f"rank 1 on {HOST} died: nothing heard of it for 2 s" in ended[0][2]
 
