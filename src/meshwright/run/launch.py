@@ -203,6 +203,8 @@ def _open(world: World, timeout_s: float, **where: Any) -> None:
         limit = timedelta(seconds=timeout_s)
         if world.device.type == "cpu":
             run_in_batch()  # before the group's threads are there
+            # all are joined before any goes on: one that fails at once would leave while others still connect to it
+            os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
         dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where, **more)
 
 
