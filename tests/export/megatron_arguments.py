@@ -18,13 +18,14 @@ WHOLE = """
     --num-distributed-optimizer-instances --micro-batch-size --global-batch-size --seq-length --train-iters
     --recompute-num-layers --padded-vocab-size
 """
-FRACTIONS = "--attention-dropout --hidden-dropout --lr --sgd-momentum"
+FRACTIONS = "--activation-func-clamp-value --glu-linear-offset --attention-dropout --hidden-dropout --lr --sgd-momentum"
 SWITCHES = """
     --group-query-attention --swiglu --untie-embeddings-and-output-weights --multi-latent-attention --qk-layernorm
     --qk-l2-norm --disable-bias-linear --add-qkv-bias --moe-grouped-gemm --moe-router-enable-expert-bias
     --moe-shared-expert-gate --sequence-parallel --use-tp-pp-dp-mapping --use-distributed-optimizer
     --use-megatron-fsdp --no-gradient-accumulation-fusion --overlap-grad-reduce --overlap-param-gather
     --no-overlap-p2p-communication --tp-comm-overlap --overlap-moe-expert-parallel-comm --cross-entropy-loss-fusion
+    --quick-geglu --no-bias-dropout-fusion
     --bf16 --fp16 --accumulate-allreduce-grads-in-fp32 --grad-reduce-in-bf16 --use-precision-aware-optimizer
 """
 CHOICES = {

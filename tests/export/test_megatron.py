@@ -40,6 +40,7 @@ CASES = {
     ("llama3-70b", "64xh100", "batch=64,seq=32768", "tp8 cp4 ring zero1 overlap=dp,tp"): (8, 1, 1, 4, None, None, 1),
     ("mistral-7b", "8xh100", "batch=256,seq=4096", "tp8 dp1 nosp"): (8, 1, 1, 1, None, None, 1),
     ("llama3-8b", "8xh100", "batch=64,seq=4096", "tp8 dp1 loss=fused"): (8, 1, 1, 1, None, None, 1),
+    ("gpt-oss-20b", "8xh100", "batch=64,seq=4096", "ep8 zero1"): (1, 1, 1, 1, 8, 1, 1),
     ("mixtral-8x7b", "64xh100", "batch=256,seq=4096", "pp4 vpp8 ep8 zero1 overlap=dp,pp,ep"): (1, 4, 8, 1, 8, 1, 1),
 }  # fmt: skip
 
@@ -255,3 +256,11 @@ def test_the_nearest_of_any_plan_is_one_that_megatron_lm_takes(question):
     exported = export("megatron", asked, where, train, nearest, framework=None)
     args = megatron_arguments.accepted(exported.text)
     assert args.tensor_model_parallel_size * args.pipeline_model_parallel_size <= where.num_devices
+
+
+def test_gpt_oss_has_its_own_gate_biases_and_kernel():
+    """gpt-oss (2508.10925): x sigmoid(1.702 x) gates the other half plus 1, clamped at 7; sinks; biases everywhere."""
+    found = read("gpt-oss-20b", "8xh100", "batch=64,seq=4096", "ep8 zero1")
+    assert (found["--activation-func-clamp-value"], found["--glu-linear-offset"]) == ("7.0", "1.0")
+    assert found["--attention-backend"] == "auto" and found["--softmax-type"] == "learnable"
+    assert not {"--swiglu", "--disable-bias-linear", "--moe-router-enable-expert-bias"} & set(found)

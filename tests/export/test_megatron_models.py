@@ -18,7 +18,6 @@ REFUSED = {
     "falcon-40b": "attention and MLP follow each other",
     "gemma2-9b": "two norms, these 4",
     "gpt-j-6b": "attention and MLP follow each other",
-    "gpt-oss-20b": "a bias that balances, none that is learned",
     "llama4-scout": "they do not tile the sequence",
     "minimax-m2": "norms on queries and keys are as wide as a head",
     "mpt-30b": "it has no ALiBi",
@@ -34,6 +33,7 @@ def number(found, flag, otherwise=0):
 def attention(found, hidden):
     heads, biased = number(found, "--num-attention-heads"), "--disable-bias-linear" not in found
     common = {"heads": heads, "rotary": True, "qkv_bias": biased or "--add-qkv-bias" in found, "out_bias": biased}
+    common["sinks"] = found.get("--softmax-type") == "learnable"
     if "--multi-latent-attention" in found:
         rope, values = number(found, "--qk-pos-emb-head-dim"), number(found, "--v-head-dim")
         ranks = {"q_lora_rank": number(found, "--q-lora-rank"), "kv_lora_rank": number(found, "--kv-lora-rank")}
@@ -46,7 +46,7 @@ def attention(found, hidden):
 
 
 def mlp(found, expert):
-    gated, bias = "--swiglu" in found, "--disable-bias-linear" not in found
+    gated, bias = "--swiglu" in found or "--quick-geglu" in found, "--disable-bias-linear" not in found
     shape = {"gated": gated, "activation": "silu" if gated else "gelu", "bias": bias}
     if not expert:
         return Dense(ffn=number(found, "--ffn-hidden-size"), **shape)
@@ -56,7 +56,8 @@ def mlp(found, expert):
         ffn=number(found, "--moe-ffn-hidden-size"),
         shared_ffn=number(found, "--moe-shared-expert-intermediate-size"),
         shared_gate="--moe-shared-expert-gate" in found,
-        router_bias="--moe-router-enable-expert-bias" in found,
+        # routers have a bias that balances, or where linear layers have biases one that is learned
+        router_bias="--moe-router-enable-expert-bias" in found or bias,
         **shape,
     )
 

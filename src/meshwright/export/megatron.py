@@ -305,8 +305,9 @@ def _overlaps(r: Request) -> Flags:
 def training(r: Request) -> Flags:
     """Batch, recompute, kernels, optimizer and data."""
     memory, train = r.plan.memory, r.train
-    latent = any(block.attention.kv_lora_rank for block in r.model.blocks)
-    fused = "auto" if latent else "flash"
+    # FlashAttention has no latent widths and no sinks: Transformer Engine picks another fused kernel
+    special = any(block.attention.kv_lora_rank or block.attention.sinks for block in r.model.blocks)
+    fused = "auto" if special else "flash"
     out: Flags = {
         "--micro-batch-size": r.plan.pipeline.microbatch,
         "--global-batch-size": train.global_batch,

@@ -16,6 +16,11 @@ from meshwright.export.request import Request
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import Model
 
+#: Family -> its gated activation where that is not silu: gpt-oss (2508.10925) multiplies x sigmoid(1.702 x) with its
+#: other half plus 1, both clamped at 7.
+GATES: dict[str, dict[str, object]] = {
+    "gpt_oss": {"--quick-geglu": True, "--activation-func-clamp-value": 7.0, "--glu-linear-offset": 1.0}
+}
 Flags = dict[str, object]
 """Flag -> its value: True alone, else as text, several values as a tuple."""
 
@@ -92,8 +97,8 @@ def _mlp(block: Block) -> Iterator[str]:
         yield f"a {'gated' if mlp.gated else 'plain'} MLP has {usual[0]}, not {mlp.activation}"
     if mlp.bias != block.attention.out_bias:
         yield "MLP and output projection have biases both or neither"
-    if isinstance(mlp, Moe) and mlp.router_bias and mlp.bias:
-        yield "its routers have a bias that balances, none that is learned"
+    if isinstance(mlp, Moe) and mlp.bias and not mlp.router_bias:
+        yield "its routers have a bias where its experts have one"
 
 
 def flags(r: Request) -> Flags:
@@ -112,8 +117,7 @@ def flags(r: Request) -> Flags:
     }
     if not block.attention.rotary and not model.learned_positions:
         out["--position-embedding-type"] = "none"
-    if block.mlp.gated:
-        out["--swiglu"] = True
+    out |= GATES.get(model.family, {"--swiglu": True}) if block.mlp.gated else {}
     if not block.attention.out_bias:
         out["--disable-bias-linear"] = True
         if block.attention.qkv_bias:
@@ -190,7 +194,10 @@ def _experts(model: Model) -> Flags:
         out["--moe-shared-expert-intermediate-size"] = mixture.shared_ffn
         if mixture.shared_gate:
             out["--moe-shared-expert-gate"] = True
-    if mixture.router_bias:
+    if mixture.bias:
+        # with linear biases its routers learn one, and its grouped experts add theirs on their own
+        out["--no-bias-dropout-fusion"] = True
+    elif mixture.router_bias:
         # the bias of auxiliary-loss-free balancing, which goes with scores by sigmoid (2408.15664)
         out |= {"--moe-router-enable-expert-bias": True, "--moe-router-score-function": "sigmoid"}
     where = [int(isinstance(model.block(layer).mlp, Moe)) for layer in range(model.num_layers)]
