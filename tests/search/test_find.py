@@ -62,6 +62,20 @@ def test_memory_left_is_no_objective_that_can_be_proven_and_the_error_says_where
     assert wrong.code == "R004" and "--pareto step,headroom" in wrong.help
 
 
+def test_dollars_and_joules_are_not_told_of_devices_without_a_price_or_a_rated_power(capsys):
+    """A price for what has none is its device-hours at most, and would be shown with a dollar sign."""
+    ask = ["search", "gpt2", "--train", "batch=8,seq=256", "--store", "none", "--fix", "pp=1"]
+    unpriced = cluster("8xh800")
+    assert unpriced.total_price_usd_hour() is None
+    assert main([*ask, "--on", "8xh800", "--objective", "cost", "--pareto", "step,cost"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("error[R014]") == 2 and "--price h800" in said
+    assert main([*ask, "--on", "8xh800", "--objective", "cost", "--price", "2.10"]) == 0
+    assert "/Mtok" in capsys.readouterr().out
+    assert main([*ask, "--on", "4xtpu_v5e", "--pareto", "step,energy"]) == 2
+    assert "no rated power of" in capsys.readouterr().err
+
+
 def test_the_same_question_has_the_same_answer_bit_for_bit():
     first, again = (find(*SMALL, space=space()).to_json() for _ in range(2))
     first.pop("seconds"), again.pop("seconds")

@@ -11,6 +11,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.cli.guard import guarded
 from meshwright.report.search_text import verdict
+from meshwright.search.engines import Demands, Engine
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.interrupt import stopping
@@ -64,6 +65,19 @@ def test_a_signal_at_any_look_ends_the_walk_with_what_was_found_until_then(looks
         else:
             assert verdict(found).startswith("stopped ") and "nothing fits" not in verdict(found)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_while_a_plan_to_recommend_is_looked_for_leaves_what_was_proven(looks):
+    demands = Demands(others=(Engine(name="none", label="None", refuses=lambda plan: [plan]),))
+
+    def report(walk):
+        if walk.what and not walk.ended:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    found = find(*SMALL, space=SPACE, recommend=True, demands=demands, report=report)
+    assert found.proven_optimal and not found.stopped
+    assert found.recommended.plan in {r.plan for r in found.best}
+    assert found.recommended.why.endswith("nobody runs it")
 
 
 def test_a_search_stopped_before_any_plan_was_evaluated_does_not_say_that_nothing_fits(looks, monkeypatch, capsys):

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 
 from meshwright.cost import Costs, standard_on
-from meshwright.errors import MeshwrightError, nearest
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.outlook import money
 from meshwright.plan import Plan
 from meshwright.plan.legality import beyond_positions
@@ -65,13 +65,14 @@ def find(
     proven of the step time is proven of those.
 
     Raises:
-        MeshwrightError: R004 for an unknown strategy or objective, R005 when no plan of the space is legal, R010 when
-            the store cannot be used.
+        MeshwrightError: R004 for an unknown strategy or objective, R014 for one that nothing is known of, R005 when no
+            plan of the space is legal, R010 when the store cannot be used.
     """
     _known("strategy", strategy, STRATEGIES, "strategy")
     _known("objective", objective, PROVABLE, "objective")
     for name in objectives:
         _known("objective", name, tuple(OBJECTIVES), "pareto")
+    _tellable(cluster, {"objective": (objective,), "pareto": objectives})
     began = monotonic()
     demands = demands or Demands()
     space = space or default(model, cluster, train)
@@ -154,16 +155,33 @@ def _known(what: str, name: str, names: tuple[str, ...], option: str) -> None:
     raise MeshwrightError.one("R004", f"no {what} {name!r}", place=f"--{option} {name}", help=help)
 
 
+def _tellable(cluster: Cluster, asked: dict[str, tuple[str, ...]]) -> None:
+    """R014 for every objective of `asked` (option -> objectives) that devices of the cluster have no figures for."""
+    wrong = []
+    devices = {i.device.name: i.device for i in cluster.islands}
+    for option, names in asked.items():
+        if "cost" in names and cluster.total_price_usd_hour() is None:
+            without = ", ".join(name for name, device in devices.items() if device.price_usd_hour is None)
+            help = f"say it: --price 2.10, or --price {without.partition(',')[0]}=2.10; or ask for the step time"
+            wrong.append(("cost", option, f"no price of {without} is known", help))
+        if "energy" in names and any(device.tdp_w is None for device in devices.values()):
+            without = ", ".join(name for name, device in devices.items() if device.tdp_w is None)
+            wrong.append(("energy", option, f"no rated power of {without} is known", "ask for the step time"))
+    if wrong:
+        raise MeshwrightError(
+            Diagnostic(code="R014", message=f"{what} cannot be told: {why}", place=f"--{option}", help=help)
+            for what, option, why, help in wrong
+        )
+
+
 def _value(objective: str, tried: Tried, walk: Walk) -> float:
-    """One objective of an evaluated plan; smaller is better. A price or a power that is not known counts as
-    device-seconds."""
+    """One objective of an evaluated plan; smaller is better."""
     if objective == "step":
         return tried.step_time_s
     if objective == "headroom":
         return -tried.headroom_bytes
     spent = money(walk.cluster, tried.plan, walk.train, tried.step_time_s)
-    known = spent.joules_per_token if objective == "energy" else spent.usd_per_million_tokens
-    return known if known is not None else tried.step_time_s * tried.plan.layout.num_ranks
+    return spent.joules_per_token if objective == "energy" else spent.usd_per_million_tokens
 
 
 def _best(fitting: list[Tried], top: int, families: bool) -> list[Tried]:
