@@ -103,6 +103,7 @@ def test_all_gaps_are_listed_at_once_with_facet_value_reason_and_one_nearest_pla
         ("megatron", "llama3-8b", "cp2 tp8 ulysses", "plan.sequence.algorithm = ulysses"),
         ("megatron", "gemma2-9b", "dp8", "model"),
         ("megatron", "bloom-7b1", "dp8", "model"),
+        ("megatron", "gpt-oss-20b", "cp2 zero1", "plan.layout.cp = 2"),
         ("megatron", "minimax-m2", "dp8", "model"),
         ("deepspeed", "llama3-8b", "pp4 zero1", "plan.layout.pp = 4"),
         ("deepspeed", "llama3-8b", "hsdp8", "plan.layout.shard = 8"),

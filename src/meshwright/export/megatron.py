@@ -105,6 +105,14 @@ def _context(r: Request) -> Iterator[Gap]:
             help="say flash",
             mend={"memory.attention": "flash"},
         )
+    if any(b.attention.sinks for b in r.model.blocks):
+        yield Gap(
+            facet="layout.cp",
+            value=f"attention sinks beside cp{layout.cp}",
+            reason="no kernel of Transformer Engine splits a sequence under a learned softmax",
+            help="say cp1",
+            mend={"layout.cp": 1, "layout.dp": layout.dp * layout.cp},
+        )
     heads = min(b.attention.kv_heads for b in r.model.blocks)
     if r.plan.sequence.algorithm == "ulysses" and heads % (layout.tp * layout.cp):
         yield Gap(
