@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt
+from math import isinf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -157,6 +157,10 @@ def _expected(sizes: _Sizes) -> list[Line]:
         return [*lines, *((what, None, sizes.lacks[0]) for what in ("checkpoints", "failures"))]
     saved = -(-job.num_steps // every) * job.save_s
     lost = max(0.0, expected_s(job, every, sizes.mtbf_s) - lines[0][1] - saved)
+    if isinf(lost):
+        apart = every * job.step_s / 3600
+        never = f"one every {sizes.mtbf_s / 3600:.1f} h, a checkpoint every {apart:,.0f} h: the run never ends"
+        return [*lines, ("checkpoints", saved, _saves(job, every)), ("failures", None, never)]
     often = f"one every {sizes.mtbf_s / 3600:.1f} h: work since a checkpoint and {job.restart_s / 60:.0f} min each"
     return [*lines, ("checkpoints", saved, _saves(job, every)), ("failures", lost, often)]
 

@@ -126,3 +126,10 @@ def test_the_log_of_a_job_replays():
 def test_a_job_that_never_reaches_its_next_checkpoint_is_refused():
     with pytest.raises(MeshwrightError, match="O003"):
         run_job(JOB, Recovery(save_every=100), changes(World(), 20.0, 0))
+
+
+def test_a_job_whose_steps_are_far_longer_than_the_time_between_failures_never_ends():
+    # e^t/M with t/M of a thousand is beyond every number; at a hundred it is e^100 - 1 = 2.7e43 seconds
+    job = Job(num_steps=3, step_s=1000.0, save_s=0.0, restart_s=0.0, repair_s=0.0)
+    assert expected_s(job, 1, 1.0) == float("inf")
+    assert expected_s(job, 1, 10.0) == pytest.approx(3 * 10.0 * 2.6881171418161356e43)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain, repeat
-from math import ceil, exp, expm1, floor
+from math import ceil, exp, expm1, floor, inf
 
 import msgspec
 
@@ -22,6 +22,9 @@ from meshwright.world.trace import Change
 CAUSES = ("steps", "checkpoints", "lost", "restarts", "waiting")
 #: A job that takes so many times what it would without failures does not get anywhere.
 HOPELESS = 1000.0
+
+#: Mean failures in a stretch that has to be done in one go, beyond which it never is: e^700 is no number any more.
+MOST_FAILURES = 700.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,13 +215,15 @@ def expected_s(job: Job, save_every: int, mtbf_s: float) -> float:
 
     A stretch of t seconds that a failure makes begin anew after a restart of R, which may fail too, takes
     M e^(R/M) (e^(t/M) - 1) on average (Daly, 2006, doi 10.1016/j.future.2004.11.016, section 2.2); a job is as many of
-    them as it saves.
+    them as it saves. Infinite where no stretch can be hoped to end.
     """
     every = min(save_every, job.num_steps)
     whole, rest = divmod(job.num_steps, every)
 
     def stretch(steps: int) -> float:
         length = steps * job.step_s + job.save_s
+        if (job.restart_s + length) / mtbf_s > MOST_FAILURES:
+            return inf
         return mtbf_s * exp(job.restart_s / mtbf_s) * expm1(length / mtbf_s)
 
     return whole * stretch(every) + (stretch(rest) if rest else 0.0)
