@@ -44,6 +44,10 @@ CLUSTERS = (
     "2x4090,pcie4",
     "nodes=4,gpus=4,device=a100,nvlink=600,nic=hdr",
     "16xh100,8xib400,nvlink=900",
+    "8xh100,ib400 + 8xa100,hdr,nics=4",
+    "8 x H100",
+    "h100x8",
+    "4x8xh100,8xndr",
 )
 QUESTION = """format_version = 1
 model = "llama3-8b"
@@ -104,6 +108,7 @@ def _files(kind: str, pattern: str) -> list[bytes]:
 
 def _cluster_files() -> list[bytes]:
     whole = [clusters.to_toml(clusters.load(text)) for text in ("16xh100", "8xa100-40 + 8xh100", "2x4xv100")]
+    whole.append(clusters.template(clusters.load("4x4xa100,25gbe")))
     return _files("clusters", "*.toml") + _bytes(whole)
 
 
