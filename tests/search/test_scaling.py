@@ -354,3 +354,12 @@ def test_a_search_that_is_stopped_in_its_warm_start_answers_with_that(monkeypatc
     assert (found.stopped, found.evaluated, found.covered) == (True, 2, 0)
     assert found.best[0].plan == best
     assert all(count > 0 for count in found.pruned.values())
+
+
+def test_stopped_before_any_plan_was_found_is_not_said_to_be_that_nothing_fits(capsys, monkeypatch):
+    class Nothing:
+        fits, stopped, misses = False, True, ()
+
+    monkeypatch.setattr("meshwright.cli.search._find", lambda *_, **__: Nothing)
+    code, out, _ = said(capsys, "--on", "1,2xh100", "--tokens", "1b")
+    assert (code, out.splitlines()[0]) == (130, "stopped before anything was found")

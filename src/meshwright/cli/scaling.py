@@ -112,7 +112,7 @@ def plottable(path: str) -> list[Diagnostic]:
 
 def run(given: Any, ask: Asked, find_on: Any) -> int:
     """0 when a cluster meets the goal (or fits, where there is none), 1 when none does, 130 when it was stopped
-    before any was searched."""
+    before a plan was found."""
     from meshwright.cli.guard import INTERRUPTED
     from meshwright.search.scaling import sweep
 
@@ -130,7 +130,7 @@ def run(given: Any, ask: Asked, find_on: Any) -> int:
 
         render(scaling, console())
     _write_files(scaling, given, ask)
-    if scaling.stopped and not scaling.points:
+    if scaling.stopped and not scaling.fitting:
         return INTERRUPTED
     return 0 if scaling.meeting else 1
 

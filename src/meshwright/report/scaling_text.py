@@ -39,7 +39,7 @@ def render(scaling: Scaling, console: Console) -> None:
 def answer(scaling: Scaling) -> list[str]:
     """The answer in a few lines: the cheapest in time, the fastest in budget; or the nearest miss."""
     if not scaling.fitting:
-        return ["nothing fits on any of them" if scaling.points else "stopped before anything was found"]
+        return ["stopped before anything was found" if scaling.stopped else "nothing fits on any of them"]
     goal, limits = scaling.goal, _limits(scaling)
     if not scaling.meeting:
         near = scaling.nearest
