@@ -39,7 +39,7 @@ def found() -> str | None:
 class Browser:
     """One tab. ``messages`` are what its console and its policy complained about."""
 
-    def __init__(self, seconds: float = 60.0):
+    def __init__(self, seconds: float = 180.0):
         self.ends = monotonic() + seconds
         self.folder = tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True)
         ask, self.asking = os.pipe()

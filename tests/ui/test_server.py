@@ -3,11 +3,13 @@
 import json
 import random
 import re
+from pathlib import Path
 
 import pytest
 
 from meshwright.ui import page as pages
 from meshwright.ui.guard import HEADERS
+from meshwright.ui.pool import LIMITS_S
 from meshwright.ui.server import MAX_BODY
 from tests.ui.local import answer, asked, client
 
@@ -169,3 +171,10 @@ def test_300_fuzzed_requests_get_an_answer_each_and_the_server_goes_on(page):
         assert all(error["message"] and error["code"] != "I008" for error in said.get("errors", []))
     assert {200, 400, 404} <= statuses
     assert answer(page, asked=asked())["answer"]["errors"] == []
+
+
+def test_the_bounds_are_those_that_the_book_names():
+    book = (Path(__file__).parents[2] / "docs" / "page.md").read_text(encoding="utf-8")
+    said = "takes half a mebibyte a request, gives an\nanswer ten seconds and a search ten minutes"
+    assert said in book
+    assert (MAX_BODY, LIMITS_S["answer"], LIMITS_S["search"]) == (2**19, 10, 600)
