@@ -1,7 +1,12 @@
 """`meshwright ui`: where it listens, what it opens with, and how it says no."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -106,3 +111,18 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys)
 
 def test_the_command_s_options_are_those_of_a_question():
     assert {"model", "on", "train", "plan", "framework"} < set(ui.Options.__struct_fields__)
+
+
+def test_the_command_serves_until_ctrl_c_and_leaves_no_process_behind():
+    words = [sys.executable, "-m", "meshwright", "ui", "--no-open", "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        lines = [running.stdout.readline() for _ in range(4)]  # {, format_version, url, }
+        url = json.loads("".join(lines))["url"]
+        with urllib.request.urlopen(url, timeout=30) as page:
+            assert page.status == 200 and b"Meshwright" in page.read()
+        workers = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=30)
+    assert running.returncode == 0 and said.strip().splitlines()[-1] == "closed"
+    assert "Traceback" not in said and workers
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
