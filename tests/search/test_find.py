@@ -14,7 +14,7 @@ from meshwright.search.find import find
 from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.search.store import Store
+from meshwright.search.store import Store, identity
 from meshwright.search.strategies import exhaustive
 from meshwright.search.ties import difference, tie
 from meshwright.spec.cluster import load as cluster
@@ -182,6 +182,16 @@ def test_a_search_that_was_proven_is_not_walked_again_and_says_the_same(tmp_path
     for other in ({"top": 2}, {"families": True}, {"space": space().with_domain("tp", (1,))}):
         with pytest.raises(AssertionError, match="walked again"):
             find(*SMALL, **(asked | other))
+
+
+def test_what_is_measured_anew_on_this_machine_is_another_question(tmp_path, monkeypatch):
+    monkeypatch.setenv("MESHWRIGHT_HOME", str(tmp_path))
+    before = identity(*SMALL, standard())
+    assert identity(*SMALL, standard()) == before
+    for name in ("here.json", "framework.toml"):
+        (tmp_path / name).write_text("{}")
+        assert identity(*SMALL, standard()) != before
+        before = identity(*SMALL, standard())
 
 
 def test_a_search_that_was_stopped_is_walked_again(tmp_path, monkeypatch):

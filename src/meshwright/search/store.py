@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import catalog
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
@@ -97,7 +98,15 @@ def identity(model: Model, cluster: Cluster, train: Train, costs: Costs) -> str:
     cluster = msgspec.structs.replace(cluster, price_usd_hour=None, sources={})
     train = msgspec.structs.replace(train, tokens=0.0)
     asked = msgspec.json.encode([model, cluster, train, costs.profile, costs.framework], order="deterministic")
-    return hashlib.sha256(asked + code().encode()).hexdigest()[:16]
+    return hashlib.sha256(asked + code().encode() + _measured_here()).hexdigest()[:16]
+
+
+def _measured_here() -> bytes:
+    """A digest of what was measured on this machine, which may be measured anew."""
+    digest = hashlib.sha256()
+    for file in sorted(catalog.measured_here().glob("*.toml")) + sorted(catalog.measured_here().glob("*.json")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.digest()
 
 
 @cache
