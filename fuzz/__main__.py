@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import signal
 import sys
 import time
 from collections import Counter
@@ -43,6 +44,7 @@ def main() -> int:
 
 def _campaign(name: str, asked: argparse.Namespace) -> int:
     """Run one campaign to its end or its time; how much it found."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     state = _state(name, asked)
     target, ends = state["target"], time.monotonic() + (asked.seconds or float("inf"))
     progress = Progress(name, state["at"], target)
@@ -51,7 +53,8 @@ def _campaign(name: str, asked: argparse.Namespace) -> int:
             stop = min(target, state["at"] + CAMPAIGNS[name].chunk)
             for report in watched(name, state["seed"], state["at"], stop):
                 _add(state, name, report)
-                progress.show(state)
+                if progress.show(state):
+                    _write(STATES / f"{name}.json", state)
                 if time.monotonic() > ends:
                     break
     except KeyboardInterrupt:
@@ -126,11 +129,11 @@ class Progress:
     def __init__(self, name: str, at: int, target: int):
         self.name, self.first, self.target, self.began, self.shown = name, at, target, time.monotonic(), 0.0
 
-    def show(self, state: dict[str, Any], *, last: bool = False) -> None:
-        """Print it, at most once a second on a terminal and once in ten elsewhere."""
+    def show(self, state: dict[str, Any], *, last: bool = False) -> bool:
+        """Print it, at most once a second on a terminal and once in ten elsewhere; whether it was printed."""
         now, often = time.monotonic(), 1.0 if sys.stderr.isatty() else 10.0
         if now - self.shown < often and not last:
-            return
+            return False
         self.shown = now
         rate = (state["at"] - self.first) / max(1e-9, now - self.began)
         left = f"{(self.target - state['at']) / rate:,.0f} s left" if rate else "no rate yet"
@@ -140,6 +143,7 @@ class Progress:
         print(
             f"\r\033[K{line}" if sys.stderr.isatty() else line, end="\n" if last or often > 1 else "", file=sys.stderr
         )
+        return True
 
 
 if __name__ == "__main__":
