@@ -69,9 +69,10 @@ def _figure(found: Found) -> str:
 def coverage(found: Found) -> str:
     """How much of the space was looked at, and how."""
     space = "plans listed when it was stopped" if found.stopped else "plans in the space"
+    how = f"{found.strategy}, proven before: from the store" if found.recalled else found.strategy
     return (
         f"{found.covered:,} {space}: {found.evaluated:,} evaluated, {found.bounded:,} bounded one by one, "
-        f"{sum(found.pruned.values()):,} rejected, in {seconds(found.seconds)} ({found.strategy})"
+        f"{sum(found.pruned.values()):,} rejected, in {seconds(found.seconds)} ({how})"
     )
 
 

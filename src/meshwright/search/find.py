@@ -125,6 +125,7 @@ def find(
         pruned=walk.counts(),
         proven_optimal=proven,
         stopped=stopped,
+        recalled=walk.recalled,
         seconds=monotonic() - began,
         strategy=strategy,
         families=families,

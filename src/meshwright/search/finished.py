@@ -45,7 +45,7 @@ def recalled(walk: Walk, strategy: str) -> bool | None:
     walk.covers(found.covered)
     for point in found.points:
         walk.evaluate(*point)
-    walk.bounded, walk.rejected = found.bounded, Counter(found.rejected)
+    walk.recalled, walk.bounded, walk.rejected = True, found.bounded, Counter(found.rejected)
     return found.proven
 
 

@@ -77,9 +77,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     ``covered`` plans are in the space; each was ``evaluated``, or ``pruned`` for the reason it is counted under.
     ``bounded`` of them had a bound of their own. ``best`` are in order, the fastest first; with ``families`` each is
     the best of its family. ``proven_optimal``: every plan not evaluated has a bound above the first of them, under the
-    cost model. ``stopped``: somebody ended the search before it was done. ``framework`` is whose costs they are;
-    ``engines`` and ``room_bytes`` what was demanded of every plan, with ``remarks`` on that. ``pareto`` are (plan,
-    values) along two objectives, of the plans that were evaluated and fit; ``points`` are all of those.
+    cost model. ``stopped``: somebody ended the search before it was done. ``recalled``: the store had the proof.
+    ``framework`` is whose costs they are; ``engines`` and ``room_bytes`` what was demanded of every plan, with
+    ``remarks`` on that. ``pareto`` are (plan, values) along two objectives, of the plans that were evaluated and fit;
+    ``points`` are all of those.
     """
 
     question: tuple[str, str, str]
@@ -92,6 +93,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     pruned: dict[str, int]
     proven_optimal: bool
     stopped: bool = False
+    recalled: bool = False
     seconds: float
     strategy: str
     families: bool = False
@@ -169,6 +171,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "pruned": self.pruned,
             "proven_optimal": self.proven_optimal,
             "stopped": self.stopped,
+            "recalled": self.recalled,
             "seconds": self.seconds,
             "strategy": self.strategy,
             "objective": self.objective,

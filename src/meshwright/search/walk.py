@@ -94,6 +94,7 @@ class Walk:
         self._record, self._report = record, report
         #: What keeps finished walks (``search/finished.py``).
         self.keeper = keeper
+        self.recalled = False
         self.tried: dict[tuple, Tried] = {}
         self.refused: set[tuple] = set()
         self._plans: dict[Plan, Evaluated] = {}
