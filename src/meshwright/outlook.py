@@ -13,11 +13,11 @@ from meshwright.lower import Lowered
 from meshwright.plan import Plan
 from meshwright.prediction import Money, TrainingRun
 from meshwright.quantity import seconds
-from meshwright.simulate.job import CAUSES, Job, expected_s, run_job
+from meshwright.simulate.job import CAUSES, JobSizes, expected_s, run_job
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import Train
 from meshwright.world.recovery import Recovery
-from meshwright.world.trace import World, changes
+from meshwright.world.trace import JobWorld, changes
 
 #: Time from an interruption to the first new step: detection, restart, loading. Assumed; flagged where shown.
 RESTART_S = 600.0
@@ -75,7 +75,7 @@ def training_run(
     step_s: float,
     interval_s: tuple[float, float],
     draws_s: Sequence[float],
-    world: World | None = None,
+    world: JobWorld | None = None,
 ) -> TrainingRun:
     """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
     `draws_s` are of the step time `step_s`.
@@ -88,7 +88,7 @@ def training_run(
         MeshwrightError: O004 when the world does not say what the catalog does not know either.
     """
     steps = -(-int(train.tokens) // train.tokens_per_step)
-    sizes = _sizes(lowered, cluster, plan, steps, step_s, world or World())
+    sizes = _sizes(lowered, cluster, plan, steps, step_s, world or JobWorld())
     if world is None:
         lines = _expected(sizes)
         total = sum(seconds for _, seconds, _ in lines if seconds is not None)
@@ -120,14 +120,14 @@ class _Sizes(NamedTuple):
     """A job, the steps between its checkpoints, and the mean seconds between its failures; None where it is not known
     what a checkpoint or a failure takes, for the reasons in ``lacks``."""
 
-    job: Job
+    job: JobSizes
     save_every: int
     mtbf_s: float | None
     lacks: tuple[str, ...]
 
 
-def _sizes(lowered: Lowered, cluster: Cluster, plan: Plan, steps: int, step_s: float, world: World) -> _Sizes:
-    """What the world says, else what the catalog knows."""
+def _sizes(lowered: Lowered, cluster: Cluster, plan: Plan, steps: int, step_s: float, world: JobWorld) -> _Sizes:
+    """The sizes of a job as the world says them, else as the catalog knows them."""
     mtbf_h = cluster.interruption_hours()
     mtbf_s = world.mtbf_s or (None if mtbf_h is None else mtbf_h * 3600)
     save_s = _checkpoint_seconds(lowered, cluster, plan) if world.save_s is None else world.save_s
@@ -139,7 +139,7 @@ def _sizes(lowered: Lowered, cluster: Cluster, plan: Plan, steps: int, step_s: f
     every_s = world.checkpoint_s
     if every_s is None:
         every_s = sqrt(2 * save_s * mtbf_s) if save_s and mtbf_s else USUAL_CHECKPOINT_S
-    job = Job(
+    job = JobSizes(
         num_steps=steps,
         step_s=step_s,
         save_s=save_s or 0.0,
@@ -166,7 +166,7 @@ def _expected(sizes: _Sizes) -> list[Line]:
 
 
 def _simulated(
-    sizes: _Sizes, world: World, step_s: float, draws_s: Sequence[float]
+    sizes: _Sizes, world: JobWorld, step_s: float, draws_s: Sequence[float]
 ) -> tuple[list[Line], float, list[float]]:
     """The lines of the mean run in a world, its seconds, and those of every draw: failures and step time drawn."""
     if sizes.lacks:
@@ -196,7 +196,7 @@ def _simulated(
     return lines, sum(mean.values()), drawn
 
 
-def _saves(job: Job, every: int) -> str:
+def _saves(job: JobSizes, every: int) -> str:
     return f"{job.save_s:.1f} s every {every:,} steps, {every * job.step_s / 60:.3g} min, blocking"
 
 

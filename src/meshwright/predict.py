@@ -30,7 +30,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Timeline, from_times
 from meshwright.work import attended_pairs
-from meshwright.world.trace import World
+from meshwright.world.trace import JobWorld
 
 #: Draws of the correlated errors behind the interval.
 NUM_DRAWS = 20
@@ -69,7 +69,7 @@ def predict(
     *,
     costs: Costs | None = None,
     detail: bool = True,
-    world: World | None = None,
+    world: JobWorld | None = None,
 ) -> Prediction:
     """Step time, memory, utilisation and their reasons for one training step of `plan`.
 

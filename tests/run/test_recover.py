@@ -12,7 +12,7 @@ from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.decider import replayed
 from meshwright.world.recovery import Ended, Failed, Recovery, Wait
-from meshwright.world.trace import Change
+from meshwright.world.trace import WorldEvent
 
 MODEL = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
 
@@ -32,7 +32,7 @@ def test_a_run_that_is_killed_ends_as_the_decider_says(tmp_path):
     )
     # one process of the first start dies at once, whatever the machine; the second death waits for a repair
     decider = Recovery(save_every=20, spares=1)
-    found = recovered(job, decider, [Change(0.0), Change(0.5)], repair_s=1.0, device="cpu")
+    found = recovered(job, decider, [WorldEvent(0.0), WorldEvent(0.5)], repair_s=1.0, device="cpu")
     events = [entry.event for entry in found.log]
     assert found.failures == 2 and sum(isinstance(e, Failed) for e in events) == 2
     assert isinstance(events[-1], Ended)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.world.decider import Entry, replayed
+from meshwright.world.decider import LogEntry, replayed
 from meshwright.world.recovery import (
     Began,
     Ended,
@@ -12,7 +12,7 @@ from meshwright.world.recovery import (
     Repaired,
     Restart,
     Restarted,
-    Train,
+    TrainFrom,
     Wait,
 )
 
@@ -28,14 +28,14 @@ def told(decider, *events):
 
 def test_a_job_trains_from_its_last_checkpoint_after_a_failure():
     found = told(Recovery(save_every=10), Began(), Failed(30), Restarted(), Ended())
-    assert found == [(Train(0, 10),), (Restart(),), (Train(30, 10),), (Finish(),)]
+    assert found == [(TrainFrom(0, 10),), (Restart(),), (TrainFrom(30, 10),), (Finish(),)]
 
 
 def test_a_job_waits_when_more_nodes_are_in_repair_than_it_has_spares():
     found = told(
         Recovery(save_every=10, spares=1), Began(), Failed(10), Restarted(), Failed(20), Repaired(), Restarted()
     )
-    assert found[1:] == [(Restart(),), (Train(10, 10),), (Wait(),), (Restart(),), (Train(20, 10),)]
+    assert found[1:] == [(Restart(),), (TrainFrom(10, 10),), (Wait(),), (Restart(),), (TrainFrom(20, 10),)]
 
 
 def test_a_repair_that_nobody_waits_for_changes_nothing_but_the_spares():
@@ -46,7 +46,7 @@ def test_a_repair_that_nobody_waits_for_changes_nothing_but_the_spares():
 
 
 def test_a_restart_can_fail_too():
-    assert told(Recovery(save_every=5), Began(), Failed(5), Failed(5), Restarted())[-1] == (Train(5, 5),)
+    assert told(Recovery(save_every=5), Began(), Failed(5), Failed(5), Restarted())[-1] == (TrainFrom(5, 5),)
 
 
 @pytest.mark.parametrize("spares", [None, 0, 2])
@@ -56,5 +56,5 @@ def test_a_log_replays_to_the_same_decisions(spares):
     state, log = decider.begin(), []
     for event in events:
         state, decisions = decider.decide(state, event)
-        log.append(Entry(event, decisions))
+        log.append(LogEntry(event, decisions))
     assert replayed(decider, log) == log

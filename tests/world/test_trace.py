@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.world.trace import Change, World, changes, duration_s, read
+from meshwright.world.trace import JobWorld, WorldEvent, changes, duration_s, read
 
 
 def wrong(text, **more):
@@ -16,10 +16,10 @@ def wrong(text, **more):
 
 
 def test_words_say_a_world():
-    assert read("mtbf=3h, spares=4,repair=12h,save=30s,checkpoint=10m,restart=5min,draws=7,seed=3") == World(
+    assert read("mtbf=3h, spares=4,repair=12h,save=30s,checkpoint=10m,restart=5min,draws=7,seed=3") == JobWorld(
         mtbf_s=10_800, spares=4, repair_s=43_200, save_s=30, checkpoint_s=600, restart_s=300, draws=7, seed=3
     )
-    assert read("catalog") == World()
+    assert read("catalog") == JobWorld()
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("1.5h", 5400), ("2d", 172_800), ("1w", 604_800)])
@@ -41,7 +41,7 @@ def test_everything_wrong_with_the_words_is_said_at_once():
 def test_a_trace_file_is_read_in_order(tmp_path):
     (tmp_path / "w.csv").write_text("seconds,event\n10,fail\n10, slow 1.5\n\n20.5,slow 1\n")
     found = read("w.csv,spares=2", base=tmp_path)
-    assert found.trace == (Change(10.0), Change(10.0, 1.5), Change(20.5, 1.0))
+    assert found.trace == (WorldEvent(10.0), WorldEvent(10.0, 1.5), WorldEvent(20.5, 1.0))
     assert (found.spares, list(changes(found, None, 5))) == (2, list(found.trace))
 
 
@@ -60,7 +60,7 @@ def test_a_trace_without_events_or_beside_a_failure_rate_is_refused(tmp_path):
 
 
 def test_drawn_failures_are_exponential_each_draw_its_own_and_the_same_again():
-    world = World(seed=4)
+    world = JobWorld(seed=4)
     first, again, other = (np.array([c.at_s for c in islice(changes(world, 100.0, draw), 4000)]) for draw in (0, 0, 1))
     assert np.array_equal(first, again) and not np.array_equal(first, other)
     gaps = np.diff(first)
@@ -69,4 +69,4 @@ def test_drawn_failures_are_exponential_each_draw_its_own_and_the_same_again():
 
 
 def test_nothing_happens_where_nobody_knows_how_often_nodes_fail():
-    assert list(changes(World(), None, 0)) == []
+    assert list(changes(JobWorld(), None, 0)) == []

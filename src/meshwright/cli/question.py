@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meshwright.prediction import Prediction
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.goal import Goal
-    from meshwright.world.trace import World
+    from meshwright.world.trace import JobWorld
 
 FORMAT_VERSION = 1
 
@@ -208,7 +208,7 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
     return [_later(*one) for one in ready]
 
 
-def _later(parts: list[Any], framework: str, goal: Goal, world: World | None) -> Callable[[], Prediction]:
+def _later(parts: list[Any], framework: str, goal: Goal, world: JobWorld | None) -> Callable[[], Prediction]:
     def answer() -> Prediction:
         from meshwright.cost import standard_on
         from meshwright.predict import predict
@@ -292,7 +292,7 @@ def _one_cluster(reader: Callable[[str], Any]) -> Callable[[str], Any]:
     return read
 
 
-def read_world(question: Question, parts: Iterable[Any]) -> tuple[World | None, list[Diagnostic]]:
+def read_world(question: Question, parts: Iterable[Any]) -> tuple[JobWorld | None, list[Diagnostic]]:
     """The world that the run of a question meets, None where none is said, and what is wrong with it, also for the
     workload among the `parts`."""
     from meshwright.spec.workload import Train

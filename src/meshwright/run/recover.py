@@ -21,11 +21,21 @@ import msgspec
 
 from meshwright.run import launch, loop
 from meshwright.run.launch import RankDied
-from meshwright.simulate.job import Job as Sizes
-from meshwright.simulate.job import run_job
-from meshwright.world.decider import Entry
-from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Recovery, Repaired, Restarted, Train, Wait
-from meshwright.world.trace import Change
+from meshwright.simulate.job import JobSizes, run_job
+from meshwright.world.decider import LogEntry
+from meshwright.world.recovery import (
+    Began,
+    Ended,
+    Event,
+    Failed,
+    Finish,
+    Recovery,
+    Repaired,
+    Restarted,
+    TrainFrom,
+    Wait,
+)
+from meshwright.world.trace import WorldEvent
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,14 +47,14 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     failures: int
     by_cause: dict[str, float]
-    log: tuple[Entry, ...]
+    log: tuple[LogEntry, ...]
     simulated_s: float
     step_s: float
     restart_s: float
 
 
 def recovered(
-    job: loop.Job, decider: Recovery, trace: Iterable[Change], *, repair_s: float, device: str = "auto"
+    job: loop.Job, decider: Recovery, trace: Iterable[WorldEvent], *, repair_s: float, device: str = "auto"
 ) -> Recovered | None:
     """Train `job` to its last step while processes are killed at the times of the `trace`, in seconds from now; None
     when it was asked to end before. Checkpoints go to ``job.out``, which has to be said.
@@ -68,7 +78,7 @@ class _Driver:
         self.starts: list[float] = []  # seconds from the beginning of a start to its first step's
         self.deaths: list[float] = []  # seconds from a kill to the end of the last process
         self.spent = dict.fromkeys(("lost", "restarts", "waiting"), 0.0)
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
 
     def now(self) -> float:
         return time.monotonic() - self.begun
@@ -77,7 +87,7 @@ class _Driver:
         state, event = self.decider.begin(), Began()
         while True:
             state, decisions = self.decider.decide(state, event)
-            self.log.append(Entry(event, decisions))
+            self.log.append(LogEntry(event, decisions))
             for decision in decisions:
                 if isinstance(decision, Finish):
                     return None if self.summary["stopped"] else self._said()
@@ -85,7 +95,7 @@ class _Driver:
 
     def _done(self, decision: Any) -> Event:
         """Do what was decided; what came of it."""
-        if isinstance(decision, Train):
+        if isinstance(decision, TrainFrom):
             return self._train(decision)
         if isinstance(decision, Wait):
             due = self.repairs[self.repaired]
@@ -96,7 +106,7 @@ class _Driver:
             return Repaired()
         return Restarted()  # a start is a restart: nothing else has to be done
 
-    def _train(self, decision: Train) -> Event:
+    def _train(self, decision: TrainFrom) -> Event:
         job = msgspec.structs.replace(self.job, resume=decision.first_step > 0, save_every=decision.save_every)
         began, timers = self.now(), []
 
@@ -137,11 +147,11 @@ class _Driver:
         step_s = median(self.summary["step_s"]) if self.summary["step_s"] else 0.0
         start_s = self.starts[-1]
         restart_s = start_s + (fmean(self.deaths) if self.deaths else 0.0)
-        sizes = Sizes(
+        sizes = JobSizes(
             num_steps=self.job.steps, step_s=step_s, save_s=0.0, restart_s=restart_s, repair_s=self.repair_s
         )  # checkpoints are written beside training
         # the first start takes its time before the first step, as a restart does
-        world = (Change(max(0.0, at_s - start_s)) for at_s in self.failures)
+        world = (WorldEvent(max(0.0, at_s - start_s)) for at_s in self.failures)
         simulated = run_job(sizes, self.decider, world)
         self.spent["restarts"] = restart_s * self.failed
         steps = self.job.steps * step_s

@@ -14,9 +14,9 @@ from math import ceil, exp, expm1, floor, inf
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.world.decider import Decider, Entry
-from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restart, Restarted, Train, Wait
-from meshwright.world.trace import Change
+from meshwright.world.decider import Decider, LogEntry
+from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restart, Restarted, TrainFrom, Wait
+from meshwright.world.trace import WorldEvent
 
 #: Where the time of a job goes; they sum to it.
 CAUSES = ("steps", "checkpoints", "lost", "restarts", "waiting")
@@ -27,7 +27,7 @@ HOPELESS = 1000.0
 MOST_FAILURES = 700.0
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
     """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training
     stands still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back."""
 
@@ -45,7 +45,7 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     by_cause: dict[str, float]
     failures: int
-    log: tuple[Entry, ...]
+    log: tuple[LogEntry, ...]
 
 
 class Stretch:
@@ -55,7 +55,7 @@ class Stretch:
     steps and not checkpoints.
     """
 
-    def __init__(self, job: Job, num_steps: int, every: int):
+    def __init__(self, job: JobSizes, num_steps: int, every: int):
         self.step_s, self.save_s, self.every = job.step_s, job.save_s, every
         self.work_s = every * job.step_s
         self.cycle_s = self.work_s + job.save_s
@@ -88,7 +88,7 @@ class Stretch:
         return cycles * self.every, cycles * self.cycle_s
 
 
-def run_job(job: Job, decider: Decider, changes: Iterator[Change]) -> JobRun:
+def run_job(job: JobSizes, decider: Decider, changes: Iterator[WorldEvent]) -> JobRun:
     """The job from its first step to its last, while `changes` happen.
 
     Raises:
@@ -100,9 +100,9 @@ def run_job(job: Job, decider: Decider, changes: Iterator[Change]) -> JobRun:
 class _Driver:
     """The virtual clock: ``now_s``, what the job does until when, and what the world does next."""
 
-    def __init__(self, job: Job, decider: Decider, changes: Iterator[Change]):
+    def __init__(self, job: JobSizes, decider: Decider, changes: Iterator[WorldEvent]):
         self.job, self.decider = job, decider
-        self.changes = chain(changes, repeat(Change(float("inf"))))
+        self.changes = chain(changes, repeat(WorldEvent(float("inf"))))
         self.next = next(self.changes)
         self.now_s, self.slowdown, self.saved_steps, self.failures = 0.0, 1.0, 0, 0
         self.repairs: list[float] = []
@@ -110,14 +110,14 @@ class _Driver:
         self.stretch: Stretch | None = None
         self.place = self.begun_s = self.until_s = 0.0
         self.doing: type = Wait
-        self.log: list[Entry] = []
+        self.log: list[LogEntry] = []
 
     def run(self) -> JobRun:
         state, event = self.decider.begin(), Began()
         limit = HOPELESS * (self.job.num_steps * (self.job.step_s + self.job.save_s) + self.job.restart_s)
         while True:
             state, decisions = self.decider.decide(state, event)
-            self.log.append(Entry(event, decisions))
+            self.log.append(LogEntry(event, decisions))
             for decision in decisions:
                 if isinstance(decision, Finish):
                     return JobRun(seconds=self.now_s, by_cause=self.spent, failures=self.failures, log=tuple(self.log))
@@ -126,9 +126,9 @@ class _Driver:
             if self.now_s > limit:
                 raise self._hopeless()
 
-    def _start(self, decision: Train | Restart | Wait) -> None:
+    def _start(self, decision: TrainFrom | Restart | Wait) -> None:
         self.begun_s, self.doing, self.stretch = self.now_s, type(decision), None
-        if isinstance(decision, Train):
+        if isinstance(decision, TrainFrom):
             left = self.job.num_steps - decision.first_step
             self.stretch = Stretch(self.job, left, min(decision.save_every, max(left, 1)))
             self.first_step, self.place, self.kept_s = decision.first_step, 0.0, self.now_s
@@ -210,7 +210,7 @@ class _Driver:
         )
 
 
-def expected_s(job: Job, save_every: int, mtbf_s: float) -> float:
+def expected_s(job: JobSizes, save_every: int, mtbf_s: float) -> float:
     """Mean seconds of a job whose failures come at random, one in `mtbf_s` on average, with a spare for each.
 
     A stretch of t seconds that a failure makes begin anew after a restart of R, which may fail too, takes

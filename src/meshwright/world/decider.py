@@ -18,7 +18,7 @@ Decision = TypeVar("Decision")
 
 
 class Decider(Protocol[State, Event, Decision]):
-    """What decides: the state it begins in, and the next state with decisions for every event."""
+    """A decider: the state it begins in, and the next state with decisions for every event."""
 
     def begin(self) -> State:
         """The state before anything happened."""
@@ -27,17 +27,17 @@ class Decider(Protocol[State, Event, Decision]):
         """The state after `event`, and what is to be done."""
 
 
-class Entry(msgspec.Struct, frozen=True):
+class LogEntry(msgspec.Struct, frozen=True):
     """One line of a log: what happened, and what was decided."""
 
     event: msgspec.Struct
     decisions: tuple[msgspec.Struct, ...]
 
 
-def replayed(decider: Decider, log: Iterable[Entry]) -> list[Entry]:
+def replayed(decider: Decider, log: Iterable[LogEntry]) -> list[LogEntry]:
     """The log as the decider writes it when it is told the same events again."""
     state, out = decider.begin(), []
     for entry in log:
         state, decisions = decider.decide(state, entry.event)
-        out.append(Entry(entry.event, decisions))
+        out.append(LogEntry(entry.event, decisions))
     return out

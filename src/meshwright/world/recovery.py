@@ -36,7 +36,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 Event = Began | Failed | Repaired | Restarted | Ended
 
 
-class Train(msgspec.Struct, frozen=True, tag=True):
+class TrainFrom(msgspec.Struct, frozen=True, tag=True):
     """Train from ``first_step`` to the end of the run, saving after every ``save_every`` steps."""
 
     first_step: int
@@ -55,7 +55,7 @@ class Finish(msgspec.Struct, frozen=True, tag=True):
     """The job is over."""
 
 
-Decision = Train | Restart | Wait | Finish
+Decision = TrainFrom | Restart | Wait | Finish
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -79,7 +79,7 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     def decide(self, state: Standing, event: Event) -> tuple[Standing, tuple[Decision, ...]]:
         match event:
             case Began() | Restarted():
-                return state, (Train(state.saved_steps, self.save_every),)
+                return state, (TrainFrom(state.saved_steps, self.save_every),)
             case Failed(saved_steps=saved):
                 return self._replaced(Standing(saved, state.in_repair + 1))
             case Repaired():

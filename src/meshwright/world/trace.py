@@ -30,21 +30,21 @@ MOST_S = 3.2e9
 MOST_DRAWS, MOST_SPARES = 10_000, 10**6
 
 
-class Change(msgspec.Struct, frozen=True):
-    """Something that happens at ``at_s`` seconds of the job: a failure where ``slowdown`` is None, else from then on
+class WorldEvent(msgspec.Struct, frozen=True):
+    """An event at ``at_s`` seconds of the job: a failure where ``slowdown`` is None, else from then on
     a step takes ``slowdown`` times as long."""
 
     at_s: float
     slowdown: float | None = None
 
 
-class World(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job meets, and what stands ready for it. ``trace`` is what happens, else failures are drawn with a mean of
+class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
+    """The world of a job: what it meets, and what stands ready for it. ``trace`` is what happens, else failures are drawn with a mean of
     ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``; ``spares`` stand in for
     failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's drives write it), one every
     ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure and the next step."""
 
-    trace: tuple[Change, ...] | None = None
+    trace: tuple[WorldEvent, ...] | None = None
     source: str = ""
     mtbf_s: float | None = None
     repair_s: float = 86_400.0
@@ -56,7 +56,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-def read(text: str, *, base: Path = Path(), place: str = "--world") -> World:
+def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
     """The world that words say, or a trace file with words behind it: ``failures.csv,spares=2``. The file lies in
     `base` unless its path says otherwise.
 
@@ -81,7 +81,7 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> World:
         wrong.append(_bad(place, text, "a trace says when nodes fail, and so does mtbf", "keep one of them"))
     if wrong:
         raise MeshwrightError(wrong)
-    return World(**fields)
+    return JobWorld(**fields)
 
 
 def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
@@ -121,7 +121,7 @@ def _bad(place: str, text: str, message: str, help: str) -> Diagnostic:
     return Diagnostic(code="O001", message=message, place=f"{place} {text}", help=help)
 
 
-def read_trace(path: str) -> tuple[Change, ...]:
+def read_trace(path: str) -> tuple[WorldEvent, ...]:
     """The changes in a trace file, in order of time.
 
     Raises:
@@ -132,7 +132,7 @@ def read_trace(path: str) -> tuple[Change, ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise MeshwrightError.one("O002", f"cannot read the trace: {reason}", place=path) from None
-    found: list[Change] = []
+    found: list[WorldEvent] = []
     wrong: list[Diagnostic] = []
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
@@ -143,7 +143,7 @@ def read_trace(path: str) -> tuple[Change, ...]:
             wrong.append(Diagnostic(code="O002", message=problem, place=f"{path}:{number}: {','.join(row)!r}"))
             continue
         factor = cells[1].split()[1:]
-        found.append(Change(float(cells[0]), float(factor[0]) if factor else None))
+        found.append(WorldEvent(float(cells[0]), float(factor[0]) if factor else None))
     if not found and not wrong:
         wrong.append(Diagnostic(code="O002", message="the trace has no events", place=path, help="86400,fail"))
     if wrong:
@@ -176,8 +176,8 @@ def _number(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def changes(world: World, mtbf_s: float | None, draw: int) -> Iterator[Change]:
-    """What happens in one draw of the world, without end where failures are drawn: exponential times of mean `mtbf_s`,
+def changes(world: JobWorld, mtbf_s: float | None, draw: int) -> Iterator[WorldEvent]:
+    """The events of one draw of the world, without end where failures are drawn: exponential times of mean `mtbf_s`,
     none where that is None. A trace is the same in every draw."""
     if world.trace is not None:
         yield from world.trace
@@ -188,4 +188,4 @@ def changes(world: World, mtbf_s: float | None, draw: int) -> Iterator[Change]:
     while True:
         for gap in rng.exponential(mtbf_s, 64).tolist():
             at_s += gap
-            yield Change(at_s)
+            yield WorldEvent(at_s)
