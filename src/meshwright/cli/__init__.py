@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _settle(words: list[str]) -> None:
-    """What a process of its own is set to: garbage in cycles is looked for less often, as little of it arises; and what
-    only thinks starts no threads for numpy's products of matrices, which are small here."""
+    """Tune a process that runs only this command: cyclic garbage is collected less often, as little of it arises; and a
+    command that only thinks starts no threads for numpy's products of matrices, which are small here."""
     gc.set_threshold(50_000, 20, 100)
     if words and words[0] in THINKING:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -35,7 +35,7 @@ _BYTES = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 class Answers(msgspec.Struct, kw_only=True):
-    """What was said or taken by default, as a question file says it, and what it means as far as it is known."""
+    """Answers given or taken by default, as a question file says them, and their meaning as far as it is known."""
 
     said: dict[str, str] = {}
     model: Model | None = None

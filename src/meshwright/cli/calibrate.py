@@ -25,7 +25,7 @@ CLASSES = ("gemm", "attention", "moe", "network", "framework")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright calibrate`` takes."""
+    """Options of ``meshwright calibrate``."""
 
     data: options.text("DIR", "Folder with the tables.") = ""
     device: options.text("NAME", "Fit the curves of one device only.") = ""

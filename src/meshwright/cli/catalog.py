@@ -20,7 +20,7 @@ FORMAT_VERSION = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright catalog`` takes."""
+    """Options of ``meshwright catalog``."""
 
     kind: options.positional(
         "KIND", "models, devices, clusters, schedules, frameworks, links or presets; all of them if left out."

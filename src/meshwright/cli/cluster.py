@@ -20,7 +20,7 @@ MOST_NODES = 1_000_000
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright cluster`` takes."""
+    """Options of ``meshwright cluster``."""
 
     detect: options.switch("Ask this machine what it is.") = False
     nodes: options.text("COUNT", "So many machines of this kind; 1 if left out.") = ""

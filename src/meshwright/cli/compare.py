@@ -26,7 +26,7 @@ COMMAND = "compare"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright compare`` takes."""
+    """Options of ``meshwright compare``."""
 
     predicted: options.positional("PREDICTED", "A trace file, or a question.toml to predict now.") = ""
     measured: options.positional("MEASURED", "The trace file of a run.") = ""

@@ -41,7 +41,7 @@ compdef _meshwright meshwright
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright completion`` takes."""
+    """Options of ``meshwright completion``."""
 
     shell: options.positional("SHELL", "bash, zsh or fish.") = ""
     words: options.text("LINE", "A line as far as it is typed.") = ""
@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
 
 
 def candidates(line: str) -> list[str]:
-    """What the last word of a line (empty behind a space) may become, sorted; nothing where it is a file or free text.
+    """List the completions of the last word of a line (empty behind a space), sorted; none for a file or free text.
 
     Inside the quotes of ``--plan "tp8 pp`` it is the plan's last word.
     """

@@ -1,4 +1,4 @@
-"""What ``meshwright search`` demands of plans: memory left over, engines that run them, whose costs they have."""
+"""Demands of ``meshwright search`` on plans: memory left over, engines that run them, whose costs they have."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ COMMAND = "diff"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright diff`` takes."""
+    """Options of ``meshwright diff``."""
 
     first: options.positional("A", "A saved prediction (.json), a question (.toml), or with --plan: a model.") = ""
     second: options.positional("B", "Another file of either kind, or a second model.") = ""

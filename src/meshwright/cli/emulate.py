@@ -35,7 +35,7 @@ FORMAT_VERSION = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright emulate`` takes."""
+    """Options of ``meshwright emulate``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml that says all.") = ""
     on: options.text("CLUSTER", "How many of which device: 4xh100, a catalog name or a .toml file.") = ""

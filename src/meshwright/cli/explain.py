@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright explain`` takes."""
+    """Options of ``meshwright explain``."""
 
     term: options.positional("TERM", "A word (mfu, zero1, tp8, zb-h1) or an error code (P003).") = ""
     json: options.JSON = False

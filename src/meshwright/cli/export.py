@@ -30,7 +30,7 @@ TO = {"to": "--to torchtitan (or torchtitan-toml, megatron, deepspeed, accelerat
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright export`` takes."""
+    """Options of ``meshwright export``."""
 
     model: options.positional(
         "MODEL", "Catalog name, Hugging Face config.json, or a plan.toml or question.toml that says all four."
@@ -73,7 +73,7 @@ def run(argv: list[str]) -> int:
 
 
 def _found(ask: Callable[[], object]) -> list[Diagnostic]:
-    """What is wrong with a question of its own."""
+    """List the errors that `ask` raises; empty when it raises none."""
     try:
         ask()
     except MeshwrightError as error:

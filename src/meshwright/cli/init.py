@@ -33,7 +33,7 @@ NEEDED = {"model": f"--model {MODEL}", "on": f"--on {CLUSTER}"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright init`` takes."""
+    """Options of ``meshwright init``."""
 
     preset: options.text("NAME", "Begin with a question of the catalog: meshwright catalog presets.") = ""
     model: options.text("MODEL", "Catalog name or Hugging Face config.json.") = ""
@@ -117,7 +117,7 @@ def _text(one: Asked, question: Question) -> str:
 
 
 def _misread(texts: list[str]) -> list[Diagnostic]:
-    """What is wrong with the answers that were given, apart from what they mean together."""
+    """List the errors in the answers that were given, apart from what they mean together."""
     trial, wrong = Answers(), []
     for one, text in zip(FIVE, texts):
         try:

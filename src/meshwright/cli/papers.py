@@ -22,7 +22,7 @@ FORMAT_VERSION = 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright papers`` takes."""
+    """Options of ``meshwright papers``."""
 
     area: options.text("AREA", "Only this area, such as pipeline.") = ""
     state: options.text("STATE", "Only works, partly or not-yet.") = ""
@@ -96,7 +96,7 @@ def _unfit_to_write(given: Options) -> list[Diagnostic]:
 
 
 def _checked(chosen: Collection[str]):
-    """What the checks find now."""
+    """Return the states of chosen rows, kept or by running their checks; when interrupted, note how many are kept."""
     from meshwright.cli.progress import Progress
     from meshwright.papers.checking import checked
 

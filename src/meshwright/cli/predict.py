@@ -19,7 +19,7 @@ Exit code 0: it fits, in time and budget; 1: it does not; 2: the question is wro
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright predict`` takes."""
+    """Options of ``meshwright predict``."""
 
     model: options.positional(
         "MODEL", "Catalog name, Hugging Face config.json, or a question.toml that says all four."

@@ -23,7 +23,7 @@ _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "m
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright replay`` takes."""
+    """Options of ``meshwright replay``."""
 
     timeline: options.positional("TRACE", "A trace file of run, emulate or predict.") = ""
     link_scale: options.text("X", "Links X times as fast: 0.5 doubles every transfer.") = ""

@@ -16,7 +16,7 @@ FORMAT_VERSION = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright reproduce`` takes."""
+    """Options of ``meshwright reproduce``."""
 
     paper: options.positional("ID", "A paper's id: meshwright papers lists them.") = ""
     report: options.text("FILE", "Write it as one offline HTML file.") = ""

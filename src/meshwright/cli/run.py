@@ -49,7 +49,7 @@ DTYPES = ("fp32", "bf16", "float64")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright run`` takes."""
+    """Options of ``meshwright run``."""
 
     plan_file: options.positional("FILE", "plan.toml or question.toml; or a MODEL as predict takes it.") = ""
     model: options.text("MODEL", "Catalog name or Hugging Face config.json, over the file's.") = ""
@@ -274,7 +274,7 @@ def _contradictions(given: Options) -> list[Diagnostic]:
 
 
 def _world(given: Options) -> list[Diagnostic]:
-    """What is wrong with the failures that a run is to meet."""
+    """List the errors in the failure trace that a run is to meet (``--world``)."""
     from meshwright.world.trace import read
 
     if not given.world:

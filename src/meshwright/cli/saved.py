@@ -15,7 +15,7 @@ Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 
 
 class Rank(msgspec.Struct):
-    """What a comparison needs of a rank class: bytes."""
+    """Memory of a rank class that a comparison needs: bytes."""
 
     capacity_bytes: Figure
     peak_bytes: Figure
@@ -23,7 +23,7 @@ class Rank(msgspec.Struct):
 
 
 class Needed(msgspec.Struct):
-    """What a comparison needs of a saved prediction; times in seconds."""
+    """Fields of a saved prediction that a comparison needs; times in seconds."""
 
     model: str
     cluster: str

@@ -30,7 +30,7 @@ WANTED = {
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a search is asked: the texts, and what they mean. ``curves`` are the clusters of each ``--on``."""
+    """Question of a search: the texts, and what they mean. ``curves`` are the clusters of each ``--on``."""
 
     question: Question
     model: Model
@@ -51,7 +51,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read(given: Any, wrong: list[Diagnostic]) -> Asked:
-    """What the options of a search ask.
+    """Read the question that the options of a search ask.
 
     Raises:
         MeshwrightError: `wrong`, and everything that is wrong with the question.
@@ -97,7 +97,7 @@ def _curves(words: tuple[str, ...], question: Question) -> tuple[list[Curve], li
 
 
 def plottable(path: str) -> list[Diagnostic]:
-    """What is wrong with where a plot is to be written; asked before the work starts."""
+    """List the reasons why a plot cannot be written to `path`; asked before the work starts."""
     if not path:
         return []
     ending = Path(path).suffix.lower()

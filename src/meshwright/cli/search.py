@@ -38,7 +38,7 @@ PICKS = ("recommended", "fastest")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright search`` takes."""
+    """Options of ``meshwright search``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
     on: options.repeated("CLUSTER", "64xh100, a catalog name or a .toml file; a range: 8..512xh100, 8,64xh100.") = ()
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
 
 
 def _read(given: Options, wrong: list[Diagnostic]) -> scaling.Asked:
-    """What is asked; everything that is wrong with it is raised at once."""
+    """Read the question that the options ask; everything that is wrong with it is raised at once."""
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
     if len(_objectives(given)) != 2:

@@ -19,7 +19,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright ui`` takes."""
+    """Options of ``meshwright ui``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""

@@ -25,7 +25,7 @@ Exit code 0 whatever the errors are; 2 when the tables cannot be read."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright validate`` takes."""
+    """Options of ``meshwright validate``."""
 
     data: options.text("DIR", "Folder with training_steps.csv, ops_*.csv, collectives.csv (or .csv.gz).") = ""
     rows: options.text("FILE", "Write every prediction as CSV.") = ""

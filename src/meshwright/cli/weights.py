@@ -28,7 +28,7 @@ FORMAT_VERSION = 1
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright weights`` takes."""
+    """Options of ``meshwright weights``."""
 
     checkpoint: options.positional("CHECKPOINT", "A folder step-..., or a run's --out for its newest checkpoint.") = ""
     to: options.text("FOLDER", "Write model.safetensors there; a new folder.") = ""

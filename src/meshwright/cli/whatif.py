@@ -27,7 +27,7 @@ ALL = "all"
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``meshwright whatif`` takes."""
+    """Options of ``meshwright whatif``."""
 
     model: options.positional(
         "MODEL", "Catalog name, Hugging Face config.json, or a question.toml that says all four."

@@ -1,4 +1,4 @@
-"""What an engine cannot run of a plan, as a pure function that is cheap enough to ask of every plan of a search.
+"""Refusals: the parts of a plan that an engine cannot run, as a pure function, cheap enough for every plan of a search.
 
 Engines are the targets of an export and Meshwright's own executor (:mod:`meshwright.plan.executable`).
 """

@@ -60,7 +60,8 @@ def nodes(r: Request) -> list[str]:
 
 
 def each(r: Request) -> str:
-    """What goes before the command that is started once a node; bash before 4.4 takes an empty list for unset."""
+    """Return the bash prefix that starts a command once a node, "" for one node; bash before 4.4 takes an empty list
+    for unset."""
     return '${each_node[@]+"${each_node[@]}"} ' if r.num_nodes > 1 else ""
 
 

@@ -46,7 +46,7 @@ class Nearest(msgspec.Struct, frozen=True, kw_only=True):
         return self.headroom_bytes >= 0
 
     def text(self, target: str) -> str:
-        """What a refusal says of it."""
+        """Describe the nearest plan in the words of a refusal: the plan, whether it fits, how much slower it is."""
         words = f'--plan "{self.plan.text()}"'
         if not self.step_time_s:
             return f"the nearest plan that {target} can express: {words}"

@@ -29,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What the store's file holds."""
+    """Contents of the store's file: the version of the code, and the states by row."""
 
     version: str
     states: dict[str, State]
@@ -106,7 +106,7 @@ def _keep(file: Path, states: dict[str, State]) -> None:
 
 
 def _kept(file: Path) -> dict[str, State]:
-    """What the store has for this version of the code, row by row."""
+    """Return the states in the store for this version of the code, by row; empty when it cannot be read."""
     try:
         kept = msgspec.json.decode(file.read_bytes(), type=Kept)
     except (OSError, ValueError, msgspec.MsgspecError):  # text that is no UTF-8 is a plain ValueError

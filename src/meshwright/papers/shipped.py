@@ -51,7 +51,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def said(self) -> str:
-        """What they were computed for, in words."""
+        """The version that the states were computed for, and whether the code has changed since, in words."""
         said = f"states computed for meshwright {self.version} by `meshwright papers --check`"
         return said + ("; the code has changed since, and checking says whether they have" if self.changed else "")
 

@@ -60,7 +60,7 @@ def fit(prediction: Prediction) -> str:
 
 
 def limit_kw(prediction: Prediction) -> float:
-    """What the site can deliver, 0 where no limit is known."""
+    """Return the power limit of the site in kW, 0 where no limit is known."""
     return (prediction.cluster.power_limit_w or 0.0) / 1e3
 
 
@@ -126,7 +126,7 @@ def training_run(prediction: Prediction) -> list[tuple[str, str, str]]:
 
 
 def _bill(run: TrainingRun) -> list[tuple[str, str, str]]:
-    """What the run costs: devices x hours x price."""
+    """List the lines of the cost of the run: devices x hours x price."""
     hours = f"{run.num_devices:,} device{'' if run.num_devices == 1 else 's'} for {run.seconds / 3600:,.1f} h"
     lines = [("device-hours", big(run.device_hours), hours)]
     if run.usd is None or run.price_usd_hour is None or run.usd_interval is None:

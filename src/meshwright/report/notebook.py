@@ -56,7 +56,7 @@ def _waterfall(prediction: Prediction) -> dict[str, Any]:
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:
-    """What is alive at the peak of the fullest rank, against its capacity, with a legend."""
+    """Lay out the memory alive at the peak of the fullest rank, against its capacity, with a legend."""
     tight = prediction.tightest
     scale = max(tight.peak_bytes, tight.capacity_bytes) or 1.0
     room, x, parts = WIDTH - LABELS, LABELS, []

@@ -1,4 +1,4 @@
-"""What would make an answer of "does not fit" fit, from what is alive at the peak of the fullest rank."""
+"""Remedies for an answer of "does not fit", from what is alive at the peak of the fullest rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORTH = 0.05
 
 
 def remedies(prediction: Prediction) -> tuple[str, ...]:
-    """What would make an answer of "does not fit" fit, from what is alive at the peak; empty when it fits."""
+    """List the changes that would make a plan fit, from what is alive at the peak; empty when it fits."""
     if prediction.fits:
         return ()
     tight = prediction.tightest

@@ -72,7 +72,7 @@ def brief(point: Point, scaling: Scaling) -> str:
 
 
 def spent(point: Point, scaling: Scaling) -> str:
-    """What a point costs, in what costs are told apart by."""
+    """Return the cost of a point in words: dollars, or device-hours where no point has a price."""
     cost = scaling.spent(point)
     if cost is None:
         return f"{big(point.run.device_hours)} device-hours, no public price"
@@ -80,7 +80,7 @@ def spent(point: Point, scaling: Scaling) -> str:
 
 
 def remarks(scaling: Scaling) -> list[str]:
-    """What every point has in common, and how sure it is."""
+    """List the remarks on all points: the run they share, the source of prices, and how sure the results are."""
     if not scaling.fitting:
         return []
     p = scaling.fitting[0].prediction

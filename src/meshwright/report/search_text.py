@@ -60,7 +60,7 @@ def _none(found: Found) -> str:
 
 
 def _figure(found: Found) -> str:
-    """What was asked for besides the step time: dollars or joules per token, if the catalog knows them."""
+    """Return the objective besides the step time: dollars or joules per token, if the catalog knows them."""
     money = found.best[0].prediction.money
     value = {"cost": money.usd_per_million_tokens, "energy": money.joules_per_token}.get(found.objective)
     return "" if value is None else f"{shown(found.objective, value)}, "
@@ -77,7 +77,7 @@ def coverage(found: Found) -> str:
 
 
 def demanded(found: Found) -> str:
-    """What every plan had to do, in one line; "" where nothing was demanded."""
+    """Return the demands on every plan in one line; "" where nothing was demanded."""
     parts = []
     if found.engines:
         parts.append(f"run by {' or '.join(found.engines)}")
@@ -138,7 +138,7 @@ def _recommended(found: Found, page: Page) -> None:
 
 
 def headline(found: Found) -> str:
-    """What the fastest plan that nobody asked for runs would bring."""
+    """Return the gain of the fastest plan that none of the engines asked for runs, as a headline."""
     wins = found.unrunnable.wins
     what = "Fits" if wins is None else f"Faster by {share(wins)}"
     return f"{what}, but not run by {' or '.join(found.engines)}"

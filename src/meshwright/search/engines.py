@@ -55,9 +55,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demands(msgspec.Struct, frozen=True, kw_only=True):
-    """What plans have to do besides fit: leave ``room_bytes`` on the fullest rank, and be run by one of the ``engines``
-    if there are any. ``others`` are the engines that a recommended plan had better be run by where none is asked
-    for."""
+    """Demands on plans besides fitting in memory: leave ``room_bytes`` on the fullest rank, and be run by one of the
+    ``engines`` if there are any. ``others`` are the engines that a recommended plan had better be run by where none is
+    asked for."""
 
     room_bytes: float = 0.0
     engines: tuple[Engine, ...] = ()
@@ -65,7 +65,7 @@ class Demands(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runnable:
-    """What some of the ``engines`` run."""
+    """Check of plans against several ``engines``: which of them run a plan, and why none does."""
 
     def __init__(self, engines: Iterable[Engine]):
         self.engines = tuple(engines)
@@ -87,7 +87,7 @@ class Runnable:
         return CANNOT.format(self.label, ", ".join(min(found, key=len)))
 
     def reasons(self, plan: Plan) -> list[str]:
-        """What stands in the way of a plan, by engine."""
+        """Return the reason for every refusal of a plan, engine by engine, in words; empty when all engines run it."""
         refused = ((engine.label, r) for engine in self.engines for r in engine.refuses(plan))
         return [f"{label} cannot run {r.value}: {r.reason}" for label, r in refused]
 
@@ -116,7 +116,7 @@ def extended(space: Space, engines: Iterable[Engine]) -> Space:
 
 
 def impossible(engine: Engine, plans: Iterable[Plan]) -> list[Refusal]:
-    """What an engine refuses of a question, whatever the plan: what is of no facet, and said of each of `plans`."""
+    """Return an engine's refusals that hold whatever the plan: of no plan facet, and the same for each of `plans`."""
     each = [[r for r in engine.refuses(plan) if of_question(r)] for plan in plans]
     always = set.intersection(*({(r.facet, r.value, r.reason) for r in found} for found in each)) if each else set()
     return [r for r in each[0] if (r.facet, r.value, r.reason) in always] if each else []

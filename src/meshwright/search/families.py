@@ -16,7 +16,7 @@ from meshwright.search.space import Core, Piped, State
 
 
 class Family(NamedTuple):
-    """What the plans of a family have in common."""
+    """Parallel sizes, ZeRO stage and pipeline schedule that all plans of a family share."""
 
     tp: int
     pp: int

@@ -18,7 +18,7 @@ from meshwright.search.walk import Walk
 
 
 class Keeper(Protocol):
-    """What keeps finished walks as texts, by what was asked: a store."""
+    """Store of finished walks as encoded texts, by what was asked."""
 
     def finished(self, asked: str) -> bytes | None: ...
 
@@ -26,7 +26,7 @@ class Keeper(Protocol):
 
 
 class Finished(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk came to."""
+    """Result of a finished walk: the points it evaluated, its counts, and whether its best is proven."""
 
     points: list[tuple[Core, Inner, Piped, State]]
     covered: int

@@ -44,7 +44,8 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wanted(main: Walk, engines: Sequence[Engine]) -> Wanted:
-    """What to look for besides the best: the fastest plans with room that an engine runs, not much slower than it."""
+    """Return the target of a second search: the fastest plans with room that an engine runs, not much slower than the
+    best."""
     asked = main.wanted
     runnable = asked.runnable or (Runnable(preferred(engines)) if engines else None)
     return Wanted(
@@ -109,7 +110,7 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
 
 
 def _why(best: Tried, first: Tried, main: Walk) -> list[str]:
-    """What it costs and what it brings."""
+    """List the differences of the recommended plan from the fastest, in words: step time, memory left, length."""
     parts = []
     more = best.headroom_bytes - first.headroom_bytes
     if best.plan == first.plan:

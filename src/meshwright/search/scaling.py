@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 
 class Curve(msgspec.Struct, frozen=True):
-    """What was asked in one word (``8..512xh100``), and its clusters as they would be said, the smallest first."""
+    """Clusters asked for in one word (``8..512xh100``), each with its text as it would be said, the smallest first."""
 
     text: str
     clusters: tuple[tuple[str, Cluster], ...]
@@ -88,7 +88,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         return any(p.run.usd is not None for p in self.fitting)
 
     def spent(self, point: Point) -> float | None:
-        """What a point costs: dollars, None where it has no price; device-hours where no point has one."""
+        """Return the cost of a point: dollars, None where it has no price; device-hours where no point has one."""
         return point.run.usd if self.in_dollars else point.run.device_hours
 
     def _costs(self, point: Point) -> float:

@@ -56,7 +56,7 @@ class Tried(NamedTuple):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """What a walk looks for: the best ``keep`` plans, or with ``families`` the best plans of the best ``keep``
+    """Target of a walk: the best ``keep`` plans, or with ``families`` the best plans of the best ``keep``
     families, that leave ``room_bytes`` on the fullest rank, take at most ``cap_s`` and are ``runnable``. ``narrow``:
     what nobody runs leaves the space before anything is bounded, which pays where it is most of the space."""
 
@@ -137,7 +137,7 @@ class Walk:
 
     @cached_property
     def regions(self) -> Regions:
-        """What bounds have in common, kept from region to region."""
+        """Intermediate results that the bounds of regions share, kept from region to region."""
         return Regions(self.evaluator)
 
     @cached_property

@@ -71,7 +71,7 @@ def load(text: str) -> Cluster:
 
 
 def _kind_of(name: str) -> str:
-    """What a name is: ``device``, ``machine``, ``cluster``, or "" for none of them."""
+    """Return the kind of a name: ``device``, ``machine``, ``cluster``, or "" for none of them."""
     if _device_file(_plain(name)):
         return "device"
     known = _cluster_names().get(_plain(name))

@@ -67,7 +67,7 @@ EXAMPLES = {
     host_memory_bytes = 549755813888
     pcie_gb_s = 31.5""",
 }
-"""What a table that lacks keys could look like, for the help."""
+"""Examples of complete tables, by type, for the help where keys are missing."""
 STANDARD = {(Island, "node"), (Machine, "node"), (Machine, "levels")}
 """Fields that come from the device's standard node and levels when a file does not give them."""
 

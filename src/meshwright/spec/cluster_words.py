@@ -29,7 +29,7 @@ ROUNDED = 1.05
 
 
 class Words(msgspec.Struct, frozen=True, kw_only=True):
-    """What an island's words say; "" or None where they say nothing.
+    """Meaning of an island's words; "" or None where they say nothing.
 
     Attributes:
         nodes, gpus: machines, and devices in each.
@@ -171,8 +171,8 @@ def _network_near(value: str) -> str:
 
 
 class Standard(msgspec.Struct, frozen=True):
-    """What words change: a node and the levels around it, and whose they are. ``like`` are the node and the levels of a
-    machine of the catalog that has the network a word names."""
+    """Standard node that words change, the levels around it, and whose they are. ``like`` are the node and the levels
+    of a machine of the catalog that has the network a word names."""
 
     name: str
     scale_up: str
@@ -246,7 +246,7 @@ def _nvlink(
 
 
 def _no_network(words: Words, standard: Standard, node: Node, place: str) -> Iterator[Diagnostic]:
-    """What makes a network impossible: chips that are joined without NICs, ports faster than the slot they sit in."""
+    """List why a network is impossible: chips joined without NICs, ports faster than the slot they sit in."""
     link, said = words.link, words.nic or f"nics={words.nics}"
     if standard.scale_up == "ici":
         yield bad("C013", f"{standard.name} is joined by its own links (ICI), not by NICs", place, f"drop {said}")
