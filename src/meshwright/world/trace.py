@@ -39,8 +39,8 @@ class WorldEvent(msgspec.Struct, frozen=True):
 
 
 class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
-    """The world of a job: what it meets, and what stands ready for it. ``trace`` is what happens, else failures are drawn
-    with a mean of ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``;
+    """The world of a job: what it meets, and what stands ready for it. ``trace`` is what happens, else failures are
+    drawn with a mean of ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``;
     ``spares`` stand in for failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's
     drives write it), one every ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure
     and the next step."""
