@@ -274,7 +274,7 @@ def _contradictions(given: Options) -> list[Diagnostic]:
 
 
 def _world(given: Options) -> list[Diagnostic]:
-    """List the errors in the failure trace that a run is to meet (``--world``)."""
+    """List the errors in the failures that a run is to meet (``--world``), and in the options that these need."""
     from meshwright.world.trace import read
 
     if not given.world:

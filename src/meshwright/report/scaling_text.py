@@ -72,7 +72,7 @@ def brief(point: Point, scaling: Scaling) -> str:
 
 
 def spent(point: Point, scaling: Scaling) -> str:
-    """Return the cost of a point in words: dollars, or device-hours where no point has a price."""
+    """Return the cost of a point in words: dollars, or device-hours where it has no price."""
     cost = scaling.spent(point)
     if cost is None:
         return f"{big(point.run.device_hours)} device-hours, no public price"

@@ -110,7 +110,7 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
 
 
 def _why(best: Tried, first: Tried, main: Walk) -> list[str]:
-    """List the differences of the recommended plan from the fastest, in words: step time, memory left, length."""
+    """List the differences of the recommended plan from the fastest: step time, memory left, words of its text."""
     parts = []
     more = best.headroom_bytes - first.headroom_bytes
     if best.plan == first.plan:
