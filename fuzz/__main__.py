@@ -114,7 +114,7 @@ def _write(path: Path, value: dict[str, Any]) -> None:
 
 
 def _code() -> str:
-    """What the examples go through: a digest of the package and of the search itself."""
+    """Return a digest of the code that the examples go through: the package and the search itself."""
     digest = hashlib.sha256()
     for folder in (ROOT / "src" / "meshwright", Path(__file__).parent):
         for file in sorted(folder.rglob("*")):

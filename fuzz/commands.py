@@ -127,7 +127,7 @@ def said(argv: list[str]) -> tuple[int, str, str]:
 
 
 def judge(argv: list[str], code: int, out: str, err: str) -> None:
-    """What must hold of any command.
+    """Check that a command keeps what must hold of any, such as a known exit code and no traceback.
 
     Raises:
         Defect: it does not.

@@ -1,4 +1,4 @@
-"""What mutations begin with: the words of the books and of the tests, the catalog, and small files of each kind."""
+"""The seeds of mutations: the words of the books and of the tests, the catalog, and small files of each kind."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _bytes(texts) -> list[bytes]:
 
 
 def _said() -> dict[str, list[str]]:
-    """What the books say after --plan, --train and --on."""
+    """The texts that the books give after --plan, --train and --on, by option."""
     found: dict[str, list[str]] = {"plan": [], "train": [], "on": []}
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -1,4 +1,4 @@
-"""What is found, made small and kept where `make test` replays it."""
+"""Findings of the random search, made small and kept where `make test` replays them."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ def read(asked: dict[str, Any]) -> tuple:
 
 
 def judge(answer: Prediction) -> None:
-    """What must hold of any prediction.
+    """Check that a prediction keeps what must hold of any, such as causes that add up to the step.
 
     Raises:
         Defect: it does not.

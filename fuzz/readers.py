@@ -26,7 +26,7 @@ class Defect(Exception):
 
 
 class Partner(NamedTuple):
-    """What `check` is asked about, one of it replaced by what was read."""
+    """The question that `check` is asked, one part of it replaced by what was read."""
 
     plan: plans.Plan
     model: models.Model

@@ -1,4 +1,4 @@
-"""What is written where: files whole, links followed, pipes and devices left what they are."""
+"""Writing to a path: files whole, links followed, pipes and devices left what they are."""
 
 import os
 import stat

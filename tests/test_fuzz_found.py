@@ -1,4 +1,4 @@
-"""What a random search (`make fuzz`) once found wrong stays right; and that the search finds what is wrong."""
+"""Defects that the random search (`make fuzz`) once found stay mended; and the search finds what is wrong."""
 
 import json
 import subprocess

@@ -25,7 +25,7 @@ CHOOSE = "another: make demo TORCH='torch==2.12.1', or any requirement that pip 
 
 
 def gpu() -> str:
-    """What was found of a GPU, "" if nothing: its driver's program that lists one, or what a driver leaves."""
+    """The evidence of a GPU, "" if there is none: its driver's program that lists one, or what a driver leaves."""
     for program, words in (("nvidia-smi", ["-L"]), ("rocm-smi", ["--showid"])):
         if shutil.which(program):
             done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
@@ -53,7 +53,7 @@ def comes(requirement: str) -> list[tuple[str, str]] | None:
 
 
 def said(coming: Iterable[tuple[str, str]], found: str) -> str:
-    """What comes, in words."""
+    """Describe the packages that an installation would bring, in words."""
     coming = list(coming)
     torch = next((version for name, version in coming if name == "torch"), "")
     if not torch:

@@ -142,7 +142,7 @@ def _behind(path: str | Path) -> Path:
 
 
 def _mode(path: str | Path) -> int | None:
-    """What is at `path`, behind links; None for nothing."""
+    """The file type and mode at `path`, behind links; None for nothing."""
     try:
         return os.stat(path).st_mode  # noqa: PTH116
     except FileNotFoundError:

@@ -277,7 +277,7 @@ def _target() -> Any:
 
 
 def _engine() -> Any:
-    """What holds the machine code of this process."""
+    """The execution engine that holds the machine code of this process, made once."""
     if _Process.engine is None:
         import llvmlite.binding as llvm
 

@@ -121,7 +121,7 @@ def assumptions(
 
 
 def fabric(cluster: Cluster) -> list[Assumption]:
-    """What every level of the cluster carries, once for islands that are built alike; flagged where nobody said so."""
+    """The speed of every level of the cluster, once for islands that are built alike; flagged where nobody said so."""
     out = []
     for island in cluster.islands:
         mine = f"{island.device.name} " if len(cluster.islands) > 1 else ""

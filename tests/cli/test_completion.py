@@ -1,4 +1,4 @@
-"""What a shell completes: commands, their options, names of the catalog, words of a plan."""
+"""Completion in a shell: commands, their options, names of the catalog, words of a plan."""
 
 import shutil
 import subprocess

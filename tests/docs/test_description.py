@@ -1,4 +1,4 @@
-"""What Meshwright says it is, is the same everywhere, and true of its commands."""
+"""Meshwright's description of itself is the same everywhere, and true of its commands."""
 
 import tomllib
 from pathlib import Path

@@ -65,7 +65,7 @@ FORMS = {
 
 
 class Refused(Exception):
-    """What Megatron-LM would stop with."""
+    """The error that Megatron-LM would stop with."""
 
 
 class Parser(argparse.ArgumentParser):

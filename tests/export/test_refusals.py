@@ -1,4 +1,4 @@
-"""What engines cannot run, asked of thousands of plans: the same gaps as an export, cheaply and without a trace."""
+"""Refusals of engines, asked of thousands of plans: the same gaps as an export, cheaply and without a trace."""
 
 import time
 

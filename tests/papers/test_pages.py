@@ -14,7 +14,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 @pytest.fixture
 def states():
-    """What is shipped, which other tests hold to what the checks find."""
+    """The state of each paper as shipped, which other tests hold to what the checks find."""
     return {name: shipped().states[name] for name in papers()}
 
 

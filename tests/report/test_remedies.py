@@ -1,4 +1,4 @@
-"""What is advised where a plan does not fit: held against the answer of the plan that takes the advice."""
+"""Advice where a plan does not fit: held against the answer of the plan that takes the advice."""
 
 import re
 

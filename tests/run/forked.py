@@ -41,7 +41,7 @@ class Program:
         os.kill(self.pid, number)
 
     def communicate(self, timeout: float) -> tuple[str, str]:
-        """What it wrote to stdout and stderr, once it has ended.
+        """Return what the program wrote to stdout and stderr, once it has ended.
 
         Raises:
             subprocess.TimeoutExpired: it has not.

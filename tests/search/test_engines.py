@@ -1,4 +1,4 @@
-"""What engines run, memory left over, families, and the plan to recommend: held to brute force over whole spaces."""
+"""Plans that engines run, memory left over, families, the plan to recommend: held to brute force over whole spaces."""
 
 import json
 

@@ -40,5 +40,5 @@ def asked(**changes):
 
 
 def answer(page: TestClient, task="answer", **body):
-    """What the server says to a request of the page, as it is in the JSON."""
+    """The server's answer to a request of the page, as it is in the JSON."""
     return page.post(f"/api/{task}", json={"page": "test", "body": body}).json()

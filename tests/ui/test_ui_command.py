@@ -19,7 +19,7 @@ from tests.ui.local import asked, client
 
 @pytest.fixture
 def served(monkeypatch):
-    """What the command would serve, instead of serving it."""
+    """List what the command would serve, as (host, start, browse), instead of serving it."""
     calls = []
 
     def instead(made, host, start, ready, *, browse):

@@ -1,4 +1,4 @@
-"""What a job decides when nodes fail, without a clock; a log replays to the same decisions."""
+"""Decisions of a job when nodes fail, without a clock; a log replays to the same decisions."""
 
 import pytest
 

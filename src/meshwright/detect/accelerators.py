@@ -1,4 +1,4 @@
-"""What nvidia-smi, rocm-smi and lspci say of a machine's accelerators, as records. Pure functions of their texts."""
+"""Accelerators as nvidia-smi, rocm-smi and lspci describe them, as records. Pure functions of their texts."""
 
 from __future__ import annotations
 

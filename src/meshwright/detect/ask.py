@@ -15,7 +15,7 @@ MOST_BYTES = 4_000_000
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What was asked and what came: the text, or why there is none."""
+    """An answer of the machine with what was asked: the text, or why there is none."""
 
     asked: str
     text: str = ""
@@ -26,7 +26,7 @@ class Here:
     """The machine this process runs on."""
 
     def run(self, *command: str) -> Answer:
-        """What a command writes to stdout; never through a shell."""
+        """Run a command and return its stdout, or why there is none; never through a shell."""
         asked = " ".join(command)
         try:
             done = subprocess.run(

@@ -28,7 +28,7 @@ VENDORS = re.compile(r"^(NVIDIA|AMD|Advanced Micro Devices, Inc\.)\s+", re.IGNOR
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a machine said: records, each with the tool that told, and every answer that came or did not."""
+    """The facts of a machine: records, each with the tool that told, and every answer that came or did not."""
 
     gpus: tuple[Gpu, ...]
     told_gpus: str

@@ -1,4 +1,4 @@
-"""What ibstat, ``/sys`` and ``/proc`` say of a machine's network ports, processors, memory and drives, as records."""
+"""A machine's network ports, processors, memory and drives as ibstat, ``/sys`` and ``/proc`` describe them."""
 
 from __future__ import annotations
 

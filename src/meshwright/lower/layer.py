@@ -174,7 +174,7 @@ Structure = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 def structure_of(entries: list[Entry]) -> Structure:
-    """What decides the graph of a pass."""
+    """The structure of a pass, which decides its graph: the queue of each entry and the entries it waits for."""
     return tuple([(e.queue, e.after) for e in entries])
 
 

@@ -51,10 +51,10 @@ Progress = Callable[[str, int, int], None]
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, as plain numbers; grids are those of the ``scope``. ``collectives`` by ``op ranks``;
-    ``staging``: what fully sharded parameters cost a rank's processor beside their exchange, ``gather`` and ``reduce``
-    by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by name; ``base_bytes``: the
-    memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
+    """The measurements of a machine, as plain numbers; grids are those of the ``scope``. ``collectives`` by
+    ``op ranks``; ``staging``: what fully sharded parameters cost a rank's processor beside their exchange,
+    ``gather`` and ``reduce`` by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by
+    name; ``base_bytes``: the memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
     (:func:`_crowding`)."""
 
     kind: str
@@ -127,7 +127,7 @@ def measure(
 
 
 def _identity(kind: str, cores: int, scope: Scope) -> dict[str, Any]:
-    """What kept parts must be of."""
+    """The identity of a measurement, which kept parts must share: machine, software and sizes."""
     name = _name(torch.device(kind))
     return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope}
 
@@ -200,13 +200,13 @@ MODELS = "models"
 
 
 def _repeats(rounds: list[dict[str, Any]], key: str) -> list[list[float]]:
-    """What each benchmark of a kind took in the rounds that had it."""
+    """The seconds of each benchmark of a kind, in the rounds that had it."""
     each = zip(*(r["seconds"][key] for r in rounds), strict=True)
     return [[s for s in seconds if s is not None] for seconds in each]
 
 
 def _unsettled(rounds: list[dict[str, Any]], scope: Scope) -> dict[str, list[int]]:
-    """What spreads too much to be left at that, by kind and place."""
+    """List the benchmarks and models whose repeats spread by more than the scope allows, by kind and place."""
 
     def wide(seconds: list[float]) -> bool:
         return max(seconds) - min(seconds) > scope.spread * sorted(seconds)[len(seconds) // 2]

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds: ``of`` says of which machine, software and sizes the ``parts`` are."""
+    """The content of the file: ``of`` says of which machine, software and sizes the ``parts`` are."""
 
     of: dict[str, Any]
     parts: dict[str, Any]

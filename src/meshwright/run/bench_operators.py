@@ -130,7 +130,7 @@ def sizes(name: str, element: float, scope: Scope) -> tuple[float, ...]:
 
 
 def benches(device: torch.device, dtype: torch.dtype, scope: Scope) -> dict[str, list[Bench]]:
-    """What to time, by operator and at the scope's ``elements`` each; seconds are those of one instance."""
+    """List the benchmarks, by operator and at the scope's ``elements`` each; seconds are those of one instance."""
     out: dict[str, list[Bench]] = {}
     for name, operator in OPERATORS.items():
         for n in scope.elements:

@@ -28,10 +28,10 @@ def _powers(base: float, first: int, last: int) -> tuple[float, ...]:
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. ``gemm_m``: rows of products, ``gemm_nk``: their columns and depths. ``attention``: batch times
-    heads, tokens, head widths. ``elementwise``, ``collective_bytes``, ``staged_bytes``: bytes. ``elements``: of the
-    tensor that a memory-bound operator reads; its instances have ``together`` elements, at least where that takes no
-    more than ``most_instances`` of them.
+    """The sizes and repeats of a measurement. ``gemm_m``: rows of products, ``gemm_nk``: their columns and depths.
+    ``attention``: batch times heads, tokens, head widths. ``elementwise``, ``collective_bytes``, ``staged_bytes``:
+    bytes. ``elements``: of the tensor that a memory-bound operator reads; its instances have ``together`` elements, at
+    least where that takes no more than ``most_instances`` of them.
 
     Everything is gone through ``rounds`` times, and up to ``most_rounds`` times what then spreads by more than
     ``spread`` (the range of its repeats over their median). A repeat lasts ``span_s`` seconds: a core computes faster

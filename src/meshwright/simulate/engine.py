@@ -64,7 +64,7 @@ def steady_state(graph: TaskGraph, durations_s: NDArray[np.float64], num_steps: 
 
 
 def _columns(graph: TaskGraph) -> tuple[NDArray, ...]:
-    """What the loops below read of a graph."""
+    """The arrays of a graph that the loops below read."""
     return graph.member_ptr, graph.member, graph.dep_ptr, graph.dep, graph.dep_lag, graph.cost_key
 
 

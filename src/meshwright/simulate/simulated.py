@@ -33,7 +33,7 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
         costs: Costs,
         schedule_params: dict[str, object] | None = None,
     ) -> Simulated:
-        """What `costs` priced and the clock gave these start and end times, seconds."""
+        """Build the simulated step that `costs` priced and the clock gave these start and end times, seconds."""
         framework = costs.framework
         return cls(
             lowered=lowered,

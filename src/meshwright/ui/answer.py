@@ -235,7 +235,7 @@ def _concerned(d: Diagnostic, control: str) -> list[str]:
 
 
 def _hints(found: Read) -> dict[str, str]:
-    """What each text was understood as, in a few words."""
+    """Summarise how each text was understood, in a few words."""
     hints = {}
     if found.model is not None:
         m = found.model

@@ -181,7 +181,7 @@ def _thinned(values: Iterable[Any], now: Any) -> list[Any]:
 
 
 def _also(before: list[str], after: Plan, control: Control) -> str:
-    """What a move changes besides its own word: ``pp2, mb1``; a number that is no longer said is one."""
+    """List the words that a move changes besides its own: ``pp2, mb1``; a number that is no longer said is one."""
     words = write(changed(after, "layout", dp=0)).split()
     own = write(changed(control.put(Plan(), control.of(after)), "layout", dp=0)).split()
     new = [w for w in words if w not in before and w not in own]

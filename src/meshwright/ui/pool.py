@@ -54,7 +54,7 @@ class Worker:
         await self._receive()
 
     async def ask(self, task: str, body: dict[str, Any], event: Event | None = None) -> dict[str, Any]:
-        """What the process makes of a request; `event` is given what it sends before that."""
+        """Return the process's answer to a request; `event` is given what it sends before that."""
         await self._send({"task": task, "body": body})
         while True:
             found = await self._receive()
@@ -230,7 +230,7 @@ class Pool:
             raise MeshwrightError.one("I005", message, place="the page", help=help) from None
 
     async def _unless(self, dropped: asyncio.Event, wanted: asyncio.Task) -> Any:
-        """What is wanted, or Superseded when the request is dropped before."""
+        """Return the result of `wanted`, or raise Superseded when the request is dropped before."""
         gone = asyncio.create_task(dropped.wait())
         try:
             await asyncio.wait({gone, wanted}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What each paper's recipe would bring on a plan: gain, memory, exact or not, or why it does not apply."""
+"""The effect of each paper's recipe on a plan: gain, memory, exact or not, or why it does not apply."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def recipes(request: RecipesRequest) -> dict[str, Any]:
 
 
 class Trying(msgspec.Struct, frozen=True, kw_only=True):
-    """What all recipes are tried on: the question, its plan's step, and the steps with some recipes over it."""
+    """The base that recipes are tried on: the question, its plan's step, and the steps with some recipes over it."""
 
     parts: tuple
     costs: Any

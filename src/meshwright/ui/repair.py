@@ -43,7 +43,7 @@ class Effort:
 
 
 class Place(msgspec.Struct, frozen=True):
-    """What a plan has to be legal for, the fields that stay as they are, and the effort that may be made."""
+    """The limits of a repair: what a plan must be legal for, the fields that stay as they are, and the effort left."""
 
     model: Model
     cluster: Cluster

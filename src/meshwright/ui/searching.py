@@ -44,8 +44,8 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> dict[str, Any]:
-    """What was found. `send` is given the progress a few times a second; once `stopped` says so, what was found until
-    then is the answer.
+    """Run a search and return its answer. `send` is given the progress a few times a second; once `stopped` says so,
+    what was found until then is the answer.
 
     Raises:
         MeshwrightError: what is wrong with the question (its plan is not asked), the facets and objectives.
@@ -88,7 +88,7 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
 
 
 def _plain(found: Found) -> dict[str, Any]:
-    """What the page shows of a search: the recommended plan, the best families, the front, why others lost."""
+    """A search as the page shows it: the recommended plan, the best families, the front, why others lost."""
     pick, beyond = found.recommended, found.unrunnable
     return {
         "verdict": verdict(found),

@@ -37,7 +37,7 @@ class Answers(Protocol):
 
 
 class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every request of the page is in: which window it comes from, and what it asks."""
+    """The envelope of every request of the page: which window it comes from, and what it asks."""
 
     page: Annotated[str, msgspec.Meta(max_length=40)]
     body: dict[str, Any] = {}
