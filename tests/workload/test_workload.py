@@ -131,3 +131,10 @@ def test_a_file_of_lengths_says_which_lines_are_wrong(tmp_path):
     file.write_text("")
     with pytest.raises(MeshwrightError, match="the file has no lengths"):
         parse(f"batch=1,seq=8,lengths={file}")
+
+
+def test_a_line_longer_than_any_number_is_one_error(tmp_path):
+    file = tmp_path / "lengths.csv"
+    file.write_text("6" * 140_000)  # beyond what the csv module takes for a field
+    with pytest.raises(MeshwrightError, match="W004"):
+        parse(f"batch=1,seq=64,lengths={file}")

@@ -70,3 +70,8 @@ def test_drawn_failures_are_exponential_each_draw_its_own_and_the_same_again():
 
 def test_nothing_happens_where_nobody_knows_how_often_nodes_fail():
     assert list(changes(JobWorld(), None, 0)) == []
+
+
+def test_a_line_longer_than_any_number_is_one_error(tmp_path):
+    (tmp_path / "w.csv").write_text("6" * 140_000)
+    assert wrong("w.csv", base=tmp_path)[0][0] == "O002"

@@ -245,8 +245,8 @@ DIGITS = 18
 def _lengths_file(path: Path) -> Lengths:
     try:
         rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text, a length a line"
         raise MeshwrightError.one(
             "W004", f"cannot read the document lengths: {reason}", place=f"lengths={path}"
         ) from None

@@ -130,8 +130,8 @@ def read_trace(path: str) -> tuple[WorldEvent, ...]:
     """
     try:
         rows = list(csv.reader(Path(path).read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text of seconds,event"
         raise MeshwrightError.one("O002", f"cannot read the trace: {reason}", place=path) from None
     found: list[WorldEvent] = []
     wrong: list[Diagnostic] = []
