@@ -91,3 +91,10 @@ def test_a_mixture_is_lowered_to_its_tokens():
         assert routed.tokens * routed.top_k * routed.hidden * 2 == entry.work.num_bytes
         assert (routed.top_k, routed.experts, routed.tokens) == (2, 8, 4096)
         assert msgspec.structs.replace(entry.work, routed=None).op == "all_to_all"
+
+
+def test_software_that_nobody_names_sends_a_token_once_to_a_node_where_many_ranks_share_the_experts():
+    # catalog/frameworks/default.toml: by DeepEP's kernels from 32 ranks of experts on
+    for ep, mode in ((64, "normal"), (32, "normal"), (16, "")):
+        work, device = exchanged(ep)
+        assert standard().price(work, device) == costs(mode).price(work, device)

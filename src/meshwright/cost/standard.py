@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from meshwright.cost import exchange, fitted, measured, network
 from meshwright.cost.chain import Costs
-from meshwright.cost.framework import Defaults, Framework, load
+from meshwright.cost.framework import Framework, load
 from meshwright.spec.cluster import Cluster
 
 
 def standard(framework: Framework | None = None) -> Costs:
     """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
-    usual = framework.defaults if framework is not None else Defaults()
+    framework = framework or load("default")
+    usual = framework.defaults
     links = (
         measured.price,
         exchange.link(usual.dispatch, usual.dispatch_from),
