@@ -7,7 +7,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.plan import parse
 from meshwright.run import data, loop, tokenizer
-from meshwright.run.recover import recovered
+from meshwright.run.recover import recovered, saved_steps
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.world.decider import replayed
@@ -61,3 +61,12 @@ def test_a_world_that_a_run_cannot_meet_is_refused(world, more, told, tmp_path, 
     asked = ["run", "--model", "llama3-8b", "--on", "2xh100", "--train", "batch=2,seq=16", "--plan", "dp2"]
     assert main([*asked, "--data", "sample", "--world", world, *more]) == 2
     assert told in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_goes_on_from_its_newest_complete_checkpoint_whatever_generation_that_is(tmp_path):
+    assert saved_steps(str(tmp_path / "none")) == saved_steps(str(tmp_path)) == 0
+    for name, whole in (("step-00000020", True), ("step-00000020-1", True), ("step-00000040", False)):
+        (tmp_path / name).mkdir()
+        if whole:
+            (tmp_path / name / "index.json").write_text("{}")
+    assert saved_steps(str(tmp_path)) == 20

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from statistics import fmean, median
 from threading import Timer
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import msgspec
 
 from meshwright.run import launch, loop
+from meshwright.run.checkpoint_format import complete
 from meshwright.run.launch import RankDied
 from meshwright.simulate.job import JobSizes, run_job
 from meshwright.world.decider import LogEntry
@@ -39,9 +41,9 @@ from meshwright.world.trace import WorldEvent
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that was interrupted: its last start's ``summary``, seconds and failures in all, how many of its seconds
-    were ``lost``, restarting or waiting, the decider's ``log``, and the seconds of the same world simulated with the
-    step time and the restart time of this run."""
+    """A run that was interrupted: its last start's ``summary``, seconds and failures in all, where its seconds went
+    (``lost`` is what its steps, restarts and waits leave of them), the decider's ``log``, and the seconds of the same
+    world simulated with the step time and the restart time of this run."""
 
     summary: dict[str, Any]
     seconds: float
@@ -136,7 +138,7 @@ class _Driver:
         at_s = self.failures[self.failed]
         self.deaths.append(self.now() - at_s)
         self.failed += 1
-        saved = max((int(path.name.removeprefix("step-")) for path in loop.checkpoints(self.job.out)), default=0)
+        saved = saved_steps(self.job.out)
         if not self.job.quiet:
             print(f"killed a process {at_s:.1f} s into the run: goes on from step {saved}", file=sys.stderr)
         return Failed(saved)
@@ -166,6 +168,12 @@ class _Driver:
             step_s=step_s,
             restart_s=restart_s,
         )
+
+
+def saved_steps(out: str) -> int:
+    """Steps in the newest complete checkpoint of a run's folder, which is where it goes on; 0 without one."""
+    found = complete(Path(out))
+    return found[-1][0] if found else 0
 
 
 def _kill(process: Any) -> None:
