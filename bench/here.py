@@ -21,11 +21,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from meshwright.answer.predict import simulate
 from meshwright.calibrate import here
 from meshwright.catalog import measured_here
 from meshwright.cost import load_framework, standard
 from meshwright.plan import Plan, parse
-from meshwright.predict import simulate
 from meshwright.run import bench
 from meshwright.run.data import Batch
 from meshwright.run.environment import prefer

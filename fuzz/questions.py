@@ -13,11 +13,11 @@ from tests.random_plans import MODELS
 
 from fuzz.readers import Defect
 from meshwright import catalog, plan, schedules
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.cost import standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, GATHERED, LOSS_KERNELS, RECOMPUTE_MODES
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.simulate.clock import shares_ports
 from meshwright.spec import cluster, model, workload
 from meshwright.spec.workload import DTYPE_BYTES

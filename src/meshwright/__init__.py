@@ -12,9 +12,7 @@ The public names are below, in the order of the pipeline; each is loaded when it
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 #: What Meshwright does today, in one sentence, and what it is designed for and does not do yet. The package's
@@ -38,8 +36,8 @@ _PUBLIC = {
     "check_plan": ("meshwright.plan", "check"),
     "TaskGraph": ("meshwright.graph", "TaskGraph"),
     "Timeline": ("meshwright.timeline", "Timeline"),
-    "predict": ("meshwright.predict", "predict"),
-    "Prediction": ("meshwright.prediction", "Prediction"),
+    "predict": ("meshwright.answer.predict", "predict"),
+    "Prediction": ("meshwright.answer.prediction", "Prediction"),
     "Diagnostic": ("meshwright.errors", "Diagnostic"),
     "MeshwrightError": ("meshwright.errors", "MeshwrightError"),
     "Infeasible": ("meshwright.errors", "Infeasible"),
@@ -63,18 +61,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """``meshwright.predict`` is the verb, also once its module of the same name has been imported.
-
-    Python binds a submodule in its package when it loads it, over whatever had the name; here the function wins.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, ModuleType) and _PUBLIC.get(name, ("",))[0] == value.__name__:
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

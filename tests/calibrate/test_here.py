@@ -4,6 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import simulate
+from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework, frameworks
@@ -14,9 +16,8 @@ from meshwright.graph import KIND
 from meshwright.lower.layer import Entry
 from meshwright.lower.step import Exchange
 from meshwright.plan import parse
-from meshwright.predict import simulate
-from meshwright.rank_memory import rank_memory
-from meshwright.run import bench, bench_operators
+from meshwright.run import bench
+from meshwright.run.bench import operators as bench_operators
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import CAUSES, cost
 from meshwright.simulate.price import Pricer

@@ -3,8 +3,8 @@
 import msgspec
 import numpy as np
 
-from meshwright.calibrate import network_exchange
-from meshwright.calibrate.network_exchange import START, Run
+from meshwright.calibrate.network import exchange as network_exchange
+from meshwright.calibrate.network.exchange import START, Run
 from meshwright.cost.exchange import MoeExchange, exchange_seconds
 from meshwright.work import Group, Hop
 

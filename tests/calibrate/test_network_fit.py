@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from meshwright.calibrate import network
-from meshwright.calibrate.network_fit import START
-from meshwright.calibrate.network_report import predict, scores
-from meshwright.calibrate.network_rows import Series, read_series
+from meshwright.calibrate.network.report import predict, scores
+from meshwright.calibrate.network.rows import Series, read_series
+from meshwright.calibrate.network.solve import START
 from meshwright.cost.collectives import envelope, lines
 from meshwright.cost.fabric import profile_text, shipped
 from meshwright.spec.cluster import load_device

@@ -2,7 +2,8 @@
 
 import pytest
 
-from meshwright.calibrate import network, network_jobs
+from meshwright.calibrate import network
+from meshwright.calibrate.network import jobs as network_jobs
 from meshwright.cost.fabric import read_profile, shipped
 from meshwright.work import REACHED_BYTES
 from tests.validate.samples import step, table

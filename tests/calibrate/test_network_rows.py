@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.calibrate.network import group_of
-from meshwright.calibrate.network_rows import library_of, read_series
+from meshwright.calibrate.network.rows import library_of, read_series
 from meshwright.errors import MeshwrightError
 
 ROW = {

@@ -6,13 +6,13 @@ import pytest
 
 import meshwright as mw
 from meshwright import catalog, schedules
+from meshwright.answer.prediction import ATTRIBUTION
 from meshwright.cli import main
 from meshwright.cli.explain import look_up
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.plan.facets import DEFAULT_ORDER, OVERLAPS
 from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS
-from meshwright.prediction import ATTRIBUTION
 from meshwright.spec.workload import _READERS as WORKLOAD_KEYS
 from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PHASES
 

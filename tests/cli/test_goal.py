@@ -7,11 +7,11 @@ from statistics import NormalDist
 import pytest
 
 from meshwright import predict as predicted
+from meshwright.answer.prediction import TrainingRun
 from meshwright.cli import main
 from meshwright.cli.question import asked, read_parts
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as plan
-from meshwright.prediction import TrainingRun
 from meshwright.spec import cluster, goal, model
 from meshwright.spec.workload import parse as workload
 

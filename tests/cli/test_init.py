@@ -7,11 +7,11 @@ import shlex
 import pytest
 
 from meshwright import catalog
+from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.cli.asking import goal_words, tokens_of
 from meshwright.cli.question import load, preset, read_goal, read_parts
 from meshwright.errors import MeshwrightError
-from meshwright.predict import predict
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 

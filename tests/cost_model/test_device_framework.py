@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
+from meshwright.answer.predict import predict
 from meshwright.cost import standard_on
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default

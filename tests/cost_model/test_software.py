@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from meshwright.answer.predict import simulate
 from meshwright.calibrate import framework as framework_fit
 from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
@@ -15,7 +16,6 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import activations
 from meshwright.plan import Overlap, parse
-from meshwright.predict import simulate
 from meshwright.simulate.layer import CAUSES, cost
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device

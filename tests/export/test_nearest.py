@@ -4,11 +4,11 @@ import re
 
 import pytest
 
+from meshwright.answer.predict import predict
 from meshwright.cost import standard_on
 from meshwright.errors import Infeasible
 from meshwright.export import Request, engines, export, nearest_plan, refusals, runnable
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.spec import cluster, model, workload
 
 

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from meshwright import catalog, schedules
+from meshwright.answer.predict import predict
 from meshwright.errors import Infeasible
 from meshwright.export import target
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.spec import cluster, workload
 from meshwright.spec.model import load

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from meshwright.answer.predict import predict
 from meshwright.cost import standard_on
-from meshwright.predict import predict
 
 FOLDER = Path(__file__).parent
 ANSWERS = FOLDER / "answers.json"

@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
-from meshwright.predict import predict, simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 from tests.random_plans import GPT

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.lower.step import rounds
 from meshwright.plan import parse
-from meshwright.predict import simulate
 from meshwright.schedules import build
 from meshwright.simulate import memory
 from meshwright.spec import cluster

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.plan import check, parse
 from meshwright.plan.slices import kinds
 from meshwright.plan.toml import dump, loads
-from meshwright.predict import predict, simulate
 from meshwright.spec import cluster
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train

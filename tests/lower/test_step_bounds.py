@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from meshwright.answer.predict import predict
 from meshwright.plan import Overlap, parse
-from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from tests.random_plans import CLUSTERS, GPT, LLAMA, MIXTURE, MODELS, Question, legal_plans, of_size

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from meshwright.answer.predict import model_flops, simulate
 from meshwright.cost import Costs
 from meshwright.lower.attention import copies
 from meshwright.lower.layer import program
@@ -13,7 +14,6 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import lora_params
 from meshwright.plan import Overlap, parse
-from meshwright.predict import model_flops, simulate
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
 from meshwright.papers import whatif
@@ -12,7 +13,6 @@ from meshwright.papers.record import papers
 from meshwright.papers.whatif import what_if
 from meshwright.plan import check, parse
 from meshwright.plan.text import over
-from meshwright.predict import predict
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse as parse_train

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright import catalog
+from meshwright.answer.predict import predict
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
 from meshwright.plan import check, parse
-from meshwright.predict import predict
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train

@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.measured import STEP_BOUNDS, bounds_text, class_of, place, rank_name, step_times, steps, tasks
+from meshwright.answer.predict import predict
+from meshwright.compare.measured import STEP_BOUNDS, bounds_text, class_of, place, rank_name, step_times, steps, tasks
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.replay.rebuild import rebuild
 from meshwright.replay.timed import plan_of, timed, typical
 from meshwright.spec.cluster import load as load_cluster
@@ -61,8 +61,8 @@ def test_a_simulated_timeline_replays_exactly_from_its_spans_alone(plan):
 @pytest.mark.parametrize("plan", PLANS)
 def test_other_durations_give_what_the_simulation_gives(plan):
     """The oracle is the lowered graph itself: dependencies that were not binding must have been found too."""
+    from meshwright.answer.predict import simulate
     from meshwright.cost import standard
-    from meshwright.predict import simulate
     from meshwright.simulate.engine import times
 
     asked = answer(plan)

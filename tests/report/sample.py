@@ -9,8 +9,17 @@ import msgspec
 import numpy as np
 
 from meshwright import plan as plans
+from meshwright.answer.prediction import (
+    ATTRIBUTION,
+    Assumption,
+    Money,
+    Prediction,
+    RankMemory,
+    Sensitivity,
+    TrainingRun,
+    Zoom,
+)
 from meshwright.graph import GraphBuilder
-from meshwright.prediction import ATTRIBUTION, Assumption, Money, Prediction, RankMemory, Sensitivity, TrainingRun, Zoom
 from meshwright.simulate import engine
 from meshwright.spec import cluster, model, workload
 from meshwright.timeline import MemoryTrace, Timeline, from_times

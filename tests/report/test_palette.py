@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from meshwright.answer.prediction import ATTRIBUTION
 from meshwright.graph import KINDS, QUEUES
-from meshwright.prediction import ATTRIBUTION
 from meshwright.report import palette
 
 THEMES = sorted(palette.THEMES)

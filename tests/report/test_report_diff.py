@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from meshwright import plan
-from meshwright.prediction import ATTRIBUTION
+from meshwright.answer.prediction import ATTRIBUTION
 from meshwright.report.diff import UNATTRIBUTED, delta, render
 from meshwright.spec import cluster, workload
 from tests.report.sample import GIB, prediction

@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.prediction import FORMAT_VERSION
 from meshwright.errors import MeshwrightError
 from meshwright.graph import ATTRIBUTES
-from meshwright.prediction import FORMAT_VERSION
 from meshwright.quantity import seconds
 from meshwright.report import columns, html
 from tests.report.sample import prediction

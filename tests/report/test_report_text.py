@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from meshwright.prediction import ATTRIBUTION, Assumption
+from meshwright.answer.prediction import ATTRIBUTION, Assumption
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked

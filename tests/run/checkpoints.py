@@ -7,8 +7,8 @@ import torch
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.checkpoint import Meta, load
-from meshwright.run.checkpoint_commit import commit
-from meshwright.run.checkpoint_write import write_rank
+from meshwright.run.checkpoint.commit import commit
+from meshwright.run.checkpoint.write import write_rank
 from tests.run import shards
 from tests.run.shards import ALONE
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict
+from meshwright.compare.measured import place, steps, tasks
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import place, steps, tasks
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.replay.timed import timed, typical
 from meshwright.run.assemble import Reading, assemble
 from meshwright.run.clocks import Clock

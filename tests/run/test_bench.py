@@ -6,13 +6,15 @@ import msgspec
 import pytest
 import torch
 
+from meshwright.answer.predict import simulate
+from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.cost import framework, load_framework, measured, standard
 from meshwright.plan import parse
-from meshwright.predict import simulate
-from meshwright.rank_memory import rank_memory
-from meshwright.run import bench, bench_kept, bench_operators
-from meshwright.run.bench_clock import Clock, mean
+from meshwright.run import bench
+from meshwright.run.bench import operators as bench_operators
+from meshwright.run.bench import store as bench_kept
+from meshwright.run.bench.clock import Clock, mean
 from meshwright.run.environment import only_cores
 from meshwright.run.launch import World, start
 from meshwright.spec import cluster

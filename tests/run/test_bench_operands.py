@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from meshwright.run.bench_operands import ALIGNED, MOST_SETS, Pool, kept
+from meshwright.run.bench.operands import ALIGNED, MOST_SETS, Pool, kept
 
 CPU = torch.device("cpu")
 

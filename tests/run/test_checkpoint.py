@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.run import checkpoint_share
 from meshwright.run.blocks import blocks, cover
 from meshwright.run.checkpoint import AsyncSaver, find, identity, latest, load, read_index, save
-from meshwright.run.checkpoint_format import RankIndex, merge
-from meshwright.run.checkpoint_load import Reader, fill, missing
-from meshwright.run.checkpoint_write import write_rank
+from meshwright.run.checkpoint import share as checkpoint_share
+from meshwright.run.checkpoint.format import RankIndex, merge
+from meshwright.run.checkpoint.loading import Reader, fill, missing
+from meshwright.run.checkpoint.write import write_rank
 from meshwright.run.pieces import Parameter, Part, Piece
 from meshwright.spec.model import transformer
 from tests.run import shards

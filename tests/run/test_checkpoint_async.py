@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from meshwright.errors import MeshwrightError
-from meshwright.run import checkpoint_save, safetensors_file
+from meshwright.run import safetensors_file
 from meshwright.run.checkpoint import AsyncSaver, latest
+from meshwright.run.checkpoint import saving as checkpoint_save
 from tests.run import shards
 from tests.run.checkpoints import fast_disk, loaded, meta  # noqa: F401
 from tests.run.processes import launch

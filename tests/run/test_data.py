@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from meshwright.errors import MeshwrightError
-from meshwright.run import data, documents, tokenizer
+from meshwright.run import data
+from meshwright.run.data import documents, tokenizer
 from meshwright.spec.workload import Train
 
 

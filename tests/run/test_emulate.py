@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.cli import main
+from meshwright.compare.measured import steps
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
-from meshwright.measured import steps
 from meshwright.plan import parse
 from meshwright.run.emulate import hosts as emulated_hosts
 from meshwright.run.emulate.hosts import Hosts, missing

@@ -7,10 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import simulate
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
-from meshwright.predict import simulate
 from meshwright.run.emulate.hosts import Hosts
 from meshwright.run.emulate.network import Link, Links, emulated, emulated_costs, fit, messages
 from meshwright.run.emulate.script import RECEIPT, Script, members, script_of

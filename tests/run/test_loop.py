@@ -11,8 +11,9 @@ import pytest
 
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
-from meshwright.run import data, launch, loop, metrics, tokenizer
+from meshwright.run import data, launch, loop, metrics
 from meshwright.run.checkpoint import find, read_index
+from meshwright.run.data import tokenizer
 from meshwright.run.settings import Settings
 from meshwright.run.weights import export_weights
 from meshwright.spec.dimensions import transformer

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.compare.measured import steps
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import steps
 from meshwright.plan import parse
 from meshwright.replay.timed import timed, typical
 from meshwright.run import clocks

@@ -6,7 +6,8 @@ import pytest
 
 from meshwright.cli import main
 from meshwright.plan import parse
-from meshwright.run import data, loop, tokenizer
+from meshwright.run import data, loop
+from meshwright.run.data import tokenizer
 from meshwright.run.recover import recovered, saved_steps
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
+from meshwright.answer.predict import simulate
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import contention
 from meshwright.lower.step import Exchange, Send, Update
 from meshwright.plan import parse as plan
-from meshwright.predict import simulate
 from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.exchanges import Exchanges

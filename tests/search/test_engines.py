@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import simulate
 from meshwright.cli import main
 from meshwright.errors import Infeasible
 from meshwright.export.engines import ENGINES, refusals
 from meshwright.export.request import Request
 from meshwright.export.runnable import able, engine
 from meshwright.plan import parse as plan
-from meshwright.predict import simulate
 from meshwright.report import search_text
 from meshwright.search.engines import Demands, Runnable, extended
 from meshwright.search.evaluate import Evaluator

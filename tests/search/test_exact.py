@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from msgspec.structs import replace
 
+from meshwright.answer.predict import predict
 from meshwright.plan import check
-from meshwright.predict import predict
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.settle import settled
 from meshwright.search.space import gathers_once, plan_of

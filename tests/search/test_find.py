@@ -5,11 +5,11 @@ import sqlite3
 
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cli import main
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as plan
-from meshwright.predict import predict, simulate
 from meshwright.search.find import find
 from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted

@@ -2,7 +2,7 @@
 
 import pytest
 
-from meshwright.predict import predict
+from meshwright.answer.predict import predict
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.regions import USUAL
 from meshwright.search.settle import settled, stages_of

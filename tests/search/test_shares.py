@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.answer.predict import predict
 from meshwright.plan import check
-from meshwright.predict import predict
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
 from meshwright.search.shares import apportion

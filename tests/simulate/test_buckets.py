@@ -4,12 +4,12 @@ import math
 
 import pytest
 
+from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
 from meshwright.cost.framework import Defaults, Framework
 from meshwright.lower.step import Exchange
 from meshwright.plan import parse
-from meshwright.predict import simulate
 from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer

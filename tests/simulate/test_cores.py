@@ -4,10 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import standard
 from meshwright.graph import KIND
 from meshwright.plan import parse
-from meshwright.predict import predict, simulate
 from meshwright.simulate.cores import crowded, hosts
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer

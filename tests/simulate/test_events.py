@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.graph import GraphBuilder
-from meshwright.predict import simulate
 from meshwright.simulate import engine, events
 from meshwright.simulate.events import Transfers
 from tests.random_graphs import DURATIONS, graphs

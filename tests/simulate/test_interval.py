@@ -4,9 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import LEAST_SIGMA, class_sigma, interval_draws, simulate
 from meshwright.cost import Framework, standard
 from meshwright.plan import parse
-from meshwright.predict import LEAST_SIGMA, class_sigma, interval_draws, simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Train
 

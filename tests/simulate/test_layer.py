@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from meshwright.answer.predict import predict
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
 from meshwright.cost.framework import Framework
@@ -11,7 +12,6 @@ from meshwright.cost.roofline import contention
 from meshwright.graph import QUEUES
 from meshwright.lower.layer import Entry
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.simulate.layer import CAUSES, cost
 from meshwright.spec.cluster import load_device
 from meshwright.spec.workload import Train

@@ -6,11 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import standard
 from meshwright.graph import KIND
 from meshwright.lower.step import Pass
 from meshwright.plan import parse
-from meshwright.predict import predict, simulate
 from meshwright.search.evaluate import Evaluator
 from meshwright.simulate import ports
 from meshwright.simulate.price import Pricer

@@ -2,10 +2,10 @@
 
 import pytest
 
+from meshwright.answer.predict import predict
+from meshwright.answer.provenance import usual_words
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.plan import parse
-from meshwright.predict import predict
-from meshwright.provenance import usual_words
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Lengths, Train
 from meshwright.work import Gemm

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from meshwright import plan as plans
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import standard
 from meshwright.lower import lower
-from meshwright.predict import predict, simulate
 from meshwright.simulate.clock import times
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, measured_times, takes_times

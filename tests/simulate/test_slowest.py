@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.cost import Costs
 from meshwright.cost.framework import Framework
 from meshwright.lower.step import Pass
 from meshwright.plan import parse
-from meshwright.predict import predict, simulate
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import load, load_device

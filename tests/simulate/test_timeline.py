@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.answer.predict import predict
 from meshwright.cost import Framework, standard
 from meshwright.graph import GraphBuilder
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.simulate import events, memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import times

@@ -6,11 +6,11 @@ import tomllib
 
 import pytest
 
+from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.cost import standard_on
 from meshwright.papers.whatif import what_if
 from meshwright.plan.text import read as read_plan
-from meshwright.predict import predict
 from meshwright.spec import cluster, model, workload
 from meshwright.ui import answer as answers
 from meshwright.ui.answer import PANELS, PanelRequest, Request, answer, panel

@@ -15,9 +15,9 @@ from meshwright.cli import main
 from meshwright.cost import fitted, standard
 from meshwright.spec.cluster import load_device
 from meshwright.validate import ops, rows
+from meshwright.validate.faults import FAULTS
 from meshwright.validate.measured import ANSWERS
 from meshwright.validate.run import to_json, validate
-from meshwright.validate.score import FAULTS
 from meshwright.validate.steps import answers
 from tests.validate.samples import collective, gemm, step, table
 

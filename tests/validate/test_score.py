@@ -5,10 +5,10 @@ from statistics import correlation
 import numpy as np
 import pytest
 
+from meshwright.validate.faults import FAULTS
 from meshwright.validate.measured import measured
 from meshwright.validate.ops import OpAnswer
 from meshwright.validate.score import (
-    FAULTS,
     Scored,
     Unsupported,
     faulty,

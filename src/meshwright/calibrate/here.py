@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from meshwright.answer.predict import LEAST_SIGMA, simulate
+from meshwright.answer.rank_memory import rank_memory
 from meshwright.atomic import write_bytes
 from meshwright.cost import measured
 from meshwright.cost.chain import Costs
@@ -22,8 +24,6 @@ from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
-from meshwright.predict import LEAST_SIGMA, simulate
-from meshwright.rank_memory import rank_memory
 from meshwright.simulate.price import updated_bytes
 from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.workload import DTYPE_BYTES
@@ -70,7 +70,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def tables(machine: Machine) -> Measured:
     """The tables of a machine's kernels and collectives."""
-    from meshwright.run import bench_operators
+    from meshwright.run.bench import operators as bench_operators
 
     def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
         spread = _sigma(timed)

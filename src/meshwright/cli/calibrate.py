@@ -89,7 +89,8 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
     from meshwright import catalog
     from meshwright.calibrate import here
     from meshwright.cli.progress import Progress
-    from meshwright.run import bench, bench_kept
+    from meshwright.run import bench
+    from meshwright.run.bench import store as bench_kept
 
     folder = Path(given.out) if given.out else catalog.measured_here()
     part = folder / PART

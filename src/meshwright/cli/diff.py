@@ -13,7 +13,7 @@ from meshwright.cli.saved import load as load_saved
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.prediction import Prediction
+    from meshwright.answer.prediction import Prediction
 
 DESCRIPTION = """Why two predictions differ: the step time's difference, cause by cause.
 

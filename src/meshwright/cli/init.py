@@ -152,8 +152,8 @@ def _planned(given: Options, answers: Answers, begun: Question | None) -> tuple[
 
 
 def _checked(words: str, answers: Answers) -> tuple[Plan, bool]:
+    from meshwright.answer.predict import predict
     from meshwright.plan import parse
-    from meshwright.predict import predict
 
     prediction = predict(answers.model, answers.cluster, answers.train, parse(words), detail=False)
     from meshwright.report.facts import fit

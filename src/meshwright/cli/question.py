@@ -24,9 +24,9 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 if TYPE_CHECKING:
+    from meshwright.answer.prediction import Prediction
     from meshwright.cost import Framework
     from meshwright.plan import Plan
-    from meshwright.prediction import Prediction
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.goal import Goal
     from meshwright.world.trace import JobWorld
@@ -210,8 +210,8 @@ def read_all(questions: list[Question], *, also_wrong: Iterable[Diagnostic] = ()
 
 def _later(parts: list[Any], framework: str, goal: Goal, world: JobWorld | None) -> Callable[[], Prediction]:
     def answer() -> Prediction:
+        from meshwright.answer.predict import predict
         from meshwright.cost import standard_on
-        from meshwright.predict import predict
 
         prediction = predict(*parts, costs=standard_on(parts[1], framework), world=world)
         return msgspec.structs.replace(prediction, goal=goal)

@@ -19,8 +19,8 @@ from meshwright.run.environment import is_first, launched, num_cores
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from meshwright.answer.prediction import Prediction
     from meshwright.plan import Plan
-    from meshwright.prediction import Prediction
     from meshwright.run.loop import Job
     from meshwright.spec.workload import Train
 
@@ -171,8 +171,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         raise MeshwrightError(wrong)
 
     def predicted(lengths: Any) -> Prediction:
+        from meshwright.answer.predict import predict
         from meshwright.cost import standard_on
-        from meshwright.predict import predict
         from meshwright.spec.workload import Lengths
 
         packed = train
@@ -186,7 +186,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
 
 def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Prediction) -> Job:
     """What every rank is told. The text is tokenised here, unless each machine has to do it for itself."""
-    from meshwright.run import data, loop, tokenizer
+    from meshwright.run import data, loop
+    from meshwright.run.data import tokenizer
     from meshwright.run.settings import Settings
 
     model, plan, train = prediction.model, prediction.plan, prediction.train

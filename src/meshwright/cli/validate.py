@@ -101,7 +101,7 @@ def _wide(shown: RenderableType) -> Console:
 
 
 def _show_excluded(found: list[Table]) -> None:
-    from meshwright.validate.score import FAULTS
+    from meshwright.validate.faults import FAULTS
 
     out = console()
     for table in found:

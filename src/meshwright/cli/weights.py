@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     config = _config(given.model, wrong)
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.run.checkpoint_format import find
+    from meshwright.run.checkpoint.format import find
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.run.weights import export_weights
 
@@ -90,8 +90,8 @@ def _same_model(checkpoint: Path, name: str) -> None:
     """Raises:
     MeshwrightError: H003 when the checkpoint is of another model.
     """
-    from meshwright.run.checkpoint_format import identity
-    from meshwright.run.checkpoint_load import Reader
+    from meshwright.run.checkpoint.format import identity
+    from meshwright.run.checkpoint.loading import Reader
     from meshwright.spec.model import load
 
     meta = Reader(checkpoint).index.meta

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.cost import Costs
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import Paper, paper, papers
 from meshwright.plan import Plan, check
 from meshwright.plan.text import over
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

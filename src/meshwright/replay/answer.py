@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.compare.measured import step_times
 from meshwright.graph import KINDS
-from meshwright.measured import step_times
 from meshwright.replay.reschedule import reschedule
 from meshwright.replay.timed import step_seconds, timed, typical
 from meshwright.replay.whatif import rebucketed, scaled

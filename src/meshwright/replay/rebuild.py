@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.measured import place
+from meshwright.compare.measured import place
 from meshwright.plan import Plan
 from meshwright.replay.tasks import (
     EPSILON_S,

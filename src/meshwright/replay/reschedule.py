@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import schedules
-from meshwright.measured import place
+from meshwright.compare.measured import place
 from meshwright.replay.pass_times import NAMES, PassTimes, cannot, measured, resampled
 from meshwright.replay.shares import fractions, profiles, shares
 from meshwright.replay.tasks import Rebuilt, Task

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.compare.measured import task_numbers
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import task_numbers
 from meshwright.timeline import Timeline
 
 #: Queues whose collectives a pass waits for inside itself.

@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.compare.measured import STEP_BOUNDS, Step, steps
 from meshwright.errors import MeshwrightError
 from meshwright.graph import QUEUE, TaskGraph
-from meshwright.measured import STEP_BOUNDS, Step, steps
 from meshwright.plan import Plan, parse
 from meshwright.replay.graph import graph_of
 from meshwright.replay.rebuild import rebuild

@@ -14,7 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.prediction import Prediction
+from meshwright.answer.prediction import Prediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import Page
 

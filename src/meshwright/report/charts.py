@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.answer.prediction import Prediction
 from meshwright.graph import QUEUES
-from meshwright.prediction import Prediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.palette import STACK, cause_colour

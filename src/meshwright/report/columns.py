@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.answer.prediction import RankMemory
 from meshwright.graph import ATTRIBUTES, KINDS, QUEUES
-from meshwright.prediction import RankMemory
 from meshwright.report.palette import KINDS as KIND_COLOURS
 from meshwright.report.palette import QUEUES as QUEUE_COLOURS
 from meshwright.report.palette import cause_colour

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshwright.atomic import write_bytes
 from meshwright.compare import Comparison, Row, Side
+from meshwright.compare.measured import middle, steps
 from meshwright.graph import KINDS as TASK_KINDS
-from meshwright.measured import middle, steps
 from meshwright.quantity import seconds
 from meshwright.report import columns, compare_text, document, html, palette
 from meshwright.timeline import Timeline

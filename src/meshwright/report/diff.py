@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.prediction import ATTRIBUTION, Prediction
+from meshwright.answer.prediction import ATTRIBUTION, Prediction
 from meshwright.report.fields import Difference, differences, words
 
 FORMAT_VERSION = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.prediction import ATTRIBUTION, Limit, Prediction, RankMemory, TrainingRun
+from meshwright.answer.prediction import ATTRIBUTION, Limit, Prediction, RankMemory, TrainingRun
 from meshwright.quantity import big, gibibytes, seconds
 
 NOT_INCLUDED = "not included"

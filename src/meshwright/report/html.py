@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from meshwright.answer.prediction import FORMAT_VERSION, Prediction
 from meshwright.atomic import write_bytes
-from meshwright.prediction import FORMAT_VERSION, Prediction
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import charts, columns, document, facts, palette
 from meshwright.report.remedies import remedies

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.answer.prediction import Prediction
 from meshwright.graph import KINDS
-from meshwright.prediction import Prediction
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import charts, document, facts
 from meshwright.report.palette import KINDS as KIND_COLOURS

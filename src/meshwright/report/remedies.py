@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.answer.prediction import Prediction, RankMemory
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.plan import check
-from meshwright.prediction import Prediction, RankMemory
 from meshwright.quantity import gibibytes
 from meshwright.report.facts import limit_kw
 from meshwright.spec.layers import Moe

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.prediction import Prediction, RankMemory
+from meshwright.answer.prediction import Prediction, RankMemory
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked

@@ -16,8 +16,9 @@ from meshwright.atomic import write_bytes
 from meshwright.quantity import seconds
 from meshwright.report import document, palette, plots
 from meshwright.validate import text
+from meshwright.validate.faults import FAULTS
 from meshwright.validate.run import FORMAT_VERSION, Table
-from meshwright.validate.score import FAULTS, Scored
+from meshwright.validate.score import Scored
 from meshwright.version import VERSION
 
 #: Points drawn for a table, in its scatter plots together and in its plots of residuals together; in a plot of one

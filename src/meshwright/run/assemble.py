@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.compare.measured import STEP_BOUNDS, bounds_text, part, rank_name
 from meshwright.graph import KIND, QUEUE
-from meshwright.measured import STEP_BOUNDS, bounds_text, part, rank_name
 from meshwright.plan import Plan
 from meshwright.replay.graph import causes
 from meshwright.replay.rebuild import rebuild

@@ -23,9 +23,10 @@ import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
-from meshwright.run import clocks, data, launch, mesh, tokenizer
+from meshwright.run import clocks, data, launch, mesh
 from meshwright.run.agree import agree, share
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
+from meshwright.run.data import tokenizer
 from meshwright.run.gather import gather
 from meshwright.run.launch import World
 from meshwright.run.mesh import Group, Mesh

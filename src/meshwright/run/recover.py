@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from meshwright.run import launch, loop
-from meshwright.run.checkpoint_format import complete
+from meshwright.run.checkpoint.format import complete
 from meshwright.run.launch import RankDied
 from meshwright.simulate.job import JobSizes, run_job
 from meshwright.world.decider import LogEntry

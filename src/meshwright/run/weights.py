@@ -25,9 +25,9 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, share
 from meshwright.run.blocks import whole
-from meshwright.run.checkpoint_format import Meta, find, identity
-from meshwright.run.checkpoint_load import Reader, Source, fill, some
-from meshwright.run.checkpoint_save import save
+from meshwright.run.checkpoint.format import Meta, find, identity
+from meshwright.run.checkpoint.loading import Reader, Source, fill, some
+from meshwright.run.checkpoint.saving import save
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Parameter, Part, Piece
 from meshwright.spec.architecture import Model

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright.answer.predict import simulate
+from meshwright.answer.rank_memory import rank_memory
 from meshwright.cost import Costs, standard_on
 from meshwright.lower import Lowered, lower
 from meshwright.lower.place import Mesh
@@ -16,8 +18,6 @@ from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Composition, Stages
 from meshwright.lower.state import Activations
 from meshwright.plan import Plan
-from meshwright.predict import simulate
-from meshwright.rank_memory import rank_memory
 from meshwright.search.layers import Book, Layers, SharedPricer
 from meshwright.search.skeleton import Skeleton, structure
 from meshwright.simulate.clock import shares_ports

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
 
+from meshwright.answer.outlook import money
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.outlook import money
 from meshwright.plan import Plan
 from meshwright.plan.legality import beyond_positions
 from meshwright.search.besides import beyond_engines, to_recommend, walked

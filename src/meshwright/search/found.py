@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.prediction import Prediction
 from meshwright.plan import Plan
-from meshwright.prediction import Prediction
 from meshwright.search.recommend import Recommended
 from meshwright.search.space import FACETS, Space
 from meshwright.search.ties import Tie

@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.predict import predict, simulate
 from meshwright.plan import Plan, check
-from meshwright.predict import predict, simulate
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import family_of
 from meshwright.search.found import WITHIN, Ranked, Variant, delta

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from meshwright.answer.predict import predict, simulate
+from meshwright.answer.prediction import Prediction
 from meshwright.plan import Plan
-from meshwright.predict import predict, simulate
-from meshwright.prediction import Prediction
 from meshwright.quantity import gibibytes
 from meshwright.search.engines import Engine, Runnable
 from meshwright.search.ties import simplicity, tie

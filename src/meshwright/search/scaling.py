@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from meshwright.answer.prediction import Limit, Prediction, TrainingRun
 from meshwright.errors import MeshwrightError
-from meshwright.prediction import Limit, Prediction, TrainingRun
 from meshwright.quantity import gibibytes
 from meshwright.search.found import Found
 from meshwright.search.warm import grown

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.answer.predict import ERROR_CLASS, class_sigma, interval_draws
 from meshwright.plan import Plan
-from meshwright.predict import ERROR_CLASS, class_sigma, interval_draws
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.simulated import Simulated

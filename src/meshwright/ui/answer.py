@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.whatif import what_if
 from meshwright.plan import Plan, check
 from meshwright.plan.facets import OVERLAPS
 from meshwright.plan.text import says_overlap, write
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, html
 from meshwright.report.remedies import remedies

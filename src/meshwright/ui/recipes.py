@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.errors import MeshwrightError
 from meshwright.papers.record import Paper, papers
 from meshwright.papers.whatif import what_if
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.quantity import seconds
 from meshwright.ui.asked import Asked, read
 

@@ -14,8 +14,8 @@ from meshwright.cost.fabric import shipped
 from meshwright.cost.fitted import SHAPES, profiles
 from meshwright.validate import text
 from meshwright.validate.aims import NAMES, reached
+from meshwright.validate.faults import FAULTS
 from meshwright.validate.run import Table
-from meshwright.validate.score import FAULTS
 from meshwright.version import VERSION
 
 #: Framework constant -> unit and meaning, as ``Framework`` documents them.

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from meshwright.calibrate import network_rows
 from meshwright.calibrate import rows as kernel_rows
 from meshwright.calibrate import tables as kernel_tables
+from meshwright.calibrate.network import rows as network_rows
 from meshwright.cost import Estimate, fitted, network
 from meshwright.cost.chain import Link, roofline_estimate
 from meshwright.cost.roofline import peak_flops, supports

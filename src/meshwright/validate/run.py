@@ -11,9 +11,10 @@ import msgspec
 from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
 from meshwright.validate import ops, steps, tables
+from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import Measured, measured, refuse
 from meshwright.validate.rows import Sink, ignore
-from meshwright.validate.score import FAULTS, Scored, Unsupported, faulty, interval, score_op, score_step, summary
+from meshwright.validate.score import Scored, Unsupported, interval, score_op, score_step, summary
 
 FORMAT_VERSION = 1
 Progress = Callable[[str, int, int], None]

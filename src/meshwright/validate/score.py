@@ -14,24 +14,12 @@ from math import exp
 import msgspec
 import numpy as np
 
+from meshwright.validate.faults import faulty
 from meshwright.validate.measured import Measured
 from meshwright.validate.ops import OpAnswer
 from meshwright.validate.steps import StepAnswer
 from meshwright.validate.tables import number
 
-#: Flags of rows whose machine or software is known to have been at fault, by table, with the reason. They are
-#: predicted and printed apart; their time is not scored with the rest, their memory and OOM labels are.
-FAULTS: dict[str, dict[str, str]] = {
-    "training_steps": {
-        "pp_before_fix": "pipeline code later fixed by its authors; matched plans ran 2.6 to 40 times faster after it",
-        "degraded_intranode_bw": "the job's own NVLink all-reduce reached a tenth of its bandwidth",
-        "slow_outlier": "below 0.4 times the throughput of the same plan at a smaller microbatch",
-    },
-    "collectives": {
-        "suspect_slow_network": "between nodes 1 to 5 GB/s on a 100 GB/s network: sockets instead of RDMA",
-        "slow_or_unstated_fabric": "network between nodes not stated or far below its rate",
-    },
-}
 GROUP = ("source", "hardware", "framework", "model", "phase", "dtype", "num_gpus", "seq_len", "global_batch_seqs")
 MIN_GROUP = 5
 #: The memory kinds that are predicted; a peak of another kind is not scored.
@@ -71,12 +59,6 @@ class Unsupported(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     key: str
     faulty: bool
     reason: str
-
-
-def faulty(row: dict[str, str], table: str = "training_steps", column: str = "flags") -> bool:
-    """Whether a row carries one of its table's fault flags."""
-    known = FAULTS.get(table, {})
-    return any(flag in known for flag in (row.get(column) or "").split(";"))
 
 
 def score_step(row: dict[str, str], found: Measured, answer: StepAnswer, at: tuple[float | str, ...] = ()) -> Scored:

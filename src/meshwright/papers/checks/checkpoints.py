@@ -12,9 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from meshwright.answer.predict import predict
 from meshwright.papers.outcome import SHOWN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.plan import parse
-from meshwright.predict import predict
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train

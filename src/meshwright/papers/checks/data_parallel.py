@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.cost.collectives import collective_seconds
 from meshwright.papers.outcome import ABOVE, AT_LEAST, SIDE, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.plan import parse
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import transformer

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.answer.predict import predict
 from meshwright.cost.collectives import collective_seconds
 from meshwright.papers.checks.data_parallel import nodes
 from meshwright.papers.outcome import AT_MOST, SIDE, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.plan import check, parse
 from meshwright.plan.algebra import Mesh, carry_out, distribute, prove, transfers
-from meshwright.predict import predict
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.model import transformer

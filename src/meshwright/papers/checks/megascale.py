@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.cost import load_framework, standard
 from meshwright.papers import figures
 from meshwright.papers.checks.steps import compare
 from meshwright.papers.outcome import NEAR, SHOWN, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.plan import parse
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Train
 

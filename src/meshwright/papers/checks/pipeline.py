@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.papers.outcome import ABOVE, AT_MOST, BELOW, SIDE, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.papers.record import paper
 from meshwright.papers.whatif import applied
 from meshwright.plan import parse
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.schedules import build
 from meshwright.schedules.timing import bubble_rate, cost, in_order_times, peak_in_flight
 from meshwright.spec.cluster import load as load_cluster

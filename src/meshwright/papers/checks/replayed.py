@@ -13,7 +13,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from statistics import quantiles
 
-from meshwright.measured import step_times
+from meshwright.compare.measured import step_times
 from meshwright.papers import figures
 from meshwright.papers.outcome import SIDE, WITHIN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.plan import parse

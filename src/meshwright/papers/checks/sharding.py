@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
 from meshwright.cost.collectives import collective_seconds
 from meshwright.lower.place import Mesh
 from meshwright.papers.outcome import ABOVE, AT_LEAST, WITHIN, Check, Fact, Figure, Outcome
 from meshwright.plan import parse
-from meshwright.predict import predict
-from meshwright.prediction import Prediction
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import parse as parse_train

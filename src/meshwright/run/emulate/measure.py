@@ -8,14 +8,14 @@ from statistics import median, quantiles
 import msgspec
 import numpy as np
 
+from meshwright.answer.predict import predict, simulate
+from meshwright.answer.prediction import Prediction
+from meshwright.compare.measured import COLLECTIVES, in_turn, rank_name
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, KINDS
 from meshwright.lower import Lowered
-from meshwright.measured import COLLECTIVES, in_turn, rank_name
 from meshwright.plan import Plan, check
-from meshwright.predict import predict, simulate
-from meshwright.prediction import Prediction
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of

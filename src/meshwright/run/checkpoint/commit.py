@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.blocks import Block, blocks, cover
-from meshwright.run.checkpoint_format import HIDDEN, INDEX, Index, Meta, RankIndex, complete, encode, folder_name, merge
+from meshwright.run.checkpoint.format import HIDDEN, INDEX, Index, Meta, RankIndex, complete, encode, folder_name, merge
 from meshwright.run.safetensors_file import sync_folder, write_file
 
 

@@ -10,7 +10,7 @@ import torch
 
 from meshwright.run import safetensors_file
 from meshwright.run.blocks import windows
-from meshwright.run.checkpoint_format import Entry, File, Layout, PartRecord, RankIndex
+from meshwright.run.checkpoint.format import Entry, File, Layout, PartRecord, RankIndex
 from meshwright.run.pieces import Parameter, Piece
 
 

@@ -16,8 +16,8 @@ import msgspec
 import numpy as np
 
 from meshwright.atomic import write_bytes
-from meshwright.calibrate.network_fit import minimise
-from meshwright.calibrate.network_rows import group_of
+from meshwright.calibrate.network.rows import group_of
+from meshwright.calibrate.network.solve import minimise
 from meshwright.calibrate.tables import find
 from meshwright.cost.exchange import PHASES, ExchangeConstants, ExchangeProfile, MoeExchange, exchange_seconds
 from meshwright.cost.fabric import rounded, shipped

@@ -19,8 +19,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from meshwright.compare.measured import Step, class_of, joined, middle, place, steps
 from meshwright.graph import KINDS, QUEUES
-from meshwright.measured import Step, class_of, joined, middle, place, steps
 from meshwright.timeline import Timeline
 
 FORMAT_VERSION = 1

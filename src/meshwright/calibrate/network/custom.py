@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import numpy as np
 
-from meshwright.calibrate.network_fit import minimise
-from meshwright.calibrate.network_rows import Series
+from meshwright.calibrate.network.rows import Series
+from meshwright.calibrate.network.solve import minimise
 from meshwright.cost.collectives import envelope, lines
 from meshwright.cost.fabric import Constants, Custom
 from meshwright.cost.network import custom_lines

@@ -6,11 +6,11 @@ and buffers of its own beside them; its allocator has memory that no tensor uses
 
 from __future__ import annotations
 
+from meshwright.answer.prediction import GIVEN_BACK, RankMemory
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.lower.state import STORED_BYTES
 from meshwright.plan import Plan
-from meshwright.prediction import GIVEN_BACK, RankMemory
 from meshwright.simulate import memory
 from meshwright.simulate.simulated import Simulated
 

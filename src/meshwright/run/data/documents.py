@@ -33,7 +33,7 @@ def files(name: str) -> list[Path]:
         MeshwrightError: D001 when there are none.
     """
     if name == SAMPLE:
-        return [Path(str(resources.files("meshwright.run") / "sample.jsonl"))]
+        return [Path(str(resources.files("meshwright.run.data") / "sample.jsonl"))]
     path = Path(name)
     if path.is_dir():
         found = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())

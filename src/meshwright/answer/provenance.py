@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from meshwright import schedules
+from meshwright.answer.prediction import Assumption
 from meshwright.cost import Costs, Framework
 from meshwright.cost.chain import EXTRAPOLATED
 from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, peak_flops, supports
@@ -15,7 +16,6 @@ from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.lower.step import Exchange
 from meshwright.plan import Memory, Plan, Precision
-from meshwright.prediction import Assumption
 from meshwright.quantity import seconds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED

@@ -10,8 +10,8 @@
     meta = load(folder, trainer.pieces(), mesh["world"], model_hash=identity(model), device=mesh.device)
 """
 
-from meshwright.run.checkpoint_format import Meta, find, identity, latest, read_index
-from meshwright.run.checkpoint_load import load
-from meshwright.run.checkpoint_save import AsyncSaver, save
+from meshwright.run.checkpoint.format import Meta, find, identity, latest, read_index
+from meshwright.run.checkpoint.loading import load
+from meshwright.run.checkpoint.saving import AsyncSaver, save
 
 __all__ = ["AsyncSaver", "Meta", "find", "identity", "latest", "load", "read_index", "save"]

@@ -27,8 +27,8 @@ import torch
 from numpy.typing import NDArray
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run import documents
-from meshwright.run.tokenizer import Tokenizer
+from meshwright.run.data import documents
+from meshwright.run.data.tokenizer import Tokenizer
 from meshwright.spec.workload import Lengths, Train
 
 #: Of the files of a tokenised corpus; part of its key, so that another version builds another.

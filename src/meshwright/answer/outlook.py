@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.answer.prediction import Money, TrainingRun
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
 from meshwright.plan import Plan
-from meshwright.prediction import Money, TrainingRun
 from meshwright.quantity import seconds
 from meshwright.simulate.job import CAUSES, JobSizes, expected_s, run_job
 from meshwright.spec.cluster import Cluster

@@ -19,13 +19,13 @@ import msgspec
 import numpy as np
 
 from meshwright.atomic import write_bytes
-from meshwright.calibrate import network_exchange
-from meshwright.calibrate.network_custom import fit_custom
-from meshwright.calibrate.network_fit import START, Curve, to_constants, to_vector
-from meshwright.calibrate.network_fit import fit as fit_constants
-from meshwright.calibrate.network_jobs import read_job_series, with_steps_at_scale
-from meshwright.calibrate.network_report import Predicted, Report, predict
-from meshwright.calibrate.network_rows import FLAGS, Series, group_of, read_series
+from meshwright.calibrate.network import exchange as network_exchange
+from meshwright.calibrate.network.custom import fit_custom
+from meshwright.calibrate.network.jobs import read_job_series, with_steps_at_scale
+from meshwright.calibrate.network.report import Predicted, Report, predict
+from meshwright.calibrate.network.rows import FLAGS, Series, group_of, read_series
+from meshwright.calibrate.network.solve import START, Curve, to_constants, to_vector
+from meshwright.calibrate.network.solve import fit as fit_constants
 from meshwright.cost.exchange import ExchangeProfile
 from meshwright.cost.fabric import FORMAT_VERSION, Constants, Fabrics, Profile, names_of, profile_text
 from meshwright.cost.network import Network

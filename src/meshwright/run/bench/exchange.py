@@ -10,9 +10,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.bench_clock import Clock, Timed, mean
-from meshwright.run.bench_operands import Pool
-from meshwright.run.bench_scope import Scope
+from meshwright.run.bench.clock import Clock, Timed, mean
+from meshwright.run.bench.operands import Pool
+from meshwright.run.bench.scope import Scope
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit

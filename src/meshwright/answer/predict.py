@@ -6,16 +6,16 @@ from statistics import NormalDist
 
 import numpy as np
 
+from meshwright.answer.outlook import money, training_run
+from meshwright.answer.prediction import Prediction, RankMemory, Sensitivity
+from meshwright.answer.provenance import assumptions, cautions, identity, warnings
+from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
 from meshwright.lower.step import Exchange, Send
-from meshwright.outlook import money, training_run
 from meshwright.plan import Plan, check
-from meshwright.prediction import Prediction, RankMemory, Sensitivity
-from meshwright.provenance import assumptions, cautions, identity, warnings
-from meshwright.rank_memory import dynamic_copies, rank_memory
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.clock import times

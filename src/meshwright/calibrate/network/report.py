@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.calibrate.network_rows import FLAGS, Series
+from meshwright.calibrate.network.rows import FLAGS, Series
 from meshwright.cost.fabric import Fabrics, Profile
 from meshwright.cost.network import Network
 from meshwright.work import Collective

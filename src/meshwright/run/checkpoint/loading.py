@@ -23,8 +23,8 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, share
 from meshwright.run.blocks import Block, blocks, cover, overlaps
-from meshwright.run.checkpoint_commit import located
-from meshwright.run.checkpoint_format import Index, Meta, damaged, find, older, read_index
+from meshwright.run.checkpoint.commit import located
+from meshwright.run.checkpoint.format import Index, Meta, damaged, find, older, read_index
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Piece
 

@@ -26,10 +26,10 @@ import torch
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, largest, share
-from meshwright.run.checkpoint_commit import commit
-from meshwright.run.checkpoint_format import HIDDEN, Meta
-from meshwright.run.checkpoint_share import Holding, divide, holdings
-from meshwright.run.checkpoint_write import shapes, write_rank
+from meshwright.run.checkpoint.commit import commit
+from meshwright.run.checkpoint.format import HIDDEN, Meta
+from meshwright.run.checkpoint.share import Holding, divide, holdings
+from meshwright.run.checkpoint.write import shapes, write_rank
 from meshwright.run.mesh import Group
 from meshwright.run.pieces import Piece
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshwright.calibrate.network_rows import Series
+from meshwright.calibrate.network.rows import Series
 from meshwright.cost.collectives import lines
 from meshwright.cost.fabric import Constants
 
-#: What series of many sizes tell; steps at scale come from jobs (``network_jobs.py``).
+#: What series of many sizes tell; steps at scale come from jobs (``jobs.py``).
 AT_SCALE = ("gather_us", "reduce_us", "tree_nodes")
 NAMES = tuple(name for name in Constants.__struct_fields__ if name not in AT_SCALE)
 #: What a port's large messages reach; searched from several of these shares of the prior.

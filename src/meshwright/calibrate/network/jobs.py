@@ -13,12 +13,12 @@ from statistics import median
 
 import msgspec
 
-from meshwright.calibrate.network_rows import Series, group_of
+from meshwright.calibrate.network.rows import Series, group_of
 from meshwright.cost.fabric import Fabrics, Profile
 from meshwright.cost.network import Network
 from meshwright.cost.reached import GATHERS, seconds_of
 from meshwright.validate.cases import busbw_in_job
-from meshwright.validate.score import faulty
+from meshwright.validate.faults import faulty
 from meshwright.validate.tables import find, rows
 from meshwright.work import REACHED_BYTES, Collective
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from meshwright.run.launch import World
 
 REPEATS = 5
-#: Seconds that one repeat of a short operation lasts if nothing else is said (see :class:`.bench_scope.Scope`).
+#: Seconds that one repeat of a short operation lasts if nothing else is said (see :class:`.scope.Scope`).
 SPAN_S = 25e-3
 
 

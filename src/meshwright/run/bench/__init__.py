@@ -27,14 +27,14 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run import bench_operators
 from meshwright.run.attention import attend
-from meshwright.run.bench_clock import REPEATS, Bench, Clock, Timed, mean
-from meshwright.run.bench_exchange import OPS, collectives, staging
-from meshwright.run.bench_kept import Kept
-from meshwright.run.bench_model import MICROBATCHES, STEPS, VOCAB, PassTimes, TimedModel, model_of, plan_of, train_of
-from meshwright.run.bench_operands import Pool, kept
-from meshwright.run.bench_scope import FULL, QUICK, Layer, Scope
+from meshwright.run.bench import operators
+from meshwright.run.bench.clock import REPEATS, Bench, Clock, Timed, mean
+from meshwright.run.bench.exchange import OPS, collectives, staging
+from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, PassTimes, TimedModel, model_of, plan_of, train_of
+from meshwright.run.bench.operands import Pool, kept
+from meshwright.run.bench.scope import FULL, QUICK, Layer, Scope
+from meshwright.run.bench.store import Kept
 from meshwright.run.environment import num_cores, only_cores, prefer
 from meshwright.run.launch import World, start
 from meshwright.run.mesh import Group
@@ -191,8 +191,8 @@ def _benches(clock: Clock, dtypes: tuple[str, ...], scope: Scope) -> dict[str, l
         benches[f"gemm {d}"] = list(_gemms(pools[d], scope))
         benches[f"attention {d}"] = list(_attentions(pools[d], scope, backward=False))
         benches[f"attention_backward {d}"] = list(_attentions(pools[d], scope, backward=True))
-    operators = bench_operators.benches(clock.device, DTYPES[dtypes[0]], scope)
-    return benches | {f"operators {name}": many for name, many in operators.items()}
+    timed = operators.benches(clock.device, DTYPES[dtypes[0]], scope)
+    return benches | {f"operators {name}": many for name, many in timed.items()}
 
 
 #: What models are called among the benchmarks that are wanted again.

@@ -8,8 +8,8 @@ import msgspec
 import torch
 
 from meshwright.plan import Pipeline, Plan
-from meshwright.run.bench_clock import Clock, Timed
-from meshwright.run.bench_scope import Layer
+from meshwright.run.bench.clock import Clock, Timed
+from meshwright.run.bench.scope import Layer
 from meshwright.run.data import Batch
 from meshwright.run.mesh import alone
 from meshwright.run.record import Off, Recorder, Recording, install

@@ -17,8 +17,8 @@ import torch
 from torch.nn import functional as F
 
 from meshwright.run.activation import activate
-from meshwright.run.bench_clock import Bench
-from meshwright.run.bench_scope import Scope
+from meshwright.run.bench.clock import Bench
+from meshwright.run.bench.scope import Scope
 from meshwright.run.loss import ShardedCrossEntropy, cross_entropy
 from meshwright.run.mesh import Group
 from meshwright.run.rotary import rotate
