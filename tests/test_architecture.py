@@ -23,7 +23,7 @@ ORDER = (
     ("spec",),
     ("work", "world"),
     ("detect",),
-    ("schedules",),
+    ("layers", "schedules"),
     ("plan",),
     ("cost", "lower"),
     ("simulate",),

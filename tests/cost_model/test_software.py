@@ -10,7 +10,7 @@ from meshwright.calibrate import framework as framework_fit
 from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
 from meshwright.cost.framework import Defaults, Framework, frameworks
-from meshwright.lower.ends import head
+from meshwright.layers.head import head
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages

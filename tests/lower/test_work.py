@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from meshwright.answer.predict import model_flops, simulate
 from meshwright.cost import Costs
-from meshwright.lower.attention import copies
+from meshwright.layers.attention import copies
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages

@@ -8,7 +8,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def test_cross_entropy_holds_twelve_bytes_a_logit_beside_the_logits():
-    """Probabilities in fp32, the loss's gradient and the softmax's: what ``lower/ends.py`` counts for ``eager``."""
+    """Probabilities in fp32, the loss's gradient and the softmax's: what ``layers/head.py`` counts for ``eager``."""
     logits = torch.randn(64, 50_000, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.randint(0, 50_000, (64,))
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.graph import GraphBuilder, TaskGraph
+from meshwright.layers.pieces import Piece
 from meshwright.lower.operators import repeated
-from meshwright.lower.pieces import Piece
 from meshwright.plan import Overlap
 from meshwright.work import Collective, Gemm, Work
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from meshwright.lower.pieces import Piece
+from meshwright.layers.pieces import Piece
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm
 
 #: Collectives whose results stay.

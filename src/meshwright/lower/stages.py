@@ -10,9 +10,12 @@ from itertools import pairwise
 import msgspec
 
 from meshwright import schedules
-from meshwright.lower import attention, ends, mlp, state
+from meshwright.layers.block import block
+from meshwright.layers.embedding import embedding
+from meshwright.layers.head import head
+from meshwright.layers.pieces import Context, Piece
+from meshwright.lower import state
 from meshwright.lower.partition import stage_layers
-from meshwright.lower.pieces import Context, Piece
 from meshwright.lower.place import Mesh
 from meshwright.lower.state import Activations, Params
 from meshwright.plan import Plan
@@ -114,11 +117,10 @@ class Stages:
 
     def _build(self, kind: int | str, c: Context) -> list[Piece]:
         if kind == "embedding":
-            return ends.embedding(c)
+            return embedding(c)
         if kind == "head":
-            return ends.head(c)
-        block = self.model.blocks[kind]
-        return [*attention.attention(c, block), *mlp.mlp(c, block)]
+            return head(c)
+        return block(c, self.model.blocks[kind])
 
     @property
     def ends_meet(self) -> bool:

@@ -1,7 +1,7 @@
 """State: what every rank holds, by kind and bytes, from the layout of parameters, gradients, optimizer, activations.
 
 ZeRO's stages (Rajbhandari et al. 1910.02054) shard, from the outside in, the optimizer, the gradients, the
-parameters. Activation bytes come from the same pieces that give the time (``lower/pieces.py``); for a GPT block
+parameters. Activation bytes come from the same pieces that give the time (``layers/pieces.py``); for a GPT block
 they add up to Korthikanti et al. (2205.05198): sbh(34 + 5as/h) without recompute.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.layers.pieces import Context, Piece
 from meshwright.lower.operators import kept_bytes
-from meshwright.lower.pieces import Context, Piece
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
@@ -178,13 +178,13 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
     """What a list of pieces keeps under a recompute mode."""
     everything = sum(p.saved + p.core_saved for p in pieces)
     held = sum(p.held + p.gradient for p in pieces)
-    passing = 2 * c.tokens * c.model.hidden * c.element  # a gradient in and out of the layer
+    passing = 2 * c.tokens * c.hidden * c.element  # a gradient in and out of the layer
     if recompute == "full":
         # only the layer's input stays; its activations come back while it is recomputed
-        entry = c.shard_tokens * c.model.hidden * c.element
+        entry = c.shard_tokens * c.hidden * c.element
         return Activations(saved=entry, held=held, working=everything + passing)
     if recompute == "operators":
-        entry = c.shard_tokens * c.model.hidden * c.element + kept_bytes(pieces)
+        entry = c.shard_tokens * c.hidden * c.element + kept_bytes(pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     kept = everything - (sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0)
     again = sum(p.core_saved for p in pieces) if recompute == "selective" else 0.0

@@ -6,7 +6,7 @@ bubble schedules split a backward (Qi et al. 2401.10241, section 2). Weights wit
 
 The input of a product that enters a tensor-parallel region with sequence parallelism is kept sharded, and gathered
 again for the weight gradient (Korthikanti et al. 2205.05198), or kept gathered: the plan says which, and
-``lower/pieces.py`` prices it.
+``layers/pieces.py`` prices it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 No token is dropped: the all-to-alls of expert parallelism (GShard, Lepikhin et al. 2006.16668) are as uneven as the
 router is. An expert may also be split over ``etp`` ranks, which then share their tokens: gathered before the experts,
-results reduce-scattered behind them, as ``lower/mlp.py`` says. Tokens come from the shard of the sequence that a rank
+results reduce-scattered behind them, as ``layers/moe.py`` says. Tokens come from the shard of the sequence that a rank
 holds between tensor-parallel regions, so nothing is sent twice.
 
 Routers are those of Mixtral (2401.04088) and of Qwen2-MoE and Qwen3-MoE (2407.10671, 2505.09388): a softmax over all

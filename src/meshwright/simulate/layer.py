@@ -13,8 +13,8 @@ import numpy as np
 
 from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
+from meshwright.layers.moe import SORTED
 from meshwright.lower.layer import Entry, Structure, graph_of, structure_of
-from meshwright.lower.mlp import SORTED
 from meshwright.simulate.engine import Listed
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work

@@ -7,12 +7,16 @@ forward, backward, recompute and memory cannot disagree.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from meshwright.plan import Plan
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import Collective, Elementwise, Gemm, Group, Work
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,8 +76,23 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         return self.tp_group, self.cp_inner, self.cp_outer, self.ep_group, self.etp_group
 
     @property
+    def hidden(self) -> int:
+        """Width of the hidden states."""
+        return self.model.hidden
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens of one sequence, over all context-parallel ranks."""
+        return self.train.seq_len
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees no later one."""
+        return self.train.causal
+
+    @property
     def tokens(self) -> int:
-        return self.plan.pipeline.microbatch * self.train.seq_len // self.plan.layout.cp
+        return self.plan.pipeline.microbatch * self.seq_len // self.plan.layout.cp
 
     @property
     def shard_tokens(self) -> float:
@@ -194,7 +213,7 @@ def leave(c: Context, name: str) -> list[Piece]:
 
 def _across(c: Context, op: str) -> Collective:
     """A collective of a microbatch's hidden states over the tensor-parallel group."""
-    return Collective(op=op, num_bytes=c.tokens * c.model.hidden * c.element, group=c.tp_group)
+    return Collective(op=op, num_bytes=c.tokens * c.hidden * c.element, group=c.tp_group)
 
 
 def regather(c: Context) -> Collective | None:
@@ -202,18 +221,18 @@ def regather(c: Context) -> Collective | None:
     plan keeps it gathered."""
     if not c.sp or c.train.lora is not None or c.plan.memory.gathered == "kept":
         return None
-    return Collective(op="all_gather", num_bytes=c.tokens * c.model.hidden * c.element, group=c.tp_group)
+    return Collective(op="all_gather", num_bytes=c.tokens * c.hidden * c.element, group=c.tp_group)
 
 
 def entering(c: Context) -> float:
     """Bytes kept of the input of a GEMM that enters a tensor-parallel region."""
     tokens = c.tokens if c.plan.memory.gathered == "kept" else c.shard_tokens
-    return tokens * c.model.hidden * c.element
+    return tokens * c.hidden * c.element
 
 
 def norm(c: Context, name: str) -> Piece:
     """LayerNorm or RMSNorm over the hidden width; its input is saved."""
-    size = c.shard_tokens * c.model.hidden * c.element
+    size = c.shard_tokens * c.hidden * c.element
     return Piece(
         name=name,
         forward=Elementwise(num_bytes=2 * size, operator=c.model.blocks[0].norm),
@@ -224,8 +243,8 @@ def norm(c: Context, name: str) -> Piece:
 
 def residual(c: Context, name: str) -> Piece:
     """Dropout (if any) and the residual addition, fused; backward adds the two gradients."""
-    size = c.shard_tokens * c.model.hidden * c.element
-    mask = c.shard_tokens * c.model.hidden if c.train.dropout else 0.0
+    size = c.shard_tokens * c.hidden * c.element
+    mask = c.shard_tokens * c.hidden if c.train.dropout else 0.0
     return Piece(
         name=name,
         forward=Elementwise(num_bytes=3 * size + mask, operator="residual"),

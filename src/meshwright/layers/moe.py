@@ -1,4 +1,4 @@
-"""The MLP half of a block as pieces: dense, or a mixture of experts with its dispatch and combine.
+"""A mixture of experts as pieces: router, dispatch, the experts' MLPs, combine.
 
 Expert parallelism sends each token to its experts' ranks and back (GShard, 2006.16668); experts may also be split
 over ``etp`` ranks. Tokens are taken from the sequence-parallel shard, so nothing is sent twice.
@@ -6,59 +6,18 @@ over ``etp`` ranks. Tokens are taken from the sequence-parallel shard, so nothin
 
 from __future__ import annotations
 
-import msgspec
-
-from meshwright.lower.pieces import Context, Piece, enter, entering, leave, linear, norm, regather, residual
-from meshwright.spec.layers import Block, Dense, Moe
+from meshwright.layers.mlp import activation, dense
+from meshwright.layers.pieces import Context, Piece
+from meshwright.spec.layers import Moe
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
 
 #: The piece that sorts tokens by expert: its forward needs to know how many each gets.
 SORTED = "permute tokens"
 
 
-def mlp(c: Context, block: Block) -> list[Piece]:
-    """Norm, MLP and residual addition of one block."""
-    spec = block.mlp
-    shared = block.parallel and block.norms < 2  # the attention's input, normalised and gathered already
-    if isinstance(spec, Dense):
-        body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared, bias=spec.bias)
-    else:
-        body = experts(c, spec)
-    head = [] if shared else [norm(c, "mlp norm")]
-    return [*head, *body, residual(c, "mlp residual")]
-
-
-def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False, bias: bool = False) -> list[Piece]:
-    """Up (and gate), activation, down: column- then row-parallel; `inside` a tensor-parallel region already."""
-    e, hidden, width = c.element, c.model.hidden, ffn // c.tp
-    entry, inner = entering(c), c.tokens * width * e
-    parts = {"gate": width, "up": width} if gated else {"up": width}
-    up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, bias=bias, saved=entry, held=entry)
-    up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
-    return [
-        *([] if inside else enter(c, name)),
-        *up,
-        _activation(f"{name} activation", inner, gated),
-        *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, bias=bias, saved=inner, held=inner),
-        *leave(c, name),
-    ]
-
-
-def _activation(name: str, inner: float, gated: bool) -> Piece:
-    """Reads what came up, writes one width; keeps what came up."""
-    read = 2 * inner if gated else inner
-    operator = "gated activation" if gated else "activation"
-    return Piece(
-        name=name,
-        forward=Elementwise(num_bytes=read + inner, operator=operator),
-        backward=Elementwise(num_bytes=read + inner + read, operator=f"{operator} backward"),
-        saved=read,
-    )
-
-
 def experts(c: Context, spec: Moe) -> list[Piece]:
     """Router, dispatch, the experts' MLPs, combine; shared experts beside them as a dense MLP."""
-    e, hidden, plan = c.element, c.model.hidden, c.plan
+    e, hidden, plan = c.element, c.hidden, c.plan
     tokens = int(c.shard_tokens)
     sent = tokens * spec.top_k
     routed = sent * hidden * e
@@ -76,7 +35,7 @@ def experts(c: Context, spec: Moe) -> list[Piece]:
         ),
         *_dispatch(c, spec, "dispatch", routed, "all_gather"),
         *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
-        _activation("experts activation", inner, spec.gated),
+        activation("experts activation", inner, spec.gated),
         *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
         *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
         Piece(
@@ -96,10 +55,10 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
     scores = tokens * spec.experts * 4.0
     return Piece(
         name="router",
-        forward=Gemm(m=tokens, n=spec.experts, k=c.model.hidden, dtype=c.attention_dtype, out_bytes=4.0),
-        backward=Gemm(m=tokens, n=c.model.hidden, k=spec.experts, dtype=c.attention_dtype),
-        weight=Gemm(m=c.model.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
-        saved=2 * scores + c.shard_tokens * c.model.hidden * c.element,
+        forward=Gemm(m=tokens, n=spec.experts, k=c.hidden, dtype=c.attention_dtype, out_bytes=4.0),
+        backward=Gemm(m=tokens, n=c.hidden, k=spec.experts, dtype=c.attention_dtype),
+        weight=Gemm(m=c.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
+        saved=2 * scores + c.shard_tokens * c.hidden * c.element,
         outputs=(scores,),
     )
 
@@ -110,7 +69,7 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
 
     def swap(phase: str) -> Collective:
         tokens = Routed(
-            phase=phase, tokens=int(c.shard_tokens), hidden=c.model.hidden, top_k=spec.top_k, experts=spec.experts
+            phase=phase, tokens=int(c.shard_tokens), hidden=c.hidden, top_k=spec.top_k, experts=spec.experts
         )
         return Collective(op="all_to_all", num_bytes=routed, group=c.ep_group, routed=tokens)
 

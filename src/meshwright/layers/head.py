@@ -1,31 +1,11 @@
-"""What the first and last stage do besides their layers: embedding in, norm, head and loss out, as pieces."""
+"""The head: final norm, projection to the vocabulary and the loss."""
 
 from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.pieces import Context, Piece, enter, entering, linear, norm, regather
+from meshwright.layers.pieces import Context, Piece, enter, entering, linear, norm, regather
 from meshwright.work import Collective, Elementwise, Gemm
-
-
-def embedding(c: Context) -> list[Piece]:
-    """Rows of a table split by vocabulary: a look-up, then a sum over the ranks that hold the rows."""
-    size = c.tokens * c.model.hidden * c.element
-    pieces = [
-        Piece(
-            name="embedding",
-            forward=Elementwise(num_bytes=2 * size, operator="embedding"),
-            weight=None
-            if c.train.lora is not None
-            else Elementwise(num_bytes=3 * size, kernels=3, operator="embedding backward"),
-            saved=c.shard_tokens * c.model.hidden if c.train.dropout else 0.0,
-        )
-    ]
-    if c.tp > 1:
-        ops = ("reduce_scatter", "all_gather") if c.sp else ("all_reduce", None)
-        forward, backward = (Collective(op=op, num_bytes=size, group=c.tp_group) if op else None for op in ops)
-        pieces.append(Piece(name="embedding sum", forward=forward, backward=backward, queue="tp"))
-    return pieces
 
 
 def head(c: Context) -> list[Piece]:
@@ -48,7 +28,7 @@ def head(c: Context) -> list[Piece]:
             c.plan, precision=msgspec.structs.replace(c.plan.precision, compute=c.attention_dtype)
         ),
     )
-    projection = linear(wide, "head", width, c.model.hidden, saved=entry, held=entry)
+    projection = linear(wide, "head", width, c.hidden, saved=entry, held=entry)
     projection = [
         msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
     ]

@@ -1,4 +1,4 @@
-"""The attention half of a block as pieces: projections, rotary, core, and how its sequence is exchanged.
+"""Softmax attention as pieces: projections, rotary, core, and how its sequence is exchanged.
 
 MHA to MQA share one projection; latent attention (DeepSeek-V2, 2405.04434) compresses first. Context parallelism
 is a ring of key-value blocks (balanced zigzag), an all-to-all over heads, or a gather of keys and values.
@@ -8,20 +8,15 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.lower.pieces import Context, Piece, enter, entering, leave, linear, norm, regather, residual
+from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
 from meshwright.spec.layers import Attention as Spec
-from meshwright.spec.layers import Block
 from meshwright.work import Attention, Collective, Elementwise, Gemm, attended_pairs
 
 
-def attention(c: Context, block: Block) -> list[Piece]:
-    """Norm, attention and residual addition of one block. In a parallel block its output is added to the MLP's before
-    both leave the tensor-parallel region together (Wang and Komatsuzaki's GPT-J; MegaScale 2402.15627, section 3.1)."""
-    spec = block.attention
-    heads = spec.heads // c.tp
-    out = [] if block.parallel else [*leave(c, "attention"), residual(c, "attention residual")]
+def attention(c: Context, spec: Spec) -> list[Piece]:
+    """Projections, rotation, core and output of softmax attention, inside a tensor-parallel region."""
+    heads, width = spec.heads // c.tp, c.hidden
     return [
-        norm(c, "attention norm"),
         *enter(c, "attention"),
         *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
         *_rotary(c, spec, heads),
@@ -29,14 +24,13 @@ def attention(c: Context, block: Block) -> list[Piece]:
         *linear(
             c,
             "attention out",
-            c.model.hidden,
+            width,
             heads * spec.v_head_dim,
-            targets={"o": c.model.hidden},
+            targets={"o": width},
             bias=spec.out_bias,
             saved=c.tokens * heads * spec.v_head_dim * c.element,
             held=c.tokens * heads * spec.v_head_dim * c.element,
         ),
-        *out,
     ]
 
 
@@ -51,7 +45,7 @@ def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     if not spec.key_as_value:
         parts["v"] = kv * spec.v_head_dim
     bias = spec.qkv_bias
-    pieces = linear(c, "qkv", sum(parts.values()), c.model.hidden, targets=parts, bias=bias, saved=entry, held=entry)
+    pieces = linear(c, "qkv", sum(parts.values()), c.hidden, targets=parts, bias=bias, saved=entry, held=entry)
     return [_with_regather(c, p) if p.name == "qkv" else p for p in pieces]
 
 
@@ -61,7 +55,7 @@ def _with_regather(c: Context, piece: Piece) -> Piece:
 
 def _latent_projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     """Down-projections are computed on every tensor-parallel rank, up-projections are split by heads."""
-    e, hidden = c.element, c.model.hidden
+    e, hidden = c.element, c.hidden
     entry = c.shard_tokens * hidden * e
     kv_down = spec.kv_lora_rank + spec.rope_head_dim
     nope = spec.head_dim - spec.rope_head_dim
@@ -126,7 +120,7 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
         heads, kv = heads // swap, max(1, kv // swap)
     # latent attention exchanges the latent, not the expanded heads
     kv_bytes = c.tokens * swap * _kv_width(spec, kv) * e
-    queries, ring = c.train.seq_len // outer, outer
+    queries, ring = c.seq_len // outer, outer
     if c.plan.sequence.algorithm == "allgather" and outer > 1:
         ring = 1
         gathered = Collective(op="all_gather", num_bytes=kv_bytes * outer, group=c.cp_outer)
@@ -154,9 +148,9 @@ def _swap(c: Context, name: str, size: float) -> Piece:
 def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: int, kv_bytes: float) -> list[Piece]:
     """`queries` of a sequence against all its keys, which have `kv` heads. Balanced over context-parallel ranks: each
     has its share of the causal triangle."""
-    seq = c.train.seq_len
+    seq = c.seq_len
     window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
-    pairs = attended_pairs(seq, c.train.attended, causal=c.train.causal, window=window, chunked=spec.chunked)
+    pairs = attended_pairs(seq, c.train.attended, causal=c.causal, window=window, chunked=spec.chunked)
     share = pairs * queries / seq
     batch = c.plan.pipeline.microbatch
     if c.plan.memory.attention == "unfused":
@@ -203,7 +197,7 @@ def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: in
 def _unfused(c: Context, spec: Spec, heads: int, queries: int) -> list[Piece]:
     """Scores, softmax, (dropout), weighted sum as separate kernels that store the score matrix: 2 bytes per score
     for the softmax, 1 for the dropout mask and 2 for its output (Korthikanti et al. 2205.05198, section 4.1)."""
-    batch, keys, e = c.plan.pipeline.microbatch * heads, c.train.seq_len, c.element
+    batch, keys, e = c.plan.pipeline.microbatch * heads, c.seq_len, c.element
     scores = float(batch) * queries * keys
     kv = batch * queries * spec.head_dim * e
     dtype = c.attention_dtype

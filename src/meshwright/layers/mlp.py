@@ -1,0 +1,36 @@
+"""The dense MLP as pieces: up (and gate), activation, down, split by its inner width over tensor-parallel ranks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.layers.pieces import Context, Piece, enter, entering, leave, linear, regather
+from meshwright.work import Elementwise
+
+
+def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False, bias: bool = False) -> list[Piece]:
+    """Up (and gate), activation, down: column- then row-parallel; `inside` a tensor-parallel region already."""
+    e, hidden, width = c.element, c.hidden, ffn // c.tp
+    entry, inner = entering(c), c.tokens * width * e
+    parts = {"gate": width, "up": width} if gated else {"up": width}
+    up = linear(c, f"{name} up", sum(parts.values()), hidden, targets=parts, bias=bias, saved=entry, held=entry)
+    up = [msgspec.structs.replace(p, regather=regather(c)) if p.name == f"{name} up" else p for p in up]
+    return [
+        *([] if inside else enter(c, name)),
+        *up,
+        activation(f"{name} activation", inner, gated),
+        *linear(c, f"{name} down", hidden, width, targets={"down": hidden}, bias=bias, saved=inner, held=inner),
+        *leave(c, name),
+    ]
+
+
+def activation(name: str, inner: float, gated: bool) -> Piece:
+    """Reads what came up, writes one width; keeps what came up."""
+    read = 2 * inner if gated else inner
+    operator = "gated activation" if gated else "activation"
+    return Piece(
+        name=name,
+        forward=Elementwise(num_bytes=read + inner, operator=operator),
+        backward=Elementwise(num_bytes=read + inner + read, operator=f"{operator} backward"),
+        saved=read,
+    )
