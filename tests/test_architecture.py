@@ -18,7 +18,7 @@ ORDER = (
     ("native",),
     ("toposort",),
     ("graph",),
-    ("timeline",),
+    ("causes", "timeline"),
     ("catalog",),
     ("spec",),
     ("work", "world"),

@@ -7,6 +7,7 @@ import pytest
 from meshwright.answer.predict import simulate
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
+from meshwright.causes import CAUSE
 from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import Link, Table
@@ -19,7 +20,7 @@ from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators
 from meshwright.simulate.cores import processor_seconds
-from meshwright.simulate.layer import CAUSES, cost
+from meshwright.simulate.layer import cost
 from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
@@ -343,13 +344,13 @@ def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_
     bare = Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0, host_us_per_collective=0.0)
     costs = Costs(bare, (link,))
     whole, sharded = (simulate(parse(f"dp2 {z} mb1"), MODEL, load("2xhere"), TRAIN, costs) for z in ("zero2", "zero3"))
-    host = sharded.priced.parts[:, CAUSES.index("host")]
+    host = sharded.priced.parts[:, CAUSE["host"]]
     key = sharded.lowered.graph.cost_key[sharded.lowered.graph.kind == 0][1]  # a layer in the middle
     sizes = {k.steps[0][1] for k in sharded.lowered.keys if isinstance(k, Exchange) and k.steps[0][0] == "all_gather"}
     device = load("2xhere").islands[0].device
     copies = [link(Staging(what="gather", num_bytes=size), device).seconds for size in sizes]
     assert host[key] == pytest.approx(min(copies))  # of a layer alone, with no table beside it
-    assert host[key] > 0 == whole.priced.parts[:, CAUSES.index("host")].max()
+    assert host[key] > 0 == whole.priced.parts[:, CAUSE["host"]].max()
     graph = sharded.lowered.graph
     gathers = graph.kind == KIND["all_gather"]
     passes = np.isin(graph.kind, (0, 3))

@@ -6,7 +6,7 @@ import pytest
 
 import meshwright as mw
 from meshwright import catalog, schedules
-from meshwright.answer.prediction import ATTRIBUTION
+from meshwright.causes import WORDS
 from meshwright.cli import main
 from meshwright.cli.explain import look_up
 from meshwright.errors import MeshwrightError
@@ -89,7 +89,7 @@ def test_words_of_workloads_are_explained(word):
     assert look_up(word)["text"]
 
 
-@pytest.mark.parametrize("word", [name for name, _ in ATTRIBUTION])
+@pytest.mark.parametrize("word", list(WORDS))
 def test_every_cause_of_step_time_is_explained(word):
     assert look_up(word)["name"] == word
 

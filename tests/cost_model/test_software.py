@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.answer.predict import simulate
 from meshwright.calibrate import framework as framework_fit
+from meshwright.causes import CAUSE
 from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
 from meshwright.cost.framework import Defaults, Framework, frameworks
@@ -16,7 +17,7 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import activations
 from meshwright.plan import Overlap, parse
-from meshwright.simulate.layer import CAUSES, cost
+from meshwright.simulate.layer import cost
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.model import transformer
@@ -112,7 +113,7 @@ def test_the_experts_exchange_beside_compute_takes_the_longer_of_both():
     costs = Costs(Framework(name="x", host_us_per_kernel=0.0, host_us_per_collective=0.0, elementwise_passes=1.0))
     waiting = cost(program(pieces, "F"), "F", H100, costs)
     beside = cost(program(pieces, "F", overlap=Overlap(ep=True)), "F", H100, costs)
-    ep = CAUSES.index("ep")
+    ep = CAUSE["ep"]
     assert 0 < beside.seconds < waiting.seconds
     assert beside.seconds >= max(waiting.parts[ep], waiting.seconds - waiting.parts[ep]) * (1 - 1e-9)
 

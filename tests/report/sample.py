@@ -10,7 +10,6 @@ import numpy as np
 
 from meshwright import plan as plans
 from meshwright.answer.prediction import (
-    ATTRIBUTION,
     Assumption,
     Money,
     Prediction,
@@ -19,6 +18,7 @@ from meshwright.answer.prediction import (
     TrainingRun,
     Zoom,
 )
+from meshwright.causes import WORDS
 from meshwright.graph import GraphBuilder
 from meshwright.simulate import engine
 from meshwright.spec import cluster, model, workload
@@ -120,8 +120,8 @@ def layer(name: str = "block 0, forward") -> Zoom:
 
 
 def attribution(step_s: float) -> dict[str, float]:
-    """Shares in the order of ATTRIBUTION that add up to the step."""
-    weights = dict.fromkeys((name for name, _ in ATTRIBUTION), 0.0)
+    """Shares in the order of the table of causes that add up to the step."""
+    weights = dict.fromkeys(WORDS, 0.0)
     weights |= {"gemm": 43, "attention": 8.5, "elementwise": 7.7, "host": 0.6, "optimizer": 0.5}
     weights |= {"tp": 10.5, "pp": 1.2, "dp": 4.2, "bubble": 23.8}
     total = sum(weights.values())

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from meshwright.answer.prediction import ATTRIBUTION
+from meshwright.causes import JOB, STEP
 from meshwright.graph import KINDS, QUEUES
 from meshwright.report import palette
 
@@ -57,9 +57,10 @@ def test_neighbours_in_a_stack_and_the_passes_of_a_schedule_differ_for_every_eye
 
 
 def test_every_colour_that_is_named_exists_and_every_cause_has_one():
-    named = {*palette.CAUSES.values(), *palette.KINDS.values(), *palette.QUEUES.values(), *palette.STACK}
+    colours = {cause.colour for cause in (*STEP, *JOB)}
+    named = {*colours, *palette.KINDS.values(), *palette.QUEUES.values(), *palette.STACK}
     assert named <= set(palette.MARKS["light"]) == set(palette.MARKS["dark"])
-    assert {name for name, _ in ATTRIBUTION} <= set(palette.CAUSES)
+    assert all(palette.cause_colour(cause.name) == cause.colour for cause in STEP)
     assert set(palette.KINDS) <= set(KINDS) and set(palette.QUEUES) <= set(QUEUES)
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from meshwright import plan
-from meshwright.answer.prediction import ATTRIBUTION
+from meshwright.causes import WORDS
 from meshwright.report.diff import UNATTRIBUTED, delta, render
 from meshwright.spec import cluster, workload
 from tests.report.sample import GIB, prediction
 
 BASE = prediction()
-NAMES = [name for name, _ in ATTRIBUTION]
+NAMES = list(WORDS)
 SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 
 

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from meshwright.answer.prediction import ATTRIBUTION, Assumption
+from meshwright.answer.prediction import Assumption
+from meshwright.causes import WORDS
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
@@ -58,7 +59,7 @@ def test_state_that_is_sharded_over_all_ranks_is_not_split_further_by_tp_and_pp(
 def test_every_cause_with_time_is_shown_with_its_time_and_the_others_are_named(width):
     answer = prediction()
     text = printed(answer, width=width)
-    named = dict(ATTRIBUTION)
+    named = WORDS
     for name, length in answer.attribution.items():
         assert (named[name] if width >= 100 and length else name) in text
         if length:

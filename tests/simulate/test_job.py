@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshwright import causes
 from meshwright.errors import MeshwrightError
-from meshwright.simulate.job import CAUSES, JobSizes, Stretch, expected_s, run_job
+from meshwright.simulate.job import JobSizes, Stretch, expected_s, run_job
 from meshwright.world.decider import replayed
 from meshwright.world.recovery import Recovery
 from meshwright.world.trace import JobWorld, WorldEvent, changes
@@ -95,7 +96,7 @@ def test_a_job_is_what_a_step_by_step_loop_makes_of_it(steps, every, failures, s
     assert sum(found.by_cause.values()) == pytest.approx(found.seconds)
     assert found.by_cause["steps"] == pytest.approx(steps * 7.0)
     assert found.by_cause["checkpoints"] == pytest.approx(ceil(steps / min(every, steps)) * save_s)
-    assert set(found.by_cause) == set(CAUSES)
+    assert set(found.by_cause) == {cause.name for cause in causes.JOB}
 
 
 @given(st.integers(1, 50), st.integers(1, 50), st.floats(0, 1), st.sampled_from([0.5, 1.0, 3.0]))

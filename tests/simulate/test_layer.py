@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.answer.predict import predict
+from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
 from meshwright.cost.framework import Framework
@@ -12,7 +13,7 @@ from meshwright.cost.roofline import contention
 from meshwright.graph import QUEUES
 from meshwright.lower.layer import Entry
 from meshwright.plan import parse
-from meshwright.simulate.layer import CAUSES, cost
+from meshwright.simulate.layer import cost
 from meshwright.spec.cluster import load_device
 from meshwright.spec.workload import Train
 from meshwright.work import Collective, Elementwise, Gemm, Group
@@ -39,7 +40,7 @@ def parts(*entries):
     """Seconds by cause of a pass: entries are (queue, work, what it waits for, repeated?)."""
     program = [Entry(f"{i}", q, work, after, again) for i, (q, work, after, again) in enumerate(entries)]
     found = cost(program, "F", H100, COSTS)
-    return {name: value for name, value in zip(CAUSES, found.parts.tolist()) if value}
+    return {name: value for name, value in zip(PRICED, found.parts.tolist()) if value}
 
 
 def test_a_collective_between_two_kernels_is_exposed_whole():
@@ -72,7 +73,7 @@ def test_many_small_kernels_are_bound_by_the_host():
     found = cost(program, "F", H100, fast)
     issue = 100 * fast.framework.host_us_per_kernel * 1e-6
     assert found.seconds == pytest.approx(issue)
-    assert found.parts[CAUSES.index("host")] == pytest.approx(issue - 100e-9)
+    assert found.parts[CAUSE["host"]] == pytest.approx(issue - 100e-9)
 
 
 def test_a_backward_s_kernels_take_the_host_as_long_as_was_told_and_repeated_ones_as_in_a_forward():

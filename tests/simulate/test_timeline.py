@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.answer.predict import predict
+from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Framework, standard
 from meshwright.graph import GraphBuilder
 from meshwright.plan import parse
 from meshwright.simulate import events, memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import times
-from meshwright.simulate.layer import CAUSES
 from meshwright.spec.workload import Train
 from meshwright.timeline import _outside, from_times
 from tests.random_plans import LLAMA, legal_plans, of_size
@@ -151,9 +151,9 @@ def test_exchange_beside_which_nothing_runs_is_charged_whole():
     graph = builder.build()
     seconds = {"one": 1.0, "two": 2.0, "sum": 1.0, "update": 1.0}
     cause = {"one": "gemm", "two": "gemm", "sum": "dp", "update": "optimizer"}
-    parts = np.zeros((len(graph.keys), len(CAUSES)))
+    parts = np.zeros((len(graph.keys), len(PRICED)))
     for i, key in enumerate(graph.keys):
-        parts[i, CAUSES.index(cause[key])] = seconds[key]
+        parts[i, CAUSE[cause[key]]] = seconds[key]
     line = from_times(graph, *times(graph, parts.sum(axis=1)))
     found = {name: value for name, value in attribution(line, parts).items() if value}
     assert found == {"gemm": 3.0, "dp": 2.0, "optimizer": 1.0}

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.answer.prediction import Money, TrainingRun
+from meshwright.causes import JOB
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
 from meshwright.plan import Plan
 from meshwright.quantity import seconds
-from meshwright.simulate.job import CAUSES, JobSizes, expected_s, run_job
+from meshwright.simulate.job import JobSizes, expected_s, run_job
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import Train
 from meshwright.world.recovery import Recovery
@@ -175,7 +176,7 @@ def _simulated(
     decider = Recovery(save_every=sizes.save_every, spares=world.spares)
     runs = [run_job(sizes.job, decider, changes(world, sizes.mtbf_s, draw)) for draw in range(world.draws)]
     count, job = len(runs), sizes.job
-    mean = {cause: sum(run.by_cause[cause] for run in runs) / count for cause in CAUSES}
+    mean = {cause.name: sum(run.by_cause[cause.name] for run in runs) / count for cause in JOB}
     failures = sum(run.failures for run in runs) / count
     ready = "a spare for every failed node" if world.spares is None else f"{world.spares} spare nodes"
     notes = {
@@ -185,8 +186,7 @@ def _simulated(
         "restarts": f"{job.restart_s / 60:.3g} min from a failure to the next step; {ready}",
         "waiting": f"for one of the failed nodes, each back after {seconds(job.repair_s)}",
     }
-    names = {"lost": "lost work", "waiting": "waiting for nodes"}
-    lines: list[Line] = [(names.get(cause, cause), mean[cause], notes[cause]) for cause in CAUSES]
+    lines: list[Line] = [(cause.words, mean[cause.name], notes[cause.name]) for cause in JOB]
     # the errors of the costs stretch steps, drawn again for every draw of the world
     others = [run.seconds - run.by_cause["steps"] for run in runs]
     factors = [float(draw) / step_s for draw in draws_s]

@@ -10,6 +10,7 @@ from meshwright.answer.outlook import money, training_run
 from meshwright.answer.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
+from meshwright.causes import CAUSE, ERROR_CLASS, PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
@@ -20,7 +21,6 @@ from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.clock import times
 from meshwright.simulate.engine import makespans
-from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, takes_times
 from meshwright.simulate.simulated import Simulated
@@ -36,20 +36,6 @@ from meshwright.world.trace import JobWorld
 NUM_DRAWS = 20
 #: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
 LEAST_SIGMA = 0.03
-#: Which error each cause shares: one draw per class for a whole step.
-ERROR_CLASS = {
-    "gemm": "gemm",
-    "attention": "attention",
-    "elementwise": "elementwise",
-    "recompute": "gemm",
-    "host": "host",
-    "optimizer": "elementwise",
-    "tp": "network inside nodes",
-    "cp": "network inside nodes",
-    "ep": "network between nodes",
-    "pp": "network between nodes",
-    "dp": "network between nodes",
-}
 
 
 def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
@@ -142,7 +128,7 @@ def _timeline(
         graph,
         run.start_s,
         run.end_s,
-        parts={cause: run.priced.parts[:, i] for i, cause in enumerate(CAUSES) if run.priced.parts[:, i].any()},
+        parts={cause: run.priced.parts[:, i] for i, cause in enumerate(PRICED) if run.priced.parts[:, i].any()},
         memory=memory.traces(graph, run.start_s, run.end_s, constant, copies) if traced else (),
         identity=who,
     )
@@ -203,7 +189,7 @@ def interval_draws(run: Simulated) -> np.ndarray:
     normal = np.array([_normal((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
     sigma = class_sigma(run)
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
-    factors = np.array([draws[ERROR_CLASS[cause]] for cause in CAUSES])
+    factors = np.array([draws[ERROR_CLASS[cause]] for cause in PRICED])
     turn = rng.permutation(normal)
     graph, durations = run.lowered.graph, np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
     alone, *drawn = makespans(graph, np.ascontiguousarray(durations)).tolist()
@@ -223,7 +209,7 @@ def class_sigma(run: Simulated) -> dict[str, float]:
     seconds, spread = count @ run.priced.parts, count @ run.priced.spread
     out = {}
     for name in set(ERROR_CLASS.values()):
-        mine = [i for i, cause in enumerate(CAUSES) if ERROR_CLASS[cause] == name]
+        mine = [i for i, cause in enumerate(PRICED) if ERROR_CLASS[cause] == name]
         total = float(seconds[mine].sum())
         out[name] = float(spread[mine].sum()) / total if total else 0.0
     return out
@@ -258,7 +244,7 @@ def sensitivities(
     levels = used_levels(run)
     named = [("gemm", "matrix units 10% faster"), ("attention", "attention kernels 10% faster")]
     named.append(("elementwise", "device memory 10% faster"))
-    if run.priced.parts[:, CAUSES.index("host")].any():
+    if run.priced.parts[:, CAUSE["host"]].any():
         named.append(("host", "host 10% faster"))
     named += [(level, f"{level} links 10% faster") for level in levels]
     out = []

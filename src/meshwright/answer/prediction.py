@@ -29,21 +29,6 @@ FORMAT_VERSION = 1
 
 #: Memory that an allocator has reserved and no tensor uses any more, given back when nothing else is left.
 GIVEN_BACK = "buffers in flight"
-#: Where step time goes, in the order it is shown. Sums to the step time (mean over ranks).
-ATTRIBUTION: tuple[tuple[str, str], ...] = (
-    ("gemm", "matrix multiplications"),
-    ("attention", "attention kernels"),
-    ("elementwise", "norms, activations and other memory-bound kernels"),
-    ("recompute", "forward work repeated for the backward"),
-    ("host", "launch overhead that kernels do not hide"),
-    ("optimizer", "optimizer update"),
-    ("tp", "exposed tensor-parallel communication"),
-    ("cp", "exposed context-parallel communication"),
-    ("ep", "exposed expert-parallel communication"),
-    ("pp", "exposed pipeline sends"),
-    ("dp", "exposed data-parallel communication"),
-    ("bubble", "pipeline bubble: waiting for other stages"),
-)
 
 
 class Assumption(msgspec.Struct, frozen=True):

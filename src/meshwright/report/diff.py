@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright.answer.prediction import ATTRIBUTION, Prediction
+from meshwright.answer.prediction import Prediction
+from meshwright.causes import WORDS
 from meshwright.report.fields import Difference, differences, words
 
 FORMAT_VERSION = 1
@@ -111,7 +112,7 @@ def _by_entry(a: Mapping[str, float], b: Mapping[str, float], what: Mapping[str,
 
 def _causes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
     """Changes of the attribution's entries and, where they miss the step time's, the rest."""
-    found = _by_entry(a["attribution"], b["attribution"], dict(ATTRIBUTION))
+    found = _by_entry(a["attribution"], b["attribution"], WORDS)
     rest_a, rest_b = (_exact_rest(s["step_time_s"], s["attribution"].values()) for s in (a, b))
     whole = Fraction(b["step_time_s"]) - Fraction(a["step_time_s"])
     rest = float(whole - sum(Fraction(c.change) for c in found))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.answer.prediction import ATTRIBUTION, Limit, Prediction, RankMemory, TrainingRun
+from meshwright.answer.prediction import Limit, Prediction, RankMemory, TrainingRun
+from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, seconds
 
 NOT_INCLUDED = "not included"
@@ -21,15 +22,14 @@ class Bar(msgspec.Struct, frozen=True):
 
 
 def waterfall(prediction: Prediction) -> tuple[Bar, ...]:
-    """The attribution entries one after the other, in the order of :data:`ATTRIBUTION`, entries it does not name
-    behind them. They end at their own sum, which is the step time."""
-    named = dict(ATTRIBUTION)
-    names = [n for n in named if n in prediction.attribution] + [n for n in prediction.attribution if n not in named]
+    """The attribution entries one after the other, in the order of :data:`~meshwright.causes.STEP`, entries it
+    does not name behind them. They end at their own sum, which is the step time."""
+    names = [n for n in WORDS if n in prediction.attribution] + [n for n in prediction.attribution if n not in WORDS]
     at, bars = 0.0, []
     for name in names:
         length = prediction.attribution[name]
         share = length / prediction.step_time_s if prediction.step_time_s else 0.0
-        bars.append(Bar(name, named.get(name, name), at, length, share))
+        bars.append(Bar(name, WORDS.get(name, name), at, length, share))
         at += length
     return tuple(bars)
 

@@ -6,6 +6,8 @@ are never told apart by colour alone: every one has a label, a row of its own or
 
 from __future__ import annotations
 
+from meshwright.causes import BY_NAME
+
 THEMES: dict[str, dict[str, str]] = {
     "light": {
         "page": "#f6f7f9",
@@ -60,20 +62,6 @@ MARKS: dict[str, dict[str, str]] = {
         "grey": "#8793a3",
     },
 }
-CAUSES: dict[str, str] = {
-    "gemm": "blue",
-    "attention": "teal",
-    "elementwise": "sky",
-    "recompute": "green",
-    "host": "grey",
-    "optimizer": "purple",
-    "tp": "orange",
-    "cp": "rose",
-    "ep": "ochre",
-    "pp": "rose",
-    "dp": "red",
-    "bubble": "grey",
-}
 KINDS: dict[str, str] = {
     "F": "blue",
     "B": "teal",
@@ -100,7 +88,8 @@ STACK = ("blue", "ochre", "sky", "green", "teal", "purple", "red", "rose", "oran
 
 
 def cause_colour(name: str) -> str:
-    return CAUSES.get(name, "grey")
+    """The mark of a cause of the step, grey for one that has none."""
+    return BY_NAME[name].colour if name in BY_NAME else "grey"
 
 
 def luminance(colour: str) -> float:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshwright.answer.prediction import Prediction, RankMemory
+from meshwright.causes import BY_NAME
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
@@ -79,9 +80,7 @@ def _waterfall(prediction: Prediction, page: Page) -> None:
 
 
 def _cause_colour(name: str) -> str:
-    if name in ("tp", "cp", "ep", "pp", "dp"):
-        return "yellow"
-    return {"bubble": "red", "host": "red", "recompute": "magenta", "optimizer": "cyan"}.get(name, "blue")
+    return BY_NAME[name].ink if name in BY_NAME else "blue"
 
 
 def _memory(prediction: Prediction, page: Page) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.answer.prediction import Prediction
+from meshwright.causes import of_kind
 from meshwright.plan import Plan
 from meshwright.search.recommend import Recommended
 from meshwright.search.space import FACETS, Space
@@ -25,7 +26,6 @@ OBJECTIVES = {
 PROVABLE = ("step", "cost", "energy")
 #: A variant of a plan is counted beside it when it takes at most this share longer.
 WITHIN = 0.01
-COMMUNICATION = ("tp", "cp", "ep", "pp", "dp")
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +196,7 @@ def delta(before: Prediction, after: Prediction) -> str:
     a, b = before.plan.text().split(), after.plan.text().split()
     gone, new = [w for w in a if w not in b], [w for w in b if w not in a]
     parts = [f"{' '.join(gone) or 'nothing'} -> {' '.join(new) or 'nothing'}"]
-    spent = [sum(p.attribution[c] for c in COMMUNICATION) / p.step_time_s for p in (before, after)]
+    spent = [sum(p.attribution[c] for c in of_kind("exchange")) / p.step_time_s for p in (before, after)]
     change = 100 * (spent[1] - spent[0])
     if abs(change) >= 0.05:
         parts.append(f"{'costs' if change > 0 else 'saves'} {abs(change):.1f}% communication")

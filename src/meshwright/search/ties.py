@@ -11,21 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.answer.predict import ERROR_CLASS, class_sigma, interval_draws
+from meshwright.answer.predict import class_sigma, interval_draws
+from meshwright.causes import ERROR_CLASS, ERROR_CLASSES, PRICED
 from meshwright.plan import Plan
 from meshwright.simulate.engine import makespans
-from meshwright.simulate.layer import CAUSES
 from meshwright.simulate.simulated import Simulated
-
-#: What to measure to learn an error class, in the words of the answer.
-MEASUREMENTS = {
-    "gemm": "the rate of the matrix products of these shapes",
-    "attention": "the attention kernels at these lengths and heads",
-    "elementwise": "the bandwidth of norms, activations and the optimizer",
-    "host": "the launch overhead of the framework",
-    "network inside nodes": "collectives inside a node",
-    "network between nodes": "collectives between nodes at these sizes",
-}
 
 
 class Tie(NamedTuple):
@@ -59,15 +49,15 @@ def tie(a: Simulated, b: Simulated) -> Tie | None:
     low, high = difference(a, b)
     if low > 0 or high < 0:
         return None
-    moved = {name: abs(_shift(a, name) - _shift(b, name)) for name in MEASUREMENTS}
+    moved = {name: abs(_shift(a, name) - _shift(b, name)) for name in ERROR_CLASSES}
     decisive = max(moved, key=lambda name: moved[name])
-    measure = MEASUREMENTS[decisive] if moved[decisive] > 0 else "nothing: both do the same work"
+    measure = ERROR_CLASSES[decisive] if moved[decisive] > 0 else "nothing: both do the same work"
     return Tie(low, high, measure)
 
 
 def _shift(run: Simulated, name: str) -> float:
     """How much longer a step is when one class of work is a standard deviation slower."""
     slower = np.exp(class_sigma(run)[name])
-    factors = np.array([slower if ERROR_CLASS[cause] == name else 1.0 for cause in CAUSES])
+    factors = np.array([slower if ERROR_CLASS[cause] == name else 1.0 for cause in PRICED])
     seconds = makespans(run.lowered.graph, (run.priced.parts @ factors)[None])
     return float(seconds[0]) - run.step_time_s

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.causes import PRICED, STEP
 from meshwright.graph import QUEUE
-from meshwright.simulate.layer import CAUSES
 from meshwright.timeline import Timeline
 
-NAMES = (*CAUSES, "bubble")
+NAMES = tuple(cause.name for cause in STEP)
 _DP = (QUEUE["dp"], QUEUE["dp_gather"])
 _PP = (QUEUE["pp_forward"], QUEUE["pp_backward"])
 
@@ -29,8 +29,8 @@ def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:
     rank, start, end = timeline.rank[spans], timeline.start_s[spans], timeline.end_s[spans]
     share = weight[rank]
     by_key = np.bincount(timeline.cost_key[spans], weights=share, minlength=len(parts))
-    total[: len(CAUSES)] = by_key @ parts
-    longer = float(((end - start) * share).sum()) - float(total[: len(CAUSES)].sum())
+    total[: len(PRICED)] = by_key @ parts
+    longer = float(((end - start) * share).sum()) - float(total[: len(PRICED)].sum())
     if longer > 1e-9 * makespan:  # not what rounding leaves
         total[NAMES.index("bubble")] += longer
     new_rank = np.append(True, rank[1:] != rank[:-1])

@@ -13,13 +13,12 @@ from math import ceil, exp, expm1, floor, inf
 
 import msgspec
 
+from meshwright.causes import JOB
 from meshwright.errors import MeshwrightError
 from meshwright.world.decider import Decider, LogEntry
 from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restart, Restarted, TrainFrom, Wait
 from meshwright.world.trace import WorldEvent
 
-#: Where the time of a job goes; they sum to it.
-CAUSES = ("steps", "checkpoints", "lost", "restarts", "waiting")
 #: A job that takes so many times what it would without failures does not get anywhere.
 HOPELESS = 1000.0
 
@@ -106,7 +105,7 @@ class _Driver:
         self.next = next(self.changes)
         self.now_s, self.slowdown, self.saved_steps, self.failures = 0.0, 1.0, 0, 0
         self.repairs: list[float] = []
-        self.spent = dict.fromkeys(CAUSES, 0.0)
+        self.spent = {cause.name: 0.0 for cause in JOB}
         self.stretch: Stretch | None = None
         self.place = self.begun_s = self.until_s = 0.0
         self.doing: type = Wait

@@ -11,6 +11,7 @@ from functools import lru_cache
 import msgspec
 import numpy as np
 
+from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
 from meshwright.layers.moe import SORTED
@@ -19,17 +20,12 @@ from meshwright.simulate.engine import Listed
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
 
-#: Causes a duration is made of; the attribution of a step is a sum of these (and the bubble).
-CAUSES = ("gemm", "attention", "elementwise", "recompute", "host", "optimizer", "tp", "cp", "ep", "pp", "dp")
-CAUSE = {name: i for i, name in enumerate(CAUSES)}
-
-
 #: Relative spread of host times: they differ between hosts, and nobody states which one a step ran on.
 HOST_SIGMA = 0.3
 
 
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """A pass over one layer: seconds by cause [len(CAUSES)], summing to its duration; ``spread`` those seconds times
+    """A pass over one layer: seconds by cause [len(PRICED)], summing to its duration; ``spread`` those seconds times
     the relative error (one standard deviation) of their estimates; the operations done, and how many of them
     ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others."""
 
@@ -75,8 +71,8 @@ def cost(entries: list[Entry], which: str, device: Device, costs: Costs, lag: fl
     """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of. `lag` is the time
     of the slowest device that others wait for over that of a middling one."""
     if not entries:
-        return LayerCost(parts=np.zeros(len(CAUSES)), spread=np.zeros(len(CAUSES)), flops=0.0, repeated=0.0)
-    parts, spread = [0.0] * len(CAUSES), [0.0] * len(CAUSES)  # read and written one by one: lists are faster
+        return LayerCost(parts=np.zeros(len(PRICED)), spread=np.zeros(len(PRICED)), flops=0.0, repeated=0.0)
+    parts, spread = [0.0] * len(PRICED), [0.0] * len(PRICED)  # read and written one by one: lists are faster
     graph, entry_of = _listed(structure_of(entries))
     estimates = estimates_of(entries, device, costs, lag)
     start, end = graph.times([e.seconds for e in estimates])

@@ -8,6 +8,7 @@ from math import ceil
 import msgspec
 import numpy as np
 
+from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
 from meshwright.lower import Lowered
@@ -17,14 +18,14 @@ from meshwright.lower.stages import Unit
 from meshwright.lower.state import STORED_BYTES
 from meshwright.lower.step import Exchange, Pass, Send, Update, gathers_again
 from meshwright.plan import Plan
-from meshwright.simulate.layer import CAUSE, CAUSES, HOST_SIGMA, LayerCost, cost
+from meshwright.simulate.layer import HOST_SIGMA, LayerCost, cost
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import OPTIMIZER_MOMENTS, Train
 from meshwright.work import Collective, Elementwise, Group, Staging
 
 
 class Priced(msgspec.Struct, frozen=True, kw_only=True):
-    """``parts`` [num_keys, len(CAUSES)] seconds; ``spread`` those times the relative error of their estimates;
+    """``parts`` [num_keys, len(PRICED)] seconds; ``spread`` those times the relative error of their estimates;
     ``flops`` [num_keys] operations executed, ``repeated`` those of them that recompute; ``wait`` [num_keys] seconds in
     which the device is free for other ranks."""
 
@@ -56,7 +57,7 @@ class Pricer:
         self._sends: dict[Send, tuple[float, float, float]] = {}
 
     def all(self) -> Priced:
-        shape = (len(self.lowered.keys), len(CAUSES))
+        shape = (len(self.lowered.keys), len(PRICED))
         parts, spread = np.zeros(shape), np.zeros(shape)
         flops, repeated, wait = np.zeros(shape[0]), np.zeros(shape[0]), np.zeros(shape[0])
         for i, key in enumerate(self.lowered.keys):

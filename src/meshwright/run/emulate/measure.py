@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.answer.predict import predict, simulate
 from meshwright.answer.prediction import Prediction
+from meshwright.causes import CAUSE, of_kind
 from meshwright.compare.measured import COLLECTIVES, in_turn, rank_name
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
@@ -20,7 +21,6 @@ from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
 from meshwright.simulate import engine
-from meshwright.simulate.layer import CAUSES
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -31,8 +31,6 @@ COMPUTE_S = 0.6
 MAX_RANKS = 32
 #: A sleep that ends so late was not slept on a machine that ran; steps are then measured again, in so many rounds.
 STOOD_STILL_S, ROUNDS = 0.005, 4
-#: Causes of time that are slept.
-KERNELS = ("gemm", "attention", "elementwise", "recompute", "optimizer")
 
 
 class Emulated(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +182,7 @@ def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan
     costs: Costs = emulated_costs(cluster, links, 1.0)
     run = simulate(plan, model, target, train, costs)
     graph, parts = run.lowered.graph, run.priced.parts
-    kernels = parts[:, [CAUSES.index(cause) for cause in KERNELS]].sum(axis=1)[graph.cost_key]
+    kernels = parts[:, [CAUSE[cause] for cause in of_kind("kernel")]].sum(axis=1)[graph.cost_key]
     rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
     return 1 / float(np.bincount(rank, weights=kernels).max())
 

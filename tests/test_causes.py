@@ -1,0 +1,48 @@
+"""The one table of causes, and that everything which lists causes reads it."""
+
+import ast
+from pathlib import Path
+
+import meshwright
+from meshwright import causes
+from meshwright.answer.predict import class_sigma, simulate
+from meshwright.cost import standard_on
+from meshwright.graph import QUEUES
+from meshwright.simulate.attribute import NAMES
+
+SOURCE = Path(meshwright.__file__).parent
+
+
+def test_no_file_besides_the_table_lists_causes():
+    def words(node: ast.AST) -> set:
+        parts = [*getattr(node, "elts", ()), *getattr(node, "keys", ())]
+        return {part.value for part in parts if isinstance(part, ast.Constant)}
+
+    listed = {"elementwise", "recompute"}
+    lists = {
+        file.relative_to(SOURCE).as_posix()
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict) and listed <= words(node)
+    }
+    assert lists == set()
+
+
+def test_causes_have_names_of_their_own_and_errors_that_something_can_measure():
+    names = [cause.name for cause in (*causes.STEP, *causes.JOB)]
+    assert len(names) == len(set(names))
+    assert set(causes.ERROR_CLASS.values()) == set(causes.ERROR_CLASSES)
+
+
+def test_exposed_communication_is_named_as_its_queue():
+    stems = {queue.split("_")[0] for queue in QUEUES}
+    assert set(causes.of_kind("exchange")) <= stems
+
+
+def test_an_attribution_and_the_errors_of_a_step_have_the_entries_of_the_table():
+    model, cluster = meshwright.load_model("llama3-8b"), meshwright.load_cluster("8xh100")
+    train, plan = meshwright.parse_train("batch=16,seq=4096"), meshwright.parse_plan("tp2 pp2")
+    found = meshwright.predict(model, cluster, train, plan, detail=False)
+    assert tuple(found.attribution) == NAMES == tuple(causes.WORDS)
+    run = simulate(plan.on(cluster.num_devices), model, cluster, train, standard_on(cluster))
+    assert set(class_sigma(run)) == set(causes.ERROR_CLASSES)
