@@ -129,3 +129,10 @@ def test_no_code_or_word_is_explained_in_two_files():
         files = [f for f in (SOURCE / "catalog" / kind).iterdir() if f.suffix == ".toml"]
         names = [name for f in files for name in tomllib.loads(f.read_text(encoding="utf-8"))]
         assert len(names) == len(set(names)), kind
+
+
+@pytest.mark.parametrize("folder", ["layers", "lower", "cost"])
+def test_below_the_workload_nothing_reads_how_long_its_sequences_are(folder):
+    # items of a batch say it: layers.pieces.Context.seq_len is worked out from them
+    workload = re.compile(r"train\.(seq_len|lengths|attended|longest_document|global_batch \* )")
+    assert [f for f in (SOURCE / folder).rglob("*.py") if workload.search(f.read_text(encoding="utf-8"))] == []

@@ -97,6 +97,21 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return self.batch * 2.0 * (q + kv) * (2.5 if self.backward else 1.0)
 
 
+class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """One attention kernel over documents of several lengths (FlashAttention's variable-length form): ``groups`` of
+    equal ones, each a count (``batch``), queries and keys."""
+
+    groups: tuple[Attention, ...]
+
+    @property
+    def flops(self) -> float:
+        return sum(group.flops for group in self.groups)
+
+    @property
+    def num_bytes(self) -> float:
+        return sum(group.num_bytes for group in self.groups)
+
+
 class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
     ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation). ``operator``:
@@ -177,7 +192,7 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: float
 
 
-Work = Gemm | GroupedGemm | Attention | Elementwise | Collective | Staging
+Work = Gemm | GroupedGemm | Attention | VarlenAttention | Elementwise | Collective | Staging
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:
@@ -191,3 +206,14 @@ def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0,
         documents = q_len / context
         return documents * (context * window - window * (window - 1) / 2)
     return q_len * (context + 1) / 2 if causal else q_len * context
+
+
+def pairs(q_len: float, kv_len: float, *, causal: bool, window: float) -> float:
+    """(query, key) pairs of the last `q_len` of `kv_len` tokens under a mask; a window w leaves each query w keys."""
+    if not causal:
+        return q_len * kv_len
+    cached = kv_len - q_len
+    if window <= 0 or window >= kv_len:
+        return q_len * cached + q_len * (q_len + 1) / 2
+    short = max(0.0, min(q_len, window - cached))  # queries that see fewer keys than the window
+    return short * cached + short * (short + 1) / 2 + (q_len - short) * window

@@ -141,7 +141,7 @@ def test_every_error_code_is_explained(code):
         ("sequence parallelism", "sp"),
         ("model flops utilisation", "mfu"),
         ("x001", "X001"),
-        ("sequence packing", "lengths"),
+        ("sequence packing", "pack"),
         ("gradient checkpointing", "recompute"),
         ("gradient accumulation", "microbatch"),
         ("DDP", "zero0"),
@@ -217,7 +217,7 @@ def test_a_word_of_others_in_a_plan_is_told_ours(plan, help):
     [
         ("batch=8,seq=128,lora", "write phase=lora"),
         ("batch=8,seq=128,phase=qlora", "meshwright explain qlora"),
-        ("batch=8,seq=128,packing=yes", "did you mean lengths?"),
+        ("batch=8,seq=128,packing=yes", "did you mean pack?"),
     ],
 )
 def test_a_word_of_others_in_a_workload_is_told_ours(workload, help):

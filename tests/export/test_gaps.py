@@ -135,7 +135,7 @@ def test_a_facet_that_the_target_lacks_is_named(target, name, words, place):
         ("torchtitan", "causal=no", "train.causal"),
         ("torchtitan", "phase=lora", "train.phase"),
         ("torchtitan", "seq=262144", "train.seq_len"),
-        ("megatron", "lengths=512:1;4096:1", "train.lengths"),
+        ("megatron", "lengths=512;4096", "train.lengths"),
         ("megatron", "optimizer=lion", "train.optimizer"),
         ("deepspeed", "optimizer=muon", "train.optimizer"),
     ],

@@ -54,6 +54,8 @@ def test_a_folder_of_the_working_directory_is_no_model(tmp_path, monkeypatch):
         ({"on": "mine.toml"}, "on"),
         ({"on": "MINE.TOML"}, "on"),
         ({"train": "batch=1,seq=2,lengths=lengths.csv"}, "train"),
+        ({"train": "batch=1,seq=2,lengths=lengths.txt"}, "train"),
+        ({"train": "batch=1,seq=2,lengths=lengths.jsonl#tokens"}, "train"),
         ({"plan": "plan.toml"}, "plan"),
         ({"plan": "/tmp/x"}, "plan"),
     ],

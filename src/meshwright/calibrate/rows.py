@@ -12,7 +12,7 @@ from typing import NamedTuple
 from meshwright.calibrate.loads import alpha, busiest
 from meshwright.calibrate.tables import Row
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm, Work
+from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm, Work, pairs
 
 #: Phase of an attention row -> the kind of curve it belongs to.
 PHASES = {"prefill": "prefill", "decode": "decode", "train_fwd": "flash_fwd", "train_bwd": "flash_bwd"}
@@ -59,17 +59,6 @@ def _gemm(row: Row) -> Measured | None:
     kernels = (product(m, n, k),) if row.text["pass"] == "fwd" else (product(m, k, n), product(k, n, m))
     around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[dtype] < 2 else ()
     return Measured("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
-
-
-def pairs(q_len: float, kv_len: float, *, causal: bool, window: float) -> float:
-    """(query, key) pairs of the last `q_len` of `kv_len` tokens under a mask; a window w leaves each query w keys."""
-    if not causal:
-        return q_len * kv_len
-    cached = kv_len - q_len
-    if window <= 0 or window >= kv_len:
-        return q_len * cached + q_len * (q_len + 1) / 2
-    short = max(0.0, min(q_len, window - cached))  # queries that see fewer keys than the window
-    return short * cached + short * (short + 1) / 2 + (q_len - short) * window
 
 
 def _attention(row: Row) -> Measured | None:

@@ -162,17 +162,33 @@ def _from_here(text: str) -> str:
     """A path given as an option is relative to the working folder, not to the question file."""
     if text.endswith((".json", ".toml")):
         return str(Path(text).resolve())
-    parts = (part.strip() for part in text.split(","))  # a trace of a world may stand among other words
+    # a trace of a world may stand among other words, and a file of lengths among those of a workload
+    parts = [part.strip() for part in with_lengths(text, lambda name: str(Path(name).resolve())).split(",")]
     return ",".join(str(Path(p).resolve()) if p.endswith(".csv") and "=" not in p else p for p in parts)
+
+
+def with_lengths(text: str, change: Callable[[str], str]) -> str:
+    """A workload's text with the name of its file of lengths changed, if it has one."""
+    from meshwright.spec.lengths import is_file
+
+    parts = text.split(",")
+    for i, part in enumerate(parts):
+        key, _, value = part.partition("=")
+        if key.strip().lower() == "lengths" and is_file(value):
+            name, hash, column = value.strip().partition("#")
+            parts[i] = f"lengths={change(name)}{hash}{column}"
+    return ",".join(parts)
 
 
 def beside(text: str, path: str) -> str:
     """How a file at `path` says `text`, which may name a file or a folder: relative to where it lies."""
     if "/" in text and Path(text).is_dir():
         text += "/config.json"
+    folder = Path(path).resolve().parent
+    text = with_lengths(text, lambda name: name if Path(name).is_absolute() else os.path.relpath(name, folder))
     if not text.endswith((".json", ".toml")) or Path(text).is_absolute():
         return text
-    return os.path.relpath(text, Path(path).resolve().parent)
+    return os.path.relpath(text, folder)
 
 
 def check_version(version: Any, path: str, convert: str = "") -> None:
@@ -229,7 +245,7 @@ def read_parts(question: Question) -> tuple[list[Any], list[Diagnostic]]:
     from meshwright.spec.workload import parse as read_train
 
     readers = {"model": _model_reader(read_model), "on": _one_cluster(read_cluster)}
-    readers |= {"train": read_train, "plan": read_plan}
+    readers |= {"train": lambda text: read_train(text, base=question.base), "plan": read_plan}
     parts: dict[str, Any] = {}
     wrong: list[Diagnostic] = []
 

@@ -12,7 +12,7 @@ from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
+from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, VarlenAttention, Work
 
 
 class Estimate(NamedTuple):
@@ -90,6 +90,8 @@ class Costs:
         if isinstance(work, Gemm) and work.slices > 1 and self.framework.defaults.streams:
             whole = self.price(msgspec.structs.replace(work, m=work.m * work.slices, slices=1), device)
             return whole._replace(seconds=whole.seconds / work.slices)
+        if isinstance(work, VarlenAttention):
+            return self._varlen(work, device)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
             work = msgspec.structs.replace(work, dtype="fp32")
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
@@ -101,6 +103,18 @@ class Costs:
         if self.adds_apart(work):
             return self._added(work, device)
         return self._answer(work, device)
+
+    def _varlen(self, work: VarlenAttention, device: Device) -> Estimate:
+        """Price a kernel over documents of several lengths: each length takes its share of a kernel that has as many
+        queries of this length alone, so that the lengths fill the device together and the kernel starts once."""
+        queries = sum(group.batch * group.q_len for group in work.groups)
+        seconds = spread = 0.0
+        for group in work.groups:
+            alone = max(1, round(queries / group.q_len))
+            found = self.price(msgspec.structs.replace(group, batch=alone), device)
+            mine = found.seconds * group.batch / alone
+            seconds, spread = seconds + mine, spread + mine * found.sigma
+        return found._replace(seconds=seconds, sigma=spread / seconds if seconds else 0.0)
 
     def _answer(self, work: Work, device: Device) -> Estimate:
         for link in self._links:

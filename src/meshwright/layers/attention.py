@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
+from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
-from meshwright.work import Attention, Collective, Elementwise, Gemm, attended_pairs
+from meshwright.work import Attention, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
 
 
 def attention(c: Context, spec: Spec) -> list[Piece]:
@@ -120,13 +121,13 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
         heads, kv = heads // swap, max(1, kv // swap)
     # latent attention exchanges the latent, not the expanded heads
     kv_bytes = c.tokens * swap * _kv_width(spec, kv) * e
-    queries, ring = c.seq_len // outer, outer
+    ring = outer
     if c.plan.sequence.algorithm == "allgather" and outer > 1:
         ring = 1
         gathered = Collective(op="all_gather", num_bytes=kv_bytes * outer, group=c.cp_outer)
         scattered = Collective(op="reduce_scatter", num_bytes=kv_bytes * outer, group=c.cp_outer)
         into.append(Piece(name="kv gather", forward=gathered, backward=scattered, queue="cp"))
-    return [*into, *_core(c, spec, heads, kv, queries=queries, ring=ring, kv_bytes=kv_bytes), *out]
+    return [*into, *_core(c, spec, heads, kv, outer=outer, ring=ring, kv_bytes=kv_bytes), *out]
 
 
 def copies(heads: int, kv: int, ranks: int) -> int:
@@ -145,36 +146,40 @@ def _swap(c: Context, name: str, size: float) -> Piece:
     return Piece(name=name, forward=swapped, backward=swapped, queue="cp")
 
 
-def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: int, kv_bytes: float) -> list[Piece]:
-    """`queries` of a sequence against all its keys, which have `kv` heads. Balanced over context-parallel ranks: each
-    has its share of the causal triangle."""
-    seq = c.seq_len
-    window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
-    pairs = attended_pairs(seq, c.train.attended, causal=c.causal, window=window, chunked=spec.chunked)
-    share = pairs * queries / seq
-    batch = c.plan.pipeline.microbatch
+def _core(c: Context, spec: Spec, heads: int, kv: int, *, outer: int, ring: int, kv_bytes: float) -> list[Piece]:
+    """A rank's queries, one in `outer` of every item's, against all of the item's keys, which have `kv` heads. Balanced
+    over context-parallel ranks: each has its share of the causal triangle."""
     if c.plan.memory.attention == "unfused":
-        return _unfused(c, spec, heads, queries)
+        return _unfused(c, spec, heads, c.seq_len // outer)
+    window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
     kv = heads if spec.kv_lora_rank else min(heads, kv)
 
-    def work(backward: bool) -> Attention:
-        return Attention(
-            batch=batch,
-            q_len=max(1, queries // ring),
-            kv_len=seq // ring,
-            heads=heads,
-            kv_heads=kv,
-            head_dim=spec.head_dim,
-            v_head_dim=spec.v_head_dim,
-            pairs=share / ring,
-            dtype=c.attention_dtype,
-            backward=backward,
-        )
+    def work(backward: bool) -> Attention | VarlenAttention:
+        groups = []
+        for item, count in c.batch:
+            seq, queries = item.new_tokens, item.new_tokens // outer
+            seen = _seen(item, c.causal, window, spec.chunked)
+            groups.append(
+                Attention(
+                    batch=count,
+                    q_len=max(1, queries // ring),
+                    kv_len=max(1, max(seq, int(item.context)) // ring),
+                    heads=heads,
+                    kv_heads=kv,
+                    head_dim=spec.head_dim,
+                    v_head_dim=spec.v_head_dim,
+                    pairs=seen * max(1, queries) / seq / ring,
+                    dtype=c.attention_dtype,
+                    backward=backward,
+                )
+            )
+        return groups[0] if len(groups) == 1 else VarlenAttention(groups=tuple(groups))
 
-    inputs = batch * queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
+    queries = num_tokens(c.batch) // outer
+    inputs = queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
     # the core needs its 16-bit output again; below 16 bits the projection behind it keeps another copy
     lower = c.low < c.element
-    own_output = batch * queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
+    own_output = queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
     exchange = {}
     if ring > 1:
         send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_outer)
@@ -186,12 +191,19 @@ def _core(c: Context, spec: Spec, heads: int, kv: int, *, queries: int, ring: in
             backward=work(True),
             core=True,
             saved=inputs + own_output,
-            core_saved=batch * queries * heads * 4.0,
-            outputs=(batch * queries * heads * (spec.v_head_dim * c.element + 4.0),),
+            core_saved=queries * heads * 4.0,
+            outputs=(queries * heads * (spec.v_head_dim * c.element + 4.0),),
             ring=ring,
             **exchange,
         )
     ]
+
+
+def _seen(item: Item, causal: bool, window: int, chunked: bool) -> float:
+    """Return the (query, key) pairs of an item per head; keys of a cache are seen by all of its queries."""
+    if item.context > item.new_tokens:
+        return pairs(item.new_tokens, item.context, causal=causal, window=window)
+    return attended_pairs(item.new_tokens, item.context, causal=causal, window=window, chunked=chunked)
 
 
 def _unfused(c: Context, spec: Spec, heads: int, queries: int) -> list[Piece]:

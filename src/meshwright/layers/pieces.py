@@ -7,10 +7,12 @@ forward, backward, recompute and memory cannot disagree.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from meshwright.spec.items import Batch, num_tokens
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import Collective, Elementwise, Gemm, Group, Work
@@ -54,17 +56,19 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False
 
 
-class Context(msgspec.Struct, frozen=True, kw_only=True):
+class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """What every builder of pieces needs: sizes per rank and groups; of the context-parallel ranks, ``cp_inner`` swap
     heads and ``cp_outer`` exchange keys and values.
 
-    ``tokens`` of one microbatch on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp
+    ``batch``: the items of one microbatch over all context-parallel ranks; nothing else says how long sequences are.
+    ``tokens`` of it on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp
     under sequence parallelism); ``element`` bytes of an activation.
     """
 
     model: Model
     plan: Plan
     train: Train
+    batch: Batch
     tp_group: Group
     cp_inner: Group
     cp_outer: Group
@@ -80,19 +84,19 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
         """Width of the hidden states."""
         return self.model.hidden
 
-    @property
+    @cached_property
     def seq_len(self) -> int:
-        """Tokens of one sequence, over all context-parallel ranks."""
-        return self.train.seq_len
+        """Tokens of one row of the microbatch, over all context-parallel ranks."""
+        return num_tokens(self.batch) // self.plan.pipeline.microbatch
 
     @property
     def causal(self) -> bool:
         """Whether a token sees no later one."""
         return self.train.causal
 
-    @property
+    @cached_property
     def tokens(self) -> int:
-        return self.plan.pipeline.microbatch * self.seq_len // self.plan.layout.cp
+        return num_tokens(self.batch) // self.plan.layout.cp
 
     @property
     def shard_tokens(self) -> float:

@@ -97,6 +97,7 @@ class Stages:
                 model=self.model,
                 plan=self.plan,
                 train=self.train,
+                batch=self.train.microbatch(self.plan.pipeline.microbatch),
                 tp_group=tp,
                 cp_inner=inner,
                 cp_outer=outer,

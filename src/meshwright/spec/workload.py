@@ -1,14 +1,12 @@
 """The workload: what one optimizer step has to do, apart from how it is laid out.
 
-``batch=512,seq=8192`` is a step of 512 sequences of 8192 tokens each. Documents of other lengths packed into
-the sequences (``lengths=``) change the attention work: with boundaries respected, a sequence of L tokens made
-of documents of length l costs L * E[l^2] / E[l] score entries instead of L^2.
+``batch=512,seq=8192`` is a step of 512 sequences of 8192 tokens each. Documents of other lengths (``lengths=``) are
+drawn with a ``seed`` and laid into those sequences as ``pack=`` says (:mod:`meshwright.assign.packing`). Attention
+stays within documents, so that a sequence of documents of length l costs the sum of l^2 score entries.
 """
 
 from __future__ import annotations
 
-import csv
-import math
 from pathlib import Path
 
 import msgspec
@@ -16,6 +14,9 @@ import msgspec
 from meshwright.catalog import meant, words
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import parse_count, write_count
+from meshwright.spec import lengths as of_documents
+from meshwright.spec.items import Batch, Item
+from meshwright.spec.lengths import LOGNORMAL, PARAMETERS, Lengths
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
 DTYPE_BYTES: dict[str, float] = {
@@ -40,23 +41,10 @@ OPTIMIZER_MOMENTS: dict[str, float] = {
 }
 #: Largest batch, length and rank: above, a slip of the keyboard.
 MAX_COUNT = 10**9
+#: How documents are laid into sequences: whole documents, as many as fit; one a sequence, filled up; in microbatches of
+#: equal tokens and equal attention; one behind the other, cut where a sequence ends.
+PACKS = ("packed", "padded", "balanced", "concat")
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-
-
-class Lengths(msgspec.Struct, frozen=True):
-    """Document lengths in tokens with their share of the documents; shares sum to 1."""
-
-    tokens: tuple[int, ...]
-    share: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return sum(t * s for t, s in zip(self.tokens, self.share))
-
-    @property
-    def attended(self) -> float:
-        """E[l^2] / E[l]: the context an average token's document has, in tokens."""
-        return sum(t * t * s for t, s in zip(self.tokens, self.share)) / self.mean
 
 
 class Lora(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +59,8 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     """One training run. ``global_batch`` counts sequences per step, ``seq_len`` tokens per sequence.
 
     ``tokens`` (0 = not asked) is what time and cost to train are reported for. ``dropout`` matters for memory
-    (its masks are saved) and time (one more kernel). ``causal`` False is bidirectional attention.
+    (its masks are saved) and time (one more kernel). ``causal`` False is bidirectional attention. ``pack`` is one of
+    :data:`PACKS`, "" where nobody said it, and ``seed`` what documents are drawn with.
     """
 
     global_batch: int
@@ -84,6 +73,13 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     lora: Lora | None = None
     dropout: bool = False
     causal: bool = True
+    pack: str = ""
+    seed: int = 0
+
+    @property
+    def packing(self) -> str:
+        """How documents are laid into sequences; "" where sequences are whole."""
+        return self.pack or ("packed" if self.lengths is not None else "")
 
     @property
     def tokens_per_step(self) -> int:
@@ -99,6 +95,11 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         """Tokens of context a document's last token attends to: ``seq_len`` unless documents are packed."""
         return float(self.seq_len) if self.lengths is None else min(self.lengths.attended, float(self.seq_len))
 
+    def microbatch(self, sequences: int) -> Batch:
+        """Return the items of a microbatch of `sequences` sequences: all alike. Where documents are packed each stands
+        for the mean of them; those that were drawn are :func:`meshwright.assign.draws.draw`'s."""
+        return ((Item(self.seq_len, self.attended), sequences),)
+
     def text(self) -> str:
         """The form :func:`parse` reads back."""
         parts = [f"batch={self.global_batch}", f"seq={self.seq_len}"]
@@ -107,7 +108,11 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) != getattr(default, name):
                 parts.append(f"{key}={getattr(self, name)}")
         if self.lengths is not None:
-            parts.append("lengths=" + ";".join(f"{t}:{s:.6g}" for t, s in zip(self.lengths.tokens, self.lengths.share)))
+            parts.append(f"lengths={self.lengths.text()}")
+        if self.pack:
+            parts.append(f"pack={self.pack}")
+        if self.seed:
+            parts.append(f"seed={self.seed}")
         if self.tokens:
             parts.append(f"tokens={write_count(self.tokens)}")
         if self.lora is not None:
@@ -119,17 +124,21 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(parts)
 
 
-def parse(text: str, *, place: str = "--train") -> Train:
-    """``batch=512,seq=8k,dtype=fp8,tokens=15t`` as a :class:`Train`.
+def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
+    """``batch=512,seq=8k,dtype=fp8,tokens=15t`` as a :class:`Train`; files of lengths lie in `base`.
 
     Raises:
-        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key, W005 contradiction; all of them at once.
+        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key, W004 wrong lengths, W005 contradiction,
+            W007 lengths beyond a sequence; all of them at once.
     """
     found: list[Diagnostic] = []
     given: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, _, value = item.partition("=")
         key, value = key.strip().lower(), value.strip()
+        if key in PARAMETERS and given.get("lengths", "").lower().startswith(f"{LOGNORMAL}:"):
+            given["lengths"] += f";{key}={value}"  # lengths=lognormal:mean=2048,sigma=1
+            continue
         if given.setdefault(key, value) != value:
             found.append(
                 Diagnostic(
@@ -152,7 +161,7 @@ def parse(text: str, *, place: str = "--train") -> Train:
             continue
         name, reader, wanted = _READERS[key]
         try:
-            read = reader(value)
+            read = of_documents.read(value, base) if key == "lengths" else reader(value)
         except MeshwrightError as error:
             found += error.diagnostics
             continue
@@ -188,6 +197,7 @@ def parse(text: str, *, place: str = "--train") -> Train:
                 help="drop them or write phase=lora",
             )
         )
+    found += _fitted(values, place, base)
     if found:
         raise MeshwrightError(found)
     if lora or values.get("phase") == "lora":
@@ -222,51 +232,24 @@ def _targets(value: str) -> tuple[str, ...] | None:
     return read if all(t in LORA_TARGETS for t in read) else None
 
 
-def _lengths(value: str) -> Lengths | None:
-    """``512:0.5;2048:0.5`` or the path of a one-column CSV of document lengths."""
-    if Path(value).suffix == ".csv":
-        return _lengths_file(Path(value))
-    pairs = [p.partition(":") for p in value.split(";")]
-    tokens = [parse_count(t, binary_k=True) for t, _, _ in pairs]
-    try:
-        weight = [float(w) if w else 1.0 for _, _, w in pairs]
-    except ValueError:
-        return None
-    if any(t is None or t < 1 for t in tokens) or any(not math.isfinite(w) or w <= 0 for w in weight):
-        return None
-    total = sum(weight)
-    return Lengths(tuple(tokens), tuple(w / total for w in weight))
+def _seed(value: str) -> int | None:
+    return int(value) if value.isdecimal() and len(value) <= 9 else None
 
 
-#: Digits of the longest document length that is read.
-DIGITS = 18
-
-
-def _lengths_file(path: Path) -> Lengths:
-    try:
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text, a length a line"
-        raise MeshwrightError.one(
-            "W004", f"cannot read the document lengths: {reason}", place=f"lengths={path}"
-        ) from None
-    counts: dict[int, int] = {}
-    bad = []
-    for number, row in enumerate(rows, 1):
-        cell = row[0].strip() if row else ""
-        if cell.isdecimal() and len(cell) <= DIGITS and int(cell) > 0:
-            counts[int(cell)] = counts.get(int(cell), 0) + 1
-        elif cell and not (number == 1 and not cell[0].isdigit()):
-            bad.append(f"{path}:{number}: {cell!r}")
-    if bad or not counts:
-        raise MeshwrightError.one(
-            "W004",
-            "document lengths must be positive whole numbers, one a line" if bad else "the file has no lengths",
-            place="; ".join(bad[:5]) or str(path),
-        )
-    total = sum(counts.values())
-    ordered = sorted(counts)
-    return Lengths(tuple(ordered), tuple(counts[t] / total for t in ordered))
+def _fitted(values: dict[str, object], place: str, base: Path) -> list[Diagnostic]:
+    """Cut drawn lengths of a distribution to the sequence; W007 for said ones that do not fit, unless they are cut."""
+    lengths, seq = values.get("lengths"), values.get("seq_len")
+    if lengths is None or seq is None:
+        return []
+    if lengths.said.startswith(f"{LOGNORMAL}:"):
+        values["lengths"] = of_documents.clipped(lengths, seq)
+        return []
+    over = of_documents.beyond(lengths, seq, base) if values.get("pack") != "concat" else ""
+    if not over:
+        return []
+    help = f"say seq={lengths.tokens[-1]} or more, or pack=concat, which cuts documents where a sequence ends"
+    message = f"documents are longer than a sequence of seq={seq} tokens: {over}"
+    return [Diagnostic(code="W007", message=message, place=f"{place} lengths={lengths.text()[:80]}", help=help)]
 
 
 _READERS = {
@@ -274,7 +257,13 @@ _READERS = {
     "global_batch": ("global_batch", _count, "a positive number of sequences up to 1e9"),
     "seq": ("seq_len", _count, "a positive number of tokens up to 1e9"),
     "seq_len": ("seq_len", _count, "a positive number of tokens up to 1e9"),
-    "lengths": ("lengths", _lengths, "lengths with shares such as 512:0.5;2048:0.5, or a .csv"),
+    "lengths": (
+        "lengths",
+        of_documents.read,
+        "lengths with shares such as 512:0.5;2048:0.5, lognormal:mean=2048;sigma=1, or a .csv, .jsonl or .txt file",
+    ),
+    "pack": ("pack", _one_of(PACKS), f"one of {', '.join(PACKS)}"),
+    "seed": ("seed", _seed, "a whole number from 0 up to 999999999"),
     "optimizer": ("optimizer", _one_of(OPTIMIZER_MOMENTS), f"one of {', '.join(OPTIMIZER_MOMENTS)}"),
     "dtype": ("dtype", _one_of(DTYPE_BYTES), f"one of {', '.join(DTYPE_BYTES)}"),
     "tokens": ("tokens", _tokens, "a number of tokens such as 15t"),

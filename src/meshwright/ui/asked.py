@@ -36,7 +36,7 @@ from meshwright.spec.workload import parse as read_train
 #: Longest text of a field and of a pasted file, in characters.
 MAX_TEXT, MAX_PASTED = 2_000, 100_000
 #: What would open a file in a reader of texts: a path, or a name that ends as one.
-FILE = re.compile(r"[/\\]|\.(toml|json|csv|gz)\b|^\s*~", re.IGNORECASE)
+FILE = re.compile(r"[/\\]|\.(toml|jsonl?|csv|txt|gz)\b|^\s*~", re.IGNORECASE)
 #: What a file that was pasted is called in errors, commands and downloads.
 CONFIG_FILE, CLUSTER_FILE = "config.json", "cluster.toml"
 

@@ -1,0 +1,74 @@
+"""Attention over documents of several lengths: one kernel, of which each length takes its share."""
+
+import msgspec
+import pytest
+
+from meshwright.cost import standard_on
+from meshwright.cost.roofline import attention_seconds
+from meshwright.layers.attention import attention as pieces_of
+from meshwright.lower.place import Mesh
+from meshwright.lower.stages import Stages
+from meshwright.plan import parse as parse_plan
+from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.items import Item, document
+from meshwright.spec.model import load as load_model
+from meshwright.spec.workload import parse
+from meshwright.work import Attention, VarlenAttention
+
+CLUSTER = load_cluster("1xh100")
+DEVICE = CLUSTER.islands[0].device
+COSTS = standard_on(CLUSTER)
+
+
+def group(count: int, length: int) -> Attention:
+    shape = {"heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
+    return Attention(batch=count, q_len=length, kv_len=length, pairs=length * (length + 1) / 2, **shape)
+
+
+def test_one_length_costs_what_its_uniform_kernel_does():
+    one = group(8, 1024)
+    assert COSTS.price(VarlenAttention(groups=(one,)), DEVICE)[:2] == COSTS.price(one, DEVICE)[:2]
+
+
+def test_two_lengths_take_their_shares_of_two_uniform_kernels():
+    # 6 documents of 512 and 5 of 1024 are 8192 queries: alone they would be 16 of 512, or 8 of 1024
+    both = COSTS.price(VarlenAttention(groups=(group(6, 512), group(5, 1024))), DEVICE)
+    short, long = COSTS.price(group(16, 512), DEVICE), COSTS.price(group(8, 1024), DEVICE)
+    assert both.seconds == pytest.approx(6 / 16 * short.seconds + 5 / 8 * long.seconds)
+    assert short.seconds < both.seconds < long.seconds
+
+
+def test_the_work_of_several_lengths_is_the_sum_of_theirs():
+    groups = (group(6, 512), group(5, 1024))
+    both = VarlenAttention(groups=groups)
+    assert both.flops == sum(g.flops for g in groups) and both.num_bytes == sum(g.num_bytes for g in groups)
+    assert attention_seconds(groups[0], DEVICE) > 0
+
+
+def core(batch) -> Attention | VarlenAttention:
+    """The forward of llama3-8b's attention core over these items."""
+    plan = parse_plan("mb1").on(1)
+    model = load_model("llama3-8b")
+    stages = Stages(plan, model, parse("batch=1,seq=8192"), Mesh(plan, CLUSTER))
+    context = msgspec.structs.replace(stages.context(), batch=batch)
+    return next(p.forward for p in pieces_of(context, model.blocks[0].attention) if p.name == "attention core")
+
+
+def test_items_become_groups_of_queries_and_keys():
+    found = core(((document(512), 6), (document(1024), 5)))
+    assert [(g.batch, g.q_len, g.kv_len, g.pairs) for g in found.groups] == [
+        (6, 512, 512, 512 * 513 / 2),
+        (5, 1024, 1024, 1024 * 1025 / 2),
+    ]
+
+
+def test_an_item_with_a_cache_attends_to_all_of_it():
+    # 4 new tokens behind 12: 4 * 12 earlier ones and 1 + 2 + 3 + 4 among themselves
+    found = core(((Item(4, 16.0), 3),))
+    assert (found.batch, found.q_len, found.kv_len, found.pairs) == (3, 4, 16, 58)
+
+
+def test_an_item_that_stands_for_several_documents_attends_to_their_mean():
+    # 8192 tokens in documents of 1024: as 8 of them, 8 * 1024 * 1025 / 2
+    found = core(((Item(8192, 1024.0), 1),))
+    assert found.pairs == 8 * 1024 * 1025 / 2
