@@ -143,7 +143,7 @@ def llama_405b() -> Result:
     costs = Costs()
     seconds = best(lambda: predict(llama, where, train, plan, costs=costs, detail=False))
     lowered = lower(plan.on(where.num_devices), llama, where, train)
-    by_key = Pricer(lowered, costs).all().durations
+    by_key = Pricer(costs).all(lowered.programs).durations
     return Result(
         what="predict Llama-3-405B on 16,384 H100, pp16 vpp4, 64 microbatches (reference: the plain clock alone)",
         value=seconds * 1e3,

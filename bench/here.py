@@ -21,7 +21,6 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.answer.predict import simulate
 from meshwright.calibrate import here
 from meshwright.catalog import measured_here
 from meshwright.cost import load_framework, standard
@@ -34,6 +33,7 @@ from meshwright.run.mesh import build
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.simulate.cores import processor_seconds
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import meshwright
 from meshwright import causes
-from meshwright.answer.predict import class_sigma, simulate
+from meshwright.answer.predict import class_sigma
 from meshwright.cost import standard_on
 from meshwright.graph import QUEUES
 from meshwright.simulate.attribute import NAMES
+from meshwright.simulate.step import simulate
 
 SOURCE = Path(meshwright.__file__).parent
 

@@ -4,11 +4,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.calibrate import framework, framework_memory
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
+from meshwright.simulate.step import simulate
 from meshwright.validate.cases import case
 from meshwright.validate.steps import room
 from tests.validate.samples import step, table

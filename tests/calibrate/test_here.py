@@ -4,7 +4,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.causes import CAUSE
@@ -15,13 +14,12 @@ from meshwright.cost.standard import standard
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
 from meshwright.lower.layer import Entry
-from meshwright.lower.step import Exchange
 from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import cost
-from meshwright.simulate.price import Pricer
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
@@ -149,23 +147,21 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
     )
     train, costs = Train(global_batch=1, seq_len=tokens, dtype="fp32"), Costs()
     found = simulate(parse("dp1 mb1"), model, load("1xh100"), train, costs)
-    pricer = Pricer(found.lowered, costs)
     elements = {
         "rotary": tokens * 8 * bench_operators.HEAD,  # four heads of queries and four of keys
         "gated activation": tokens * 2 * width,
         "loss": tokens * bench_operators.VOCAB,
     }
     seen = set()
-    for key in found.lowered.keys:
-        for unit in getattr(key, "units", ()):
-            for entry in pricer.entries(unit, key.which, key.start):
-                name = getattr(entry.work, "operator", "")
-                if not name or name in seen:
-                    continue
-                seen.add(name)
-                count = elements.get(name.removesuffix(" backward"), tokens * width)
-                point = bench_operators.sizes(name, 4, bench.FULL)[0] / bench.FULL.elements[0] * count
-                assert entry.work.num_bytes == pytest.approx(point), name
+    for layer in found.lowered.layer_passes:
+        for entry in layer.entries:
+            name = getattr(entry.work, "operator", "")
+            if not name or name in seen:
+                continue
+            seen.add(name)
+            count = elements.get(name.removesuffix(" backward"), tokens * width)
+            point = bench_operators.sizes(name, 4, bench.FULL)[0] / bench.FULL.elements[0] * count
+            assert entry.work.num_bytes == pytest.approx(point), name
     own = {"rmsnorm", "rotary", "gated activation"} if gated else {"layernorm", "activation"}
     both = {f"{name}{way}" for name in own | {"residual", "embedding", "loss"} for way in ("", " backward")}
     assert seen == both
@@ -190,14 +186,13 @@ def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at
 def test_products_have_the_biases_of_their_model(gated):
     model = transformer(layers=1, hidden=64, heads=4, vocab=128, ffn=128, gated=gated, max_seq_len=64)
     found = simulate(parse("dp1 mb1"), model, load("1xh100"), TRAIN, Costs())
-    pricer = Pricer(found.lowered, Costs())
-    for key in found.lowered.keys:
-        for unit in getattr(key, "units", ()):
-            for entry in pricer.entries(unit, key.which, key.start):
-                if isinstance(entry.work, Gemm):
-                    biased = not gated and unit.kind != "head" and not entry.name.endswith(" backward")
-                    what = "summed" if entry.work.accumulate else "added"
-                    assert entry.work.bias == (what if biased else ""), entry.name
+    stages = found.lowered.stages
+    for unit in {u for composition in stages.compositions for u in composition.units}:
+        for entry in (e for which in ("F", "BW") for e in stages.layer_pass(unit, which).entries):
+            if isinstance(entry.work, Gemm):
+                biased = not gated and unit.kind != "head" and not entry.name.endswith(" backward")
+                what = "summed" if entry.work.accumulate else "added"
+                assert entry.work.bias == (what if biased else ""), entry.name
 
 
 def test_kernels_take_longer_in_a_model_where_the_core_that_runs_them_issues_them(at_home):
@@ -346,7 +341,7 @@ def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_
     whole, sharded = (simulate(parse(f"dp2 {z} mb1"), MODEL, load("2xhere"), TRAIN, costs) for z in ("zero2", "zero3"))
     host = sharded.priced.parts[:, CAUSE["host"]]
     key = sharded.lowered.graph.cost_key[sharded.lowered.graph.kind == 0][1]  # a layer in the middle
-    sizes = {k.steps[0][1] for k in sharded.lowered.keys if isinstance(k, Exchange) and k.steps[0][0] == "all_gather"}
+    sizes = {p.moves[0].num_bytes for p in sharded.lowered.programs if p.name == "all_gather"}
     device = load("2xhere").islands[0].device
     copies = [link(Staging(what="gather", num_bytes=size), device).seconds for size in sizes]
     assert host[key] == pytest.approx(min(copies))  # of a layer alone, with no table beside it

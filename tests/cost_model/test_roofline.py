@@ -9,7 +9,6 @@ from meshwright.cost import Costs
 from meshwright.cost import roofline as r
 from meshwright.cost.chain import Estimate
 from meshwright.lower import lower
-from meshwright.lower.step import Update
 from meshwright.plan import parse
 from meshwright.simulate.price import Pricer
 from meshwright.spec import cluster
@@ -229,8 +228,8 @@ def test_adam_reads_and_writes_34_bytes_a_parameter():
     model = transformer(layers=2, hidden=256, heads=4, vocab=512, max_seq_len=64)
     where = cluster.load("1xh100")
     lowered = lower(parse("dp1 mb1"), model, where, Train(global_batch=1, seq_len=64))
-    priced = Pricer(lowered, Costs()).all()
-    (at,) = (i for i, key in enumerate(lowered.keys) if isinstance(key, Update))
+    priced = Pricer(Costs()).all(lowered.programs)
+    (at,) = (i for i, program in enumerate(lowered.programs) if program.kind == "update")
     fraction, _ = r.efficiency(H100, "memory")
     moved = priced.durations[at] - 8 * r.KERNEL_FLOOR_S
     assert moved == pytest.approx(34 * model.num_params / (3352e9 * fraction))

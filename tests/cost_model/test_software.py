@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.calibrate import framework as framework_fit
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs, fitted, load_framework, standard
@@ -18,6 +17,7 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.state import activations
 from meshwright.plan import Overlap, parse
 from meshwright.simulate.layer import cost
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.model import transformer

@@ -3,13 +3,13 @@
 import msgspec
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import Framework, standard
 from meshwright.cost.exchange import MoeExchange, price
 from meshwright.cost.framework import Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
+from meshwright.simulate.step import simulate
 from meshwright.spec import model
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from meshwright.errors import MeshwrightError
 from meshwright.graph import GraphBuilder, diff
-from meshwright.lower.step import verify
+from meshwright.lower.rules import broken as verify
 from tests.random_graphs import graphs
 
 

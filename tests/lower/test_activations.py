@@ -9,7 +9,8 @@ import pytest
 
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
-from meshwright.lower.stages import Stages, Unit
+from meshwright.lower.stages import Stages
+from meshwright.lower.units import Unit
 from meshwright.plan import parse
 from meshwright.spec import cluster
 from meshwright.spec.layers import Moe

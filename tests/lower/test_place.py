@@ -4,12 +4,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 from tests.random_plans import GPT
@@ -155,6 +156,6 @@ def test_each_stage_exchanges_over_its_own_islands_links():
     reduces = np.flatnonzero(graph.kind == KIND["reduce_scatter"])
     found = {}
     for task in reduces:
-        (group,) = {group for _, _, group in lowered.keys[graph.cost_key[task]].steps}
+        (group,) = {move.group for move in lowered.programs[graph.cost_key[task]].moves}
         found.setdefault(graph.attribute("stage")[task], set()).add(group.hops[-1].gb_s)
     assert found == {0: {25.0}, 1: {50.0}}

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.lower import lower
-from meshwright.lower.stages import Unit
+from meshwright.lower.units import Unit
 from meshwright.plan import parse
 from meshwright.schedules.actions import BW, B, F, W
 from meshwright.schedules.timing import peak_in_flight
 from meshwright.simulate import memory
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train

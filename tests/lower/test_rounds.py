@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
+from meshwright.lower.compute import rounds
 from meshwright.lower.residency import IN_FLIGHT
-from meshwright.lower.step import rounds
 from meshwright.plan import parse
 from meshwright.schedules import build
 from meshwright.simulate import memory
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 from tests.random_plans import LLAMA, MIXTURE
@@ -85,7 +85,7 @@ def test_every_round_is_one_more_exchange_of_its_stage():
     for lowered in (one, two):
         graph = lowered.graph
         keys = graph.cost_key[graph.kind == KIND["reduce_scatter"]]
-        moved.append(sum(lowered.keys[k].steps[0][1] for k in keys.tolist()))
+        moved.append(sum(lowered.programs[k].moves[0].num_bytes for k in keys.tolist()))
     params = sum(_params(one.stages, s) for s in range(4))
     assert moved[0] == pytest.approx(4 * params)
     assert moved[1] == pytest.approx(4 * moved[0])

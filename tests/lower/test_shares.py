@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.plan import check, parse
 from meshwright.plan.slices import kinds
 from meshwright.plan.toml import dump, loads
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 
 from meshwright.lower import lower
-from meshwright.lower.exchange import exchange_of
+from meshwright.lower.bind import Binder
 from meshwright.lower.place import Mesh
-from meshwright.lower.stages import Stages, Unit
+from meshwright.lower.stages import Stages
 from meshwright.lower.state import Params, block_params, gathered_bytes, static_bytes
+from meshwright.lower.units import Unit
 from meshwright.plan import check, parse
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
@@ -158,7 +159,7 @@ def exchanged(words, what, model=GPT, train=TRAIN):
     mesh = Mesh(plan, where)
     stages = Stages(plan, model, train, mesh)
     kind = len(model.blocks) - 1
-    steps = exchange_of(stages, mesh, (Unit(kind, "none"),), what).steps
+    steps = Binder(stages, mesh).steps((Unit(kind, "none"),), what, 0)
     return [(op, size, group.size) for op, size, group in steps]
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from meshwright.answer.predict import model_flops, simulate
+from meshwright.answer.predict import model_flops
 from meshwright.cost import Costs
 from meshwright.layers.attention import copies
 from meshwright.lower.layer import program
@@ -14,6 +14,7 @@ from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import lora_params
 from meshwright.plan import Overlap, parse
+from meshwright.simulate.step import simulate
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized

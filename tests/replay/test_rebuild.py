@@ -61,9 +61,9 @@ def test_a_simulated_timeline_replays_exactly_from_its_spans_alone(plan):
 @pytest.mark.parametrize("plan", PLANS)
 def test_other_durations_give_what_the_simulation_gives(plan):
     """The oracle is the lowered graph itself: dependencies that were not binding must have been found too."""
-    from meshwright.answer.predict import simulate
     from meshwright.cost import standard
     from meshwright.simulate.engine import times
+    from meshwright.simulate.step import simulate
 
     asked = answer(plan)
     run = simulate(asked.plan, asked.model, asked.cluster, asked.train, standard())

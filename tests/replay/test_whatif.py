@@ -110,9 +110,9 @@ def test_shares_of_stages_by_their_layers():
 @pytest.mark.parametrize("plan", ["pp4 dp2 mb1 1f1b zero1", "dp8 zero3", "pp4 dp2 mb1 zb-h1"])
 def test_a_slower_link_is_the_simulation_with_slower_tasks(plan):
     """The oracle is the engine on the lowered graph, its communication keys eight times as long."""
-    from meshwright.answer.predict import simulate
     from meshwright.cost import standard
     from meshwright.simulate.engine import times
+    from meshwright.simulate.step import simulate
 
     asked = answer(plan)
     run = simulate(asked.plan, asked.model, asked.cluster, asked.train, standard())

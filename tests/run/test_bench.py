@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import torch
 
-from meshwright.answer.predict import simulate
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.calibrate import here
 from meshwright.cost import framework, load_framework, measured, standard
@@ -17,6 +16,7 @@ from meshwright.run.bench import store as bench_kept
 from meshwright.run.bench.clock import Clock, mean
 from meshwright.run.environment import only_cores
 from meshwright.run.launch import World, start
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
 

@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
@@ -15,6 +14,7 @@ from meshwright.run.emulate.hosts import Hosts
 from meshwright.run.emulate.network import Link, Links, emulated, emulated_costs, fit, messages
 from meshwright.run.emulate.script import RECEIPT, Script, members, script_of
 from meshwright.simulate import engine
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import parse as workload
 

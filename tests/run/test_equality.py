@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshwright import schedules
-from meshwright.answer.predict import simulate
 from meshwright.cost import standard
 from meshwright.lower import order
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.workload import Train
 from tests.run.processes import launch

@@ -3,10 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import contention
-from meshwright.lower.step import Exchange, Send, Update
 from meshwright.plan import parse as plan
 from meshwright.search.bounds import Scope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
@@ -16,6 +14,7 @@ from meshwright.search.regions import Regions
 from meshwright.search.restrict import restricted
 from meshwright.search.space import Space, cores, default
 from meshwright.search.strategies.exhaustive import Region
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.model import load, transformer
 from meshwright.spec.workload import Lora, Train
@@ -140,11 +139,11 @@ def test_exchanges_are_priced_as_the_simulator_prices_them():
     around, seen = Exchanges(Evaluator(LLAMA, where, train, costs)), set()
     for said in ("pp2 dp8 zero1 chimera mb1 order=tp-cp-pp-dp", "dp16 zero3 mb1", "dp16 mb1"):
         run = simulate(plan(said), LLAMA, where, train, costs)
-        for key, seconds in zip(run.lowered.keys, run.priced.durations.tolist()):
-            if isinstance(key, Exchange | Send | Update):
-                assert around.price(run.lowered.stages, key, run.lowered.mesh) == seconds
-                seen.add(type(key))
-    assert seen == {Exchange, Send, Update}
+        for program, seconds in zip(run.lowered.programs, run.priced.durations.tolist()):
+            if program.kind != "pass":
+                assert around.price(program) == seconds
+                seen.add(program.kind)
+    assert seen == {"exchange", "send", "update"}
 
 
 def test_gradients_sharded_over_one_rank_are_reduced_once_a_step():
@@ -193,7 +192,7 @@ def test_messages_of_a_node_may_be_slower_than_those_between_nodes():
     (one, *_) = found = list(compared(question, HOSTLESS))
     graph = simulate(one.plan, *question[:3], HOSTLESS).lowered
     around = Exchanges(Evaluator(*question[:3], HOSTLESS))
-    seconds = [around.price(graph.stages, key, graph.mesh) for key in graph.keys if isinstance(key, Send)]
+    seconds = [around.price(program) for program in graph.programs if program.kind == "send"]
     assert len(seconds) == 2 and seconds[0] > seconds[1]  # the first ranks' is the slower
     assert not {one.plan.text(): one.over() for one in found if one.over()}
 

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.cli import main
 from meshwright.errors import Infeasible
 from meshwright.export.engines import ENGINES, refusals
@@ -22,6 +21,7 @@ from meshwright.search.restrict import restricted
 from meshwright.search.settle import settled
 from meshwright.search.space import default, states
 from meshwright.search.ties import tie
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 from meshwright.spec.workload import parse

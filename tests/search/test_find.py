@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
@@ -17,6 +17,7 @@ from meshwright.search.space import default
 from meshwright.search.store import Store, identity
 from meshwright.search.strategies import exhaustive
 from meshwright.search.ties import difference, tie
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 from meshwright.spec.model import transformer

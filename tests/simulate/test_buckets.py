@@ -4,13 +4,12 @@ import math
 
 import pytest
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.cost.chain import Estimate
 from meshwright.cost.framework import Defaults, Framework
-from meshwright.lower.step import Exchange
 from meshwright.plan import parse
 from meshwright.simulate.price import Pricer
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
@@ -33,11 +32,11 @@ def exchanges(plan, bucket_bytes):
     framework = Framework(name="buckets", defaults=Defaults(bucket_bytes=bucket_bytes))
     costs = Costs(framework, links=(a_message,))
     run = simulate(parse(plan), MODEL, load("8xh100"), Train(global_batch=8, seq_len=1024), costs)
-    pricer = Pricer(run.lowered, costs)
-    for key in run.lowered.keys:
-        if isinstance(key, Exchange) and len(key.steps) == 1:
-            ((op, size, _),) = key.steps
-            yield op, size, pricer.exchange(key)[0]
+    pricer = Pricer(costs)
+    for program in run.lowered.programs:
+        if program.kind == "exchange" and len(program.moves) == 1:
+            (move,) = program.moves
+            yield move.op, move.num_bytes, pricer.moved(program).seconds
 
 
 def test_gradients_go_in_equal_messages_none_above_a_bucket():

@@ -4,11 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import standard
 from meshwright.graph import KIND
 from meshwright.plan import parse
 from meshwright.simulate.cores import crowded, hosts
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.answer.predict import simulate
 from meshwright.cost import Costs
 from meshwright.graph import GraphBuilder
 from meshwright.simulate import engine, events
 from meshwright.simulate.events import Transfers
+from meshwright.simulate.step import simulate
 from tests.random_graphs import DURATIONS, graphs
 from tests.random_plans import legal_plans
 

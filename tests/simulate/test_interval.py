@@ -4,9 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import LEAST_SIGMA, class_sigma, interval_draws, simulate
+from meshwright.answer.predict import LEAST_SIGMA, class_sigma, interval_draws
 from meshwright.cost import Framework, standard
 from meshwright.plan import parse
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Train
 

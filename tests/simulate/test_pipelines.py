@@ -5,7 +5,6 @@ import pytest
 
 from meshwright import plan as plans
 from meshwright.lower import lower
-from meshwright.lower.step import Pass, Send
 from meshwright.papers import figures
 from meshwright.plan import check
 from meshwright.schedules import get
@@ -33,7 +32,7 @@ def durations(lowered, t_f, t_b, t_w, t_comm):
     """Given times for passes and messages, nothing for the rest."""
     of = {"F": t_f, "B": t_b, "W": t_w, "BW": t_b + t_w}
     return np.array(
-        [of[key.which] if isinstance(key, Pass) else t_comm if isinstance(key, Send) else 0.0 for key in lowered.keys]
+        [of[p.which] if p.kind == "pass" else t_comm if p.kind == "send" else 0.0 for p in lowered.programs]
     )
 
 

@@ -6,14 +6,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import standard
 from meshwright.graph import KIND
-from meshwright.lower.step import Pass
 from meshwright.plan import parse
 from meshwright.search.evaluate import Evaluator
 from meshwright.simulate import ports
-from meshwright.simulate.price import Pricer
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import parse as workload
 
@@ -83,13 +82,12 @@ def test_gathers_and_reductions_of_sharded_parameters_share_the_port(llama):
 def test_passes_are_cut_at_the_exchanges_inside_them_without_losing_time(llama):
     devices, costs = cluster.load("8xh100"), standard()
     lowered = simulate(parse("tp8").on(8), llama, devices, workload("batch=8,seq=2048"), costs).lowered
-    pricer = Pricer(lowered, costs)
-    for key in (k for k in lowered.keys if isinstance(k, Pass)):
-        device = pricer.devices[key.device]
-        entries = [e for unit in key.units for e in pricer.entries(unit, key.which, key.start)]
-        nodes = ports.cut(pricer, key, device)
-        kernels = pricer.lag(key.device) * sum(
-            costs.price(e.work, device).seconds for e in entries if e.queue == "compute"
+    for program in (p for p in lowered.programs if p.kind == "pass"):
+        site = program.site
+        entries = [e for layer in program.layers for e in layer.entries]
+        nodes = ports.cut(costs, program)
+        kernels = site.straggling * sum(
+            costs.price(e.work, site.device).seconds for e in entries if e.queue == "compute"
         )
         assert sum(n.seconds for n in nodes) == pytest.approx(kernels)
         assert [n.work for n in nodes if n.work] == [e.work for e in entries if e.queue != "compute"]

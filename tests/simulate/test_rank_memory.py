@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.answer.prediction import GIVEN_BACK
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.cost import Framework, standard
 from meshwright.cost.framework import Defaults
 from meshwright.plan import parse
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train

@@ -4,12 +4,13 @@ import msgspec
 import pytest
 
 from meshwright import plan as plans
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import standard
 from meshwright.lower import lower
 from meshwright.simulate.clock import times
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.schedule_times import fastest_order, measured_times, takes_times
+from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model, workload
 from tests.lower.test_step_bounds import with_links
 
@@ -21,7 +22,7 @@ TRAIN = workload.parse("batch=16,seq=1024")
 def test_times_are_those_of_the_priced_passes_of_each_rank():
     plan = plans.parse("pp8 zb-h1 mb1").on(8)
     lowered = lower(plan, MODEL, CLUSTER, TRAIN)
-    priced = Pricer(lowered, standard()).all()
+    priced = Pricer(standard()).all(lowered.programs)
     times = measured_times(lowered, priced)
     graph = lowered.graph
     stage, kind = graph.attribute("stage"), graph.kind
@@ -54,7 +55,7 @@ def test_better_links_never_slow_a_searched_schedule_nor_is_another_order_much_f
         linked = with_links(where, bandwidth=speed)
         found = fastest_order(plan, net, linked, train, costs)
         lowered = lower(plan, net, linked, train, measured_times(found.lowered, found.priced))
-        _, end = times(lowered, Pricer(lowered, costs).all(), costs)
+        _, end = times(lowered, Pricer(costs).all(lowered.programs), costs)
         assert found.step_time_s <= end.max() * 1.001  # an order found for the step's very own times
         taken.append(found.step_time_s)
     assert taken == sorted(taken, reverse=True)

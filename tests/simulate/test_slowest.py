@@ -4,12 +4,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.cost import Costs
 from meshwright.cost.framework import Framework
-from meshwright.lower.step import Pass
 from meshwright.plan import parse
 from meshwright.simulate.price import Pricer
+from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import load, load_device
 from meshwright.spec.dimensions import transformer
@@ -53,9 +53,9 @@ def test_every_kernel_of_a_step_takes_what_it_takes_on_the_slowest():
     alike, apart = (
         simulate(plan, MODEL, spread_over(load("8xh100"), s), train, Costs(KERNELS)) for s in (0.0, H100.speed_spread)
     )
-    kernels = [i for i, key in enumerate(alike.lowered.keys) if type(key).__name__ == "Pass"]
+    kernels = [i for i, program in enumerate(alike.lowered.programs) if program.kind == "pass"]
     ratio = apart.priced.durations[kernels] / alike.priced.durations[kernels]
-    beside = [bool(alike.lowered.keys[i].beside) for i in kernels]
+    beside = [bool(alike.lowered.programs[i].beside) for i in kernels]
     assert all(r == pytest.approx(H100.slowest_of(8)) for r, b in zip(ratio, beside) if not b)
     assert not all(beside)
 
@@ -69,8 +69,9 @@ def test_a_lone_device_is_predicted_as_its_kernels_were_measured():
 def test_a_zoomed_layer_takes_what_its_pass_takes():
     train, cluster, plan = Train(global_batch=8, seq_len=1024), load("8xh100"), parse("dp8 mb1")
     run = simulate(plan, MODEL, cluster, train, Costs(KERNELS))
-    pricer = Pricer(run.lowered, Costs(KERNELS))
+    pricer, stages = Pricer(Costs(KERNELS)), run.lowered.stages
     forward, backward = (z for z in zooms(run.lowered, Costs(KERNELS)) if z.name.endswith("a layer"))
-    (unit,) = {u for key in run.lowered.keys if isinstance(key, Pass) for u in key.units if u.kind == 0}
+    (unit,) = {u for composition in stages.compositions for u in composition.units if u.kind == 0}
+    site = run.lowered.programs[0].site
     for zoom, which in ((forward, "F"), (backward, "BW")):
-        assert zoom.timeline.makespan_s == pytest.approx(pricer.unit(unit, which, H100.name, 0).seconds)
+        assert zoom.timeline.makespan_s == pytest.approx(pricer.layer(stages.layer_pass(unit, which), site).seconds)

@@ -14,16 +14,14 @@ from meshwright.causes import CAUSE, ERROR_CLASS, PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
-from meshwright.lower import lower
-from meshwright.lower.step import Exchange, Send
 from meshwright.plan import Plan, check
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.clock import times
 from meshwright.simulate.engine import makespans
 from meshwright.simulate.price import Pricer
-from meshwright.simulate.schedule_times import fastest_order, takes_times
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -36,15 +34,6 @@ from meshwright.world.trace import JobWorld
 NUM_DRAWS = 20
 #: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
 LEAST_SIGMA = 0.03
-
-
-def simulate(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
-    """Lower, price and run the clock for a legal plan with ``dp`` filled in."""
-    if takes_times(plan):
-        return fastest_order(plan, model, cluster, train, costs)
-    lowered = lower(plan, model, cluster, train)
-    priced = Pricer(lowered, costs).all()
-    return Simulated.of(lowered, priced, times(lowered, priced, costs), costs)
 
 
 def predict(
@@ -219,11 +208,8 @@ def used_levels(run: Simulated) -> dict[str, None]:
     """Names of the levels that some collective or message of the step crosses, from the inside out."""
     context = run.lowered.stages.context()
     groups = [context.tp_group, context.cp_inner, context.cp_outer, context.ep_group, context.etp_group]
-    for key in run.lowered.keys:
-        if isinstance(key, Send):
-            groups.append(key.group)
-        elif isinstance(key, Exchange):
-            groups += [group for _, _, group in key.steps]
+    for program in run.lowered.programs:
+        groups += [move.group for move in (program.moves[:1] if program.kind == "send" else program.moves)]
     return {hop.name: None for group in dict.fromkeys(groups) for hop in group.hops}
 
 
@@ -250,7 +236,7 @@ def sensitivities(
     out = []
     for name, what in named:
         faster = costs.faster(name, 1.1)
-        _, end = times(run.lowered, Pricer(run.lowered, faster).all(), faster)
+        _, end = times(run.lowered, Pricer(faster).all(run.lowered.programs), faster)
         change = float(end.max()) / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))

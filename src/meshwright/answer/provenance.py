@@ -14,7 +14,6 @@ from meshwright.cost.chain import EXTRAPOLATED
 from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, peak_flops, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
-from meshwright.lower.step import Exchange
 from meshwright.plan import Memory, Plan, Precision
 from meshwright.quantity import seconds
 from meshwright.spec.cluster import Cluster
@@ -146,8 +145,8 @@ def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumpti
     took: dict[str, dict[str, float]] = {}
     ideal: dict[str, float] = {}
     beyond: dict[str, float] = {}
-    for entries in lowered.stages.programs.values():
-        for work in (entry.work for entry in entries):
+    for layer in lowered.layer_passes:
+        for work in (entry.work for entry in layer.entries):
             if isinstance(work, Gemm | GroupedGemm):
                 name = "gemm"
             elif isinstance(work, Attention):
@@ -200,11 +199,11 @@ def collectives(lowered: Lowered, costs: Costs) -> list[Assumption]:
 
 
 def _communication(lowered: Lowered) -> Iterator[Collective]:
-    for entries in lowered.stages.programs.values():
-        yield from (entry.work for entry in entries if isinstance(entry.work, Collective))
-    for key in lowered.keys:
-        if isinstance(key, Exchange):
-            yield from (Collective(op=op, num_bytes=size, group=group) for op, size, group in key.steps)
+    for layer in lowered.layer_passes:
+        yield from (entry.work for entry in layer.entries if isinstance(entry.work, Collective))
+    for program in lowered.programs:
+        if program.kind == "exchange":
+            yield from (Collective(op=m.op, num_bytes=m.num_bytes, group=m.group) for m in program.moves)
 
 
 def _clause(source: str, label: str) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import simulate
 from meshwright.atomic import write_bytes
 from meshwright.calibrate.framework_memory import MemoryFit
 from meshwright.cost import Costs, Framework, frameworks
 from meshwright.cost.framework import FORMAT_VERSION, Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
+from meshwright.simulate.step import simulate
 from meshwright.spec.layers import Moe
 from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case

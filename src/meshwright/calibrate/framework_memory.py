@@ -16,11 +16,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import simulate
 from meshwright.answer.rank_memory import OVERHEAD, dynamic_copies, lead, rank_memory
 from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
+from meshwright.simulate.step import simulate
 from meshwright.validate.cases import case
 from meshwright.validate.steps import logging, room
 from meshwright.validate.tables import find, number, rows

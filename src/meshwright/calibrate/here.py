@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import LEAST_SIGMA, simulate
+from meshwright.answer.predict import LEAST_SIGMA
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.atomic import write_bytes
 from meshwright.cost import measured
@@ -24,7 +24,8 @@ from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
-from meshwright.simulate.price import updated_bytes
+from meshwright.lower.state import updated_bytes
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.workload import DTYPE_BYTES
 

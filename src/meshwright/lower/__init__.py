@@ -1,6 +1,7 @@
 """Lowering: a plan becomes a task graph. :func:`lower` is the ordered list of its passes.
 
-What comes out is structure alone; ``simulate/`` prices the cost keys and runs the clock.
+The structure of the graph comes first and is shared by all plans of equal facts; binding then says what each task of it
+does for this plan. ``simulate/`` prices the programs and runs the clock.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import msgspec
 
 from meshwright import schedules
-from meshwright.errors import MeshwrightError
-from meshwright.graph import GraphBuilder, TaskGraph
-from meshwright.lower.exchange import Exchanger
+from meshwright.graph import TaskGraph
+from meshwright.lower.bind import Binder, bound
+from meshwright.lower.facts import Facts, facts_of
+from meshwright.lower.known import Known
 from meshwright.lower.place import Mesh
-from meshwright.lower.residency import add_memory
+from meshwright.lower.program import LayerPass, Program
+from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Stages
-from meshwright.lower.step import Key, Tables, add_compute, add_sends, gathers_again, verify
+from meshwright.lower.structure import Structure, drafted, finished, structure
 from meshwright.plan import Plan
 from meshwright.schedules.actions import Actions
 from meshwright.spec.cluster import Cluster
@@ -23,61 +26,41 @@ from meshwright.spec.workload import Train
 
 
 class Lowered(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan's step graph with what its cost keys mean: ``keys[i]`` is the item behind ``graph.keys[i]``. ``actions``
-    are those of the first kind of slices; others differ in the number of microbatches at most."""
+    """A plan's step graph: ``programs[i]`` is what tasks of cost key i do. ``actions`` are those of the first class of
+    slices; others differ in the number of microbatches at most."""
 
     graph: TaskGraph
-    keys: tuple[Key, ...]
+    programs: tuple[Program, ...]
     mesh: Mesh
     stages: Stages
     actions: Actions
     static_bytes: tuple[dict[str, float], ...]
 
+    @property
+    def layer_passes(self) -> tuple[LayerPass, ...]:
+        """The distinct passes over layers, in the order in which programs hold them."""
+        return tuple(dict.fromkeys(one for program in self.programs for one in program.layers))
+
 
 def lower(
-    plan: Plan, model: Model, cluster: Cluster, train: Train, schedule_params: dict[str, object] | None = None
+    plan: Plan,
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    schedule_params: dict[str, object] | None = None,
+    *,
+    bucket_bytes: int = 0,
 ) -> Lowered:
     """The step graph of a legal plan, one rank class per pipeline rank and slice class. `schedule_params` go to the
-    schedule's builder (the times a zero-bubble search is made for).
+    schedule's builder (the times a zero-bubble search is made for). Unsharded gradients are reduced in buckets of
+    `bucket_bytes` (0: whole).
 
     Raises:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
-    plan = _as_executed(plan, cluster)
-    mesh = Mesh(plan, cluster)  # 1. axes onto levels: groups and rank classes
-    stages = Stages(plan, model, train, mesh)  # 2-4. layers to stages, stages to pieces
-    params = schedule_params or {}
-    counts = plan.layout.shares or [plan.num_microbatches(train.global_batch)] * len(mesh.slices)
-    orders = [order(plan, count, params) for count in counts]  # 5. the schedule's actions
-    builder = GraphBuilder(*_rank_classes(mesh, plan))
-    tables = Tables(builder)
-    computes = []
-    for index, actions in enumerate(orders):
-        compute = add_compute(builder, tables, actions, stages, mesh, index)  # 6. passes over stages
-        add_sends(builder, tables, actions, stages, mesh, index, compute)  # 7. between stages
-        computes.append(compute)
-    reduced = Exchanger(builder, tables, orders, stages, mesh).add(computes)  # 8. between replicas, and the optimizer
-    static = add_memory(builder, orders, stages, computes, reduced)  # 9. what each task allocates and frees
-    graph = builder.build()  # 10. topological order
-    broken = verify(graph)
-    if broken:
-        raise MeshwrightError.one("G002", "the lowered graph breaks its own rules: " + "; ".join(broken))
-    return Lowered(
-        graph=graph,
-        keys=tuple(tables.keys),
-        mesh=mesh,
-        stages=stages,
-        actions=orders[0],
-        static_bytes=static,
-    )
-
-
-def _as_executed(plan: Plan, cluster: Cluster) -> Plan:
-    """The plan with the overlap that there can be: torch's fully sharded layers ask for parameters and reduce gradients
-    by calls that return when it is done, which only a device that is handed its work ahead of time does not feel."""
-    if gathers_again(plan.layout) and cluster.islands[0].device.synchronous:
-        return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(plan.overlap, dp=False))
-    return plan
+    mesh = Mesh(plan, cluster)  # axes onto levels: groups and rank classes
+    stages = Stages(plan, model, train, mesh)  # layers to stages, stages to pieces
+    return bind(structured(stages, schedule_params), stages, bucket_bytes)
 
 
 def order(plan: Plan, count: int, params: dict[str, object]) -> Actions:
@@ -85,12 +68,35 @@ def order(plan: Plan, count: int, params: dict[str, object]) -> Actions:
     return schedules.build(plan.pipeline.schedule, plan.layout.pp, count, plan.pipeline.vpp, **params)
 
 
-def _rank_classes(mesh: Mesh, plan: Plan) -> tuple[list[str], list[int]]:
-    names, counts = [], []
-    per_slice = plan.layout.tp * plan.layout.cp
-    for index, slice_ in enumerate(mesh.slices):
-        for r in range(plan.layout.pp):
-            where = f"rank {r}" if len(mesh.slices) == 1 else f"slice {index} rank {r} ({slice_.devices[r].name})"
-            names.append(where)
-            counts.append(per_slice * slice_.multiplicity)
-    return names, counts
+def structured(
+    stages: Stages,
+    schedule_params: dict[str, object] | None = None,
+    known: dict[Facts, Structure] | None = None,
+) -> Structure:
+    """The structure of a plan's step: one of those `known` (the last few of all), but where the schedule is made for
+    the plan's own times."""
+    facts = facts_of(stages, schedule_params)
+    if schedule_params:
+        return finished(drafted(facts))
+    if known is None:
+        return structure(facts)
+    found = known.get(facts)
+    if found is None:
+        found = known[facts] = finished(drafted(facts))
+    return found
+
+
+def bind(structure: Structure, stages: Stages, bucket_bytes: int = 0) -> Lowered:
+    """A structure with the programs and bytes of one plan, whose stages these are."""
+    graph, programs = bound(structure, Binder(stages, stages.mesh, bucket_bytes))
+    return Lowered(
+        graph=graph,
+        programs=programs,
+        mesh=stages.mesh,
+        stages=stages,
+        actions=structure.actions,
+        static_bytes=constant_bytes(stages, structure.actions) * len(structure.facts.counts),
+    )
+
+
+__all__ = ["Known", "Lowered", "bind", "lower", "order", "structured"]

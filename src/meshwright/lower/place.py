@@ -30,12 +30,18 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 class Mesh:
     """A plan's axes on a cluster: rank arithmetic, groups, rank classes."""
 
-    def __init__(self, plan: Plan, cluster: Cluster):
+    def __init__(self, plan: Plan, cluster: Cluster, groups: dict[tuple, Group] | None = None):
+        """`groups` are shared between meshes of as many ranks of a cluster."""
         self.plan, self.cluster = plan, cluster
         self.layout = plan.layout
         self.num_ranks = plan.layout.num_ranks
-        self._groups: dict[tuple, Group] = {}
+        self._groups: dict[tuple, Group] = {} if groups is None else groups
         self._named: dict[tuple, Group] = {}
+
+    @property
+    def alike(self) -> bool:
+        """Whether all ranks run on equal devices, so that it does not matter where a group begins."""
+        return len(self.cluster.islands) == 1
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:

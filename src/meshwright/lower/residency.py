@@ -1,73 +1,107 @@
-"""Pass 9: memory. What each rank holds all the time, and what every pass allocates and frees."""
+"""Memory of a step: the bytes each rank holds all the time, and those that every pass allocates and frees."""
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from meshwright.graph import GraphBuilder
+from meshwright.lower.compute import Compute, rounds
 from meshwright.lower.exchange import Reduced
+from meshwright.lower.facts import Facts
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
-from meshwright.lower.step import Compute, rounds
+from meshwright.lower.units import Composition, Unit
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
 #: Gradients of a stage that accumulate whole until its round ends.
 IN_FLIGHT = "gradients in flight"
-#: What a microbatch leaves in a stage, as :class:`~meshwright.lower.state.Activations` counts it.
-KEPT = ("saved", "held", "working", "logits")
-#: What the loss keeps of the scores over the vocabulary.
+#: Logits that the loss keeps for its backward.
 LOGITS = "logits"
+#: Entries of each composition: activations that F saves, and that W, a split B and a whole backward free; a workspace
+#: and its end; logits and their end.
+SAVED, FREED_BY_W, FREED_BY_B, FREED_BY_BW, WORKSPACE, WORKSPACE_END, KEPT_LOGITS, LOGITS_END = range(8)
+NUM_ENTRIES = 8
+
+
+class Sizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Entries that memory events refer to: NUM_ENTRIES of each distinct composition, in blocks of one entry; then the
+    whole gradients of some layers as they appear, then as they are scattered."""
+
+    compositions: tuple[Composition, ...] = ()
+    gradients: tuple[tuple[Unit, ...], ...] = ()
+
+    def bytes_of(self, stages: Stages) -> np.ndarray:
+        """Bytes of every entry for one plan, freed ones negative."""
+        kept = [stages.activations(c) for c in self.compositions]
+        saved, held, working, logits = (
+            np.array([getattr(a, field) for a in kept]) for field in ("saved", "held", "working", "logits")
+        )
+        saved = saved - logits
+        whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self.gradients])
+        blocks = (saved, -held, held - saved, 0.0 - saved, working, -working, logits, -logits, whole, -whole)
+        return np.concatenate(blocks)
+
+
+class _Codes:
+    """Numbers of entries while a graph is drafted: positive where bytes are allocated, negative where freed."""
+
+    def __init__(self, facts: Facts):
+        self.distinct = {c: i for i, c in enumerate(dict.fromkeys(facts.compositions))}
+        self.gradients: dict[tuple[Unit, ...], int] = {}
+        self._of_stage = np.array([self.distinct[c] for c in facts.compositions])
+
+    def entry(self, which: int, stage: np.ndarray) -> np.ndarray:
+        sign = 1 if which in (SAVED, WORKSPACE, KEPT_LOGITS) else -1
+        return sign * (which * len(self.distinct) + self._of_stage[stage] + 1)
+
+    def whole(self, units: tuple[tuple[Unit, ...], ...]) -> np.ndarray:
+        numbers = [self.gradients.setdefault(one, len(self.gradients)) for one in units]
+        return NUM_ENTRIES * len(self.distinct) + np.array(numbers, np.int64) + 1
 
 
 def add_memory(
-    builder: GraphBuilder, orders: list[Actions], stages: Stages, computes: list[Compute], reduced: Reduced
-) -> tuple[dict[str, float], ...]:
-    """Adds activation and workspace events to every pass; returns the constant bytes of each rank class by category.
+    builder: GraphBuilder, facts: Facts, orders: list[Actions], computes: list[Compute], reduced: Reduced
+) -> Sizes:
+    """Add activation and workspace events to every pass; return the entries that they refer to.
 
     A forward allocates what its backward needs. A full backward frees it; a split one frees all but what the
     weight gradient needs, which W frees. Where gradients are scattered after rounds, a round's first weight gradient
-    allocates its stage's whole, and every reduction frees what it has scattered.
+    allocates its stage's whole, and every reduction frees the part that it has scattered.
     """
-    distinct = {id(c): c for c in stages.compositions}
-    known = {key: stages.activations(c) for key, c in distinct.items()}
-    kept = [known[id(c)] for c in stages.compositions]
-    saved, held, working, logits = (np.array([getattr(a, f) for a in kept]) for f in KEPT)
-    saved = saved - logits
-    losing = logits > 0
+    codes, losing = _Codes(facts), np.array(facts.losing)
     split = bool(np.any(orders[0].kind == W))
+    rounded = facts.pp > 1 and facts.scatters
+    if rounded:
+        whole = codes.whole(tuple(c.units for c in facts.compositions))
+        scattered = codes.whole(reduced.units) + len(codes.gradients)
     for index, (actions, compute) in enumerate(zip(orders, computes)):
-        rank = actions.rank_of()
         starts = np.searchsorted(compute.action, np.arange(len(actions)))
         ends = np.append(starts[1:], len(compute.action)) - 1
         first, last = compute.task[starts], compute.task[ends]
-        where = index * stages.plan.layout.pp + rank
+        where = index * facts.pp + actions.rank_of()
         for kind in (F, B, W, BW):
             at = np.flatnonzero(actions.kind == kind)
             if not len(at):
                 continue
             stage = actions.stage[at]
             if kind == F:
-                builder.memory(first[at], where[at], False, saved[stage], "activations")
-            elif kind == W:
-                builder.memory(last[at], where[at], True, -held[stage], "activations")
+                builder.memory(first[at], where[at], False, codes.entry(SAVED, stage), "activations")
             else:
-                after = held[stage] if split and kind == B else 0.0
-                builder.memory(last[at], where[at], True, after - saved[stage], "activations")
+                which = FREED_BY_W if kind == W else FREED_BY_B if split and kind == B else FREED_BY_BW
+                builder.memory(last[at], where[at], True, codes.entry(which, stage), "activations")
             losses = at[losing[stage]] if kind != W else at[:0]
             if len(losses):
-                task, sign = (first, 1.0) if kind == F else (last, -1.0)
-                builder.memory(task[losses], where[losses], kind != F, sign * logits[actions.stage[losses]], LOGITS)
-            builder.memory(first[at], where[at], False, working[stage], "workspace")
-            builder.memory(last[at], where[at], True, -working[stage], "workspace")
-        if stages.plan.layout.pp > 1 and stages.plan.layout.shards_gradients:
+                task, which = (first, KEPT_LOGITS) if kind == F else (last, LOGITS_END)
+                entry = codes.entry(which, actions.stage[losses])
+                builder.memory(task[losses], where[losses], kind != F, entry, LOGITS)
+            builder.memory(first[at], where[at], False, codes.entry(WORKSPACE, stage), "workspace")
+            builder.memory(last[at], where[at], True, codes.entry(WORKSPACE_END, stage), "workspace")
+        if rounded:
             begins = np.flatnonzero(rounds(actions)[0])
-            whole = np.array(
-                [unscattered_bytes(stages.plan, stages.total_params(c.units)) for c in stages.compositions]
-            )
             builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
-            freed = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in reduced.units])
-            builder.memory(reduced.task, index * stages.plan.layout.pp + reduced.rank, True, -freed, IN_FLIGHT)
-    return constant_bytes(stages, orders[0]) * len(computes)
+            builder.memory(reduced.task, index * facts.pp + reduced.rank, True, -scattered, IN_FLIGHT)
+    return Sizes(compositions=tuple(codes.distinct), gradients=tuple(codes.gradients))
 
 
 def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:

@@ -1,13 +1,10 @@
-"""Pass 4: virtual stages as compositions of layers. Stages made of the same layers are one composition, so they
+"""Virtual stages as compositions of layers. Stages made of the same layers are one composition, so they
 share one price and one memory count.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import pairwise
-
-import msgspec
 
 from meshwright import schedules
 from meshwright.layers.block import block
@@ -15,64 +12,38 @@ from meshwright.layers.embedding import embedding
 from meshwright.layers.head import head
 from meshwright.layers.pieces import Context, Piece
 from meshwright.lower import state
+from meshwright.lower.known import Known
+from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
+from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations, Params
+from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
-class Unit(msgspec.Struct, frozen=True, cache_hash=True):
-    """A layer as it is run: ``kind`` is a block's index, ``"embedding"`` or ``"head"``; ``recompute`` its mode."""
-
-    kind: int | str
-    recompute: str
-
-
-class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
-    """The units of a stage in order; ``segments`` groups them layer by layer (embedding and head join the layer
-    next to them), which is how gradients and gathered parameters are exchanged."""
-
-    units: tuple[Unit, ...]
-
-    @cached_property
-    def segments(self) -> tuple[tuple[Unit, ...], ...]:
-        blocks = [i for i, u in enumerate(self.units) if not isinstance(u.kind, str)]
-        if len(blocks) <= 1:
-            return (self.units,)
-        cuts = [0, *blocks[1:], len(self.units)]
-        return tuple(self.units[a:b] for a, b in pairwise(cuts))
-
-
 class Stages:
     """Every virtual stage of a plan: its layers, composition, parameters and activations."""
 
-    def __init__(self, plan: Plan, model: Model, train: Train, mesh: Mesh):
+    def __init__(self, plan: Plan, model: Model, train: Train, mesh: Mesh, known: Known | None = None):
         self.plan, self.model, self.train, self.mesh = plan, model, train, mesh
         self.layers = stage_layers(plan, model)
-        self._pieces: dict[tuple, list[Piece]] = {}
-        self._contexts: dict[tuple, Context] = {}
+        self.known = known or Known()
         self._at: dict[int, Context] = {}
-        #: Worked out once by later passes: exchanges by (units, what), programs by (unit, pass, start).
-        self.exchanges: dict[tuple, msgspec.Struct] = {}
-        self.programs: dict[tuple, list] = {}
-        self._params: dict[Unit | tuple[Unit, ...], Params] = {}
 
     @cached_property
     def compositions(self) -> tuple[Composition, ...]:
         """One per virtual stage; equal stages hold the same object."""
-        known: dict[Composition, Composition] = {}
         last = len(self.layers) - 1
         out = []
         for stage, layers in enumerate(self.layers):
-            units = [Unit("embedding", "none")] if stage == 0 else []
-            for position, layer in enumerate(layers):
-                units.append(Unit(self.model.pattern[layer], self._mode(position)))
+            units = [unit_of("embedding")] if stage == 0 else []
+            units += [unit_of(self.model.pattern[layer], self._mode(i)) for i, layer in enumerate(layers)]
             if stage == last:
-                units.append(Unit("head", "none"))
-            composition = Composition(tuple(units))
-            out.append(known.setdefault(composition, composition))
+                units.append(unit_of("head"))
+            out.append(composition_of(tuple(units)))
         return tuple(out)
 
     def _mode(self, position: int) -> str:
@@ -90,30 +61,27 @@ class Stages:
             mesh.expert_group("ep", start=start),
             mesh.expert_group("etp", start=start),
         )
-        found = self._contexts.get(groups)
-        if found is None:
-            tp, inner, outer, ep, etp = groups
-            found = self._contexts[groups] = Context(
-                model=self.model,
-                plan=self.plan,
-                train=self.train,
-                batch=self.train.microbatch(self.plan.pipeline.microbatch),
-                tp_group=tp,
-                cp_inner=inner,
-                cp_outer=outer,
-                ep_group=ep,
-                etp_group=etp,
-            )
-        self._at[start] = found
+        tp, inner, outer, ep, etp = groups
+        found = self._at[start] = Context(
+            model=self.model,
+            plan=self.plan,
+            train=self.train,
+            batch=self.train.microbatch(self.plan.pipeline.microbatch),
+            tp_group=tp,
+            cp_inner=inner,
+            cp_outer=outer,
+            ep_group=ep,
+            etp_group=etp,
+        )
         return found
 
     def pieces(self, kind: int | str, start: int = 0) -> list[Piece]:
-        """What a unit is made of, on the ranks around `start`."""
+        """The pieces of a layer, on the ranks around `start`."""
         c = self.context(start)
-        key = (kind, id(c))
-        found = self._pieces.get(key)
+        key = (kind, c.groups)
+        found = self.known.pieces.get(key)
         if found is None:
-            found = self._pieces[key] = self._build(kind, c)
+            found = self.known.pieces[key] = self._build(kind, c)
         return found
 
     def _build(self, kind: int | str, c: Context) -> list[Piece]:
@@ -122,6 +90,21 @@ class Stages:
         if kind == "head":
             return head(c)
         return block(c, self.model.blocks[kind])
+
+    def layer_pass(self, unit: Unit, which: str, start: int = 0) -> LayerPass:
+        """One pass over one layer, on the ranks around `start`."""
+        if which in NEVER_AGAIN:
+            unit = unit_of(unit.kind)
+        c, end = self.context(start), isinstance(unit.kind, str)
+        known, key = (
+            (self.known.ends, (unit, which, c.tp_group)) if end else (self.known.passes, (unit, which, c.groups))
+        )
+        found = known.get(key)
+        if found is None:
+            overlap = self.plan.overlap
+            entries = program(self.pieces(unit.kind, start), which, recompute=unit.recompute, overlap=overlap)
+            found = known[key] = LayerPass(which, tuple(entries))
+        return found
 
     @property
     def ends_meet(self) -> bool:
@@ -133,9 +116,9 @@ class Stages:
 
     def params(self, unit: Unit) -> Params:
         """Parameters of a unit on one rank, before ZeRO."""
-        found = self._params.get(unit)
+        found = self.known.params.get(unit)
         if found is None:
-            found = self._params[unit] = self._count(unit)
+            found = self.known.params[unit] = self._count(unit)
         return found
 
     def _count(self, unit: Unit) -> Params:
@@ -147,20 +130,28 @@ class Stages:
 
     def total_params(self, units: tuple[Unit, ...]) -> Params:
         """Parameters of several units on one rank."""
-        found = self._params.get(units)
+        found = self.known.params.get(units)
         if found is None:
             found = Params()
             for unit in units:
                 found = found + self.params(unit)
-            self._params[units] = found
+            self.known.params[units] = found
+        return found
+
+    def unit_activations(self, unit: Unit) -> Activations:
+        """Bytes that one microbatch leaves in a layer."""
+        found = self.known.activations.get(unit)
+        if found is None:
+            found = state.activations(self.context(), self.pieces(unit.kind), unit.recompute)
+            self.known.activations[unit] = found
         return found
 
     def activations(self, composition: Composition) -> Activations:
-        """What one microbatch leaves in a stage."""
-        c, out = self.context(), Activations()
-        known: dict[Unit, Activations] = {}
-        for unit in composition.units:
-            if unit not in known:
-                known[unit] = state.activations(c, self.pieces(unit.kind), unit.recompute)
-            out = out.then(known[unit])
-        return out
+        """Bytes that one microbatch leaves in a stage."""
+        found = self.known.activations.get(composition)
+        if found is None:
+            found = Activations()
+            for unit in composition.units:
+                found = found.then(self.unit_activations(unit))
+            self.known.activations[composition] = found
+        return found

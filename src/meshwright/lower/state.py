@@ -139,6 +139,17 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
     return out
 
 
+def updated_bytes(plan: Plan, train: Train) -> float:
+    """Bytes an update moves for each parameter: one pass over gradients for their norm, one fused pass that reads
+    gradient, master and moments and writes master, moments and the working parameter."""
+    precision = plan.precision
+    compute = precision.compute or train.dtype
+    master = 4.0 if compute == "fp32" else STORED_BYTES[precision.master] or 2.0
+    moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
+    grads = STORED_BYTES[precision.grads]
+    return grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
+
+
 def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:
     """Working copy of a stage's parameters while ZeRO-3 has it gathered."""
     weight = 4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from meshwright.lower import order
+from meshwright.lower.compute import reduced_after
 from meshwright.lower.partition import stage_layers
-from meshwright.lower.step import reduced_after
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
 from meshwright.run.data import Batch
@@ -97,7 +97,7 @@ class Trainer:
             self.stages,
             message=self._message,
             blocking_sends=not plan.overlap.pp,
-            due=reduced_after(actions, plan.layout),
+            due=reduced_after(actions, plan.layout.shards_gradients),
             final=self._final,
         )
         self.rotary = None

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from meshwright.lower.layer import Entry
-from meshwright.lower.stages import Unit
+from meshwright.lower.units import Unit
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -6,23 +6,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from meshwright.lower.exchange import exchange_of
+from meshwright.lower.bind import Binder, first_of_group
 from meshwright.lower.place import Mesh
-from meshwright.lower.stages import Stages, Unit
+from meshwright.lower.program import Program
+from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
-from meshwright.lower.step import Exchange, Key, Update
+from meshwright.lower.units import Unit
 from meshwright.search.columns import Exchanged, units_of
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.layers import SharedPricer
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
-from meshwright.search.skeleton import Updates
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
+from meshwright.work import Group
 
 #: What the bytes of a rank's state depend on in an inner part.
 STORED = ("dtype", "grads", "master", "moments")
 
 
+#: Collectives one after the other: (op, bytes, group) each.
+Steps = tuple[tuple[str, float, Group], ...]
 #: How many times a block's bytes are a message without end: more than any model has blocks, of whatever sizes.
 MANY = 1e6
 
@@ -40,10 +42,14 @@ class Exchanges:
         self._exchanges: dict[tuple, tuple] = {}
         self._constant: dict[tuple, np.ndarray] = {}
 
-    def price(self, stages: Stages, key: Key, mesh: Mesh | None = None) -> float:
-        """Seconds of one item of a step graph, as the simulator prices it."""
-        pricer = SharedPricer(stages, mesh or stages.mesh, self.evaluator.costs, None, (key,))
-        return pricer.exchange(key)[0] if isinstance(key, Exchange) else float(pricer.all().durations[0])
+    def binder(self, stages: Stages, mesh: Mesh | None = None) -> Binder:
+        """The binder of a plan's roles, on another mesh than its own if one is given."""
+        return Binder(stages, mesh or stages.mesh, self.evaluator.costs.framework.defaults.bucket_bytes)
+
+    def price(self, program: Program) -> float:
+        """Seconds of one program, as the simulator prices it."""
+        pricer = self.layers.pricer
+        return pricer.moved(program).seconds if program.kind == "exchange" else pricer(program).seconds
 
     def paired(self, core: Core, inners: Inners, piped: Piped, blocks: int, paths: Paths) -> np.ndarray:
         """Seconds [A] in which two ranks that hold copies of a stage add up its gradients, which they do in the open:
@@ -72,7 +78,8 @@ class Exchanges:
         size = blocks * min(p.trained_dense + p.trained_expert for p in params) * STORED_BYTES[inner.grads]
         slices = mesh.slices[:1] if self.alike else mesh.slices
         groups = {mesh.pair(s.starts[a], s.starts[b]) for s in slices for a, b in pairs}
-        return min(self.price(stages, Exchange((("all_reduce", size, group),)), mesh) for group in groups)
+        binder = self.binder(stages, mesh)
+        return min(self.price(binder.moving((("all_reduce", size, group),))) for group in groups)
 
     def crowded(self, core: Core, states: Sequence[State], inners: Inners) -> bool:
         """The blocks' constant state alone, spread evenly over the ranks, is more than a device holds."""
@@ -112,14 +119,14 @@ class Exchanges:
         plan = plan_of(core, inner, PLAIN, state)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)
-        units = self.units
+        units, binder = self.units, self.binder(stages, mesh)
 
         def seconds(what: str, *chosen: Unit, times: float = 1.0) -> float:
             if core.dp * core.cp == 1 or (what == "gather" and not state.zero):
                 return 0.0
             starts = mesh.slices[0].starts[:1] if self.alike else mesh.slices[0].starts
-            exchanges = dict.fromkeys(_larger(exchange_of(stages, mesh, chosen, what, s), times) for s in starts)
-            return min(self.price(stages, exchange, mesh) for exchange in exchanges)
+            exchanges = {binder.steps(chosen, what, first_of_group(mesh, s)) for s in starts}
+            return min(self.price(binder.moving(_larger(steps, times))) for steps in exchanges)
 
         def shares(what: str) -> list[float]:
             if cut:
@@ -128,11 +135,10 @@ class Exchanges:
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self.price(stages, Exchange((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)), mesh)
-        updates = Updates(stages)
-        trained = sum(n * updates.parameters((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
-        devices = {d.name for s in mesh.slices for d in s.devices}
-        update = min(self.price(stages, Update(trained / core.pp, d)) for d in devices)
+        norm = self.price(binder.moving((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        trained = sum(n * binder.updated_params((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
+        sites = {binder.site(index, r) for index, s in enumerate(mesh.slices) for r in range(len(s.devices))}
+        update = min(self.price(binder.updating(trained / core.pp, site)) for site in sites)
         return (
             shares("gather"),
             shares("reduce"),
@@ -173,5 +179,5 @@ class Exchanges:
         return out
 
 
-def _larger(exchange: Exchange, times: float) -> Exchange:
-    return Exchange(tuple((op, size * times, group) for op, size, group in exchange.steps))
+def _larger(steps: Steps, times: float) -> Steps:
+    return tuple((op, size * times, group) for op, size, group in steps)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.lower.layer import Entry
-from meshwright.lower.stages import Unit
+from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from meshwright.lower.step import rounds
+from meshwright.lower.compute import rounds
 from meshwright.native import Bytes, Float64s, Int32s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.family import Family

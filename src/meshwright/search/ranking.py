@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.plan import Plan, check
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import family_of
@@ -15,6 +15,7 @@ from meshwright.search.space import gathers_once
 from meshwright.search.ties import same_work, simplicity, tie
 from meshwright.search.walk import Tried, Walk
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.step import simulate
 
 
 def ranked(best: list[Tried], top: int, walk: Walk) -> tuple[Ranked, ...]:

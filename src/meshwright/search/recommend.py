@@ -12,13 +12,14 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.plan import Plan
 from meshwright.quantity import gibibytes
 from meshwright.search.engines import Engine, Runnable
 from meshwright.search.ties import simplicity, tie
 from meshwright.search.walk import Tried, Walk, Wanted
+from meshwright.simulate.step import simulate
 
 #: Memory a plan should leave: the share of a device that fragmentation and libraries were seen to take unforeseen.
 ROOM = 0.05

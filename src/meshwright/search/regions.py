@@ -15,7 +15,6 @@ from meshwright import schedules
 from meshwright.cost.roofline import contention
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
-from meshwright.lower.step import Send
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
@@ -123,9 +122,9 @@ class Regions:
         # some of a chunk's layers may not recompute: such a mixture is no faster and no smaller than the better mode
         modes = {inner.recompute, "none"} if inner.recompute_layers else {inner.recompute}
         key = ("columns", *sorted(modes))
-        found = book.rows.get(key)
+        found = book.columns.get(key)
         if found is None:
-            found = book.rows[key] = self._columns(book, mesh, modes)
+            found = book.columns[key] = self._columns(book, mesh, modes)
         return found
 
     def _book(self, core: Core, inner: Inner) -> tuple[Book, Mesh]:
@@ -173,7 +172,8 @@ class Regions:
         node are not where devices of a node meet on a slower link than the network is."""
         slices = mesh.slices[:1] if self.alike else mesh.slices
         pairs = {mesh.pair(a, b) for s in slices for a, b in pairwise(s.starts)}
-        return min(self.exchanges.price(book.stages, Send(pair), mesh) for pair in pairs)
+        binder = self.exchanges.binder(book.stages, mesh)
+        return min(self.exchanges.price(binder.message(pair)) for pair in pairs)
 
     def alternatives(self, core: Core, inners: Sequence[Inner], piped: Piped) -> list[tuple[Piped, Inner, list[int]]]:
         """The inner parts in groups that have the same kinds of slices, shares and stages: these stages, one of the

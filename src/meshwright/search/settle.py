@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from meshwright import schedules
-from meshwright.lower.stages import Unit
+from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.partition import partition

@@ -14,7 +14,7 @@ import numpy as np
 from meshwright.cost import Costs
 from meshwright.graph import KIND, KINDS, QUEUES, GraphBuilder
 from meshwright.lower import Lowered
-from meshwright.lower.step import Exchange, Pass, Send
+from meshwright.lower.program import Move, Program
 from meshwright.simulate import events
 from meshwright.simulate.engine import Times
 from meshwright.simulate.price import Pricer
@@ -34,14 +34,14 @@ class Node(msgspec.Struct):
     after: list[int]
 
 
-def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
+def cut(costs: Costs, program: Program) -> list[Node]:
     """A pass as stretches of kernels and the collectives between and beside them, layer by layer. One without
     collectives is one stretch."""
     nodes: list[Node] = []
     ends: list[int] = []
-    lag = pricer.lag(device.name)
-    for unit in key.units:
-        entries = pricer.entries(unit, key.which, key.start)
+    device, lag = program.site.device, program.site.straggling
+    for layer in program.layers:
+        entries = layer.entries
         feeds_comm = {a for e in entries if e.queue != "compute" for a in e.after}
         at: list[int] = []
         stretch = -1  # the node that a kernel may join
@@ -51,7 +51,7 @@ def cut(pricer: Pricer, key: Pass, device: Device) -> list[Node]:
                 nodes.append(Node(entry.queue, 0.0, entry.work, after))
                 at.append(len(nodes) - 1)
                 continue
-            seconds = float(pricer.costs.price(entry.work, device).seconds) * lag
+            seconds = float(costs.price(entry.work, device).seconds) * lag
             waits = [a for a in after if nodes[a].work is not None]
             if stretch >= 0 and all(a < stretch for a in waits) and set(waits) <= set(nodes[stretch].after):
                 nodes[stretch].seconds += seconds
@@ -83,8 +83,7 @@ class _Shared:
 
     def __init__(self, lowered: Lowered, costs: Costs, *, inside: bool):
         self.lowered, self.costs, self.graph, self.inside = lowered, costs, lowered.graph, inside
-        self.pricer = Pricer(lowered, costs)
-        self.durations = self.pricer.all().durations
+        self.durations = Pricer(costs).all(lowered.programs).durations
         self.builder = GraphBuilder(self.graph.streams.ranks)
         self.seconds: list[float] = []
         self.flows: dict[int, tuple[float, list[int]]] = {}
@@ -100,16 +99,16 @@ class _Shared:
             places = [(int(g.streams.rank[s]), QUEUES[g.streams.queue[s]]) for s in streams]
             after = [t for d in g.dep[g.dep_ptr[i] : g.dep_ptr[i + 1]].tolist() for t in done[d]]
             after += [t for place in places if place[1] == "compute" for t in before.get(place[0], ())]
-            key = self.lowered.keys[g.cost_key[i]]
+            program = self.lowered.programs[g.cost_key[i]]
             kind = KINDS[g.kind[i]]
-            if isinstance(key, Pass):
-                first[i], done[i] = self._pass(kind, places[0][0], key, int(g.cost_key[i]), after)
+            if program.kind == "pass":
+                first[i], done[i] = self._pass(kind, places[0][0], program, int(g.cost_key[i]), after)
             else:
-                name, ends = self._level(key), [rank for rank, _ in places]
+                name, ends = self._level(program), [rank for rank, _ in places]
                 task = self._add(kind, places, after, float(self.durations[g.cost_key[i]]))
                 if name:
                     crossed = [(r, "out") for r in ends] + [(r, "in") for r in targets.get(i, ends)]
-                    self._flow(task, self._latency(key), crossed, name)
+                    self._flow(task, self._latency(program), crossed, name)
                 first[i], done[i] = [task], [task]
             if places[0][1] == "compute":
                 before[places[0][0]] = done[i]
@@ -150,16 +149,15 @@ class _Shared:
         self.flows[task] = (self.seconds[task] - latency, links)
         self.seconds[task] = latency
 
-    def _parts(self, key: Pass, number: int) -> list[Node]:
+    def _parts(self, program: Program, number: int) -> list[Node]:
         """A pass cut at its exchanges. What it takes beyond them (a host that issues too slowly, kernels that lose SMs)
         comes at its end."""
         known = self.parts.get(number)
         if known is None and not self.inside:
             known = self.parts[number] = [Node("compute", float(self.durations[number]), None, [])]
         if known is None:
-            device = self.pricer.devices[key.device]
-            known = self.parts[number] = cut(self.pricer, key, device)
-            rest = float(self.durations[number]) - self._alone(known, device)
+            known = self.parts[number] = cut(self.costs, program)
+            rest = float(self.durations[number]) - self._alone(known, program.site.device)
             if len(known) > 1 and rest > 0:
                 known.append(Node("compute", rest, None, list(range(len(known)))))
         return known
@@ -174,9 +172,11 @@ class _Shared:
             free[node.queue] = ends[-1]
         return max(ends)
 
-    def _pass(self, kind: str, rank: int, key: Pass, number: int, after: list[int]) -> tuple[list[int], list[int]]:
-        device = self.pricer.devices[key.device]
-        nodes, at = self._parts(key, number), []
+    def _pass(
+        self, kind: str, rank: int, program: Program, number: int, after: list[int]
+    ) -> tuple[list[int], list[int]]:
+        device, at = program.site.device, []
+        nodes = self._parts(program, number)
         if len(nodes) == 1:
             task = self._add(kind, [(rank, "compute")], after, float(self.durations[number]))
             return [task], [task]
@@ -192,20 +192,19 @@ class _Shared:
         used = {a for node in nodes for a in node.after}
         return at, [task for place, task in enumerate(at) if place not in used]
 
-    def _level(self, key) -> str:
+    def _level(self, program: Program) -> str:
         """The outermost level an exchange crosses, "" for none."""
-        groups = [key.group] if isinstance(key, Send) else [g for *_, g in getattr(key, "steps", ())]
-        hops = [group.hops[-1].name for group in groups if group.size > 1]
+        hops = [move.group.hops[-1].name for move in self._flowing(program) if move.group.size > 1]
         return hops[0] if hops else ""
 
-    def _latency(self, key) -> float:
-        match key:
-            case Send():
-                return self._empty(Collective(op="send", num_bytes=1.0, group=key.group))
-            case Exchange():
-                return sum(self._empty(Collective(op=op, num_bytes=b, group=g)) for op, b, g in key.steps)
+    def _latency(self, program: Program) -> float:
+        return sum(self._empty(move.work) for move in self._flowing(program))
+
+    def _flowing(self, program: Program) -> tuple[Move, ...]:
+        """The moves that share ports: of a message its send, not what is gathered from it on arrival."""
+        return program.moves[:1] if program.kind == "send" else program.moves
 
     def _empty(self, work: Collective) -> float:
         """Seconds of a collective that moves nothing."""
-        device = next(iter(self.pricer.devices.values()))
+        device = self.lowered.mesh.slices[0].devices[0]
         return self.costs.price(msgspec.structs.replace(work, num_bytes=NO_BYTES), device).seconds

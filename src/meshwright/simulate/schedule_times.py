@@ -39,12 +39,14 @@ def takes_times(plan: Plan) -> bool:
 
 def fastest_order(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
     """The step of a legal plan whose schedule takes times, in the order that is fastest of those searched."""
+    bucket = costs.framework.defaults.bucket_bytes
     lowered = lower(plan, model, cluster, train)  # under equal times, to price its passes
-    computed = measured_times(lowered, Pricer(lowered, costs.without_links()).all())
+    computed = measured_times(lowered, Pricer(costs.without_links()).all(lowered.programs))
+    pricer = Pricer(costs)
     best = None
     for params in _distinct(plan, lowered, train, computed):
-        lowered = lower(plan, model, cluster, train, params)
-        priced = Pricer(lowered, costs).all()
+        lowered = lower(plan, model, cluster, train, params, bucket_bytes=bucket)
+        priced = pricer.all(lowered.programs)
         found = Simulated.of(lowered, priced, times(lowered, priced, costs), costs, params)
         if best is None or found.step_time_s < best.step_time_s:
             best = found

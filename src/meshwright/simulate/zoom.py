@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
-from meshwright.lower.layer import graph_of, program, structure_of
+from meshwright.lower.layer import graph_of, structure_of
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import estimates_of
 from meshwright.timeline import Zoom, from_times
@@ -20,7 +20,7 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
     """A timeline per distinct unit (kind of layer and recompute mode) and pass of the plan, on its first device."""
     device = lowered.mesh.slices[0].devices[0]
     lag = device.slowest_of(lowered.mesh.num_ranks)
-    passes = ("F", "B", "W") if any(getattr(k, "which", "") == "W" for k in lowered.keys) else ("F", "BW")
+    passes = ("F", "B", "W") if any(p.which == "W" for p in lowered.programs) else ("F", "BW")
     units = dict.fromkeys(u for c in dict.fromkeys(lowered.stages.compositions) for u in c.units)
     out = []
     for unit in units:
@@ -28,8 +28,7 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
         label = unit.kind if isinstance(unit.kind, str) else "layer" + (f" of kind {unit.kind}" if several else "")
         mode = "" if unit.recompute == "none" else f" with {unit.recompute} recompute"
         for which in passes:
-            pieces = lowered.stages.pieces(unit.kind)
-            entries = program(pieces, which, recompute=unit.recompute, overlap=lowered.stages.plan.overlap)
+            entries = lowered.stages.layer_pass(unit, which).entries
             if not entries:
                 continue
             graph = graph_of(structure_of(entries))

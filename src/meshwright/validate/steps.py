@@ -8,7 +8,7 @@ from math import exp, hypot, log
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import interval_draws, simulate
+from meshwright.answer.predict import interval_draws
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.cost import Costs, Framework
@@ -16,6 +16,7 @@ from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.step import simulate
 from meshwright.validate.cases import Case, case
 from meshwright.validate.tables import number
 

@@ -8,7 +8,7 @@ from statistics import median, quantiles
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import predict, simulate
+from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.causes import CAUSE, of_kind
 from meshwright.compare.measured import COLLECTIVES, in_turn, rank_name
@@ -21,6 +21,7 @@ from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
 from meshwright.simulate import engine
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

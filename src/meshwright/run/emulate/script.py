@@ -16,7 +16,7 @@ from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, QUEUES
 from meshwright.lower import Lowered
-from meshwright.lower.step import Exchange, Pass, Send, Update
+from meshwright.lower.program import Program
 from meshwright.simulate.ports import Node, cut
 from meshwright.simulate.price import Pricer
 from meshwright.work import Group
@@ -110,7 +110,7 @@ class _Writer:
 
     def __init__(self, lowered: Lowered, costs: Costs, author: Author):
         self.lowered, self.costs, self.author = lowered, costs, author
-        self.pricer = Pricer(lowered, costs)
+        self.pricer = Pricer(costs)
         self.graph, self.mesh, self.layout = lowered.graph, lowered.mesh, lowered.mesh.layout
         self.device = lowered.mesh.slices[0].devices[0]
         g = self.graph
@@ -134,38 +134,37 @@ class _Writer:
         done: dict[int, list[int]] = {}
         before: list[int] = []  # a pass ends with the last exchange inside it, and the next one waits for that
         for i in range(self.graph.num_tasks):
-            key = self.lowered.keys[self.graph.cost_key[i]]
+            program = self.lowered.programs[self.graph.cost_key[i]]
             if own in self.classes[i]:
                 waits = self._after(i, done)
                 if self.queues[i] == "compute":
-                    done[i] = before = self._task(rank, i, key, sorted({*waits, *before}))
+                    done[i] = before = self._task(rank, i, program, sorted({*waits, *before}))
                 else:
-                    done[i] = self._task(rank, i, key, waits)
+                    done[i] = self._task(rank, i, program, waits)
             elif self.target.get(i) == own:
-                done[i] = self._receive(rank, i, key, own)
+                done[i] = self._receive(rank, i, own)
 
     def _after(self, i: int, done: dict[int, list[int]]) -> list[int]:
         """The ops here that task i waits for; what other ranks wait for, a collective makes everybody wait for."""
         deps = self.graph.dep[self.graph.dep_ptr[i] : self.graph.dep_ptr[i + 1]].tolist()
         return [op for d in deps for op in done.get(d, ())]
 
-    def _task(self, rank: int, i: int, key, after: list[int]) -> list[int]:
+    def _task(self, rank: int, i: int, program: Program, after: list[int]) -> list[int]:
         put, queue = self.author.put, self.queues[i]
-        match key:
-            case Pass():
-                return self._pass(rank, i, key, after)
-            case Update():
-                seconds = float(self.pricer._update(key).seconds)
-                return [put(rank, queue, "sleep", seconds=seconds, after=after, task=i)]
-            case Send():
+        match program.kind:
+            case "pass":
+                return self._pass(rank, i, program, after)
+            case "update":
+                return [put(rank, queue, "sleep", seconds=self.pricer(program).seconds, after=after, task=i)]
+            case "send":
                 return self._send(rank, i, after)
-            case Exchange():
-                return self._exchange(rank, i, key, after)
+            case _:
+                return self._exchange(rank, i, program, after)
 
-    def _pass(self, rank: int, i: int, key: Pass, after: list[int]) -> list[int]:
+    def _pass(self, rank: int, i: int, program: Program, after: list[int]) -> list[int]:
         nodes = self._passes.get(self.graph.cost_key[i])
         if nodes is None:
-            nodes = self._passes[self.graph.cost_key[i]] = cut(self.pricer, key, self.device)
+            nodes = self._passes[self.graph.cost_key[i]] = cut(self.costs, program)
         at: list[int] = []
         for node in nodes:
             waits = [at[a] for a in node.after] if node.after else after
@@ -196,7 +195,7 @@ class _Writer:
             sent = self.author.put(rank, queue, "recv", num_bytes=RECEIPT, **common)
         return [sent]
 
-    def _receive(self, rank: int, i: int, key: Send, own: int) -> list[int]:
+    def _receive(self, rank: int, i: int, own: int) -> list[int]:
         """The other end of a send, on a stream of its own per sender; the pieces of tensor-parallel ranks are gathered
         where the layers do not keep the sequence sharded."""
         source = rank + (self.classes[i][0] - own) * self.layout.stride("pp")
@@ -219,13 +218,13 @@ class _Writer:
     def _pipeline(self, rank: int) -> tuple[int, ...]:
         return members(((self.layout.stride("pp"), self.layout.pp),), rank)
 
-    def _exchange(self, rank: int, i: int, key: Exchange, after: list[int]) -> list[int]:
+    def _exchange(self, rank: int, i: int, program: Program, after: list[int]) -> list[int]:
         queue, classes = self.queues[i], self.classes[i]
-        if not key.steps:
+        if not program.moves:
             return [self.author.put(rank, queue, "sleep", after=after, task=i)]
         last: list[int] = after
         used: set[str] = set()
-        for op, num_bytes, group in key.steps:
+        for op, num_bytes, group, *_ in program.moves:
             if len(classes) > 1:
                 ranks = self._across(rank, classes, group)
             else:

@@ -1,0 +1,220 @@
+"""Binding: the roles of a structure become programs, for one plan on one cluster."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import msgspec
+import numpy as np
+
+from meshwright.graph import MemoryEvents, TaskGraph
+from meshwright.lower.facts import gathers_again
+from meshwright.lower.place import Mesh
+from meshwright.lower.program import LayerPass, Move, Program, Site
+from meshwright.lower.roles import ExchangeRole, MessageRole, PassRole, Role, TwinRole, UpdateRole
+from meshwright.lower.stages import Stages
+from meshwright.lower.state import STORED_BYTES, updated_bytes
+from meshwright.lower.structure import Structure
+from meshwright.lower.units import Unit, named
+from meshwright.schedules.actions import W
+from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.work import Elementwise, Group, Staging
+
+
+class Binder:
+    """Turns roles into programs. Unsharded gradients are reduced in buckets of ``bucket_bytes`` (0: whole)."""
+
+    def __init__(self, stages: Stages, mesh: Mesh, bucket_bytes: int = 0):
+        self.stages, self.mesh, self.plan = stages, mesh, stages.plan
+        self.bucket_bytes = 0 if self.plan.layout.zero else bucket_bytes
+        self.again = gathers_again(self.plan.layout)
+        #: Where exchanges are priced: the first of the devices stands for all that meet.
+        self.meeting = self.site(0, 0)
+        self._exchanges: dict[ExchangeRole, Program] = {}
+
+    def site(self, index: int, rank: int) -> Site:
+        """The device of a pipeline rank of a class of slices."""
+        return self.stages.known.site(self.mesh.slices[index].devices[rank], self.plan.layout.num_ranks)
+
+    def start(self, index: int, rank: int) -> int:
+        """The first rank that a pipeline rank stands for; 0 where it does not matter because all ranks are alike."""
+        return 0 if self.mesh.alike else self.mesh.slices[index].starts[rank]
+
+    def __call__(self, role: Role) -> Program:
+        """The program of a role."""
+        match role:
+            case PassRole():
+                return self._pass(role)
+            case MessageRole():
+                starts = self.mesh.slices[role.slice].starts
+                return self.message(self.mesh.pair(starts[role.source], starts[role.target]))
+            case ExchangeRole():
+                return self.exchange(role)
+            case TwinRole():
+                return self._twins(role)
+            case UpdateRole():
+                return self._update(role)
+            case _:
+                return self.moving((("all_reduce", 4.0, self.mesh.group("tp", "cp", "dp", "pp")),))
+
+    def _pass(self, role: PassRole) -> Program:
+        site, start = self.site(role.slice, role.rank), self.start(role.slice, role.rank)
+        if role.beside:
+            return self._over(role, site, start)
+        key = (role.which, role.units, site, self.stages.context(start).groups)
+        known = self.stages.known.programs
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._over(role, site, start)
+        return found
+
+    def _over(self, role: PassRole, site: Site, start: int) -> Program:
+        passes: dict[Unit, LayerPass] = {}
+        for unit in role.units:
+            if unit not in passes:
+                passes[unit] = self.stages.layer_pass(unit, role.which, start)
+        beside = tuple(self.exchange(ExchangeRole(what, role.units, role.rank)) for what in role.beside)
+        copied = zip(role.beside, beside) if self.again else ()
+        return Program(
+            kind="pass",
+            name=named(role.which, role.units),
+            site=site,
+            which=role.which,
+            layers=tuple([passes[unit] for unit in role.units]),
+            beside=beside,
+            copies=tuple(
+                Staging(what=what, num_bytes=move.num_bytes) for what, one in copied for move in one.moves[:1]
+            ),
+            share=role.share,
+        )
+
+    def message(self, pair: Group) -> Program:
+        """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
+        does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1)."""
+        c = self.stages.context()
+        size = c.tokens * c.hidden * c.element / c.tp
+        moves = [Move("send", size, pair)]
+        if c.tp > 1 and not c.sp:
+            moves.append(Move("all_gather", size * c.tp, c.tp_group))
+        return Program(kind="send", name="send", site=self.meeting, moves=tuple(moves))
+
+    def exchange(self, role: ExchangeRole) -> Program:
+        """The collectives that gather the parameters or reduce the gradients of some layers: dense ones over dp*cp,
+        experts over their replicas."""
+        found = self._exchanges.get(role)
+        if found is None:
+            start = first_of_group(self.mesh, self.start(0, role.rank))
+            found = self._exchanges[role] = self.moving(self.steps(role.units, role.what, start))
+        return found
+
+    def steps(self, units: tuple[Unit, ...], what: str, start: int) -> tuple[tuple[str, float, Group], ...]:
+        """Collectives (op, bytes, group) that gather or reduce some layers, on the ranks around `start`."""
+        plan, params = self.plan, self.stages.total_params(units)
+        shard_group, replica_group = self.mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp", start=start)
+        grad_bytes = STORED_BYTES[plan.precision.grads]
+        compute = plan.precision.compute or self.stages.train.dtype
+        weight_bytes = 4.0 if compute == "fp32" else 2.0
+        if plan.precision.params == "fp8":
+            weight_bytes = min(weight_bytes, max(1.0, DTYPE_BYTES[compute]))
+        steps: list[tuple[str, float, Group]] = []
+        for trained, held, group in (
+            (params.trained_dense, params.dense, shard_group),
+            (params.trained_expert, params.expert, self.mesh.expert_group("edp", start=start)),
+        ):
+            if what == "gather" and held and group.size > 1:
+                size = held if plan.layout.zero == 3 else trained
+                steps.append(("all_gather", size * weight_bytes, group))
+            elif what == "reduce" and trained and group.size > 1:
+                op = "reduce_scatter" if plan.layout.zero >= 1 else "all_reduce"
+                steps.append((op, trained * grad_bytes, group))
+        if what == "reduce" and params.trained_dense and replica_group.size > 1:
+            steps.append(("all_reduce", params.trained_dense * grad_bytes / shard_group.size, replica_group))
+        return tuple(step for step in steps if step[1] > 0)
+
+    def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
+        """A program of collectives (op, bytes, group), one after the other."""
+        bucket, sharded = self.bucket_bytes, self.plan.layout.zero == 3
+        moves = tuple(
+            Move(op, size, group, ceil(size / bucket) if bucket and op == "all_reduce" else 1, sharded)
+            for op, size, group in steps
+        )
+        name = " + ".join(op for op, _, _ in steps) or "nothing to exchange"
+        return Program(kind="exchange", name=name, site=self.meeting, moves=moves)
+
+    def _twins(self, role: TwinRole) -> Program:
+        stages, starts = self.stages, self.mesh.slices[role.slice].starts
+        if role.units:
+            params = stages.total_params(role.units)
+            numbers = params.trained_dense + params.trained_expert
+        else:
+            model = stages.model
+            numbers = model.vocab * (model.embedding_width or model.hidden) / self.plan.layout.tp
+        a, b = role.ranks
+        size = numbers * STORED_BYTES[self.plan.precision.grads]
+        return self.moving((("all_reduce", size, self.mesh.pair(starts[a], starts[b])),))
+
+    def _update(self, role: UpdateRole) -> Program:
+        return self.updating(self.updated_params(role.units), self.site(role.slice, role.rank))
+
+    def updating(self, params: float, site: Site) -> Program:
+        """The optimizer's step over so many parameters of one rank."""
+        size = params * updated_bytes(self.plan, self.stages.train)
+        work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
+        return Program(kind="update", name="optimizer", site=site, work=work)
+
+    def updated_params(self, units: tuple[Unit, ...]) -> float:
+        """Parameters that one rank's optimizer touches."""
+        params, layout = self.stages.total_params(units), self.plan.layout
+        expert_shard = min(layout.shard or self.plan.edp, self.plan.edp)
+        share = (layout.shard_group, expert_shard) if layout.zero else (1, 1)
+        return params.trained_dense / share[0] + params.trained_expert / share[1]
+
+
+def first_of_group(mesh: Mesh, rank: int) -> int:
+    """Where the replicas of a rank begin; 0 where it does not matter because all ranks are alike."""
+    if mesh.alike:
+        return 0
+    for axis in ("cp", "dp"):
+        stride = mesh.layout.stride(axis)
+        rank -= rank // stride % getattr(mesh.layout, axis) * stride
+    return rank
+
+
+def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Program, ...]]:
+    """The structure's graph with a plan's programs for cost keys, its bytes and its rank classes; and the programs."""
+    programs: dict[Program, int] = {}
+    number = np.array([programs.setdefault(binder(role), len(programs)) for role in structure.roles], np.int32)
+    graph, stages, mesh = structure.graph, binder.stages, binder.mesh
+    names, counts = rank_classes(mesh)
+    memory = graph.memory
+    if memory is not None:
+        memory = msgspec.structs.replace(memory, num_bytes=structure.sizes.bytes_of(stages)[structure.codes])
+        if np.any(structure.actions.kind == W):
+            memory = _freed_first(memory)
+    bound = msgspec.structs.replace(
+        graph,
+        cost_key=number[graph.cost_key],
+        keys=tuple(f"{program.name} #{i}" for i, program in enumerate(programs)),
+        streams=msgspec.structs.replace(graph.streams, ranks=names, multiplicity=counts),
+        memory=memory,
+    )
+    return bound, tuple(programs)
+
+
+def _freed_first(memory: MemoryEvents) -> MemoryEvents:
+    """The events, those that free first: a split backward may leave more for its weight gradient than it frees."""
+    order = np.argsort(memory.num_bytes > 0, kind="stable")
+    return msgspec.structs.replace(
+        memory,
+        **{name: getattr(memory, name)[order] for name in ("task", "rank", "at_end", "num_bytes", "category")},
+    )
+
+
+def rank_classes(mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names of the rank classes (a pipeline rank of a class of slices each), and how many ranks each stands for."""
+    names, counts = [], []
+    for index, slice_ in enumerate(mesh.slices):
+        for r in range(mesh.layout.pp):
+            names.append(f"rank {r}" if len(mesh.slices) == 1 else f"slice {index} rank {r} ({slice_.devices[r].name})")
+            counts.append(mesh.layout.tp * mesh.layout.cp * slice_.multiplicity)
+    return tuple(names), tuple(counts)

@@ -1,0 +1,144 @@
+"""Compute tasks: the schedule's actions, cut where exchanges run between layers."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.graph import GraphBuilder
+from meshwright.lower.facts import Facts
+from meshwright.lower.roles import PassRole, Roles
+from meshwright.schedules.actions import BW, Actions, B, F, W
+
+PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
+
+
+class Compute(msgspec.Struct):
+    """Where the compute tasks of one slice class are: ``first``/``last`` task of F and of the backward by (stage,
+    microbatch), ``done`` the last task of each pipeline rank, and the expanded tasks."""
+
+    forward: tuple[np.ndarray, np.ndarray]
+    backward: tuple[np.ndarray, np.ndarray]
+    home: np.ndarray
+    task: np.ndarray
+    action: np.ndarray
+    segment: np.ndarray
+    done: np.ndarray
+
+
+def reduced_after(actions: Actions, scatters: bool) -> np.ndarray:
+    """The passes after which gradients are reduced, bool [actions]: the last of every (rank, stage); where a plan
+    `scatters` them while they accumulate, every pass without a pipeline, and under one the last of every round.
+
+    A round is as many weight gradients of one stage as a rank computes without another stage between them: the stage's
+    gradients accumulate whole for so long, then they are scattered and their memory is free for the next stage. Llama
+    3 shards gradients under its pipeline (2407.21783, section 3.3.2); scattering them after rounds, of as many
+    microbatches as an interleaved schedule gives a chunk at a time, is the least communication that does so. One stage
+    a rank is one round a step, ZeRO-1 in other words.
+    """
+    grads = np.isin(actions.kind, (W, BW))
+    if not scatters:
+        return last_of(actions, grads)
+    return grads if actions.num_ranks == 1 else rounds(actions)[1]
+
+
+def rounds(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
+    """The first and the last pass of every round (see :func:`reduced_after`), bool [actions] each."""
+    chosen = np.flatnonzero((actions.kind == W) | (actions.kind == BW))
+    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
+    new = np.append(True, place[1:] != place[:-1])
+    first, last = np.zeros(len(actions), bool), np.zeros(len(actions), bool)
+    first[chosen[new]] = True
+    last[chosen[np.append(new[1:], True)]] = True
+    return first, last
+
+
+def expansion(actions: Actions, facts: Facts) -> np.ndarray:
+    """How many segments each action is cut into: layer by layer where a gather or a reduction runs beside it."""
+    segments = np.array([len(c.segments) for c in facts.compositions])[actions.stage]
+    one = np.ones(len(actions), np.int64)
+    if not facts.exchanges:
+        return one
+    if not facts.overlap_dp:
+        return segments if facts.pp == 1 and facts.scatters else one
+    forward = actions.kind == F
+    cut = forward if facts.again else forward & first_of(actions, forward) & (facts.zero >= 1)
+    cut |= reduced_after(actions, facts.scatters)
+    if facts.again:
+        cut |= np.isin(actions.kind, (B, BW))
+    return np.where(cut, segments, one)
+
+
+def first_of(actions: Actions, among: np.ndarray) -> np.ndarray:
+    """The first of the chosen actions for every (rank, stage)."""
+    chosen = np.flatnonzero(among)
+    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
+    out = np.zeros(len(actions), bool)
+    out[chosen[np.unique(place, return_index=True)[1]]] = True
+    return out
+
+
+def last_of(actions: Actions, among: np.ndarray) -> np.ndarray:
+    chosen = np.flatnonzero(among)[::-1]
+    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
+    out = np.zeros(len(actions), bool)
+    out[chosen[np.unique(place, return_index=True)[1]]] = True
+    return out
+
+
+def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, index: int) -> Compute:
+    """Every action of one slice class as one task, or one per segment, on its rank's compute queue."""
+    pp = facts.pp
+    count = expansion(actions, facts)
+    action = np.repeat(np.arange(len(actions)), count)
+    starts = np.cumsum(count) - count
+    position = np.arange(len(action)) - starts[action]
+    kind, stage, rank = actions.kind[action], actions.stage[action], actions.rank_of()[action]
+    whole = count[action] == 1
+    segment = np.where(kind == F, position, count[action] - 1 - position)
+    ids = builder.extend(
+        kind,
+        _pass_roles(roles, facts, index, kind, stage, rank, np.where(whole, -1, segment)),
+        stream=np.array([builder.stream(index * pp + r, "compute") for r in range(pp)])[rank],
+        stage=stage,
+        chunk=stage // pp,
+        microbatch=actions.microbatch[action],
+        layer=np.where(whole, -1, np.array(facts.first_layers)[stage] + segment),
+    )
+    shape = (actions.num_stages, actions.num_microbatches)
+    where = {}
+    for name, kinds in (("forward", (F,)), ("backward", (B, BW))):
+        chosen = np.flatnonzero(np.isin(actions.kind, kinds))
+        first, last = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        at = (actions.stage[chosen], actions.microbatch[chosen])
+        first[at], last[at] = ids[starts[chosen]], ids[starts[chosen] + count[chosen] - 1]
+        where[name] = (first, last)
+        if name == "forward":
+            home = np.zeros(shape, np.int64)
+            home[at] = actions.rank_of()[chosen]
+    done = ids[np.array([np.flatnonzero(rank == r)[-1] for r in range(pp)])]
+    return Compute(task=ids, action=action, segment=segment, home=home, done=done, **where)
+
+
+def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segment) -> np.ndarray:
+    """Numbers of the roles of compute tasks; `segment` -1 is the whole stage."""
+    compositions, ranks = facts.compositions, 1 if facts.alike else facts.pp
+    shape = (4, len(compositions), ranks, int(segment.max(initial=-1)) + 2)
+    code = np.ravel_multi_index((kind, stage, rank if ranks > 1 else np.zeros_like(rank), segment + 1), shape)
+    role_of = np.zeros(int(np.prod(shape)), np.int64)
+    for value in np.flatnonzero(np.bincount(code, minlength=len(role_of))).tolist():
+        rest, seg = divmod(value, shape[3])
+        rest, r = divmod(rest, shape[2])
+        k, s = divmod(rest, shape[1])
+        units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
+        beside = _beside(facts, k) if seg else ()
+        share = 1 / len(compositions[s].segments) if seg else 1.0
+        role_of[value] = roles(PassRole(PASS_NAMES[k], units, index, r, beside, share))
+    return role_of[code]
+
+
+def _beside(facts: Facts, kind: int) -> tuple[str, ...]:
+    """The exchanges that run beside an expanded pass."""
+    if kind == F:
+        return ("gather",)
+    return ("gather", "reduce") if facts.again else ("reduce",)

@@ -1,0 +1,69 @@
+"""Facts: all that the structure of a step depends on. Plans with equal facts share one structure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.stages import Stages
+from meshwright.lower.units import Composition
+from meshwright.plan import Layout
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """``counts`` are microbatches of each class of data-parallel slices. ``compositions`` and ``first_layers`` (index
+    in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
+    all ranks run on equal devices. ``exchanges``: there are data-parallel ranks; ``zero`` says what they shard;
+    ``again``: parameters are gathered for every microbatch, ``scatters``: gradients are scattered while they
+    accumulate. ``tied``: a tied embedding's two copies are on two pipeline ranks. ``params`` are the schedule's,
+    besides sizes."""
+
+    pp: int
+    vpp: int
+    schedule: str
+    counts: tuple[int, ...]
+    compositions: tuple[Composition, ...]
+    first_layers: tuple[int, ...]
+    losing: tuple[bool, ...]
+    alike: bool
+    exchanges: bool
+    zero: int
+    again: bool
+    scatters: bool
+    overlap_dp: bool
+    overlap_pp: bool
+    tied: bool
+    params: tuple[tuple[str, object], ...] = ()
+
+
+def gathers_again(layout: Layout) -> bool:
+    """Whether parameters are gathered for every microbatch: fully sharded ones without a pipeline. Under one they are
+    gathered once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511)."""
+    return layout.zero == 3 and layout.pp == 1 and layout.shard_group > 1
+
+
+def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
+    """Read the facts of a plan off its stages; `params` go to the schedule's builder."""
+    plan, model, mesh = stages.plan, stages.model, stages.mesh
+    layout = plan.layout
+    exchanges = layout.dp * layout.cp > 1
+    synchronous = mesh.cluster.islands[0].device.synchronous
+    return Facts(
+        pp=layout.pp,
+        vpp=plan.pipeline.vpp,
+        schedule=plan.pipeline.schedule,
+        counts=layout.shares or (plan.num_microbatches(stages.train.global_batch),) * len(mesh.slices),
+        compositions=stages.compositions,
+        first_layers=tuple(layers[0] if layers else 0 for layers in stages.layers),
+        losing=tuple(stages.activations(c).logits > 0 for c in stages.compositions),
+        alike=mesh.alike,
+        exchanges=exchanges,
+        zero=layout.zero if exchanges else 0,
+        again=gathers_again(layout),
+        scatters=layout.shards_gradients,
+        # torch's fully sharded layers gather and reduce by calls that return when it is done, which only a device that
+        # is handed its work ahead of time does not feel
+        overlap_dp=plan.overlap.dp and not (gathers_again(layout) and synchronous),
+        overlap_pp=plan.overlap.pp,
+        tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None,
+        params=tuple(sorted((params or {}).items())),
+    )

@@ -1,0 +1,50 @@
+"""Messages between stages: a task on the sender's queue, or a plain edge where both stages are on one rank."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.graph import KIND, GraphBuilder
+from meshwright.lower.compute import Compute
+from meshwright.lower.facts import Facts
+from meshwright.lower.roles import MessageRole, Roles
+from meshwright.schedules.actions import Actions
+
+
+def add_messages(
+    builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, compute: Compute, index: int
+) -> None:
+    """Activations to the next stage, gradients back: a task on the sender's queue, or a plain edge on one rank.
+
+    Without overlap the sender's next action waits until its message is out, as a blocking send does.
+    """
+    if actions.num_stages == 1:
+        return
+    pp, home = facts.pp, compute.home
+    following = np.append(compute.task[1:], -1)
+    following[np.flatnonzero(np.diff(actions.rank_of()[compute.action]))] = -1
+    for (first, last), source, target, queue in (
+        (compute.forward, slice(None, -1), slice(1, None), "pp_forward"),
+        (compute.backward, slice(1, None), slice(None, -1), "pp_backward"),
+    ):
+        producer, consumer = last[source].ravel(), first[target].ravel()
+        a, b = home[source].ravel(), home[target].ravel()
+        local = a == b
+        builder.depend(consumer[local], producer[local])
+        order = np.flatnonzero(~local)[np.argsort(producer[~local], kind="stable")]
+        producer, consumer, a, b = producer[order], consumer[order], a[order], b[order]
+        pair, back = np.unique(a * pp + b, return_inverse=True)
+        sent = [roles(MessageRole(index, *divmod(v, pp))) for v in pair.tolist()]
+        streams = [builder.stream(index * pp + v // pp, queue) for v in pair.tolist()]
+        stage = np.broadcast_to(np.arange(actions.num_stages)[:, None], home.shape)[source].ravel()[order]
+        microbatch = np.broadcast_to(np.arange(actions.num_microbatches)[None, :], home.shape)[source].ravel()[order]
+        if not len(pair):
+            continue
+        ids = builder.extend(
+            KIND["send"], np.array(sent)[back], stream=np.array(streams)[back], stage=stage, microbatch=microbatch
+        )
+        builder.depend(ids, producer)
+        builder.depend(consumer, ids)
+        if not facts.overlap_pp:
+            blocked = following[producer - compute.task[0]]
+            builder.depend(blocked[blocked >= 0], ids[blocked >= 0])

@@ -1,0 +1,74 @@
+"""Programs: what a task of the step graph does, with every decision made.
+
+A program is the only cost key. It holds operators, bytes and groups, and the device it runs on, so that it is priced
+without the plan it comes from (``simulate/price.py``). Equal programs are one key of a graph.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.lower.layer import Entry
+from meshwright.spec.hardware import Device
+from meshwright.work import Collective, Group, Staging, Work
+
+
+class LayerPass(msgspec.Struct, frozen=True, eq=False):
+    """A pass (``F``, ``B``, ``W``, ``BW``) over one layer: its operators on their queues. There is one object for
+    equal ones of a plan, or of a search, so that it is compared and looked up by identity."""
+
+    which: str
+    entries: tuple[Entry, ...]
+
+
+class Site(msgspec.Struct, frozen=True, eq=False):
+    """A device, and the number of ranks that wait for one another in a step; one object for equal ones of a plan."""
+
+    device: Device
+    num_ranks: int
+
+    @property
+    def straggling(self) -> float:
+        """Time of the slowest of the step's devices over that of a median one."""
+        return self.device.slowest_of(self.num_ranks)
+
+
+class Move(NamedTuple):
+    """A collective over ``num_bytes`` in ``times`` equal messages. ``sharded``: of parameters that are fully sharded,
+    whose exchanges meet others on the links between nodes."""
+
+    op: str
+    num_bytes: float
+    group: Group
+    times: int = 1
+    sharded: bool = False
+
+    @property
+    def work(self) -> Collective:
+        """One of its messages."""
+        return Collective(op=self.op, num_bytes=self.num_bytes / self.times, group=self.group)
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """A task's work at one ``site``. ``kind`` says which part is filled:
+
+    * ``pass``: ``layers`` one after the other, with ``beside`` the exchanges that run meanwhile, ``copies`` around
+      those of fully sharded parameters, and ``share`` the part of a stage's pass that this is;
+    * ``send`` and ``exchange``: ``moves`` one after the other;
+    * ``update``: ``work``, the optimizer's.
+
+    ``name`` is for people, and says the pass and the layers.
+    """
+
+    kind: str
+    name: str
+    site: Site
+    which: str = ""
+    layers: tuple[LayerPass, ...] = ()
+    beside: tuple[Program, ...] = ()
+    copies: tuple[Staging, ...] = ()
+    share: float = 1.0
+    moves: tuple[Move, ...] = ()
+    work: Work | None = None

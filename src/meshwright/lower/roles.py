@@ -1,0 +1,74 @@
+"""Roles: what each task of a step is, before its sizes are known.
+
+The structure of a step (:mod:`meshwright.lower.structure`) names its tasks by role alone, so plans that differ in
+widths, batch or place share it. :mod:`meshwright.lower.bind` turns a role into a program for one plan. ``slice``
+numbers a class of data-parallel slices and ``rank`` a pipeline rank; both are 0 where all ranks are alike.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.lower.units import Unit
+
+
+class PassRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """A pass over some layers: ``F``, ``B``, ``W`` or ``BW``. ``beside`` are the exchanges ("gather", "reduce") of
+    these layers that run meanwhile, ``share`` the part of the stage's pass that this is."""
+
+    which: str
+    units: tuple[Unit, ...]
+    slice: int
+    rank: int
+    beside: tuple[str, ...] = ()
+    share: float = 1.0
+
+
+class MessageRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """Activations or their gradient, sent from one pipeline rank to another."""
+
+    slice: int
+    source: int
+    target: int
+
+
+class ExchangeRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """Parameters gathered ("gather") or gradients reduced ("reduce") of some layers, over data-parallel ranks."""
+
+    what: str
+    units: tuple[Unit, ...]
+    rank: int
+
+
+class TwinRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """Gradients that two pipeline ranks hold of the same weights, added up: those of ``units``, or, without any, of a
+    tied embedding."""
+
+    units: tuple[Unit, ...]
+    slice: int
+    ranks: tuple[int, int]
+
+
+class NormRole(msgspec.Struct, frozen=True):
+    """The gradient norm, which joins every rank."""
+
+
+class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """The optimizer's step over the layers that one pipeline rank holds."""
+
+    units: tuple[Unit, ...]
+    slice: int
+    rank: int
+
+
+Role = PassRole | MessageRole | ExchangeRole | TwinRole | NormRole | UpdateRole
+
+
+class Roles:
+    """Distinct roles, numbered in the order in which they are first asked for."""
+
+    def __init__(self) -> None:
+        self.number: dict[Role, int] = {}
+
+    def __call__(self, role: Role) -> int:
+        return self.number.setdefault(role, len(self.number))
