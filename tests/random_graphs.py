@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from meshwright.graph import QUEUES, GraphBuilder
+from meshwright.graph import QUEUES, GraphBuilder, RankClass
 
 #: Binary fractions, so that sums are exact and ties are ties.
 DURATIONS = st.integers(0, 12).map(lambda n: n / 4)
@@ -11,7 +11,7 @@ DURATIONS = st.integers(0, 12).map(lambda n: n / 4)
 @st.composite
 def graphs(draw, *, lags=False, max_tasks=14):
     """A graph of up to `max_tasks` tasks on 3 ranks, with collectives and edges, and its durations [num_keys]."""
-    builder = GraphBuilder(("a", "b", "c"), (1, 2, 3))
+    builder = GraphBuilder([RankClass(label=name, multiplicity=count) for name, count in zip("abc", (1, 2, 3))])
     n = draw(st.integers(1, max_tasks))
     streams = [builder.stream(rank, queue) for rank in range(3) for queue in QUEUES[:2]]
     for i in range(n):

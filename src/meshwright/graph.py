@@ -48,16 +48,62 @@ QUEUE = {name: index for index, name in enumerate(QUEUES)}
 ATTRIBUTES: tuple[str, ...] = ("stage", "chunk", "microbatch", "layer", "step")
 
 
-class Streams(msgspec.Struct, frozen=True, kw_only=True):
-    """The streams of a graph: ``rank[s]`` is a rank class, ``queue[s]`` an index into :data:`QUEUES`.
+#: A value that ranks have in common which pass each other activations.
+Lane = tuple[int, tuple[tuple[str, int], ...], str]
 
-    ``ranks`` names each rank class and ``multiplicity`` says how many real ranks it stands for.
+
+class RankClass(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ranks that do the same work at the same times, or one real rank of these.
+
+    ``pool`` is the plan's pool that they belong to ("" for the only one), ``stage`` their place in its pipeline,
+    ``slice`` the kind of data-parallel slices that they are of (-1 where all are alike), ``device`` what they run on
+    and ``multiplicity`` how many real ranks they are. ``at`` says which real rank of a class this is, as (axis, place);
+    () for a whole class. ``label`` is the name of what is no part of a plan, such as a layer's operators.
     """
+
+    pool: str = ""
+    slice: int = -1
+    stage: int = 0
+    device: str = ""
+    multiplicity: int = 1
+    at: tuple[tuple[str, int], ...] = ()
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name for people: ``slice 0 rank 1 (h100_sxm)``, ``rank 1 dp0 tp1``."""
+        if self.label:
+            return self.label
+        words = [self.pool] if self.pool else []
+        words += [f"slice {self.slice}"] if self.slice >= 0 else []
+        words += [f"rank {self.stage}", *(f"{axis}{place}" for axis, place in self.at)]
+        return " ".join(words + ([f"({self.device})"] if self.slice >= 0 and self.device else []))
+
+    @property
+    def lane(self) -> Lane:
+        """The pipeline that the ranks are of: all but their place in it."""
+        return self.slice, self.at, self.label
+
+    def stands_for(self, rank: RankClass) -> bool:
+        """Whether `rank` is one of these, as far as both say where they are."""
+        return (
+            (self.pool, self.stage, self.label) == (rank.pool, rank.stage, rank.label)
+            and self.slice in (-1, rank.slice)
+            and set(self.at) <= set(rank.at)
+        )
+
+
+class Streams(msgspec.Struct, frozen=True, kw_only=True):
+    """The streams of a graph: ``rank[s]`` is an index into ``ranks``, ``queue[s]`` one into :data:`QUEUES`."""
 
     rank: NDArray[np.int32]
     queue: NDArray[np.int32]
-    ranks: tuple[str, ...]
-    multiplicity: tuple[int, ...]
+    ranks: tuple[RankClass, ...]
+
+    @property
+    def multiplicity(self) -> tuple[int, ...]:
+        """How many real ranks each rank class stands for."""
+        return tuple(rank.multiplicity for rank in self.ranks)
 
     def __len__(self) -> int:
         return len(self.rank)
@@ -127,7 +173,7 @@ class TaskGraph(msgspec.Struct, frozen=True, kw_only=True):
 
     def _line(self, i: int) -> str:
         where = ",".join(
-            f"{QUEUES[self.streams.queue[s]]}@{self.streams.ranks[self.streams.rank[s]]}"
+            f"{QUEUES[self.streams.queue[s]]}@{self.streams.ranks[self.streams.rank[s]].name}"
             for s in self.member[self.member_ptr[i] : self.member_ptr[i + 1]]
         )
         marks = [
@@ -153,9 +199,9 @@ class GraphBuilder:
     and the edges contradict each other (a deadlock).
     """
 
-    def __init__(self, ranks: Sequence[str], multiplicity: Sequence[int] | None = None):
-        self.ranks = tuple(ranks)
-        self.multiplicity = tuple(multiplicity or (1,) * len(self.ranks))
+    def __init__(self, ranks: Sequence[RankClass | str]):
+        """`ranks` are rank classes, or labels of what is no part of a plan."""
+        self.ranks = tuple(RankClass(label=rank) if isinstance(rank, str) else rank for rank in ranks)
         self._kind: list[NDArray] = []
         self._key: list[NDArray] = []
         self._attr: list[NDArray] = []
@@ -246,7 +292,6 @@ class GraphBuilder:
             rank=(used // len(QUEUES)).astype(np.int32),
             queue=(used % len(QUEUES)).astype(np.int32),
             ranks=self.ranks,
-            multiplicity=self.multiplicity,
         )
         new_member_ptr, at = _reorder(member_ptr, order)
         new_member = renumber[member[at]]

@@ -1,26 +1,101 @@
-"""What both executors return: task spans, memory over time, and who made it, as columns.
+"""What both executors return, as columns: task spans, counters, instants, records, and who made them.
 
-A span is one task on one stream of one rank class. Its key (rank, queue, kind, stage, chunk, microbatch,
-layer, step, occurrence) is stable, so a simulated and a measured timeline of the same plan can be laid side
-by side. Spans and ranks may be missing: a measured timeline of one rank is legal.
+A span is one task on one stream of one rank class. Its key (pool, rank, queue, kind, stage, chunk, microbatch, layer,
+step, occurrence) is stable, so a simulated and a measured timeline of the same plan can be laid side by side. Spans and
+ranks may be missing: a measured timeline of one rank is legal, and so is one of a job over days, which has records and
+instants and no spans.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.dataframe import dataframe
-from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES, TaskGraph
+from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES, RankClass, TaskGraph
 from meshwright.toposort import binding
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-FORMAT_VERSION = 1
+#: Columns of a span's key, in order; equal keys on two timelines of one plan are the same work.
+KEY = ("pool", "rank", "queue", "kind", *ATTRIBUTES, "occurrence")
+#: A table of records: columns of equal length by name.
+Table = dict[str, NDArray]
+
+
+class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The question and who answered it, "" where that is not known: equal identities give equal predictions.
+
+    ``model`` and ``cluster`` are names with digests of what they name, ``graph`` the digest of the task graph,
+    ``costs`` the cost profile, ``code`` the version. ``source`` is ``measured`` for what a clock measured.
+    """
+
+    code: str = ""
+    costs: str = ""
+    model: str = ""
+    cluster: str = ""
+    workload: str = ""
+    plan: str = ""
+    graph: str = ""
+    source: str = "predicted"
+
+    def said(self) -> dict[str, str]:
+        """The words that are known, by name; that it was predicted goes without saying."""
+        return msgspec.to_builtins(self)
+
+
+#: The identity of what nobody said anything about.
+UNKNOWN = Identity()
+
+
+class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
+    """When steps began and ended, as columns [steps]: their numbers, and seconds of the timeline's clock."""
+
+    number: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
+    begin_s: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
+    end_s: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
+
+    @classmethod
+    def of(cls, number: Sequence[int] | NDArray, bounds: Sequence[tuple[float, float]]) -> StepBounds:
+        """Build the columns from step numbers and their (begin, end) in seconds."""
+        both = np.array(bounds, np.float64).reshape(-1, 2)
+        return cls(number=np.array(number, np.int64), begin_s=both[:, 0].copy(), end_s=both[:, 1].copy())
+
+
+class Counter(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantity over time [n] on one rank class (an index into ``ranks``), or of all of them (-1)."""
+
+    name: str
+    unit: str
+    time_s: NDArray[np.float64]
+    value: NDArray[np.float64]
+    rank: int = -1
+
+
+class Instants(msgspec.Struct, frozen=True, kw_only=True):
+    """Events without a length, as columns [n] in order of time: ``what`` indexes ``names``, ``rank`` is a rank class or
+    -1 for all."""
+
+    names: tuple[str, ...] = ()
+    time_s: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
+    what: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
+    rank: NDArray[np.int32] = msgspec.field(default_factory=lambda: np.empty(0, np.int32))
+
+    @classmethod
+    def of(cls, events: Sequence[tuple[float, str]]) -> Instants:
+        """Build the columns from (seconds, name) of events that concern all ranks."""
+        names = {name: place for place, name in enumerate(dict.fromkeys(name for _, name in events))}
+        return cls(
+            names=tuple(names),
+            time_s=np.array([at for at, _ in events], np.float64),
+            what=np.array([names[name] for _, name in events], np.int32),
+            rank=np.full(len(events), -1, np.int32),
+        )
 
 
 class MemoryTrace(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,10 +120,12 @@ class MemoryTrace(msgspec.Struct, frozen=True, kw_only=True):
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     """Spans as columns [S]; ``rank``/``queue`` index ``ranks`` and :data:`QUEUES`; attributes are -1 where
     they do not apply. ``waited_for[i]`` is the span whose end let span i start, -1 for none; ``task`` the
-    task of the graph (equal for all members of a collective). ``parts`` splits a duration by cause."""
+    task of the graph (equal for all members of a collective). ``parts`` splits a duration by cause.
 
-    ranks: tuple[str, ...]
-    multiplicity: tuple[int, ...]
+    ``steps`` bounds the steps that spans are of; ``counters`` and ``instants`` are what else happened meanwhile, and
+    ``records`` tables of a row for each step, request or event of a job, by name."""
+
+    ranks: tuple[RankClass, ...]
     task: NDArray[np.int32]
     rank: NDArray[np.int32]
     queue: NDArray[np.int32]
@@ -61,7 +138,51 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[str, ...]
     parts: dict[str, NDArray[np.float64]] = {}
     memory: tuple[MemoryTrace, ...] = ()
-    identity: dict[str, str] = {}
+    steps: StepBounds = msgspec.field(default_factory=StepBounds)
+    counters: tuple[Counter, ...] = ()
+    instants: Instants = msgspec.field(default_factory=Instants)
+    records: dict[str, Table] = {}
+    identity: Identity = UNKNOWN
+
+    @classmethod
+    def bare(cls, **said: Any) -> Timeline:
+        """Build a timeline without spans: what `said` names, such as counters, instants and records."""
+        columns = ("task", "rank", "queue", "start_s", "end_s", "waited_for", "cost_key")
+        types = {"start_s": np.float64, "end_s": np.float64}
+        return cls(
+            **{"ranks": (), "keys": ()} | said,
+            **{name: np.empty(0, types.get(name, np.int32)) for name in columns},
+            kind=np.empty(0, np.uint8),
+            attributes=np.empty((len(ATTRIBUTES), 0), np.int32),
+        )
+
+    @property
+    def multiplicity(self) -> tuple[int, ...]:
+        """How many real ranks each rank class stands for."""
+        return tuple(rank.multiplicity for rank in self.ranks)
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """Names of the pools that the ranks are of, "" for the only one, in the order of the ranks."""
+        return tuple(dict.fromkeys(rank.pool for rank in self.ranks))
+
+    def key_columns(self) -> dict[str, NDArray]:
+        """The stable key of every span [S], column by column as :data:`KEY` names them: ``pool`` indexes ``pools``, and
+        ``occurrence`` counts the spans that are alike in all the rest, in order of start."""
+        pools = {name: place for place, name in enumerate(self.pools)}
+        pool = np.array([pools[rank.pool] for rank in self.ranks], np.int32)[self.rank]
+        columns = dict(zip(KEY, (pool, self.rank, self.queue, self.kind, *self.attributes)))
+        order = np.lexsort((self.start_s, *columns.values()))
+        same = np.ones(self.num_spans, np.bool_)
+        same[:1] = False
+        for column in columns.values():
+            ordered = column[order]
+            same[1:] &= ordered[1:] == ordered[:-1]
+        place = np.arange(self.num_spans)
+        first = np.maximum.accumulate(np.where(same, 0, place))
+        occurrence = np.empty(self.num_spans, np.int32)
+        occurrence[order] = place - first
+        return columns | {"occurrence": occurrence}
 
     @property
     def makespan_s(self) -> float:
@@ -129,20 +250,19 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         return [m.peak()[0] for m in self.memory]
 
     def to_dataframe(self) -> DataFrame:
-        """One row per span for pandas: rank class and how many ranks it stands for, queue, kind, the attributes (-1
-        where they do not apply), start and end in seconds.
+        """One row per span for pandas: its key (the attributes -1 where they do not apply), how many ranks its class
+        stands for, start and end in seconds.
 
         Raises:
             MeshwrightError: X021 when pandas is not installed.
         """
-        ranks, queues, kinds = (np.array(names, dtype=object) for names in (self.ranks, QUEUES, KINDS))
+        key = self.key_columns()
+        names = {"pool": self.pools, "rank": [r.name for r in self.ranks], "queue": QUEUES, "kind": KINDS}
         return dataframe(
             {
-                "rank": ranks[self.rank],
+                **key,
+                **{column: np.array(words, dtype=object)[key[column]] for column, words in names.items()},
                 "multiplicity": np.array(self.multiplicity)[self.rank],
-                "queue": queues[self.queue],
-                "kind": kinds[self.kind],
-                **dict(zip(ATTRIBUTES, self.attributes)),
                 "start_s": self.start_s,
                 "end_s": self.end_s,
             }
@@ -189,7 +309,7 @@ def from_times(
     *,
     parts: dict[str, NDArray[np.float64]] | None = None,
     memory: tuple[MemoryTrace, ...] = (),
-    identity: dict[str, str] | None = None,
+    identity: Identity = UNKNOWN,
 ) -> Timeline:
     """The timeline of a graph whose tasks start and end at the given seconds [N].
 
@@ -205,7 +325,6 @@ def from_times(
     keys = graph.cost_key[task]
     return Timeline(
         ranks=graph.streams.ranks,
-        multiplicity=graph.streams.multiplicity,
         task=task,
         rank=graph.streams.rank[stream],
         queue=graph.streams.queue[stream],
@@ -218,5 +337,5 @@ def from_times(
         keys=graph.keys,
         parts=parts or {},
         memory=memory,
-        identity=identity or {},
+        identity=identity,
     )

@@ -39,7 +39,7 @@ def answered(question: str) -> dict[str, Any]:
         raise AssertionError(f"{question}: {'; '.join(map(str, wrong))}")
     found = predict(*parts, costs=standard_on(parts[1], framework), detail=False)
     return {
-        "graph": found.identity["graph"],
+        "graph": found.identity.graph,
         "step_time_s": found.step_time_s,
         "interval_s": list(found.step_time_interval_s),
         "peak_bytes": found.peak_memory_bytes,

@@ -13,7 +13,7 @@ from tests.random_graphs import graphs
 
 def chain(key="forward"):
     """F on rank 0, a message, B on rank 1 that waits for both."""
-    builder = GraphBuilder(("first", "second"), (4, 4))
+    builder = GraphBuilder(("first", "second"))
     f = builder.add("F", key, builder.stream(0, "compute"), stage=0, microbatch=0)
     send = builder.add("send", "message", builder.stream(0, "pp_forward"), [f], stage=0, microbatch=0)
     builder.add("B", "backward", builder.stream(1, "compute"), [f, send], stage=0, microbatch=0)

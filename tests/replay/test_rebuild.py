@@ -5,13 +5,15 @@ import numpy as np
 import pytest
 
 from meshwright.answer.predict import predict
-from meshwright.compare.measured import STEP_BOUNDS, bounds_text, class_of, place, rank_name, step_times, steps, tasks
+from meshwright.compare.measured import class_of, real_rank, step_times, steps, tasks
+from meshwright.graph import RankClass
 from meshwright.plan import parse
 from meshwright.replay.rebuild import rebuild
 from meshwright.replay.timed import plan_of, timed, typical
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse as parse_train
+from meshwright.timeline import UNKNOWN, StepBounds
 
 PLANS = (
     "pp4 dp2 mb1 1f1b zero1",
@@ -40,7 +42,7 @@ def answer(plan, model="llama3-8b"):
 
 def blind(timeline):
     """Without what it says of who waited for whom: all that a measured timeline has."""
-    identity = {k: v for k, v in timeline.identity.items() if k != "plan"}
+    identity = msgspec.structs.replace(timeline.identity, plan="")
     return msgspec.structs.replace(timeline, waited_for=np.full_like(timeline.waited_for, -1), identity=identity)
 
 
@@ -111,7 +113,7 @@ def merged(timeline):
         attributes=layer[:, kept],
         end_s=end[kept],
         waited_for=np.full(len(kept), -1, np.int32),
-        identity={},
+        identity=UNKNOWN,
     )
 
 
@@ -135,7 +137,7 @@ def repeated(timeline, factors, gap_s=0.25):
         end_s=np.concatenate([c[1] for c in columns]),
         attributes=np.concatenate([c[2] for c in columns], axis=1),
         waited_for=np.where(waited >= 0, waited + shift, -1).astype(np.int32),
-        identity=timeline.identity | {STEP_BOUNDS: bounds_text(bounds)},
+        steps=StepBounds.of(range(count), bounds),
     )
 
 
@@ -159,9 +161,19 @@ def test_host_time_before_a_task_is_kept():
 
 
 def test_ranks_are_named_by_their_place():
-    assert rank_name(1, dp=0, tp=1) == "rank 1 dp0 tp1"
-    assert place("rank 1 dp0 tp1") == (1, "dp0 tp1")
-    assert place("slice 0 rank 2 (h100_sxm)") == (2, "slice 0")
-    assert class_of("rank 1 dp0", ("rank 0", "rank 1")) == 1
-    assert class_of("rank 10 dp0", ("rank 0", "rank 1")) == -1
+    # tensor parallel inside, then data parallel, then pipeline: 5 = tp 1 of pipeline place 1 of the first replica
+    known = real_rank(parse("tp2 pp2 dp2").layout, 5)
+    assert known.name == "rank 1 dp0 tp1" and known.lane == real_rank(parse("tp2 pp2 dp2").layout, 1).lane
+    assert RankClass(slice=0, stage=2, device="h100_sxm").name == "slice 0 rank 2 (h100_sxm)"
+    assert RankClass(pool="encoder", stage=1).name == "encoder rank 1" and RankClass(label="layer").name == "layer"
+
+
+def test_the_class_of_a_rank_is_the_narrowest_that_stands_for_it():
+    classes = (RankClass(stage=0, multiplicity=4), RankClass(stage=1), RankClass(stage=1, at=(("dp", 0),)))
+    assert class_of(RankClass(stage=1, at=(("dp", 0), ("tp", 1))), classes) == 2
+    assert class_of(RankClass(stage=1, at=(("dp", 1),)), classes) == 1
+    assert class_of(RankClass(stage=10), classes) == -1
+    # what is not said to be of a kind of slices may be of any
+    assert class_of(RankClass(stage=0), (RankClass(slice=0, stage=0), RankClass(slice=1, stage=0))) == -1
+    assert class_of(RankClass(pool="encoder"), classes) == -1
     assert plan_of(answer("pp2 dp4 mb1").timeline).layout.pp == 2

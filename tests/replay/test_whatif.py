@@ -9,14 +9,14 @@ import pytest
 from meshwright import trace
 from meshwright.cli import main
 from meshwright.errors import MeshwrightError
-from meshwright.graph import ATTRIBUTES, KIND, QUEUE
+from meshwright.graph import ATTRIBUTES, KIND, QUEUE, RankClass
 from meshwright.replay.answer import Asked, replay
 from meshwright.replay.rebuild import rebuild
 from meshwright.replay.reschedule import reschedule
 from meshwright.replay.shares import shares
 from meshwright.replay.timed import timed, typical
 from meshwright.replay.whatif import line, rebucketed, scaled
-from meshwright.timeline import Timeline
+from meshwright.timeline import Identity, Timeline
 from tests.compare.test_compare import replicas
 from tests.replay.test_rebuild import answer, blind, repeated
 
@@ -44,7 +44,7 @@ def test_another_schedule_of_the_same_passes_is_the_simulation_s(before, after, 
 
 def blind_but_planned(timeline):
     """What a run's trace has: spans and the plan."""
-    return msgspec.structs.replace(blind(timeline), identity={"plan": timeline.identity["plan"]})
+    return msgspec.structs.replace(blind(timeline), identity=Identity(plan=timeline.identity.plan))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,7 @@ def hand(rows, keys):
     """A timeline of (rank, queue, kind, stage, microbatch, layer, start, end, task, key)."""
     column = list(zip(*rows))
     return Timeline(
-        ranks=("rank 0 dp0", "rank 0 dp1")[: max(column[0]) + 1],
-        multiplicity=(1,) * (max(column[0]) + 1),
+        ranks=tuple(RankClass(at=(("dp", place),)) for place in range(max(column[0]) + 1)),
         task=np.array(column[8], np.int32),
         rank=np.array(column[0], np.int32),
         queue=np.array([QUEUE[q] for q in column[1]], np.int32),
@@ -230,7 +229,7 @@ def test_a_replay_of_several_steps_compares_with_their_median():
 def test_processes_that_share_the_number_of_a_task_have_their_own_passes():
     """An emulation numbers the tasks of all processes of a class alike; only collectives are one task."""
     timeline = answer("pp4 dp2 mb1 1f1b zero1").timeline
-    both = replicas(timeline, ("dp0", "dp1"))
+    both = replicas(timeline, 2)
     both = msgspec.structs.replace(both, task=np.tile(timeline.task, 2), waited_for=np.full_like(both.waited_for, -1))
     one, two = typical(timeline), typical(both)
     passes = sum(t.is_pass for t in one.tasks)

@@ -19,10 +19,10 @@ from meshwright.answer.prediction import (
     Zoom,
 )
 from meshwright.causes import WORDS
-from meshwright.graph import GraphBuilder
+from meshwright.graph import GraphBuilder, RankClass
 from meshwright.simulate import engine
 from meshwright.spec import cluster, model, workload
-from meshwright.timeline import MemoryTrace, Timeline, from_times
+from meshwright.timeline import Identity, MemoryTrace, Timeline, from_times
 
 GIB = 2.0**30
 STATIC = {"parameters": 16.4 * GIB, "gradients": 8.2 * GIB, "optimizer": 9.9 * GIB, "context": 1.1 * GIB}
@@ -40,7 +40,7 @@ def _alternating(stage: int, num_stages: int, num_microbatches: int) -> list[tup
 
 def pipeline(num_stages: int = 4, num_microbatches: int = 8) -> Timeline:
     """The step's timeline: passes, sends, gradient exchange and optimizer of every stage, and their memory."""
-    build = GraphBuilder([f"stage {s}" for s in range(num_stages)], [16] * num_stages)
+    build = GraphBuilder([RankClass(label=f"stage {s}", multiplicity=16) for s in range(num_stages)])
     done: dict[tuple[str, int, int], int] = {}
     for stage in range(num_stages):
         for kind, mb in _alternating(stage, num_stages, num_microbatches):
@@ -60,7 +60,7 @@ def pipeline(num_stages: int = 4, num_microbatches: int = 8) -> Timeline:
     shares = {"gemm": 0.61, "attention": 0.12, "elementwise": 0.11, "host": 0.01, "tp": 0.15}
     is_pass = np.array([key[0] in "FB" for key in graph.keys])
     parts = {cause: np.where(is_pass, durations * share, 0.0) for cause, share in shares.items()}
-    identity = {"meshwright": "0.1.0", "cost profile": "h100_sxm roofline"}
+    identity = Identity(code="0.1.0", costs="h100_sxm roofline")
     bare = from_times(graph, start, end, parts=parts, identity=identity)
     traces = tuple(_memory(bare, rank) for rank in range(num_stages))
     return msgspec.structs.replace(bare, memory=traces)
@@ -134,7 +134,7 @@ def ranks(timeline: Timeline, capacity_bytes: float) -> tuple[RankMemory, ...]:
         num_bytes, at_s, alive = trace.peak()
         found.append(
             RankMemory(
-                rank=timeline.ranks[rank],
+                rank=timeline.ranks[rank].name,
                 multiplicity=timeline.multiplicity[rank],
                 capacity_bytes=capacity_bytes,
                 peak_bytes=num_bytes,
@@ -214,6 +214,6 @@ def prediction(
         zooms=(layer("block, forward"), layer("block, backward")),
         schedule_params={},
         stage_layers=tuple((80 // num_stages,) for _ in range(num_stages)),
-        identity={"meshwright": "0.1.0", "model": "a1b2c3", "plan": "d4e5f6", "costs": "h100_sxm roofline"},
+        identity=Identity(code="0.1.0", model="a1b2c3", plan="d4e5f6", costs="h100_sxm roofline"),
     )
     return msgspec.structs.replace(whole, **changes)

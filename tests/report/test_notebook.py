@@ -81,7 +81,7 @@ def test_predictions_are_rows_of_one_data_frame(answer):
 def test_a_timeline_is_a_data_frame_of_its_spans(answer):
     frame = answer.timeline.to_dataframe()
     assert len(frame) == answer.timeline.num_spans
-    busy = frame[(frame["rank"] == answer.timeline.ranks[0]) & (frame["queue"] == "compute")]
+    busy = frame[(frame["rank"] == answer.timeline.ranks[0].name) & (frame["queue"] == "compute")]
     assert (busy.end_s - busy.start_s).sum() == pytest.approx(answer.timeline.busy_s(0))
 
 

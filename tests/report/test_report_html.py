@@ -18,6 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.graph import ATTRIBUTES
 from meshwright.quantity import seconds
 from meshwright.report import columns, html
+from meshwright.timeline import Identity
 from tests.report.sample import prediction
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -95,7 +96,7 @@ HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 
 
 def test_hostile_names_stay_text():
-    answer = prediction(name=HOSTILE, identity={"meshwright": HOSTILE, HOSTILE: "x"}, warnings=(HOSTILE,))
+    answer = prediction(name=HOSTILE, identity=Identity(code=HOSTILE), warnings=(HOSTILE,))
     evil = type(answer.memory[0])(
         rank=HOSTILE, multiplicity=1, capacity_bytes=1e9, peak_bytes=2e9, at_s=0.0, alive={HOSTILE: 2e9}
     )
@@ -158,7 +159,7 @@ def test_headings_go_down_one_level_at_a_time(page):
 def test_live_regions_announce_and_the_identity_has_its_format(page, answer):
     assert page.having(aria_live="polite")
     assert f"format_version {FORMAT_VERSION}" in page.said
-    for name, value in answer.identity.items():
+    for name, value in answer.identity.said().items():
         assert name in page.said and value in page.said
 
 
@@ -190,7 +191,7 @@ def decoded(column: list[str]) -> np.ndarray:
 def test_the_timeline_in_the_page_is_the_prediction_s(page, answer):
     data = json.loads(page.scripts["step"])
     timeline = answer.timeline
-    assert data["count"] == timeline.num_spans and data["ranks"] == list(timeline.ranks)
+    assert data["count"] == timeline.num_spans and data["ranks"] == [rank.name for rank in timeline.ranks]
     order = np.lexsort((timeline.start_s, timeline.queue, timeline.rank))
     tick = data["seconds"] / (2**32 - 1)
     assert np.allclose(decoded(data["start"]) * tick, timeline.start_s[order], atol=tick)

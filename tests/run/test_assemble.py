@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from meshwright.answer.predict import predict
-from meshwright.compare.measured import place, steps, tasks
-from meshwright.graph import KINDS, QUEUES
+from meshwright.compare.measured import steps, tasks
+from meshwright.graph import KINDS, QUEUES, RankClass
 from meshwright.plan import parse
 from meshwright.replay.timed import timed, typical
 from meshwright.run.assemble import Reading, assemble
@@ -29,7 +29,7 @@ def recorded(prediction, rank, *, skew_ns=0, steps=(3,), gap_ns=1_000_000):
     """What the process `rank` would have recorded of the predicted step, its clock off by `skew_ns`."""
     timeline, plan = prediction.timeline, prediction.plan
     mine = coordinates(plan, rank)["pp"]
-    chosen = np.flatnonzero([place(timeline.ranks[r])[0] == mine for r in timeline.rank])
+    chosen = np.flatnonzero([timeline.ranks[r].stage == mine for r in timeline.rank])
     chosen = chosen[np.argsort(timeline.start_s[chosen], kind="stable")]
     labels, label = {}, []
     for i in chosen:
@@ -83,7 +83,7 @@ def tasks_of(timeline, name):
     out = {}
     seen = {}
     for i in np.argsort(timeline.start_s, kind="stable"):
-        if timeline.ranks[timeline.rank[i]] == name or timeline.ranks[timeline.rank[i]].startswith(name + " "):
+        if RankClass(stage=timeline.ranks[timeline.rank[i]].stage).name == name:
             what = (int(timeline.queue[i]), int(timeline.kind[i]), *timeline.attributes[:4, i].tolist())
             count = (int(timeline.rank[i]), what)
             seen[count] = seen.get(count, -1) + 1

@@ -18,6 +18,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.weights import export_weights
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
+from meshwright.timeline import Identity
 from meshwright.trace.chrome_read import read as read_trace
 
 MODEL = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
@@ -197,10 +198,10 @@ def test_a_text_that_cannot_be_read_is_one_error_of_the_whole_job(tmp_path):
 
 def test_the_last_steps_are_traced_on_every_rank(corpus, tmp_path):
     file = tmp_path / "step.json"
-    run(job(corpus, steps=4, trace=str(file), identity={"model": "tiny"}))
+    run(job(corpus, steps=4, trace=str(file), identity=Identity(model="tiny")))
     found = read_trace(file)
     assert len(found.ranks) == 2
-    assert found.identity["model"] == "tiny"
+    assert found.identity.model == "tiny"
     assert {"BW", "F", "optimizer"} <= {name.split()[0] for name in found.names()}
 
 

@@ -1,6 +1,5 @@
 """A real job of a few processes, recorded: the same tasks as predicted, at little cost."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +14,8 @@ from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import Train
-from meshwright.timeline import MemoryTrace, Timeline
+from meshwright.timeline import Identity
+from meshwright.trace import decode, encode
 from tests.run import small
 from tests.run.processes import launch
 
@@ -41,18 +41,8 @@ def job(rank, text, size):
     for number in range(5):
         step(number)
     trainer.settle()
-    return plain(gather(recorder, trainer.plan, before=before, identity={"model": "small"}))
-
-
-def plain(found):
-    """A timeline as plain values and arrays."""
-    if found is None:
-        return None
-    return msgspec.structs.asdict(found) | {"memory": [msgspec.structs.asdict(trace) for trace in found.memory]}
-
-
-def timeline(said):
-    return Timeline(**said | {"memory": tuple(MemoryTrace(**trace) for trace in said["memory"])})
+    found = gather(recorder, trainer.plan, before=before, identity=Identity(model="small"))
+    return None if found is None else encode(found).decode()
 
 
 @pytest.mark.parametrize(
@@ -81,10 +71,10 @@ def timeline(said):
 )
 def test_every_task_of_every_step_is_measured(text, size, tasks):
     found, *others = launch(size, job, text, size)
-    found = timeline(found)
+    found = decode(found.encode())
     assert others == [None] * (size - 1)
     assert [s.number for s in steps(found)] == [2, 3, 4]
-    assert found.identity["model"] == "small" and found.identity["source"] == "measured"
+    assert found.identity.model == "small" and found.identity.source == "measured"
     for step in steps(found):
         one = step.timeline
         kinds = np.array(KINDS)[one.kind]
@@ -108,7 +98,7 @@ def order(one, kinds, first, second):
 
 
 def test_what_fully_sharded_layers_exchange_on_a_processor_is_hidden_by_nothing():
-    found = timeline(launch(2, job, "dp2 mb1 zero3", 2)[0])
+    found = decode(launch(2, job, "dp2 mb1 zero3", 2)[0].encode())
     for rank in (0, 1):
         exposed = found.exposed_comm(rank)
         assert exposed["dp_gather"] == pytest.approx(found.busy_s(rank, "dp_gather"))
@@ -117,7 +107,7 @@ def test_what_fully_sharded_layers_exchange_on_a_processor_is_hidden_by_nothing(
 
 @pytest.mark.parametrize("text", ["pp2 mb1 1f1b", "dp2 mb1 zero3"])
 def test_a_measured_step_replays_as_long_as_it_took(text):
-    found = timeline(launch(2, job, text, 2)[0])
+    found = decode(launch(2, job, text, 2)[0].encode())
     for step in steps(found):
         rebuilt = typical(step.timeline)
         # host time is kept before tasks, so all that can differ is what overlaps against the rules

@@ -38,7 +38,7 @@ def stretched(plan, on):
         rank = graph.streams.ranks[graph.streams.rank[graph.member[graph.member_ptr[task]]]]
         alone = priced.durations[graph.cost_key[task]]
         out.setdefault(rank, []).append((found.end_s[task] - found.start_s[task]) / alone)
-    return out, found.lowered
+    return {rank.name: shares for rank, shares in out.items()}, found.lowered
 
 
 @pytest.mark.parametrize("first", ["cores", "gpus"])

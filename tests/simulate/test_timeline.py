@@ -14,7 +14,7 @@ from meshwright.simulate import events, memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import times
 from meshwright.spec.workload import Train
-from meshwright.timeline import _outside, from_times
+from meshwright.timeline import KEY, Instants, Timeline, _outside, from_times
 from tests.random_plans import LLAMA, legal_plans, of_size
 
 TRAIN = Train(global_batch=16, seq_len=128)
@@ -178,3 +178,23 @@ def test_what_is_outside_of_busy_intervals_is_what_adding_up_pair_by_pair_gives(
         end = start + rng.integers(0, 12, len(start))
         inside = sum(max(0.0, min(e, b) - max(s, a)) for s, e in zip(start, end) for a, b in zip(busy_start, busy_end))
         assert _outside(start, end, busy_start, busy_end) == (end - start).sum() - inside  # whole numbers: exact
+
+
+@settings(max_examples=20)
+@given(legal_plans())
+def test_the_key_of_every_span_is_its_own_and_its_occurrences_come_in_order_of_start(question):
+    plan, model, where, train = question
+    line = predict(model, where, train, plan, detail=False).timeline
+    columns = line.key_columns()
+    assert tuple(columns) == KEY
+    seen: dict[tuple, int] = {}
+    rows = list(zip(*(columns[name].tolist() for name in KEY[:-1])))
+    for span in np.argsort(line.start_s, kind="stable").tolist():  # a slow count, one span after the other
+        assert columns["occurrence"][span] == seen.setdefault(rows[span], 0)
+        seen[rows[span]] += 1
+
+
+def test_a_timeline_of_a_job_has_instants_and_records_and_no_spans():
+    line = Timeline.bare(instants=Instants.of([(2.0, "failure")]), records={"event": {"at_s": np.array([2.0])}})
+    assert line.num_spans == 0 and line.makespan_s == 0.0 and len(line.critical_path()) == 0
+    assert len(line.to_dataframe()) == 0 and line.instants.names == ("failure",)

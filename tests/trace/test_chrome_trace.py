@@ -11,15 +11,15 @@ import pytest
 
 from meshwright import catalog, trace
 from meshwright.errors import MeshwrightError
-from meshwright.graph import KINDS, QUEUES, GraphBuilder
+from meshwright.graph import KINDS, QUEUES, GraphBuilder, RankClass
 from meshwright.simulate import engine
-from meshwright.timeline import MemoryTrace, Timeline, from_times
+from meshwright.timeline import Counter, Identity, Instants, MemoryTrace, StepBounds, Timeline, from_times
 
 
 @pytest.fixture
 def timeline() -> Timeline:
     """Two stages, two microbatches, sends between them, host work, a gradient exchange over both ranks."""
-    build = GraphBuilder(["stage 0", "stage <1>"], [8, 1])
+    build = GraphBuilder([RankClass(stage=0, multiplicity=8), RankClass(label="stage <1>")])
     last = []
     for mb in range(2):
         f = build.add("F", "forward", build.stream(0, "compute"), stage=0, microbatch=mb)
@@ -40,7 +40,7 @@ def timeline() -> Timeline:
         num_bytes=np.array([[1e9, 1e9, 1e9], [0.0, 5e8, 2.5e8]]),
     )
     parts = {"gemm": durations * 0.75, "tp": durations * 0.25}
-    return from_times(graph, start, end, parts=parts, memory=(curve, curve), identity={"meshwright": "0.1.0"})
+    return from_times(graph, start, end, parts=parts, memory=(curve, curve), identity=Identity(code="0.1.0"))
 
 
 def events(path) -> tuple[dict, list[dict]]:
@@ -88,14 +88,14 @@ def test_processes_and_threads_are_named_and_ordered(tmp_path, timeline):
     trace.write(timeline, tmp_path / "t.json")
     whole, found = events(tmp_path / "t.json")
     named = {(e["name"], e["pid"], e["tid"]): e["args"] for e in found if e["ph"] == "M"}
-    assert named["process_name", 0, 0] == {"name": "stage 0"} and named["process_labels", 0, 0] == {"labels": "8 ranks"}
+    assert named["process_name", 0, 0] == {"name": "rank 0"} and named["process_labels", 0, 0] == {"labels": "8 ranks"}
     assert named["process_labels", 1, 0] == {"labels": "1 rank"}
     used = {(e["pid"], e["tid"]) for e in found if e["ph"] == "X"}
     for rank, queue in used:
         assert named["thread_name", rank, queue] == {"name": QUEUES[queue]}
         assert named["thread_sort_index", rank, queue] == {"sort_index": queue}
-    assert whole["schemaVersion"] == 1 and whole["format_version"] == 1
-    assert whole["meshwright"]["identity"] == {"meshwright": "0.1.0"}
+    assert whole["schemaVersion"] == 1 and whole["format_version"] == 2
+    assert whole["meshwright"]["identity"] == {"code": "0.1.0"}
 
 
 def test_categories_are_those_of_kineto(tmp_path, timeline):
@@ -145,7 +145,7 @@ def refused(path) -> str:
     return diagnostic.code
 
 
-@pytest.mark.parametrize("version, way", [(0, "write the trace again"), (2, "update meshwright")])
+@pytest.mark.parametrize("version, way", [(0, "write the trace again"), (3, "update meshwright")])
 def test_another_format_is_refused_with_the_way_to_convert(tmp_path, timeline, version, way):
     path = tmp_path / "t.json"
     trace.write(timeline, path)
@@ -209,3 +209,101 @@ def test_a_folder_that_is_missing_is_one_error(tmp_path, timeline):
     with pytest.raises(MeshwrightError) as caught:
         trace.write(timeline, tmp_path / "none" / "t.json")
     assert caught.value.diagnostics[0].code == "X104"
+
+
+def test_a_trace_of_the_format_before_this_one_is_still_read(tmp_path, timeline):
+    """Format 1 named ranks by text, counted them apart, and kept the bounds of steps in a text of the identity."""
+    trace.write(timeline, tmp_path / "t.json")
+    whole = json.loads((tmp_path / "t.json").read_text())
+    whole["format_version"] = 1
+    for event in whole["traceEvents"]:
+        if event["ph"] == "X":
+            event["args"]["step"] = 7
+    header = {key: whole["meshwright"][key] for key in ("queues", "keys", "parts_s", "memory")}
+    header["ranks"] = ["slice 1 rank 0 (h100 (pcie))", "rank 12 dp0 tp1"]
+    header["multiplicity"] = [8, 1]
+    header["identity"] = {"plan": "dp8", "source": "measured", "step bounds": "0.25:0.75", "made by": "somebody"}
+    (tmp_path / "old.json").write_text(json.dumps(whole | {"meshwright": header}))
+    old = trace.read(tmp_path / "old.json")
+    assert old.ranks == (
+        RankClass(slice=1, stage=0, device="h100 (pcie)", multiplicity=8),
+        RankClass(stage=12, at=(("dp", 0), ("tp", 1))),
+    )
+    assert [rank.name for rank in old.ranks] == header["ranks"]
+    assert old.identity == Identity(plan="dp8", source="measured")
+    assert [c.tolist() for c in (old.steps.number, old.steps.begin_s, old.steps.end_s)] == [[7], [0.25], [0.75]]
+    assert np.array_equal(old.kind, timeline.kind)
+
+
+@pytest.fixture
+def happened(timeline) -> Timeline:
+    """The timeline with all that may stand beside its spans."""
+    return msgspec.structs.replace(
+        timeline,
+        steps=StepBounds.of([3, 4], [(0.0, 0.5), (0.5, 1.25)]),
+        counters=(
+            Counter(name="loss", unit="", time_s=np.array([0.5, 1.25]), value=np.array([2.5, 2.25])),
+            Counter(name="power", unit="W", time_s=np.array([0.1]), value=np.array([700.0]), rank=1),
+        ),
+        instants=Instants.of([(0.25, "failure"), (0.5, "repair"), (1.0, "failure")]),
+        records={
+            "request": {"id": np.array([1, 2]), "ttft_s": np.array([0.5, np.nan]), "why": np.array(["a", "b"], object)}
+        },
+    )
+
+
+def test_counters_instants_records_and_steps_come_back(tmp_path, happened):
+    trace.write(happened, tmp_path / "t.json")
+    back = trace.read(tmp_path / "t.json")
+    for ours, read in zip((happened.steps, happened.instants), (back.steps, back.instants)):
+        for name, column in msgspec.structs.asdict(ours).items():
+            assert np.array_equal(column, getattr(read, name)), name
+    assert [(c.name, c.unit, c.rank, c.value.tolist()) for c in back.counters] == [
+        ("loss", "", -1, [2.5, 2.25]),
+        ("power", "W", 1, [700.0]),
+    ]
+    table = back.records["request"]
+    assert table["id"].tolist() == [1, 2] and table["why"].tolist() == ["a", "b"]
+    assert table["ttft_s"][0] == 0.5 and np.isnan(table["ttft_s"][1])
+
+
+def test_viewers_see_counters_as_tracks_and_instants_as_lines(tmp_path, happened):
+    trace.write(happened, tmp_path / "t.json")
+    _, found = events(tmp_path / "t.json")
+    counters = [
+        (e["name"], e["pid"], e["ts"], e["args"]) for e in found if e["ph"] == "C" and "memory" not in e["name"]
+    ]
+    everybody = len(happened.ranks)
+    assert counters == [
+        ("loss", everybody, 0.5e6, {"loss": 2.5}),
+        ("loss", everybody, 1.25e6, {"loss": 2.25}),
+        ("power (W)", 1, 0.1e6, {"power": 700.0}),
+    ]
+    instants = [(e["name"], e["pid"], e["ts"], e["s"]) for e in found if e["ph"] == "i"]
+    assert instants == [
+        ("failure", everybody, 0.25e6, "g"),
+        ("repair", everybody, 0.5e6, "g"),
+        ("failure", everybody, 1e6, "g"),
+    ]
+    assert {"name": "all ranks"} in [e["args"] for e in found if e["ph"] == "M" and e["pid"] == everybody]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"steps": {"number": [1], "begin_s": [], "end_s": [1.0]}},
+        {"instants": {"names": ["a"], "time_s": [0.0], "what": [1], "rank": [-1]}},
+        {"instants": {"names": ["a"], "time_s": [0.0], "what": [0], "rank": [9]}},
+        {"counters": [{"name": "c", "unit": "", "time_s": [0.0], "value": [], "rank": -1}]},
+        {"records": {"event": {"a": [1], "b": []}}},
+        {"records": {"event": {"a": [[1]]}}},
+    ],
+)
+def test_columns_that_do_not_fit_each_other_are_a_damaged_trace(tmp_path, timeline, change):
+    trace.write(timeline, tmp_path / "t.json")
+    whole = json.loads((tmp_path / "t.json").read_text())
+    whole["meshwright"] |= change
+    (tmp_path / "bad.json").write_text(json.dumps(whole))
+    with pytest.raises(MeshwrightError) as caught:
+        trace.read(tmp_path / "bad.json")
+    assert [d.code for d in caught.value.diagnostics] == ["X102"]

@@ -26,7 +26,7 @@ from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.timeline import Timeline, from_times
+from meshwright.timeline import Identity, Timeline, from_times
 from meshwright.work import attended_pairs
 from meshwright.world.trace import JobWorld
 
@@ -107,7 +107,7 @@ def _powered(cluster: Cluster, power_w: float | None) -> bool:
 
 
 def _timeline(
-    run: Simulated, who: dict[str, str], ranks: tuple[RankMemory, ...], costs: Costs, plan: Plan, *, traced: bool
+    run: Simulated, who: Identity, ranks: tuple[RankMemory, ...], costs: Costs, plan: Plan, *, traced: bool
 ) -> Timeline:
     graph = run.lowered.graph
     dynamic = graph.memory.categories if graph.memory is not None else ()

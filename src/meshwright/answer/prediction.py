@@ -20,7 +20,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.goal import Goal
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.timeline import Timeline, Zoom
+from meshwright.timeline import Identity, Timeline, Zoom
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -184,7 +184,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     zooms: tuple[Zoom, ...]
     stage_layers: tuple[tuple[int, ...], ...]
     schedule_params: dict[str, Any]
-    identity: dict[str, str]
+    identity: Identity
     goal: Goal | None = None
     cautions: tuple[str, ...] = ()
 
@@ -273,7 +273,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         layout = self.plan.layout
         return {
             "format_version": FORMAT_VERSION,
-            "identity": self.identity,
+            "identity": self.identity.said(),
             "model": self.model.name,
             "cluster": self.cluster.name,
             "num_devices": self.num_devices,

@@ -22,6 +22,7 @@ from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.timeline import Identity
 from meshwright.version import VERSION
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm
 
@@ -30,23 +31,21 @@ from meshwright.work import Attention, Collective, Gemm, GroupedGemm
 SELDOM_MFU = 0.6
 
 
-def identity(
-    model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph
-) -> dict[str, str]:
+def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph) -> Identity:
     """What was asked and what answered: equal identities give equal predictions."""
 
     def digest(value: object) -> str:
         return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
 
-    return {
-        "code": VERSION,
-        "costs": costs.profile,
-        "model": f"{model.name} {digest(model)}",
-        "cluster": f"{cluster.name} {digest(cluster)}",
-        "workload": train.text(),
-        "plan": plan.text(),
-        "graph": graph.digest(),
-    }
+    return Identity(
+        code=VERSION,
+        costs=costs.profile,
+        model=f"{model.name} {digest(model)}",
+        cluster=f"{cluster.name} {digest(cluster)}",
+        workload=train.text(),
+        plan=plan.text(),
+        graph=graph.digest(),
+    )
 
 
 def assumptions(

@@ -31,7 +31,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     leads = lead(run.lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
     ahead = [each * min(framework.ahead_layers, layers) for each, layers in leads]
     out = []
-    for rank, name in enumerate(graph.streams.ranks):
+    for rank, known in enumerate(graph.streams.ranks):
         held = run.lowered.static_bytes[rank] | _buffers(run.lowered, costs, plan, rank)
         if graph.memory is not None:
             held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)}
@@ -42,8 +42,8 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
         held |= dict(zip(OVERHEAD, (slack, max(0.0, min(ahead[rank % layout.pp], left)), *fixed)))
         out.append(
             RankMemory(
-                rank=name,
-                multiplicity=graph.streams.multiplicity[rank],
+                rank=known.name,
+                multiplicity=known.multiplicity,
                 capacity_bytes=capacity,
                 peak_bytes=sum(held.values()),
                 at_s=float(at[rank]),

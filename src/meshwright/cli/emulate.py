@@ -128,7 +128,7 @@ def _as_json(done: Emulated) -> dict[str, object]:
         "error_apart": done.apart_error,
         "sleep_late_s": done.late_s,
         "disturbed_steps": done.disturbed,
-        "identity": done.prediction.identity,
+        "identity": done.prediction.identity.said(),
     }
 
 

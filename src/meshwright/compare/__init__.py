@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from meshwright.compare.measured import Step, class_of, joined, middle, place, steps
-from meshwright.graph import KINDS, QUEUES
-from meshwright.timeline import Timeline
+from meshwright.compare.measured import Step, class_of, joined, middle, steps
+from meshwright.graph import KINDS, QUEUES, RankClass
+from meshwright.timeline import Identity, Timeline
 
 FORMAT_VERSION = 1
 #: Words of the identity that must agree for the two to be about the same thing.
@@ -147,18 +147,20 @@ def spread(times: list[float]) -> tuple[float, float]:
     return cuts[0], cuts[-1]
 
 
-def _differences(a: dict[str, str], b: dict[str, str]) -> dict[str, tuple[str, str]]:
-    return {word: (a[word], b[word]) for word in SAME if word in a and word in b and a[word] != b[word]}
+def _differences(a: Identity, b: Identity) -> dict[str, tuple[str, str]]:
+    both = {word: (getattr(a, word), getattr(b, word)) for word in SAME}
+    return {word: (left, right) for word, (left, right) in both.items() if left and right and left != right}
 
 
 def _classes(a: Timeline, b: Timeline) -> tuple[list[str], list[str]]:
     """The class of every rank on both sides: the coarser side's names, else the place in the pipeline."""
     coarse, fine = (a, b) if len(a.ranks) <= len(b.ranks) else (b, a)
-    found = [class_of(name, coarse.ranks) for name in fine.ranks]
+    found = [class_of(rank, coarse.ranks) for rank in fine.ranks]
     if min(found, default=-1) >= 0:
-        mapped = [coarse.ranks[i] for i in found]
-        return (list(coarse.ranks), mapped) if coarse is a else (mapped, list(coarse.ranks))
-    return tuple([f"rank {place(name)[0]}" for name in t.ranks] for t in (a, b))
+        names = [rank.name for rank in coarse.ranks]
+        mapped = [names[i] for i in found]
+        return (names, mapped) if coarse is a else (mapped, names)
+    return tuple([RankClass(pool=rank.pool, stage=rank.stage).name for rank in t.ranks] for t in (a, b))
 
 
 def _units(found: list[Step], classes: list[str]) -> dict[tuple, float]:
@@ -173,13 +175,14 @@ def _units(found: list[Step], classes: list[str]) -> dict[tuple, float]:
 def _of_step(timeline: Timeline, classes: list[str]) -> dict[tuple, float]:
     total: dict[tuple, float] = defaultdict(float)
     count: dict[str, int] = defaultdict(int)
-    for name, multiplicity in zip(classes, timeline.multiplicity):
-        count[name] += multiplicity
+    multiplicity = timeline.multiplicity
+    for name, many in zip(classes, multiplicity):
+        count[name] += many
     length = timeline.end_s - timeline.start_s
     columns = (timeline.rank, timeline.queue, timeline.kind, *timeline.attributes[[0, 2, 3]], length)
     for rank, queue, kind, stage, microbatch, layer, took in zip(*(c.tolist() for c in columns)):
         name, where = classes[rank], QUEUES[queue]
-        share = timeline.multiplicity[rank] / count[name]
+        share = multiplicity[rank] / count[name]
         if where in TOGETHER:
             what = TOGETHER[where] if stage >= 0 or where != "dp" else NORM
             key = name, where, what, stage, layer
@@ -224,8 +227,8 @@ def _side(timeline: Timeline, found: list[Step]) -> Side:
         by_kind["idle"] += idle
     by_kind["idle"] += max(chosen.seconds - sum(by_kind.values()), 0.0)
     return Side(
-        source=timeline.identity.get("source", "predicted"),
-        identity={k: timeline.identity[k] for k in SAME if k in timeline.identity},
+        source=timeline.identity.source,
+        identity={word: text for word, text in timeline.identity.said().items() if word in SAME},
         num_steps=len(found),
         num_spans=timeline.num_spans,
         step_time_s=median(times),
@@ -266,7 +269,7 @@ def _path(timeline: Timeline) -> tuple[tuple[Link, ...], list[tuple[str, float, 
         kind = KINDS[timeline.kind[span]]
         what = (TOGETHER[queue] if stage >= 0 or queue != "dp" else NORM) if queue in TOGETHER else kind
         name = f"{what} s{stage}" if stage >= 0 else what
-        rank = timeline.ranks[timeline.rank[span]]
+        rank = timeline.ranks[timeline.rank[span]].name
         parts.append((what, seconds, idle))
         if links and (links[-1].name, links[-1].rank) == (name, rank):
             last = links[-1]

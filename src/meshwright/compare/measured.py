@@ -1,25 +1,20 @@
 """What a measured timeline has that a simulated one need not: several steps, and a rank for every process.
 
-A process is named by its place in the pipeline, as the simulation's rank classes are, and then by its place among the
-ranks that class stands for: ``rank 1 dp0 tp1`` is one of those that ``rank 1`` predicts.
+A process is a rank class of one: ``rank 1 dp0 tp1`` is one of those that ``rank 1`` predicts.
 """
 
 from __future__ import annotations
-
-import re
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.graph import ATTRIBUTES, KIND
-from meshwright.timeline import Timeline
+from meshwright.graph import ATTRIBUTES, KIND, RankClass
+from meshwright.plan import Layout
+from meshwright.timeline import StepBounds, Timeline
 
-#: The entry of a timeline's identity that says when its steps began and ended: ``begin:end`` in seconds, by spaces.
-STEP_BOUNDS = "step bounds"
 #: Kinds of task whose members on several ranks are one.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring")
-_PLACE = re.compile(r"\brank (\d+)\b")
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,33 +25,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     timeline: Timeline
 
 
-def rank_name(pipeline_rank: int, **places: int) -> str:
-    """What a process is called: ``rank 1 dp0 tp1``."""
-    return " ".join([f"rank {pipeline_rank}", *(f"{axis}{place}" for axis, place in places.items())])
+def real_rank(layout: Layout, rank: int) -> RankClass:
+    """The real rank of a global number: its place in the pipeline, and on every other axis that is wider than one."""
+    place = {axis: rank // layout.stride(axis) % getattr(layout, axis) for axis in layout.order}
+    return RankClass(stage=place["pp"], at=tuple((a, place[a]) for a in ("dp", "cp", "tp") if getattr(layout, a) > 1))
 
 
-def place(name: str) -> tuple[int, str]:
-    """(place in the pipeline, lane) of a rank: ranks of equal lane pass each other activations. A device in brackets
-    is no part of a lane."""
-    found = _PLACE.search(name)
-    plain = re.sub(r"\s*\(.*\)", "", _PLACE.sub("", name))
-    return (int(found.group(1)) if found else 0), " ".join(plain.split())
-
-
-def class_of(name: str, known: tuple[str, ...]) -> int:
-    """The rank class of `known` that a rank belongs to, -1 for none."""
-    matching = [i for i, other in enumerate(known) if name == other or name.startswith(other + " ")]
-    return max(matching, key=lambda i: len(known[i]), default=-1)
-
-
-def bounds_text(bounds: list[tuple[float, float]]) -> str:
-    """(begin, end) of every step in seconds as the text of :data:`STEP_BOUNDS`."""
-    return " ".join(f"{begin!r}:{end!r}" for begin, end in bounds)
-
-
-def _bounds(timeline: Timeline) -> list[tuple[float, float]]:
-    said = timeline.identity.get(STEP_BOUNDS, "")
-    return [(float(begin), float(end)) for begin, _, end in (word.partition(":") for word in said.split())]
+def class_of(rank: RankClass, known: tuple[RankClass, ...]) -> int:
+    """The class of `known` that stands for a rank, the narrowest of several, -1 for none."""
+    matching = [i for i, other in enumerate(known) if other.stands_for(rank)]
+    return max(matching, key=lambda i: (len(known[i].at), known[i].slice), default=-1)
 
 
 def steps(timeline: Timeline) -> list[Step]:
@@ -65,14 +43,12 @@ def steps(timeline: Timeline) -> list[Step]:
     said = np.unique(number[number >= 0]).tolist()
     if not said:
         return [Step(number=-1, seconds=timeline.makespan_s, timeline=timeline)]
-    bounds = _bounds(timeline)
+    bounds = timeline.steps
+    known = {n: (b, e) for n, b, e in zip(*(c.tolist() for c in (bounds.number, bounds.begin_s, bounds.end_s)))}
     out = []
-    for index, step in enumerate(said):
+    for step in said:
         chosen = np.flatnonzero(number == step)
-        if len(bounds) == len(said):
-            begin, end = bounds[index]
-        else:
-            begin, end = float(timeline.start_s[chosen].min()), float(timeline.end_s[chosen].max())
+        begin, end = known.get(step) or (float(timeline.start_s[chosen].min()), float(timeline.end_s[chosen].max()))
         out.append(Step(number=step, seconds=end - begin, timeline=part(timeline, chosen, begin)))
     return out
 
@@ -89,6 +65,7 @@ def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timel
         start_s=timeline.start_s[chosen] - begin_s,
         end_s=timeline.end_s[chosen] - begin_s,
         waited_for=position[timeline.waited_for[chosen]],
+        steps=StepBounds(),
     )
 
 
@@ -109,8 +86,8 @@ def in_turn(found: list[Timeline], seconds: list[float]) -> Timeline:
         start_s=np.concatenate([t.start_s + at for t, at in zip(found, begin.tolist())]),
         end_s=np.concatenate([t.end_s + at for t, at in zip(found, begin.tolist())]),
         waited_for=np.concatenate(waited_for).astype(np.int32),
-        identity=first.identity
-        | {"source": "measured", STEP_BOUNDS: bounds_text(list(zip(begin[:-1].tolist(), begin[1:].tolist())))},
+        steps=StepBounds(number=np.arange(len(found)), begin_s=begin[:-1], end_s=begin[1:]),
+        identity=msgspec.structs.replace(first.identity, source="measured"),
     )
 
 
@@ -153,7 +130,7 @@ def tasks(timeline: Timeline) -> dict[tuple, NDArray[np.int64]]:
     out = {}
     for spans in spans_of.values():
         first = spans[0]
-        ranks = tuple(sorted(timeline.ranks[timeline.rank[s]] for s in spans))
+        ranks = tuple(sorted(timeline.ranks[timeline.rank[s]].name for s in spans))
         key = (ranks, int(timeline.queue[first]), int(timeline.kind[first]), *attributes[first])
         seen[key] = occurrence = seen.get(key, -1) + 1
         out[*key, occurrence] = np.array(spans)

@@ -7,7 +7,7 @@ from math import ceil
 import msgspec
 import numpy as np
 
-from meshwright.graph import MemoryEvents, TaskGraph
+from meshwright.graph import MemoryEvents, RankClass, TaskGraph
 from meshwright.lower.facts import gathers_again
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass, Move, Program, Site
@@ -185,7 +185,6 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
     programs: dict[Program, int] = {}
     number = np.array([programs.setdefault(binder(role), len(programs)) for role in structure.roles], np.int32)
     graph, stages, mesh = structure.graph, binder.stages, binder.mesh
-    names, counts = rank_classes(mesh)
     memory = graph.memory
     if memory is not None:
         memory = msgspec.structs.replace(memory, num_bytes=structure.sizes.bytes_of(stages)[structure.codes])
@@ -195,7 +194,7 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
         graph,
         cost_key=number[graph.cost_key],
         keys=tuple(f"{program.name} #{i}" for i, program in enumerate(programs)),
-        streams=msgspec.structs.replace(graph.streams, ranks=names, multiplicity=counts),
+        streams=msgspec.structs.replace(graph.streams, ranks=rank_classes(mesh)),
         memory=memory,
     )
     return bound, tuple(programs)
@@ -210,11 +209,16 @@ def _freed_first(memory: MemoryEvents) -> MemoryEvents:
     )
 
 
-def rank_classes(mesh: Mesh) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names of the rank classes (a pipeline rank of a class of slices each), and how many ranks each stands for."""
-    names, counts = [], []
-    for index, slice_ in enumerate(mesh.slices):
-        for r in range(mesh.layout.pp):
-            names.append(f"rank {r}" if len(mesh.slices) == 1 else f"slice {index} rank {r} ({slice_.devices[r].name})")
-            counts.append(mesh.layout.tp * mesh.layout.cp * slice_.multiplicity)
-    return tuple(names), tuple(counts)
+def rank_classes(mesh: Mesh) -> tuple[RankClass, ...]:
+    """The rank classes: a pipeline rank of a class of slices each."""
+    per_slice = mesh.layout.tp * mesh.layout.cp
+    return tuple(
+        RankClass(
+            slice=index if len(mesh.slices) > 1 else -1,
+            stage=stage,
+            device=kind.devices[stage].name,
+            multiplicity=per_slice * kind.multiplicity,
+        )
+        for index, kind in enumerate(mesh.slices)
+        for stage in range(mesh.layout.pp)
+    )

@@ -103,10 +103,11 @@ def _both(a: Timeline, b: Timeline, measure) -> dict[str, tuple[float, float]]:
 def _kinds(timeline: Timeline) -> dict[str, float]:
     """Seconds per rank by kind of task."""
     out: dict[str, float] = defaultdict(float)
-    count = sum(timeline.multiplicity)
+    multiplicity = timeline.multiplicity
+    count = sum(multiplicity)
     seconds = timeline.end_s - timeline.start_s
     for rank, kind, took in zip(timeline.rank.tolist(), timeline.kind.tolist(), seconds.tolist()):
-        out[KINDS[kind]] += took * timeline.multiplicity[rank] / count
+        out[KINDS[kind]] += took * multiplicity[rank] / count
     return dict(out)
 
 

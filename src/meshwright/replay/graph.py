@@ -30,7 +30,7 @@ def causes(rebuilt: Rebuilt) -> NDArray[np.int32]:
 def graph_of(rebuilt: Rebuilt) -> tuple[TaskGraph, NDArray[np.int64]]:
     """The task graph, whose cost key of a task is its number in the rebuilt list, and that number per task [N]."""
     timeline = rebuilt.timeline
-    builder = GraphBuilder(timeline.ranks, timeline.multiplicity)
+    builder = GraphBuilder(timeline.ranks)
     for task in rebuilt.tasks:
         number = builder.extend(
             KIND[task.kind],

@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.compare.measured import place
+from meshwright.graph import Lane
 from meshwright.plan import Plan
 from meshwright.replay.tasks import (
     EPSILON_S,
@@ -51,7 +51,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
         task.number = i
         for span in task.spans:
             position.setdefault(span, i)
-    lanes = [place(name) for name in timeline.ranks]
+    lanes = [rank.lane for rank in timeline.ranks]
     blocking = _sends(tasks, lanes, plan)
     late = _exchanges(tasks, plan, timeline)
     _recorded(tasks, timeline, position)
@@ -75,13 +75,13 @@ def _gathers_again(plan: Plan) -> bool:
     return plan.layout.zero == 3 and plan.layout.pp == 1 and plan.layout.shard_group > 1
 
 
-def _sends(tasks: list[Task], lanes: list[tuple[int, str]], plan: Plan | None) -> bool:
+def _sends(tasks: list[Task], lanes: list[Lane], plan: Plan | None) -> bool:
     """Pass to send to pass, or pass to pass where nothing was sent. Whether a rank waits until what it sends is out."""
     first: dict[tuple, Task] = {}
     last: dict[tuple, Task] = {}
     sent: dict[tuple, Task] = {}
     for task in tasks:
-        lane = lanes[task.ranks[0]][1]
+        lane = lanes[task.ranks[0]]
         for letter in PASSES.get(task.kind, "").split():
             first.setdefault((letter, lane, task.stage, task.microbatch), task)
             last[letter, lane, task.stage, task.microbatch] = task

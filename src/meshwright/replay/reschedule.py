@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright import schedules
-from meshwright.compare.measured import place
+from meshwright.graph import Lane
 from meshwright.replay.pass_times import NAMES, PassTimes, cannot, measured, resampled
 from meshwright.replay.shares import fractions, profiles, shares
 from meshwright.replay.tasks import Rebuilt, Task
@@ -30,7 +30,7 @@ from meshwright.schedules.actions import BW, Actions, F, W
 class Lanes(msgspec.Struct, frozen=True):
     """``rank[lane][p]`` is the rank at place p of a lane's pipeline."""
 
-    rank: dict[str, list[int]]
+    rank: dict[Lane, list[int]]
 
     @property
     def num_ranks(self) -> int:
@@ -69,10 +69,9 @@ def reschedule(rebuilt: Rebuilt, name: str, *, vpp: int | None = None, weight_sh
 
 
 def _lanes(rebuilt: Rebuilt) -> Lanes:
-    found: dict[str, dict[int, int]] = defaultdict(dict)
-    for rank, name in enumerate(rebuilt.timeline.ranks):
-        p, lane = place(name)
-        found[lane][p] = rank
+    found: dict[Lane, dict[int, int]] = defaultdict(dict)
+    for rank, known in enumerate(rebuilt.timeline.ranks):
+        found[known.lane][known.stage] = rank
     size = max(map(len, found.values()))
     if size < 2:
         cannot("it has no pipeline", "a schedule orders the passes of pipeline stages: trace a plan with pp above 1")
@@ -119,7 +118,7 @@ class _Builder:
         rebuilt: Rebuilt,
         lanes: Lanes,
         actions: Actions,
-        times: dict[str, PassTimes],
+        times: dict[Lane, PassTimes],
         layers: list[NDArray[np.float64]],
     ):
         self.r, self.lanes, self.actions, self.times, self.layers = rebuilt, lanes, actions, times, layers
@@ -154,11 +153,11 @@ class _Builder:
         self.wait.append(wait)
         return task.number
 
-    def _exchanges(self) -> tuple[dict[tuple[str, int], list[Piece]], dict[tuple[str, int], list[Piece]]]:
+    def _exchanges(self) -> tuple[dict[tuple[Lane, int], list[Piece]], dict[tuple[Lane, int], list[Piece]]]:
         """Gathers and reductions of every (lane, new stage), with where in the pass they belong."""
         fraction = fractions(self.r)
-        gathers: dict[tuple[str, int], list[Piece]] = defaultdict(list)
-        reduces: dict[tuple[str, int], list[Piece]] = defaultdict(list)
+        gathers: dict[tuple[Lane, int], list[Piece]] = defaultdict(list)
+        reduces: dict[tuple[Lane, int], list[Piece]] = defaultdict(list)
         needed = {n: t for t in self.r.tasks if t.is_pass for n in t.needs}
         for task in self.r.tasks:
             if task.stage < 0 or task.queue not in ("dp", "dp_gather"):
@@ -199,7 +198,7 @@ class _Builder:
         new = min(int(np.floor(at + 1e-6)), self.actions.num_stages - 1)
         return new, min(max(at - new, 0.0), 1.0)
 
-    def _program(self, lane: str, p: int, rank: int) -> list[tuple[int, Piece]]:
+    def _program(self, lane: Lane, p: int, rank: int) -> list[tuple[int, Piece]]:
         """One rank's passes in order, cut where exchanges hang on them; (piece's number, exchange) of each."""
         a = self.actions
         mine = range(int(a.rank_ptr[p]), int(a.rank_ptr[p + 1]))

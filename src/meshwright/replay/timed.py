@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.compare.measured import STEP_BOUNDS, Step, steps
+from meshwright.compare.measured import Step, steps
 from meshwright.errors import MeshwrightError
 from meshwright.graph import QUEUE, TaskGraph
 from meshwright.plan import Plan, parse
@@ -21,7 +21,7 @@ from meshwright.timeline import Timeline, from_times
 
 def plan_of(timeline: Timeline) -> Plan | None:
     """The plan a timeline says it is of."""
-    said = timeline.identity.get("plan", "")
+    said = timeline.identity.plan
     try:
         return parse(said) if said else None
     except MeshwrightError:
@@ -99,11 +99,10 @@ def timeline_of(
     out = from_times(graph, start, end)
     names = {key: i for i, key in enumerate(dict.fromkeys(keys))}
     spans = number[out.task]
-    identity = {k: v for k, v in original.identity.items() if k not in (STEP_BOUNDS, "graph")}
     return msgspec.structs.replace(
         out,
         start_s=np.maximum(out.end_s - seconds[spans], out.start_s),
         cost_key=np.array([names[keys[i]] for i in spans], np.int32),
         keys=tuple(names),
-        identity=identity,
+        identity=msgspec.structs.replace(original.identity, graph=""),
     )

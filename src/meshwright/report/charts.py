@@ -97,7 +97,7 @@ def sensitivities(prediction: Prediction) -> list[dict[str, Any]]:
 def ranks(timeline: Timeline) -> list[dict[str, Any]]:
     """One row per rank class: the timeline as a table."""
     rows = []
-    for rank, name in enumerate(timeline.ranks):
+    for rank, known in enumerate(timeline.ranks):
         compute = timeline.of_rank(rank)
         last = float(timeline.end_s[compute].max(initial=0.0))
         first = float(timeline.start_s[compute].min(initial=last))
@@ -105,8 +105,8 @@ def ranks(timeline: Timeline) -> list[dict[str, Any]]:
         busy = timeline.busy_s(rank)
         rows.append(
             {
-                "rank": name,
-                "multiplicity": timeline.multiplicity[rank],
+                "rank": known.name,
+                "multiplicity": known.multiplicity,
                 "tasks": f"{int((timeline.rank == rank).sum()):,}",
                 "first": seconds(first),
                 "last": seconds(last),
@@ -135,7 +135,7 @@ def waits(timeline: Timeline, count: int = 12) -> list[dict[str, Any]]:
         {
             "gap": seconds(gap),
             "task": name,
-            "rank": timeline.ranks[timeline.rank[span]],
+            "rank": timeline.ranks[timeline.rank[span]].name,
             "start": seconds(float(timeline.start_s[span])),
             "cause": _cause(timeline, int(cause)),
         }
@@ -146,4 +146,4 @@ def waits(timeline: Timeline, count: int = 12) -> list[dict[str, Any]]:
 def _cause(timeline: Timeline, span: int) -> str:
     if span < 0:
         return "not recorded"
-    return f"{timeline.names(np.array([span]))[0]} on {timeline.ranks[timeline.rank[span]]}"
+    return f"{timeline.names(np.array([span]))[0]} on {timeline.ranks[timeline.rank[span]].name}"

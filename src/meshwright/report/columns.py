@@ -41,7 +41,7 @@ def payload(timeline: Timeline, *, max_spans: int = MAX_SPANS) -> dict[str, Any]
         "seconds": span_s,
         "count": len(order),
         "note": note,
-        "ranks": [f"{name}" for name in timeline.ranks],
+        "ranks": [rank.name for rank in timeline.ranks],
         "multiplicity": [int(m) for m in timeline.multiplicity],
         "lanes": _lanes(timeline, order),
         "queueColours": [QUEUE_COLOURS.get(queue, "") for queue in QUEUES],
@@ -70,12 +70,12 @@ def memory_payload(timeline: Timeline, memory: tuple[RankMemory, ...]) -> dict[s
     peaks = {rank.rank: rank for rank in memory}
     constant = [
         {} if rank not in peaks else {n: b for n, b in peaks[rank].alive.items() if b and n not in trace.categories}
-        for rank, trace in zip(timeline.ranks, timeline.memory)
+        for rank, trace in zip([r.name for r in timeline.ranks], timeline.memory)
     ]
     traced = (name for trace in timeline.memory for name in trace.categories)
     categories = list(dict.fromkeys([*traced, *(name for extra in constant for name in extra)]))
     ranks = []
-    for name, trace, extra in zip(timeline.ranks, timeline.memory, constant):
+    for name, trace, extra in zip([r.name for r in timeline.ranks], timeline.memory, constant):
         kept = _peaks(trace)
         rows = {c: trace.num_bytes[i, kept] for i, c in enumerate(trace.categories)}
         values = np.concatenate([rows.get(c, np.full(len(kept), extra.get(c, 0.0))) for c in categories])

@@ -90,7 +90,7 @@ def _timeline(timeline: Timeline) -> dict[str, Any]:
     count = len(timeline.ranks)
     chosen = np.unique(np.linspace(0, count - 1, min(count, LANES)).round().astype(int)).tolist() if count else []
     lanes = [
-        {"rank": timeline.ranks[rank], "y": 16 * i, "paths": _paths(timeline, rank, 16.0 * i)}
+        {"rank": timeline.ranks[rank].name, "y": 16 * i, "paths": _paths(timeline, rank, 16.0 * i)}
         for i, rank in enumerate(chosen)
     ]
     return {"lanes": lanes, "height": max(16 * len(lanes), 1)}

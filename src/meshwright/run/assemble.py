@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.compare.measured import STEP_BOUNDS, bounds_text, part, rank_name
+from meshwright.compare.measured import part, real_rank
 from meshwright.graph import KIND, QUEUE
 from meshwright.plan import Plan
 from meshwright.replay.graph import causes
@@ -24,7 +24,7 @@ from meshwright.replay.rebuild import rebuild
 from meshwright.run.clocks import Clock, Order
 from meshwright.run.mesh import coordinates, members
 from meshwright.run.record import Label, Memory, Recording
-from meshwright.timeline import MemoryTrace, Timeline
+from meshwright.timeline import UNKNOWN, Identity, MemoryTrace, StepBounds, Timeline
 
 #: Kinds in which every member needs something of every other.
 JOINED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
@@ -52,7 +52,7 @@ class _Span(msgspec.Struct):
     task: int = -1
 
 
-def assemble(readings: Sequence[Reading], plan: Plan, identity: dict[str, str] | None = None) -> Timeline:
+def assemble(readings: Sequence[Reading], plan: Plan, identity: Identity = UNKNOWN) -> Timeline:
     """The timeline of the steps that every process kept; `readings` by rank.
 
     Times are seconds from the first step's begin. `identity` says what was run.
@@ -70,9 +70,10 @@ def assemble(readings: Sequence[Reading], plan: Plan, identity: dict[str, str] |
             span.end += moved[span.rank]
     kept = _joined(spans, sent, received, joined)
     _arrive(kept, plan, {id(sent[key]) for key in sent.keys() & received.keys()})
-    bounds = _bounds(readings, clocks, sorted(numbers))
+    kept_steps = sorted(numbers)
+    bounds = _bounds(readings, clocks, kept_steps)
     zero = bounds[0][0] if bounds else 0.0
-    return _timeline(kept, readings, clocks, plan, bounds, zero, identity or {})
+    return _timeline(kept, readings, clocks, plan, kept_steps, bounds, zero, identity)
 
 
 def _spans(reading: Reading, numbers: set[int]) -> list[_Span]:
@@ -254,17 +255,17 @@ def _timeline(
     readings: Sequence[Reading],
     clocks: list[Clock],
     plan: Plan,
+    numbers: list[int],
     bounds: list[tuple[float, float]],
     zero: float,
-    identity: dict[str, str],
+    identity: Identity,
 ) -> Timeline:
     names = [_key(s.label) for s in spans]
     keys = {name: i for i, name in enumerate(dict.fromkeys(names))}
     said = [s.label for s in spans]
     attributes = [[la.stage, la.chunk, la.microbatch, la.layer, s.step] for la, s in zip(said, spans)]
     out = Timeline(
-        ranks=tuple(process_name(plan, r) for r in range(len(readings))),
-        multiplicity=(1,) * len(readings),
+        ranks=tuple(real_rank(plan.layout, r) for r in range(len(readings))),
         task=np.array([s.task for s in spans], np.int32),
         rank=np.array([s.rank for s in spans], np.int32),
         queue=np.array([QUEUE[la.queue] for la in said], np.int32),
@@ -276,12 +277,8 @@ def _timeline(
         cost_key=np.array([keys[name] for name in names], np.int32),
         keys=tuple(keys),
         memory=tuple(_memory(r.recording.memory, c, zero) for r, c in zip(readings, clocks)),
-        identity={
-            "plan": plan.text(),
-            **identity,
-            "source": "measured",
-            STEP_BOUNDS: bounds_text([((b - zero) * 1e-9, (e - zero) * 1e-9) for b, e in bounds]),
-        },
+        steps=StepBounds.of(numbers, [((b - zero) * 1e-9, (e - zero) * 1e-9) for b, e in bounds]),
+        identity=msgspec.structs.replace(identity, plan=identity.plan or plan.text(), source="measured"),
     )
     return msgspec.structs.replace(out, waited_for=_waited_for(out, plan))
 
@@ -301,12 +298,6 @@ def _key(label: Label) -> str:
     """What a span costs, in words; the bytes are part of it, as costs depend on them."""
     name = label.key or label.kind
     return f"{name} {label.num_bytes} bytes" if label.num_bytes else name
-
-
-def process_name(plan: Plan, rank: int) -> str:
-    """What the process of a global rank is called in a timeline."""
-    at = coordinates(plan, rank)
-    return rank_name(at["pp"], **{a: at[a] for a in ("dp", "cp", "tp") if getattr(plan.layout, a) > 1})
 
 
 def _memory(samples: tuple[Memory, ...], clock: Clock, zero: float) -> MemoryTrace:

@@ -14,13 +14,13 @@ from meshwright.run import clocks
 from meshwright.run.assemble import Reading, assemble
 from meshwright.run.clocks import Clock, Probe
 from meshwright.run.record import Label, Memory, Recorder, Recording
-from meshwright.timeline import Timeline
+from meshwright.timeline import UNKNOWN, Identity, Timeline
 
 _COLUMNS = ("label", "step", "start_ns", "end_ns", "depth")
 
 
 def gather(
-    recorder: Recorder, plan: Plan, *, before: Probe | None = None, identity: dict[str, str] | None = None
+    recorder: Recorder, plan: Plan, *, before: Probe | None = None, identity: Identity = UNKNOWN
 ) -> Timeline | None:
     """The timeline of what all ranks recorded, on rank 0; None on the others. Every rank must call this.
 

@@ -24,6 +24,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.timeline import Identity
 from meshwright.trace.chrome import write
 
 #: Steps of each plan before the first one that counts.
@@ -62,7 +63,7 @@ def _train(world: World, model: Model, plans: tuple[Plan, ...], train: Train, fi
     finally:
         install(Off())
     for trainer, recorder, file in zip(trainers, recorders, files):
-        timeline = gather(recorder, trainer.plan, before=before, identity={"model": model.name})
+        timeline = gather(recorder, trainer.plan, before=before, identity=Identity(model=model.name))
         if timeline is not None:
             write(timeline, file)
 

@@ -37,6 +37,7 @@ from meshwright.run.trainer import Trainer
 from meshwright.run.weights import load_weights
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
+from meshwright.timeline import UNKNOWN, Identity
 from meshwright.trace.chrome import write as write_trace
 
 #: Checkpoints kept in a run's folder.
@@ -75,7 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ideal_s: float = 0.0
     trace: str = ""
     quiet: bool = False
-    identity: dict[str, str] = {}
+    identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
 
 

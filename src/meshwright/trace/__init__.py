@@ -1,6 +1,6 @@
 """Timelines as files that other tools open, written and read back."""
 
-from meshwright.trace.chrome import write
-from meshwright.trace.chrome_read import read
+from meshwright.trace.chrome import encode, write
+from meshwright.trace.chrome_read import decode, read
 
-__all__ = ["read", "write"]
+__all__ = ["decode", "encode", "read", "write"]

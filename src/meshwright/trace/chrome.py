@@ -1,8 +1,9 @@
 """Timelines as Chrome trace files, which Perfetto and the viewers of PyTorch's Kineto open, and back.
 
 One process a rank class, one thread a queue; every span is a complete event ("X") with ``ts`` and ``dur`` in
-microseconds; arrows follow a send from the task that made it to the task it let start; memory is a counter. What
-viewers do not need but a Timeline has (cost keys, parts, multiplicities) is in the entry ``meshwright``.
+microseconds; arrows follow a send from the task that made it to the task it let start; memory and other counters are
+counters ("C"), instants are instants ("i"). What concerns no one rank has a process of its own, behind the others.
+What viewers do not need but a Timeline has (cost keys, parts, records) is in the entry ``meshwright``.
 Format: Trace Event Format (Google, 2016); categories and arguments as Kineto writes them.
 """
 
@@ -20,7 +21,7 @@ from meshwright.atomic import write_bytes
 from meshwright.graph import ATTRIBUTES, KIND, KINDS, QUEUES
 from meshwright.timeline import Timeline
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 #: The version of the trace schema that Kineto writes.
 SCHEMA_VERSION = 1
 #: Event category by kind of task; kernels where nothing else is said.
@@ -36,7 +37,15 @@ def write(timeline: Timeline, path: str | Path) -> None:
     Raises:
         MeshwrightError: X104 when the file cannot be written.
     """
-    data = msgspec.json.encode(
+    data = encode(timeline)
+    if str(path).endswith(".gz"):
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    write_bytes(path, data)
+
+
+def encode(timeline: Timeline) -> bytes:
+    """The content of a trace file."""
+    return msgspec.json.encode(
         {
             "schemaVersion": SCHEMA_VERSION,
             "format_version": FORMAT_VERSION,
@@ -46,17 +55,13 @@ def write(timeline: Timeline, path: str | Path) -> None:
             "traceEvents": list(events(timeline)),
         }
     )
-    if str(path).endswith(".gz"):
-        data = gzip.compress(data, compresslevel=6, mtime=0)
-    write_bytes(path, data)
 
 
 def header(timeline: Timeline) -> dict[str, Any]:
     """What a Timeline has beside its spans, as plain values."""
     return {
-        "identity": timeline.identity,
-        "ranks": list(timeline.ranks),
-        "multiplicity": [int(m) for m in timeline.multiplicity],
+        "identity": timeline.identity.said(),
+        "ranks": msgspec.to_builtins(timeline.ranks),
         "queues": list(QUEUES),
         "keys": list(timeline.keys),
         "parts_s": {cause: seconds.tolist() for cause, seconds in timeline.parts.items()},
@@ -64,7 +69,20 @@ def header(timeline: Timeline) -> dict[str, Any]:
             {"time_s": m.time_s.tolist(), "categories": list(m.categories), "num_bytes": m.num_bytes.tolist()}
             for m in timeline.memory
         ],
+        "steps": _columns(timeline.steps),
+        "counters": [_columns(counter) for counter in timeline.counters],
+        "instants": _columns(timeline.instants),
+        "records": {
+            name: {column: values.tolist() for column, values in table.items()}
+            for name, table in timeline.records.items()
+        },
     }
+
+
+def _columns(record: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a record of columns, arrays as lists."""
+    fields = msgspec.structs.asdict(record)
+    return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in fields.items()}
 
 
 def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -73,20 +91,24 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield from _spans(timeline)
     yield from _arrows(timeline)
     yield from _counters(timeline)
+    yield from _instants(timeline)
 
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
     def say(name: str, rank: int, queue: int, args: dict[str, Any]) -> dict[str, Any]:
         return {"ph": "M", "name": name, "pid": rank, "tid": queue, "ts": 0, "args": args}
 
-    for rank, name in enumerate(timeline.ranks):
-        count = int(timeline.multiplicity[rank])
-        yield say("process_name", rank, 0, {"name": name})
+    for rank, known in enumerate(timeline.ranks):
+        count = known.multiplicity
+        yield say("process_name", rank, 0, {"name": known.name})
         yield say("process_labels", rank, 0, {"labels": f"{count:,} rank{'' if count == 1 else 's'}"})
         yield say("process_sort_index", rank, 0, {"sort_index": rank})
         for queue in np.unique(timeline.queue[timeline.rank == rank]).tolist():
             yield say("thread_name", rank, queue, {"name": QUEUES[queue]})
             yield say("thread_sort_index", rank, queue, {"sort_index": queue})
+    if (timeline.instants.rank < 0).any() or any(counter.rank < 0 for counter in timeline.counters):
+        yield say("process_name", len(timeline.ranks), 0, {"name": "all ranks"})
+        yield say("process_sort_index", len(timeline.ranks), 0, {"sort_index": len(timeline.ranks)})
 
 
 def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -167,3 +189,22 @@ def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
         for at, column in zip((memory.time_s * _US).tolist(), memory.num_bytes.T.tolist()):
             held = dict(zip(memory.categories, column))
             yield {"ph": "C", "name": "memory (bytes)", "pid": rank, "ts": at, "args": held}
+    for counter in timeline.counters:
+        name, where = (
+            f"{counter.name} ({counter.unit})" if counter.unit else counter.name,
+            _process(timeline, counter.rank),
+        )
+        for at, value in zip((counter.time_s * _US).tolist(), counter.value.tolist()):
+            yield {"ph": "C", "name": name, "pid": where, "ts": at, "args": {counter.name: value}}
+
+
+def _instants(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """An instant of one rank class is drawn in its process, one of all ranks through all of them."""
+    found = timeline.instants
+    for at, what, rank in zip((found.time_s * _US).tolist(), found.what.tolist(), found.rank.tolist()):
+        place = {"pid": _process(timeline, rank), "tid": 0, "s": "p" if rank >= 0 else "g"}
+        yield {"ph": "i", "name": found.names[what], "cat": "instant", "ts": at, **place}
+
+
+def _process(timeline: Timeline, rank: int) -> int:
+    return rank if rank >= 0 else len(timeline.ranks)

@@ -11,7 +11,7 @@ import numpy as np
 from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.causes import CAUSE, of_kind
-from meshwright.compare.measured import COLLECTIVES, in_turn, rank_name
+from meshwright.compare.measured import COLLECTIVES, in_turn, real_rank
 from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, KINDS
@@ -25,7 +25,7 @@ from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.timeline import Timeline
+from meshwright.timeline import Identity, Timeline
 
 #: What the busiest rank's kernels take in a step when nobody says a scale.
 COMPUTE_S = 0.6
@@ -188,7 +188,7 @@ def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan
     return 1 / float(np.bincount(rank, weights=kernels).max())
 
 
-def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: dict[str, str]) -> Timeline:
+def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: Identity) -> Timeline:
     """The spans of one measured step, with the keys of the simulated one, for every real rank. A message ends when it
     has arrived, which its receiver knows; a collective starts when its last rank comes, as waiting is no part of it."""
     graph, times = lowered.graph, measured.times[step]
@@ -227,8 +227,7 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
     for members in together.values():
         start[members] = np.minimum(start[members].max(), end[members])
     return Timeline(
-        ranks=tuple(_name(lowered, r) for r in range(len(script.ranks))),
-        multiplicity=(1,) * len(script.ranks),
+        ranks=tuple(real_rank(lowered.mesh.layout, r) for r in range(len(script.ranks))),
         task=task.astype(np.int32),
         rank=rank.astype(np.int32),
         queue=graph.streams.queue[stream],
@@ -241,13 +240,6 @@ def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int,
         keys=graph.keys,
         identity=identity,
     )
-
-
-def _name(lowered: Lowered, rank: int) -> str:
-    """What a rank is called: its place on every axis."""
-    layout = lowered.mesh.layout
-    place = {axis: rank // layout.stride(axis) % getattr(layout, axis) for axis in layout.order}
-    return rank_name(place["pp"], **{a: place[a] for a in ("dp", "cp", "tp") if getattr(layout, a) > 1})
 
 
 def arrived_from(ops, op) -> int:
