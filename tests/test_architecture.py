@@ -23,7 +23,7 @@ ORDER = (
     ("spec",),
     ("work", "world"),
     ("detect",),
-    ("layers", "schedules"),
+    ("layers", "schedules", "sync"),
     ("plan",),
     ("cost", "lower"),
     ("simulate",),

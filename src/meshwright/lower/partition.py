@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
+
+T = TypeVar("T")
 
 
 def even(num_layers: int, num_stages: int) -> tuple[int, ...]:
@@ -44,6 +49,14 @@ def _cost(model: Model, layer: int) -> float:
     block = model.block(layer)
     width = block.mlp.top_k * block.mlp.ffn if isinstance(block.mlp, Moe) else block.mlp.ffn
     return 4.0 * block.attention.heads * block.attention.head_dim * model.hidden + 3.0 * width * model.hidden
+
+
+def segments(layers: Sequence[T], before: Sequence[T] = (), after: Sequence[T] = ()) -> tuple[tuple[T, ...], ...]:
+    """The layers of a stage as they are exchanged: one by one, with what stands before the first and after the last."""
+    cuts = [(layer,) for layer in layers] or [()]
+    cuts[0] = (*before, *cuts[0])
+    cuts[-1] = (*cuts[-1], *after)
+    return tuple(cuts)
 
 
 def stage_layers(plan: Plan, model: Model) -> tuple[tuple[int, ...], ...]:

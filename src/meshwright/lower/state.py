@@ -14,9 +14,7 @@ from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
-from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, Train
-
-STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0}
+from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES, Train
 
 
 class Params(msgspec.Struct, frozen=True, kw_only=True):

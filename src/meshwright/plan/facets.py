@@ -58,6 +58,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
         TorchTitan does (2410.06511); Megatron-Core's distributed optimizer is ZeRO-1."""
         return (self.zero == 2 or (self.zero == 3 and self.pp == 1)) and self.shard_group > 1
 
+    @property
+    def gathers_again(self) -> bool:
+        """Whether parameters are gathered for every microbatch: fully sharded ones without a pipeline. Under one they
+        are gathered once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511)."""
+        return self.zero == 3 and self.pp == 1 and self.shard_group > 1
+
     def stride(self, axis: str) -> int:
         """Distance in ranks between neighbours on an axis."""
         stride = 1
@@ -112,6 +118,10 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "flash"
     loss: str = "eager"
     gathered: str = "again"
+
+    def mode(self, position: int) -> str:
+        """What the backward recomputes of the layer at this position of its chunk."""
+        return self.recompute if not self.layers or position < self.layers else "none"
 
 
 class Precision(msgspec.Struct, frozen=True, kw_only=True):

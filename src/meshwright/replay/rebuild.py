@@ -45,7 +45,7 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
     """The tasks of one step's timeline and what each waits for. `plan` says whether sends and exchanges overlap
     compute; without it the spans do."""
     tasks, position = tasks_of(timeline), {}
-    tasks = without_inner(tasks, timeline, FULLY_SHARDED if plan is not None and _gathers_again(plan) else ())
+    tasks = without_inner(tasks, timeline, FULLY_SHARDED if plan is not None and plan.layout.gathers_again else ())
     tasks = cut(tasks)
     for i, task in enumerate(tasks):
         task.number = i
@@ -68,11 +68,6 @@ def rebuild(timeline: Timeline, plan: Plan | None = None, tail_s: float = 0.0) -
         blocking=blocking,
         late=frozenset(late),
     )
-
-
-def _gathers_again(plan: Plan) -> bool:
-    """Whether parameters are gathered in every pass."""
-    return plan.layout.zero == 3 and plan.layout.pp == 1 and plan.layout.shard_group > 1
 
 
 def _sends(tasks: list[Task], lanes: list[Lane], plan: Plan | None) -> bool:

@@ -32,7 +32,7 @@ class Sharded:
     """A stage with its parameters sharded; the same duties as the buckets of ``sync``."""
 
     def __init__(self, stage: Stage, mesh: Mesh, *, params: torch.dtype, grads: torch.dtype):
-        self.stage, self.mesh = stage, mesh
+        self.module, self.stage, self.mesh = stage, stage.stage, mesh
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
         ranks = _mesh_of(mesh["shard"], mesh.device.type)
@@ -45,6 +45,8 @@ class Sharded:
             # what belongs to no layer is exchanged with the first, for whoever reads the spans
             said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
             _recorded(unit, mesh["shard"], mesh["replica"], said)
+        #: As a bucket's; torch exchanges every pass, so that none is the last.
+        self.final = False
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
         self._mine = [
             (parameter, held, self.about[name].sums)
@@ -78,7 +80,7 @@ class Sharded:
 
     def reset(self) -> None:
         """A step begins."""
-        for parameter in self.stage.parameters():
+        for parameter in self.module.parameters():
             parameter.grad = None
 
     def finish(self) -> None:

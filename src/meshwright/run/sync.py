@@ -1,4 +1,5 @@
-"""Gradients and parameters between the replicas of a rank: buckets of flat memory, one per layer segment.
+"""Gradients and parameters between the replicas of a rank: buckets of flat memory, one for the fragments of a kind of
+parameters in a layer segment.
 
 One mechanism for ZeRO-0, 1 and 2 (Rajbhandari et al. 1910.02054): gradients are summed into the shards of a sharding
 group (of one rank without ZeRO), shards are summed over its replicas, the optimizer updates its shard, and shards are
@@ -8,7 +9,7 @@ beside the rest of the backward (Li et al. 2006.15704), and its parameters are g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.run.collect import gather_async, reduce_scatter_async
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import Group, Mesh
 from meshwright.run.pieces import Parameter
 from meshwright.run.record import recorder
+from meshwright.sync.fragments import GRADIENTS, SELF, STEP, Fragment
 
 
 class Held(NamedTuple):
@@ -44,6 +46,12 @@ class Where(NamedTuple):
     replica: Group
     tp: Group
     twin: Group | None = None
+
+    @classmethod
+    def of(cls, fragment: Fragment, mesh: Mesh) -> Where:
+        """Return the groups of this process that a fragment names."""
+        twin = None if fragment.twin == SELF else mesh[fragment.twin.name]
+        return cls(mesh[fragment.shard.name], mesh[fragment.replica.name], mesh["tp"], twin)
 
 
 class _Sink:
@@ -97,17 +105,19 @@ class Bucket:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        where: Where,
+        fragments: Mapping[str, Fragment],
+        mesh: Mesh,
         *,
-        label: dict[str, int],
         grads: torch.dtype,
         masters: torch.dtype,
-        rounds: bool,
-        late: bool,
     ):
-        self.parameters, self.where, self.label = list(parameters), where, label
-        self.rounds, self.late = rounds, late or where.twin is not None
-        first = self.parameters[0]
+        """`fragments` are those of these parameters, by what they carry."""
+        gradient = fragments[GRADIENTS]
+        self.parameters, self.where = list(parameters), Where.of(gradient, mesh)
+        self.stage, segment = gradient.units
+        self.label = {"stage": self.stage, "layer": segment}
+        self.rounds, self.late = gradient.due != STEP, not gradient.beside
+        where, first = self.where, self.parameters[0]
         sizes = [p.numel() for p in self.parameters]
         ways = where.shard.size
         self.length = -(-sum(sizes) // ways) * ways

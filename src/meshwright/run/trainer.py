@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from meshwright.lower import order
-from meshwright.lower.compute import reduced_after
-from meshwright.lower.partition import stage_layers
+from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
 from meshwright.run.data import Batch
@@ -23,11 +22,17 @@ from meshwright.run.pipeline import Pipeline
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
 from meshwright.run.settings import DTYPES, Settings
-from meshwright.run.sync import Bucket, Where
+from meshwright.run.sync import Bucket
 from meshwright.schedules.actions import Actions
 from meshwright.spec import naming
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.due import due_after
+from meshwright.sync.fragments import DENSE, EXPERT, TIED, Fragment, by_units, fragments, gradients_due, stored
+from meshwright.sync.policy import USUAL, read
+
+#: Parameters by where they are and of which kind: ((stage, segment), kind).
+Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
 
 
 class StepResult(NamedTuple):
@@ -64,12 +69,12 @@ class Trainer:
         half = self.dtype in (torch.bfloat16, torch.float16)
         self.masters = torch.float32 if half and plan.precision.master == "fp32" else self.dtype
         self.grads = torch.float32 if half and plan.precision.grads == "fp32" else self.dtype
-        self.fully = plan.layout.zero == 3 and plan.layout.pp == 1 and not mesh["shard"].alone
+        fully = plan.layout.gathers_again
         shared = Shared(
             model=model,
             plan=plan,
             mesh=mesh,
-            make=Maker(mesh.device, self.masters if self.fully else self.dtype),
+            make=Maker(mesh.device, self.masters if fully else self.dtype),
             names=naming.names(model),
             dropout=settings.dropout if train.dropout else 0.0,
             seed=settings.seed,
@@ -80,7 +85,9 @@ class Trainer:
         for stage in self.stages.values():
             for parameter in stage.parameters():
                 initialise(parameter, settings.seed)
-        self.exchanges = self._sharded() if self.fully else self._buckets(actions)
+        parts = _parts(self.stages, model)
+        self.fragments = self._fragments(parts, actions)
+        self.exchanges = self._sharded() if fully else self._buckets(parts)
         held = [h for exchange in self.exchanges for h in exchange.held()]
         self.optimizer = Optimizer(held, train.optimizer, settings, mesh["world"], mesh.device)
         self.positions = local_positions(
@@ -97,7 +104,7 @@ class Trainer:
             self.stages,
             message=self._message,
             blocking_sends=not plan.overlap.pp,
-            due=reduced_after(actions, plan.layout.shards_gradients),
+            due=due_after(actions, gradients_due(plan.layout)),
             final=self._final,
         )
         self.rotary = None
@@ -111,54 +118,27 @@ class Trainer:
     def _sharded(self) -> list[Sharded]:
         return [Sharded(s, self.mesh, params=self.dtype, grads=self.grads) for s in self.stages.values()]
 
-    def _buckets(self, actions: Actions) -> list[Bucket]:
+    def _fragments(self, parts: Parts, actions: Actions) -> tuple[Fragment, ...]:
+        """What is exchanged of this rank's parameters."""
+        sizes: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+        for (units, kind), parameters in parts.items():
+            count = sum(p.numel() for p in parameters)
+            sizes.setdefault(units, {})[kind] = count, count
+        grads, weights, masters = (t.itemsize for t in (self.grads, self.dtype, self.masters))
+        of = stored(self.plan, self.train)._replace(grads=grads, weights=weights, masters=masters, moments=masters)
+        return fragments(self.plan, self.model, actions, sizes, of, read(USUAL))
+
+    def _buckets(self, parts: Parts) -> list[Bucket]:
         """One bucket per layer segment and kind of parameter, in the order of the forward."""
-        self.by_stage: dict[int, list[Bucket]] = {}
-        me = self.mesh["pp"].index
-        for number, stage in self.stages.items():
-            made = self.by_stage[number] = []
-            ranks = actions.stage_ranks[number]
-            twin = self.mesh["mirror"] if len(ranks) == 2 else None
-            for segment, modules in enumerate(_segments(stage)):
-                groups: dict[str, list] = {}
-                for module in modules:
-                    for parameter in module.parameters():
-                        groups.setdefault(self._kind(parameter, actions, me), []).append(parameter)
-                for kind, parameters in groups.items():
-                    bucket = self._bucket(parameters, kind, number, segment, twin)
-                    made.append(bucket)
-                    for module in modules:
-                        module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
-        return [bucket for buckets in self.by_stage.values() for bucket in buckets]
-
-    def _kind(self, parameter, actions: Actions, me: int) -> str:
-        if parameter.expert:
-            return "expert"
-        if not self.model.tied_embeddings or parameter.info.name != naming.names(self.model).embedding:
-            return "dense"
-        ends = actions.stage_ranks[0], actions.stage_ranks[-1]
-        return "tied" if me in ends[0] and me in ends[1] else "tied apart"
-
-    def _bucket(self, parameters: list, kind: str, stage: int, segment: int, twin) -> Bucket:
-        mesh, zero = self.mesh, self.plan.layout.zero
-        if kind == "expert":
-            shard, replica = ("expert_shard", "expert_replica") if zero else ("self", "edp")
-        else:
-            shard, replica = ("shard", "replica") if zero else ("self", "data")
-        return Bucket(
-            parameters,
-            Where(
-                shard=mesh[shard],
-                replica=mesh[replica],
-                tp=mesh["tp"],
-                twin=mesh["ends"] if kind == "tied apart" else twin,
-            ),
-            label={"stage": stage, "layer": segment},
-            grads=self.grads,
-            masters=self.masters,
-            rounds=self.plan.layout.shards_gradients and not mesh[shard].alone,
-            late=kind.startswith("tied") or not self.plan.overlap.dp,
-        )
+        out = []
+        for (units, kind), found in by_units(self.fragments).items():
+            if not kind:  # of no parameters
+                continue
+            bucket = Bucket(parts[units, kind], found, self.mesh, grads=self.grads, masters=self.masters)
+            for module in _segments(self.stages[units[0]])[units[1]]:
+                module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
+            out.append(bucket)
+        return out
 
     def _message(self) -> torch.Tensor:
         layout = self.plan.layout
@@ -167,9 +147,9 @@ class Trainer:
         return torch.empty(shape, dtype=self.dtype, device=self.mesh.device)
 
     def _final(self, stage: int) -> None:
-        if not self.fully:
-            for bucket in self.by_stage[stage]:
-                bucket.final = True
+        for exchange in self.exchanges:
+            if exchange.stage == stage:
+                exchange.final = True
 
     # -- training
 
@@ -248,25 +228,30 @@ class Trainer:
 def _stages(shared: Shared, actions: Actions) -> dict[int, Stage]:
     """The virtual stages this rank holds, by number."""
     plan, layers = shared.plan, stage_layers(shared.plan, shared.model)
-    memory, me, last = plan.memory, shared.mesh["pp"].index, len(layers) - 1
+    me, last = shared.mesh["pp"].index, len(layers) - 1
     out: dict[int, Stage] = {}
     for number, ranks in enumerate(actions.stage_ranks):
         if me not in ranks:
             continue
-        modes = tuple(
-            memory.recompute if not memory.layers or i < memory.layers else "none" for i in range(len(layers[number]))
-        )
+        modes = tuple(plan.memory.mode(position) for position in range(len(layers[number])))
         tied = out[0].embedding if number == last and number and 0 in out and shared.model.tied_embeddings else None
         out[number] = Stage(shared, number, layers[number], modes, first=number == 0, last=number == last, tied=tied)
     return out
 
 
-def _segments(stage: Stage) -> list[list[torch.nn.Module]]:
-    """Modules that are exchanged together: each layer, with the embedding or the head beside it, as ``lower`` cuts a
-    stage."""
-    out = [[layer] for layer in stage.layers] or [[]]
-    if stage.embedding is not None:
-        out[0].insert(0, stage.embedding)
-    if stage.head is not None:
-        out[-1].append(stage.head)
+def _segments(stage: Stage) -> tuple[tuple[torch.nn.Module, ...], ...]:
+    """Modules that are exchanged together."""
+    before, after = ((m,) if m is not None else () for m in (stage.embedding, stage.head))
+    return segments(tuple(stage.layers), before, after)
+
+
+def _parts(stages: dict[int, Stage], model: Model) -> Parts:
+    """The parameters of every kind in every segment of the stages."""
+    table = naming.names(model).embedding if model.tied_embeddings else None
+    out: Parts = {}
+    for number, stage in stages.items():
+        for segment, modules in enumerate(_segments(stage)):
+            for parameter in (p for module in modules for p in module.parameters()):
+                kind = EXPERT if parameter.expert else TIED if parameter.info.name == table else DENSE
+                out.setdefault(((number, segment), kind), []).append(parameter)
     return out

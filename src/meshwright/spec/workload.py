@@ -29,6 +29,8 @@ DTYPE_BYTES: dict[str, float] = {
     "mxfp8": 1.0,
     "nvfp4": 0.5,
 }
+#: Bytes of one value as gradients, masters and moments are stored.
+STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0}
 PHASES = ("pretrain", "sft", "lora")
 #: Optimizers with the fp32-sized moments they keep per parameter.
 OPTIMIZER_MOMENTS: dict[str, float] = {

@@ -1,0 +1,263 @@
+"""Fragments: what ranks exchange of gradients and parameters, as one list for both executors.
+
+``lower`` makes tasks of a fragment, ``run`` makes buckets of it. A fragment says of which parameters it is, how many
+bytes, over which groups of the mesh, when it is due, in which code, how values are combined and what is done with the
+result. Groups are named as ``run/mesh.py`` names them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import ceil
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES
+from meshwright.sync.codecs import codec
+from meshwright.sync.policy import Policy
+
+if TYPE_CHECKING:
+    from meshwright.plan import Layout, Plan
+    from meshwright.schedules.actions import Actions
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+#: What a fragment carries: gradients to their sum, sharded parameters to who computes with them, parameters or the
+#: optimizer's moments to their mean over replicas, the square of the gradient's norm.
+GRADIENTS, GATHERED, PARAMETERS, MOMENTS, NORM = "gradients", "gathered", "parameters", "moments", "norm"
+#: When a fragment is due: after every pass over its layers, after a round of passes (``due.rounds``), once a step, or
+#: once in ``every`` steps.
+PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
+#: Kinds of parameters: replicated over all data-parallel ranks, over those of an expert, or the embedding's table where
+#: the head uses it too.
+DENSE, EXPERT, TIED = "dense", "expert", "tied"
+
+
+class Among(NamedTuple):
+    """A group of ranks by its name in the mesh, and its size."""
+
+    name: str
+    size: int
+
+
+SELF = Among("self", 1)
+
+
+class Stored(NamedTuple):
+    """Bytes of one value: of a gradient, of a parameter that is computed with, of the copy that is updated, and of each
+    of the optimizer's moments, which are so many."""
+
+    grads: int
+    weights: int
+    masters: int
+    moments: int
+    num_moments: int
+
+
+class Weights(NamedTuple):
+    """Parameters that are exchanged alike: those of one kind in one segment of a stage. ``held`` elements of them on a
+    rank before any sharding, of which ``trained`` have gradients; ``twin``: the other rank of the pipeline that holds
+    the same."""
+
+    stage: int
+    segment: int
+    kind: str
+    held: float
+    trained: float
+    twin: Among = SELF
+
+
+class Fragment(msgspec.Struct, frozen=True, kw_only=True):
+    """One exchange. ``units`` are (stage, segment), ``kind`` which of their parameters; ``num_elements`` of them lie on
+    a rank before sharding, ``element_bytes`` each.
+
+    ``shard`` holds one copy together, ``replica`` are its copies, ``twin`` is summed over first. ``due`` is a pass, a
+    round, a step, or ``every`` so many steps; the result is applied ``lag`` steps later. ``combine`` is the sum, the
+    mean, or what all hold ``joined``; ``apply`` says who takes it: the optimizer, the passes, the parameters, or
+    clipping. ``beside``: it runs beside the computation, where that goes on.
+    """
+
+    what: str
+    units: tuple[int, int]
+    kind: str
+    num_elements: float
+    element_bytes: int
+    shard: Among = SELF
+    replica: Among = SELF
+    twin: Among = SELF
+    due: str = STEP
+    every: int = 1
+    lag: int = 0
+    codec: str = "none"
+    combine: str = "sum"
+    apply: str = "optimizer"
+    beside: bool = False
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the values on a rank before sharding, as they are stored."""
+        return self.num_elements * self.element_bytes
+
+
+class Move(NamedTuple):
+    """A collective of an exchange: its operation, bytes (of all ranks' shares together for a gather, of what a rank
+    brings for a reduction), group, and how many times it is done with so many bytes."""
+
+    op: str
+    num_bytes: float
+    among: Among
+    times: int = 1
+
+
+def stored(plan: Plan, train: Train) -> Stored:
+    """Bytes of the values of a plan, as it stores and computes."""
+    precision, compute = plan.precision, plan.precision.compute or train.dtype
+    whole = compute == "fp32"
+    weights = 4 if whole else 2
+    if precision.params == "fp8":
+        weights = min(weights, max(1, int(DTYPE_BYTES[compute])))
+    master = 4 if whole else int(STORED_BYTES[precision.master]) or 2
+    return Stored(
+        grads=int(STORED_BYTES[precision.grads]),
+        weights=weights,
+        masters=master,
+        moments=int(STORED_BYTES[precision.moments]),
+        num_moments=int(OPTIMIZER_MOMENTS[train.optimizer]),
+    )
+
+
+def fragments(
+    plan: Plan,
+    model: Model,
+    actions: Actions,
+    sizes: Mapping[tuple[int, int], Mapping[str, tuple[float, float]]],
+    stored: Stored,
+    policy: Policy,
+) -> tuple[Fragment, ...]:
+    """Every exchange of a step or a round. `sizes`: (stage, segment) -> kind -> elements a rank holds and trains."""
+    out: list[Fragment] = []
+    for (stage, segment), kinds in sizes.items():
+        for kind, (held, trained) in kinds.items():
+            twin = twin_of(model, actions, stage, kind)
+            out += policy.rule.fragments(plan, policy, Weights(stage, segment, kind, held, trained, twin), stored)
+    return (*out, norm(plan, policy))
+
+
+def twin_of(model: Model, actions: Actions, stage: int, kind: str) -> Among:
+    """The two ranks of a pipeline that hold the same parameters: a stage that is run in both directions, and a tied
+    table whose embedding and head are on different ranks."""
+    if kind == TIED and ends_apart(actions):
+        return Among("ends", 2)
+    return Among("mirror", 2) if len(actions.stage_ranks[stage]) == 2 else SELF
+
+
+def ends_apart(actions: Actions) -> bool:
+    """Whether no rank holds the first and the last stage."""
+    return not set(actions.stage_ranks[0]) & set(actions.stage_ranks[-1])
+
+
+def gradients_due(layout: Layout) -> str:
+    """When gradients are exchanged under a layout: after every pass or every round where they are kept sharded, else
+    once a step."""
+    if not layout.shards_gradients:
+        return STEP
+    return PASS if layout.pp == 1 else ROUND
+
+
+def gradients(plan: Plan, weights: Weights, stored: Stored) -> Fragment:
+    """The gradients of some parameters, summed over the ranks that step together."""
+    shard, replica = across(plan, weights.kind)
+    return Fragment(
+        what=GRADIENTS,
+        units=weights[:2],
+        kind=weights.kind,
+        num_elements=weights.trained,
+        element_bytes=stored.grads,
+        shard=shard,
+        replica=replica,
+        twin=weights.twin,
+        due=gradients_due(plan.layout) if shard.size > 1 else STEP,
+        beside=plan.overlap.dp and weights.kind != TIED and weights.twin == SELF,
+    )
+
+
+def gathered(plan: Plan, weights: Weights, stored: Stored) -> Fragment:
+    """Sharded parameters, made whole for the passes that compute with them; ZeRO-1 and 2 shard those that are trained
+    alone."""
+    layout = plan.layout
+    return Fragment(
+        what=GATHERED,
+        units=weights[:2],
+        kind=weights.kind,
+        num_elements=weights.held if layout.zero == 3 else weights.trained,
+        element_bytes=stored.weights,
+        shard=across(plan, weights.kind)[0],
+        due=PASS if layout.gathers_again else STEP,
+        combine="joined",
+        apply="passes",
+        beside=plan.overlap.dp,
+    )
+
+
+def norm(plan: Plan, policy: Policy) -> Fragment:
+    """The square of the gradient's norm, a number that all ranks of a step wait for."""
+    layout = plan.layout
+    ranks = layout.tp * layout.pp * policy.rule.together(plan)
+    everyone = Among("worker", ranks)
+    return Fragment(what=NORM, units=(-1, -1), kind="", num_elements=1, element_bytes=4, replica=everyone, apply="clip")
+
+
+def across(plan: Plan, kind: str) -> tuple[Among, Among]:
+    """The groups of a kind of parameters when all replicas step together: that which shards one copy, and that of the
+    copies."""
+    layout = plan.layout
+    if kind == EXPERT:
+        if not layout.zero:
+            return SELF, Among("edp", plan.edp)
+        scope = expert_scope(plan)
+        return Among("expert_shard", scope), Among("expert_replica", plan.edp // scope)
+    data = layout.dp * layout.cp
+    if not layout.zero:
+        return SELF, Among("data", data)
+    return Among("shard", layout.shard_group), Among("replica", data // layout.shard_group)
+
+
+def expert_scope(plan: Plan) -> int:
+    """Ranks over which an expert's state is sharded: as many as the others', where so many have the expert."""
+    scope = min(plan.edp, plan.layout.shard_group)
+    return plan.edp if plan.edp % scope else scope
+
+
+def moves(some: Iterable[Fragment], *, bucket_bytes: float = 0) -> list[Move]:
+    """The collectives of fragments that are due together, one after the other: within shards first, then over their
+    copies. Sums of what is not sharded go in buckets of at most `bucket_bytes`, where there are such."""
+    inside: list[Move] = []
+    outside: list[Move] = []
+    for f in some:
+        if f.what == GATHERED:
+            inside.append(Move("all_gather", f.num_bytes, f.shard))
+        elif f.what in (PARAMETERS, MOMENTS):
+            outside.append(_averaged(f))
+        elif f.shard.size > 1:
+            inside.append(Move("reduce_scatter", f.num_bytes, f.shard))
+            outside.append(Move("all_reduce", f.num_bytes / f.shard.size, f.replica))
+        else:
+            times = ceil(f.num_bytes / bucket_bytes) if bucket_bytes else 1
+            inside.append(Move("all_reduce", f.num_bytes / max(times, 1), f.replica, times))
+    return [move for move in (*inside, *outside) if move.among.size > 1 and move.num_bytes > 0]
+
+
+def _averaged(f: Fragment) -> Move:
+    """The exchange of a shard's mean: added on its way where its code can be, else gathered by all."""
+    code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
+    wire = code.wire_bytes(length, f.element_bytes)
+    return Move("all_reduce", wire, f.replica) if code.summed else Move("all_gather", wire * f.replica.size, f.replica)
+
+
+def by_units(some: Iterable[Fragment]) -> dict[Any, dict[str, Fragment]]:
+    """Fragments of the same parameters together: (units, kind) -> what -> fragment."""
+    out: dict[Any, dict[str, Fragment]] = {}
+    for f in some:
+        out.setdefault((f.units, f.kind), {})[f.what] = f
+    return out

@@ -1,0 +1,80 @@
+"""Policies: a rule of ``rules/`` with values for its options, as the plan's word ``sync=`` says it.
+
+``local:h=8,codec=bf16`` is the rule ``local`` with two options; :func:`read` and :attr:`Policy.text` turn one into the
+other.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.sync.rules import Option, Rule, rules
+
+#: The rule of a plan that says none: gradients are exchanged in every step.
+USUAL = "step"
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A rule and the values of all its options, by name."""
+
+    rule: Rule
+    values: dict[str, Any]
+
+    def __getitem__(self, option: str) -> Any:
+        return self.values[option]
+
+    @property
+    def text(self) -> str:
+        """The shortest form that :func:`read` reads back."""
+        said = [f"{o.name}={self[o.name]}" for o in self.rule.options if self[o.name] != o.default]
+        return self.rule.name + (":" + ",".join(said) if said else "")
+
+
+@lru_cache(maxsize=256)
+def read(text: str) -> Policy:
+    """The policy that a text names.
+
+    Raises:
+        MeshwrightError: Y001 an unknown rule, Y002 for every option that is unknown, missing or has no such value.
+    """
+    name, _, rest = text.partition(":")
+    known = rules()
+    if name not in known:
+        help = nearest(name, list(known))
+        raise MeshwrightError.one("Y001", f"no rule of synchronisation is called {name!r}", help=help)
+    rule = known[name]
+    options = {option.name: option for option in rule.options}
+    values = {option.name: option.default for option in rule.options}
+    wrong: list[Diagnostic] = []
+    for word in filter(None, rest.split(",")):
+        key, _, value = word.partition("=")
+        if key not in options:
+            help = f"{name} takes {', '.join(options)}" if options else f"{name} takes none"
+            wrong.append(_bad(f"{name} has no option {key!r}", help))
+            continue
+        values[key] = _value(options[key], value)
+        if values[key] is None:
+            wrong.append(_bad(f"{key}={value} is not {options[key].wanted}", options[key].what))
+    for option in rule.options:
+        if values[option.name] is None and not wrong:
+            wrong.append(_bad(f"{name} does not say {option.name}", f"say {name}:{option.name}={option.example}"))
+    if wrong:
+        raise MeshwrightError(wrong)
+    return Policy(rule, values)
+
+
+def _bad(message: str, help: str) -> Diagnostic:
+    return Diagnostic(code="Y002", message=message, help=help)
+
+
+def _value(option: Option, text: str) -> Any:
+    """The value of an option; None where the text is none."""
+    choices = option.choices()
+    if choices:
+        return text if text in choices else None
+    value = int(text) if text.isdecimal() and len(text) <= 9 else 0
+    return value if value >= option.least else None

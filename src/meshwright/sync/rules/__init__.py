@@ -1,0 +1,67 @@
+"""Rules of synchronisation: which fragments a group of parameters has, and when they are due.
+
+One file a rule; each registers a :class:`Rule`. A rule knows nothing of tasks, tensors or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.spec.model import Model
+    from meshwright.sync.fragments import Fragment, Stored, Weights
+    from meshwright.sync.policy import Policy
+
+MODULES = ("step",)
+"""The files of this package that define rules, each as ``RULES``: a new rule is a file and its name here."""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """An option of a rule: a whole number of at least ``least``, or one of ``choices``. ``default`` None: it must be
+    said, such as ``example``."""
+
+    name: str
+    what: str
+    default: Any = None
+    example: Any = None
+    least: int = 1
+    choices: Callable[[], tuple[str, ...]] = tuple
+
+    @property
+    def wanted(self) -> str:
+        """Its values in words."""
+        choices = self.choices()
+        return " or ".join(choices) if choices else f"a whole number of at least {self.least}"
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """A way to keep replicas together, by name.
+
+    ``fragments`` gives what is exchanged of a group of parameters. ``together`` is how many data-parallel ranks take
+    the same step; between such sets parameters may differ. ``exact``: training computes what one process would.
+    ``wrong`` gives what of a plan and a model the rule cannot do.
+    """
+
+    name: str
+    title: str
+    paper: str
+    exact: bool
+    fragments: Callable[[Plan, Policy, Weights, Stored], Iterator[Fragment]]
+    together: Callable[[Plan], int]
+    options: tuple[Option, ...] = ()
+    wrong: Callable[[Plan, Model], Iterator[Diagnostic]] | None = None
+
+
+@cache
+def rules() -> dict[str, Rule]:
+    """Every rule by its name."""
+    found = [import_module(f"meshwright.sync.rules.{module}").RULES for module in MODULES]
+    return {rule.name: rule for group in found for rule in group}
