@@ -10,7 +10,7 @@ from meshwright.causes import CAUSE
 from meshwright.cost import Costs, fitted, load_framework, standard
 from meshwright.cost.fitted import FIRST_FLASH
 from meshwright.cost.framework import Defaults, Framework, frameworks
-from meshwright.layers.head import head
+from meshwright.layers.head import pieces as head
 from meshwright.lower.layer import program
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
@@ -39,7 +39,7 @@ def test_separate_loss_kernels_move_52_bytes_a_logit_and_a_fused_one_8():
     # forward: cast 2+4, maximum 4, difference 4+4, exponential 4+4, sum 4; backward: normalise 8, scale 8, cast 4+2
     logits = S * GPT.vocab
     for words, moved, kept in (("dp1", 30 + 22, 4), ("dp1 loss=in-place", 30 + 22, 4), ("dp1 loss=fused", 4 + 4, 2)):
-        (loss,) = [p for p in head(stages(words).context()) if p.name == "cross-entropy"]
+        (loss,) = [p for p in head(stages(words).context(), GPT.head) if p.name == "cross-entropy"]
         assert loss.forward.num_bytes + loss.backward.num_bytes == moved * logits
         assert loss.saved == kept * logits
         assert loss.forward.fused  # no framework's passes come on top

@@ -5,7 +5,7 @@ import pytest
 
 from meshwright.cost import standard_on
 from meshwright.cost.roofline import attention_seconds
-from meshwright.layers.attention import attention as pieces_of
+from meshwright.layers.attention import pieces as pieces_of
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.plan import parse as parse_plan

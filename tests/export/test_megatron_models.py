@@ -5,6 +5,7 @@ import pytest
 from meshwright import catalog
 from meshwright.errors import Infeasible
 from meshwright.spec.architecture import Model, stack
+from meshwright.spec.families.parts import ends
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import load
 from tests.export import megatron_arguments
@@ -78,16 +79,21 @@ def described(found):
         for expert in where
     )
     learned = found["--position-embedding-type"] == "learned_absolute"
+    embedding, head = ends(
+        number(found, "--padded-vocab-size"),
+        blocks[0].norm_vectors,
+        tied="--untie-embeddings-and-output-weights" not in found,
+        learned_positions=number(found, "--max-position-embeddings") if learned else 0,
+    )
     return Model(
         name="described",
         family="megatron",
         hidden=hidden,
-        vocab=number(found, "--padded-vocab-size"),
+        embedding=embedding,
         blocks=blocks,
         pattern=order,
-        tied_embeddings="--untie-embeddings-and-output-weights" not in found,
+        head=head,
         max_seq_len=0,
-        learned_positions=number(found, "--max-position-embeddings") if learned else 0,
     )
 
 

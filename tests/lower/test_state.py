@@ -4,15 +4,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
+from meshwright.layers.kind import Params
 from meshwright.lower import lower
 from meshwright.lower.bind import Binder
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
-from meshwright.lower.state import Params, block_params, gathered_bytes, static_bytes
+from meshwright.lower.state import gathered_bytes, static_bytes
 from meshwright.lower.units import Unit
 from meshwright.plan import check, parse
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
+from tests.lower.sizes import block_params
 from tests.random_plans import GPT, LATENT, LLAMA, MIXTURE, MODELS, legal_plans, of_size, sized
 
 TRAIN = Train(global_batch=64, seq_len=128)

@@ -78,7 +78,8 @@ def test_overlap_hides_communication_at_most(question):
 @pytest.mark.parametrize("words", ["tp4 dp16", "dp64 zero1", "tp2 pp4 dp8", "fsdp dp64", "tp4 pp2 dp8 interleaved"])
 def test_overlap_helps_where_there_is_much_to_hide(words):
     # at this size exchanges take longer than the launches and the SMs that hiding them costs
-    model = msgspec.structs.replace(LLAMA, hidden=4096, vocab=32000)
+    wide = {end: msgspec.structs.replace(getattr(LLAMA, end), rows=32000) for end in ("embedding", "head")}
+    model = msgspec.structs.replace(LLAMA, hidden=4096, **wide)
     train = Train(global_batch=128, seq_len=2048)
     plan = parse(words)
     beside, blocking = (

@@ -129,7 +129,7 @@ def test_expert_parallelism_keeps_the_products_and_adds_two_exchanges_each_way()
 def test_frozen_weights_have_no_weight_gradient_and_targets_their_two_factors(targets):
     train = Train(global_batch=64, seq_len=S, phase="lora", lora=Lora(rank=8, targets=targets))
     pieces = layer("dp1", LLAMA, train)
-    adapters = 2 * S * lora_params(LLAMA, train, 0)  # two operations per parameter and token
+    adapters = 2 * S * lora_params(LLAMA.blocks[0], LLAMA.hidden, train.lora)  # two operations per parameter and token
     assert flops(pieces, "F") == 2 * weights(LLAMA) * S + adapters
     assert flops(pieces, "W") == adapters
     assert flops(pieces, "B") == flops(pieces, "F")

@@ -187,7 +187,7 @@ def test_messages_of_a_node_may_be_slower_than_those_between_nodes():
     not its fastest pair. Adapters leave little to exchange, so that little hides between bound and step."""
     train = Train(global_batch=8, seq_len=4096, lora=Lora())
     facets = {"tp": (2,), "pp": (4,), "mb": (1,), "order": (("tp", "cp", "pp", "dp"),), "schedule": ("gpipe",)}
-    long = replace(WIDE, max_seq_len=4096, learned_positions=4096)
+    long = replace(WIDE, max_seq_len=4096, embedding=replace(WIDE.embedding, positions=4096))
     question = region(long, "16xt4", train, zero=(0,), sp=(True,), vpp=(1,), **facets)
     (one, *_) = found = list(compared(question, HOSTLESS))
     graph = simulate(one.plan, *question[:3], HOSTLESS).lowered

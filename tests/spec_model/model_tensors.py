@@ -11,23 +11,20 @@ Shapes = dict[str, tuple[int, ...]]
 
 def tensors(model: Model) -> Shapes:
     """Name and shape of every tensor of the model."""
-    h, width = model.hidden, model.embedding_width or model.hidden
+    h, width = model.hidden, model.embedding.width or model.hidden
     found: Shapes = {"embed_tokens.weight": (model.vocab, width)}
-    if model.embedding_width:
+    if model.embedding.width:
         found["project_in.weight"] = (h, width)
         found["project_out.weight"] = (width, h)
     if model.learned_positions:
         found["embed_positions.weight"] = (model.learned_positions, h)
-    vectors = model.blocks[0].norm_vectors
-    if model.embedding_norm:
-        found |= _norm("embed_norm", h, vectors)
+    found |= _norm("embed_norm", h, model.embedding.norm_vectors)
     for layer, kind in enumerate(model.pattern):
         found |= {f"layers.{layer}.{name}": shape for name, shape in _block(model.blocks[kind], h).items()}
-    if model.final_norm:
-        found |= _norm("norm", h, vectors)
+    found |= _norm("norm", h, model.head.norm_vectors)
     if not model.tied_embeddings:
         found["lm_head.weight"] = (model.vocab, width)
-    if model.head_bias:
+    if model.head.bias:
         found["lm_head.bias"] = (model.vocab,)
     return found
 

@@ -93,7 +93,7 @@ def test_opt_stores_two_positions_more_and_the_350m_projects_its_embedding() -> 
     # OPT (2205.01068) release: facebookresearch/metaseq
     assert load("opt-125m").learned_positions == 2050
     small = load("opt-350m")
-    assert small.embedding_width == 512 and small.hidden == 1024 and not small.final_norm
+    assert small.embedding.width == 512 and small.hidden == 1024 and not small.head.norm_vectors
 
 
 def test_falcon_7b_shares_one_key_value_head_and_180b_groups_eight() -> None:

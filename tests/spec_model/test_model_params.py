@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from meshwright import catalog
 from meshwright.spec.architecture import stack
+from meshwright.spec.families.parts import ends
 from meshwright.spec.model import Attention, Block, Dense, Model, Moe, load
 from tests.spec_model.model_tensors import count, tensors
 
@@ -205,20 +206,25 @@ def models(draw: st.DrawFn) -> Model:
     kinds = draw(st.lists(block, min_size=1, max_size=3))
     layers = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=6))
     blocks, pattern = stack(layers)
-    return Model(
-        name="drawn",
-        family="drawn",
-        hidden=draw(SIZES),
-        vocab=draw(SIZES),
-        blocks=blocks,
-        pattern=pattern,
-        tied_embeddings=draw(FLAGS),
-        max_seq_len=32,
+    embedding, head = ends(
+        draw(SIZES),
+        vectors,
+        tied=draw(FLAGS),
         learned_positions=draw(st.integers(0, 30)),
         embedding_norm=draw(FLAGS),
         embedding_width=draw(st.integers(0, 9)),
         final_norm=draw(FLAGS),
         head_bias=draw(FLAGS),
+    )
+    return Model(
+        name="drawn",
+        family="drawn",
+        hidden=draw(SIZES),
+        embedding=embedding,
+        blocks=blocks,
+        pattern=pattern,
+        head=head,
+        max_seq_len=32,
     )
 
 

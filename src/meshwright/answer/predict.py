@@ -6,6 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from meshwright import layers
 from meshwright.answer.outlook import money, training_run
 from meshwright.answer.prediction import Prediction, RankMemory, Sensitivity
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
@@ -14,6 +15,7 @@ from meshwright.causes import CAUSE, ERROR_CLASS, PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
+from meshwright.layers.kind import Flops, Tokens
 from meshwright.plan import Plan, check
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
@@ -27,7 +29,6 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity, Timeline, from_times
-from meshwright.work import attended_pairs
 from meshwright.world.trace import JobWorld
 
 #: Draws of the correlated errors behind the interval.
@@ -126,25 +127,22 @@ def _timeline(
 def model_flops(model: Model, train: Train) -> float:
     """Operations of one step by the convention of published MFU (Chowdhery et al. 2204.02311, appendix B): 6 per
     parameter of the matrix products and token, and attention as if every pair of the sequence counted."""
-    return _flops(model, train, causal=False)
+    return _flops(model, train, masked=False)
 
 
 def needed_flops(model: Model, train: Train) -> float:
     """Operations a step cannot do without: as :func:`model_flops`, but pairs that a causal mask hides are free."""
-    return _flops(model, train, causal=train.causal)
+    return _flops(model, train, masked=True)
 
 
-def _flops(model: Model, train: Train, *, causal: bool) -> float:
-    table = model.vocab * (model.embedding_width or model.hidden)
-    looked_up = (0 if model.tied_embeddings else table) + model.learned_positions * model.hidden
-    matmul = 2.0 * (model.active_params - looked_up) * train.tokens_per_step
-    scores = 0.0
-    for count, block in zip(model.layers_by_kind, model.blocks):
-        a = block.attention
-        pairs = attended_pairs(train.seq_len, train.attended, causal=causal, window=a.window, chunked=a.chunked)
-        scores += count * train.global_batch * pairs * 2.0 * a.heads * (a.head_dim + a.v_head_dim)
-    # forward once, backward twice; a frozen base has no weight gradients
-    return matmul * (2.0 if train.lora is not None else 3.0) + scores * 3.0
+def _flops(model: Model, train: Train, *, masked: bool) -> float:
+    """The sum over layers: forward once, backward twice; a frozen base has no weight gradients."""
+    batch, rows, found = train.microbatch(train.global_batch), train.global_batch, Flops()
+    for count, layer in model.all_layers:
+        tokens = Tokens(model=model, batch=batch, rows=rows, stream=layer.stream, masked=masked and train.causal)
+        one = layers.of(layer).flops(layer, tokens)
+        found = found + Flops(weights=count * one.weights, mixing=count * one.mixing)
+    return float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0
 
 
 def _executed_ratio(run: Simulated) -> float:

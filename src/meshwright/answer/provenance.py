@@ -19,7 +19,6 @@ from meshwright.quantity import seconds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity
@@ -242,7 +241,7 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
                 "a round is the microbatches a rank takes through a stage without another between; zero1 scatters once",
             )
         )
-    if any(isinstance(b.mlp, Moe) for b in model.blocks):
+    if model.mixtures:
         out.append(
             Assumption(
                 "expert load",

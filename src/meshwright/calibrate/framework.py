@@ -21,7 +21,6 @@ from meshwright.cost.framework import FORMAT_VERSION, Defaults
 from meshwright.errors import MeshwrightError
 from meshwright.plan import check
 from meshwright.simulate.step import simulate
-from meshwright.spec.layers import Moe
 from meshwright.spec.toml_text import dumps
 from meshwright.validate.cases import Case, case
 from meshwright.validate.faults import faulty
@@ -185,7 +184,7 @@ def search(
     errors, walks the narrow valleys in which one constant stands for another.
     """
     weight = _weights(found)
-    mixtures = any(isinstance(block.mlp, Moe) for t in found for block in t.asked.model.blocks)
+    mixtures = any(t.asked.model.mixtures for t in found)
     left = set() if mixtures else set(OF_MIXTURES)
     measured = any(v.busbw_gb_s for t in found for island in t.asked.cluster.islands for v in island.levels)
     left.add(LEFT_OUT[measured and "tp" not in found[0].asked.framework.defaults.overlap])

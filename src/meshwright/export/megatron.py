@@ -60,7 +60,7 @@ def _workload(r: Request) -> Iterator[Gap]:
         reason = "pretrain_gpt.py has Adam and SGD, and Muon only beside an unsharded optimizer and its own checkpoints"
         yield Gap(facet="train.optimizer", value=f"optimizer={r.train.optimizer}", reason=reason, help="say adamw")
     rows = r.model.learned_positions
-    if not rows and not r.model.blocks[0].attention.rotary:
+    if r.model.is_decoder and not rows and not r.model.blocks[0].attention.rotary:
         reason = "positions are learned or rotary, it has no ALiBi"
         yield Gap(facet="model", value=r.model.name, reason=reason)
     elif rows and r.train.seq_len > rows:
@@ -105,7 +105,7 @@ def _context(r: Request) -> Iterator[Gap]:
             help="say flash",
             mend={"memory.attention": "flash"},
         )
-    if any(b.attention.sinks for b in r.model.blocks):
+    if any(a.sinks for a in r.model.attentions):
         yield Gap(
             facet="layout.cp",
             value=f"attention sinks beside cp{layout.cp}",
@@ -113,7 +113,7 @@ def _context(r: Request) -> Iterator[Gap]:
             help="say cp1",
             mend={"layout.cp": 1, "layout.dp": layout.dp * layout.cp},
         )
-    heads = min(b.attention.kv_heads for b in r.model.blocks)
+    heads = min((a.kv_heads for a in r.model.attentions), default=r.layout.tp)
     if r.plan.sequence.algorithm == "ulysses" and heads % (layout.tp * layout.cp):
         yield Gap(
             facet="sequence.algorithm",
@@ -314,7 +314,7 @@ def training(r: Request) -> Flags:
     """Batch, recompute, kernels, optimizer and data."""
     memory, train = r.plan.memory, r.train
     # FlashAttention has no latent widths and no sinks: Transformer Engine picks another fused kernel
-    special = any(block.attention.kv_lora_rank or block.attention.sinks for block in r.model.blocks)
+    special = any(a.kv_lora_rank or a.sinks for a in r.model.attentions)
     fused = "auto" if special else "flash"
     out: Flags = {
         "--micro-batch-size": r.plan.pipeline.microbatch,

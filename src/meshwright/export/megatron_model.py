@@ -28,6 +28,10 @@ Flags = dict[str, object]
 def limits(r: Request) -> Iterator[Gap]:
     """Everything in the model that no flag says."""
     model = r.model
+    if not model.is_decoder:
+        what = "a stack of attention and MLP between one vocabulary's embedding and head, which this is not"
+        yield Gap(facet="model", value=model.name, reason=f"its decoder is {what}")
+        return
     reasons = [*_stack(model), *_ends(model)]
     for block in model.blocks:
         reasons += [*_block(block), *_attention(block.attention), *_mlp(block)]
@@ -52,13 +56,13 @@ def _stack(model: Model) -> Iterator[str]:
 
 
 def _ends(model: Model) -> Iterator[str]:
-    if model.embedding_norm:
+    if model.embedding.norm_vectors:
         yield "it puts no norm behind the embedding"
-    if model.embedding_width:
+    if model.embedding.width:
         yield "its embedding is as wide as its layers"
-    if model.head_bias:
+    if model.head.bias:
         yield "it gives the head no bias"
-    if not model.final_norm:
+    if not model.head.norm_vectors and model.blocks[0].norm_vectors:
         yield "it puts a norm before the head"
 
 

@@ -8,7 +8,6 @@ from meshwright.lower.partition import even
 from meshwright.plan import Plan
 from meshwright.plan.facets import Layout
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -46,7 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_experts(self) -> bool:
-        return any(isinstance(block.mlp, Moe) for block in self.model.blocks)
+        return bool(self.model.mixtures)
 
     @property
     def devices_per_node(self) -> int:

@@ -60,7 +60,7 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
 
 def whole_heads(r: Request) -> Iterator[Gap]:
     """Tensor parallelism splits key-value heads and copies none."""
-    heads = min(block.attention.kv_heads for block in r.model.blocks)
+    heads = min((a.kv_heads for a in r.model.attentions), default=r.layout.tp)
     if heads % r.layout.tp:
         yield Gap(
             facet="layout.tp",

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
 from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
 from meshwright.work import Attention, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
 
 
-def attention(c: Context, spec: Spec) -> list[Piece]:
+def pieces(c: Context, spec: Spec) -> list[Piece]:
     """Projections, rotation, core and output of softmax attention, inside a tensor-parallel region."""
     heads, width = spec.heads // c.tp, c.hidden
     return [
@@ -22,6 +23,7 @@ def attention(c: Context, spec: Spec) -> list[Piece]:
         *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
         *_rotary(c, spec, heads),
         *_exchanged_core(c, spec, heads),
+        *_gate(c, spec, heads),
         *linear(
             c,
             "attention out",
@@ -35,6 +37,45 @@ def attention(c: Context, spec: Spec) -> list[Piece]:
     ]
 
 
+def cross_pieces(c: Context, source: Context, spec: Spec) -> list[Piece]:
+    """Attention whose queries are this stream's tokens and whose keys and values those of `source`, all of them
+    (Vaswani et al. 2017, section 3.2.3); the gradient of the source is added to what other layers left of it."""
+    heads, kv, e = spec.heads // c.tp, kv_heads(c, spec), c.element
+    entry, other = entering(c), entering(source)
+    widths = {"k": kv * spec.head_dim, "v": kv * spec.v_head_dim}
+    core = _core(c, spec, heads, kv, outer=1, ring=1, kv_bytes=0.0, source=source)
+    out = c.tokens * heads * spec.v_head_dim * e
+    size = source.shard_tokens * source.hidden * e
+    targets = {"q": heads * spec.head_dim}
+    return [
+        *enter(c, "cross attention"),
+        *linear(c, "cross q", targets["q"], c.hidden, targets=targets, bias=spec.qkv_bias, saved=entry, held=entry),
+        *enter(source, "cross source"),
+        *linear(
+            source,
+            "cross kv",
+            sum(widths.values()),
+            source.hidden,
+            targets=widths,
+            bias=spec.qkv_bias,
+            saved=other,
+            held=other,
+        ),
+        Piece(name="source gradient", backward=Elementwise(num_bytes=3 * size)),
+        *[msgspec.structs.replace(piece, name=f"cross {piece.name}") for piece in core],
+        *linear(
+            c,
+            "cross out",
+            c.hidden,
+            heads * spec.v_head_dim,
+            targets={"o": c.hidden},
+            bias=spec.out_bias,
+            saved=out,
+            held=out,
+        ),
+    ]
+
+
 def kv_heads(c: Context, spec: Spec) -> int:
     """Key-value heads a rank holds: at least one, replicated when tp exceeds them."""
     return max(1, spec.kv_heads // c.tp)
@@ -42,7 +83,7 @@ def kv_heads(c: Context, spec: Spec) -> int:
 
 def _projections(c: Context, spec: Spec, heads: int) -> list[Piece]:
     kv, entry = kv_heads(c, spec), entering(c)
-    parts = {"q": heads * spec.head_dim, "k": kv * spec.head_dim}
+    parts = {"q": heads * spec.head_dim * (2 if spec.gated else 1), "k": kv * spec.head_dim}
     if not spec.key_as_value:
         parts["v"] = kv * spec.v_head_dim
     bias = spec.qkv_bias
@@ -146,16 +187,29 @@ def _swap(c: Context, name: str, size: float) -> Piece:
     return Piece(name=name, forward=swapped, backward=swapped, queue="cp")
 
 
-def _core(c: Context, spec: Spec, heads: int, kv: int, *, outer: int, ring: int, kv_bytes: float) -> list[Piece]:
+def _core(
+    c: Context,
+    spec: Spec,
+    heads: int,
+    kv: int,
+    *,
+    outer: int,
+    ring: int,
+    kv_bytes: float,
+    source: Context | None = None,
+) -> list[Piece]:
     """A rank's queries, one in `outer` of every item's, against all of the item's keys, which have `kv` heads. Balanced
-    over context-parallel ranks: each has its share of the causal triangle."""
+    over context-parallel ranks: each has its share of the causal triangle. Or every row's queries against all keys of
+    its row in another stream, `source`."""
     if c.plan.memory.attention == "unfused":
-        return _unfused(c, spec, heads, c.seq_len // outer)
+        return _unfused(c, spec, heads, c.seq_len // outer, (source or c).seq_len)
     window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
     kv = heads if spec.kv_lora_rank else min(heads, kv)
 
     def work(backward: bool) -> Attention | VarlenAttention:
         groups = []
+        if source is not None:
+            return _row(c, source, spec, heads, kv, backward)
         for item, count in c.batch:
             seq, queries = item.new_tokens, item.new_tokens // outer
             seen = _seen(item, c.causal, window, spec.chunked)
@@ -199,6 +253,22 @@ def _core(c: Context, spec: Spec, heads: int, kv: int, *, outer: int, ring: int,
     ]
 
 
+def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> Attention:
+    """Return the core of all rows of a microbatch against the rows of another stream."""
+    return Attention(
+        batch=c.plan.pipeline.microbatch,
+        q_len=c.seq_len,
+        kv_len=source.seq_len,
+        heads=heads,
+        kv_heads=kv,
+        head_dim=spec.head_dim,
+        v_head_dim=spec.v_head_dim,
+        pairs=float(c.seq_len) * source.seq_len,
+        dtype=c.attention_dtype,
+        backward=backward,
+    )
+
+
 def _seen(item: Item, causal: bool, window: int, chunked: bool) -> float:
     """Return the (query, key) pairs of an item per head; keys of a cache are seen by all of its queries."""
     if item.context > item.new_tokens:
@@ -206,10 +276,10 @@ def _seen(item: Item, causal: bool, window: int, chunked: bool) -> float:
     return attended_pairs(item.new_tokens, item.context, causal=causal, window=window, chunked=chunked)
 
 
-def _unfused(c: Context, spec: Spec, heads: int, queries: int) -> list[Piece]:
+def _unfused(c: Context, spec: Spec, heads: int, queries: int, keys: int) -> list[Piece]:
     """Scores, softmax, (dropout), weighted sum as separate kernels that store the score matrix: 2 bytes per score
     for the softmax, 1 for the dropout mask and 2 for its output (Korthikanti et al. 2205.05198, section 4.1)."""
-    batch, keys, e = c.plan.pipeline.microbatch * heads, c.seq_len, c.element
+    batch, e = c.plan.pipeline.microbatch * heads, c.element
     scores = float(batch) * queries * keys
     kv = batch * queries * spec.head_dim * e
     dtype = c.attention_dtype
@@ -241,3 +311,65 @@ def _unfused(c: Context, spec: Spec, heads: int, queries: int) -> list[Piece]:
             saved=kv,
         ),
     ]
+
+
+def _gate(c: Context, spec: Spec, heads: int) -> list[Piece]:
+    """The sigmoid of a gate as wide as the queries times the core's output, which both stay for the backward."""
+    if not spec.gated:
+        return []
+    size = c.tokens * heads * spec.v_head_dim * c.element
+    forward, backward = Elementwise(num_bytes=3 * size, kernels=2), Elementwise(num_bytes=5 * size, kernels=3)
+    return [Piece(name="attention gate", forward=forward, backward=backward, saved=2 * size)]
+
+
+def params(spec: Spec, c: Context) -> Held:
+    """Heads are split; latent down-projections and their norms are whole on every tensor-parallel rank."""
+    whole = 0
+    if spec.kv_lora_rank:
+        down = spec.q_lora_rank + spec.kv_lora_rank + spec.rope_head_dim
+        whole = c.hidden * down + spec.q_lora_rank + spec.kv_lora_rank
+    return Held(split=spec.num_params(c.hidden) - whole, whole=float(whole), extra=_repeated_heads(spec, c))
+
+
+def _repeated_heads(spec: Spec, c: Context) -> float:
+    """Key-value projections beyond a rank's share: where tp exceeds the heads, every rank holds a whole one."""
+    if spec.kv_lora_rank or spec.kv_heads >= c.tp:
+        return 0.0
+    per_head = (c.hidden + int(spec.qkv_bias)) * (spec.head_dim + (0 if spec.key_as_value else spec.v_head_dim))
+    return per_head * (1 - spec.kv_heads / c.tp)
+
+
+def flops(spec: Spec, tokens: Tokens) -> Flops:
+    """Every parameter multiplies every token; scores and weighted sums of the pairs that the mask leaves."""
+    seen = sum(count * _seen(item, tokens.causal, spec.window, spec.chunked) for item, count in tokens.items)
+    weights = 2 * spec.num_params(tokens.hidden) * tokens.count
+    return Flops(weights=weights, mixing=seen * 2.0 * spec.heads * (spec.head_dim + spec.v_head_dim))
+
+
+def state(spec: Spec) -> Cache:
+    """Keys and values, or the latent in place of them."""
+    return Cache(per_token=spec.kv_width)
+
+
+def adapters(spec: Spec, hidden: int, target: str) -> int:
+    """Inputs plus outputs of the projection of queries, keys, values or results."""
+    out = {
+        "q": spec.heads * spec.head_dim,
+        "k": spec.kv_heads * spec.head_dim,
+        "v": spec.kv_heads * spec.v_head_dim,
+        "o": spec.heads * spec.v_head_dim,
+    }
+    return hidden + out[target] if target in out else 0
+
+
+KINDS = (
+    Kind(
+        name="attention",
+        record=Spec,
+        pieces=pieces,
+        params=params,
+        flops=flops,
+        state=state,
+        adapters=adapters,
+    ),
+)

@@ -2,25 +2,108 @@
 
 from __future__ import annotations
 
-from meshwright.layers.attention import attention
+from collections.abc import Iterator
+
+import msgspec
+
+from meshwright import layers
+from meshwright.layers.attention import cross_pieces
+from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import dense
-from meshwright.layers.moe import experts
 from meshwright.layers.pieces import Context, Piece, leave, norm, residual
 from meshwright.spec.layers import Block, Dense
+from meshwright.spec.workload import Train
 
 
-def block(c: Context, block: Block) -> list[Piece]:
-    """Attention and MLP. In a parallel block the attention's output is added to the MLP's before both leave the
+def pieces(c: Context, block: Block) -> list[Piece]:
+    """All parts in order. In a parallel block the attention's output is added to the MLP's before both leave the
     tensor-parallel region together (Wang and Komatsuzaki's GPT-J; MegaScale 2402.15627, section 3.1)."""
-    out = [norm(c, "attention norm"), *attention(c, block.attention)]
-    if not block.parallel:
-        out += [*leave(c, "attention"), residual(c, "attention residual")]
+    out: list[Piece] = []
+    for part in block.before:
+        out += layers.of(part).pieces(c.at(getattr(part, "stream", block.stream)), part)
+    if block.mixer is not None:
+        out += _mixed(c, "mixer", layers.of(block.mixer).pieces(c, block.mixer))
+    if block.attention is not None:
+        inside = [norm(c, "attention norm"), *layers.of(block.attention).pieces(c, block.attention)]
+        out += inside if block.parallel else [*inside, *leave(c, "attention"), residual(c, "attention residual")]
+    if block.cross is not None:
+        out += _mixed(c, "cross attention", cross_pieces(c, c.at(block.source), block.cross))
+    return out if block.mlp is None else [*out, *_mlp(c, block)]
+
+
+def _mixed(c: Context, name: str, body: list[Piece]) -> list[Piece]:
+    return [norm(c, f"{name} norm"), *body, *leave(c, name), residual(c, f"{name} residual")]
+
+
+def _mlp(c: Context, block: Block) -> list[Piece]:
     shared = block.parallel and block.norms < 2  # the attention's input, normalised and gathered already
-    if not shared:
-        out.append(norm(c, "mlp norm"))
     spec = block.mlp
     if isinstance(spec, Dense):
-        out += dense(c, "mlp", spec.ffn, spec.gated, inside=shared, bias=spec.bias)
+        body = dense(c, "mlp", spec.ffn, spec.gated, inside=shared, bias=spec.bias)
     else:
-        out += experts(c, spec)
-    return [*out, residual(c, "mlp residual")]
+        body = layers.of(spec).pieces(c, spec)
+    return [*([] if shared else [norm(c, "mlp norm")]), *body, residual(c, "mlp residual")]
+
+
+def _parts(block: Block) -> Iterator[tuple[int, msgspec.Struct]]:
+    """Every part with the stream whose width it has."""
+    for number, part in enumerate(block.parts):
+        yield getattr(part, "stream", block.stream) if number < len(block.before) else block.stream, part
+
+
+def _norms(block: Block, hidden: int) -> int:
+    return block.norms * block.norm_vectors * hidden + block.scale_params
+
+
+def params(block: Block, c: Context) -> Held:
+    """Those of the parts, and norms that are whole on every rank."""
+    held = Held(whole=float(_norms(block, c.hidden)))
+    for stream, part in _parts(block):
+        held = held + layers.of(part).params(part, c.at(stream))
+    return held
+
+
+def flops(block: Block, tokens: Tokens) -> Flops:
+    """Those of the parts; by the convention of published MFU a norm's parameters count like any other."""
+    found = Flops(weights=2 * _norms(block, tokens.hidden) * tokens.count)
+    for stream, part in _parts(block):
+        found = found + layers.of(part).flops(part, tokens.at(stream))
+    if block.cross is not None:  # all pairs of both streams' rows, which no mask hides
+        a, own = block.cross, layers.of(block.cross).flops(block.cross, tokens)
+        pairs = float(tokens.count) * tokens.at(block.source).count / tokens.rows
+        mixing = pairs * 2.0 * a.heads * (a.head_dim + a.v_head_dim)
+        found = msgspec.structs.replace(found, mixing=found.mixing - own.mixing + mixing)
+    return found
+
+
+def state(block: Block) -> Cache:
+    """What all parts keep."""
+    found = Cache()
+    for _, part in _parts(block):
+        found = found + layers.of(part).state(part)
+    return found
+
+
+def adapters(block: Block, hidden: int, target: str) -> int:
+    """Those of all parts."""
+    return sum(layers.of(part).adapters(part, hidden, target) for _, part in _parts(block))
+
+
+def rules(block: Block, plan, train: Train) -> Iterator[tuple[str, str]]:
+    """Those of all parts."""
+    for _, part in _parts(block):
+        yield from layers.of(part).rules(part, plan, train)
+
+
+KINDS = (
+    Kind(
+        name="block",
+        record=Block,
+        pieces=pieces,
+        params=params,
+        flops=flops,
+        state=state,
+        adapters=adapters,
+        rules=rules,
+    ),
+)

@@ -1,15 +1,36 @@
-"""The head: final norm, projection to the vocabulary and the loss."""
+"""What ends a model: final norm, projection to a vocabulary or classes and its loss; a contrastive loss; features."""
 
 from __future__ import annotations
 
 import msgspec
 
+from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, enter, entering, linear, norm, regather
+from meshwright.spec.ends import Contrastive, Features, Head
 from meshwright.work import Collective, Elementwise, Gemm
 
 
-def head(c: Context) -> list[Piece]:
-    """Final norm, projection to the vocabulary (split over tp), softmax cross-entropy in fp32.
+def pieces(c: Context, spec: Head) -> list[Piece]:
+    """Final norm, BERT's transform where there is one, then the projection and the loss of all tokens, or of one of
+    each sequence (Dosovitskiy et al. 2020), which is too little to be split."""
+    if not spec.pooled:
+        first = [norm(c, "final norm")] if not spec.transform else _transform(c)
+        return [*first, *enter(c, "head"), *loss(c, spec.rows), *_loss_sums(c)]
+    at = c.sequences_only()
+    return [norm(c, "final norm"), *loss(at, spec.rows, shared=False)]
+
+
+def _transform(c: Context) -> list[Piece]:
+    """A dense layer on every tensor-parallel rank's tokens, GELU and a LayerNorm (Devlin et al. 2018)."""
+    size = c.shard_tokens * c.hidden * c.element
+    product = linear(c, "head transform", c.hidden, c.hidden, bias=True, saved=size, held=size)
+    forward, backward = Elementwise(num_bytes=2 * size), Elementwise(num_bytes=3 * size)
+    activation = Piece(name="head activation", forward=forward, backward=backward, saved=size)
+    return [*product, activation, norm(c, "head norm")]
+
+
+def loss(c: Context, rows: int, *, shared: bool = True) -> list[Piece]:
+    """Projection to a vocabulary (split over tp where `shared`), softmax cross-entropy in fp32.
 
     Separate loss kernels keep the fp32 probabilities: 4 bytes per token and vocabulary entry (Korthikanti et al.
     2205.05198, section 4.3). Their backward holds two gradients of as many bytes beside them, the loss's and the
@@ -18,8 +39,9 @@ def head(c: Context) -> list[Piece]:
     forward if that makes the probabilities beside the fp32 logits (nanotron's). A fused one reads the 16-bit logits
     for the maximum and again for the sum, and its backward writes their gradient over them.
     """
-    width = -(-c.model.vocab // c.tp)
-    entry = entering(c)
+    ranks = c.tp if shared else 1
+    width = -(-rows // ranks)
+    entry = entering(c) if shared else c.tokens * c.hidden * c.element
     logits = float(c.tokens) * width
     e = c.element
     wide = msgspec.structs.replace(
@@ -29,23 +51,96 @@ def head(c: Context) -> list[Piece]:
         ),
     )
     projection = linear(wide, "head", width, c.hidden, saved=entry, held=entry)
-    projection = [
-        msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
-    ]
+    if shared:
+        projection = [
+            msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
+        ]
     if c.plan.memory.loss == "fused":
         forward = backward = Elementwise(num_bytes=logits * 2 * e, fused=True)
         kept, working = logits * e, logits * e
     else:
         # cast to fp32, maximum, difference, exponential, sum; normalise, scale, cast back
-        name = "loss" if c.tp == 1 else "sharded loss"
+        name = "loss" if ranks == 1 else "sharded loss"
         forward = Elementwise(num_bytes=logits * ((e + 4) + 4 + 8 + 8 + 4), kernels=5, fused=True, operator=name)
         backward = Elementwise(num_bytes=logits * (8 + 8 + (4 + e)), kernels=3, fused=True, operator=f"{name} backward")
         kept = logits * 4.0
         working = logits * {"eager": 8.0, "copied": 4.0, "in-place": e}[c.plan.memory.loss]
-    loss = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, logits=kept, working=working)
-    pieces = [norm(c, "final norm"), *enter(c, "head"), *projection, loss]
-    if c.tp > 1:
-        # maximum, sum of exponentials and the target's logit, each a number per token
-        small = Collective(op="all_reduce", num_bytes=c.tokens * 4.0 * 3, group=c.tp_group)
-        pieces.append(Piece(name="loss sums", forward=small, queue="tp"))
-    return pieces
+    entropy = Piece(name="cross-entropy", forward=forward, backward=backward, saved=kept, logits=kept, working=working)
+    return [*projection, entropy]
+
+
+def _loss_sums(c: Context) -> list[Piece]:
+    """Maximum, sum of exponentials and the target's logit, each a number per token, over the vocabulary's ranks."""
+    if c.tp == 1:
+        return []
+    small = Collective(op="all_reduce", num_bytes=c.tokens * 4.0 * 3, group=c.tp_group)
+    return [Piece(name="loss sums", forward=small, queue="tp")]
+
+
+def params(spec: Head, c: Context) -> Held:
+    """Projection and bias are split by rows, the rest is whole. A tied head on another rank than the embedding holds
+    its own copy of the table."""
+    norms, beside = spec.norm_params(c.hidden), spec.beside_params(c.hidden)
+    split = spec.num_params(c.hidden) - norms - beside
+    if spec.tied and not c.ends_meet:
+        split += spec.matrix_params(c.hidden)
+    if spec.pooled:
+        return Held(whole=float(split + norms + beside), low=False)
+    return Held(split=split, whole=float(norms + beside), low=False)
+
+
+def flops(spec: Head, tokens: Tokens) -> Flops:
+    """A projection, tied or not, multiplies every token; a pooled one, and a pooler, one of each sequence."""
+    hidden = tokens.hidden
+    pooler = (hidden + 1) * (hidden + spec.pooler) if spec.pooler >= 0 else 0
+    own = spec.num_params(hidden) - pooler + (spec.matrix_params(hidden) if spec.tied else 0)
+    norms = spec.norm_params(hidden) if spec.pooled else own
+    return Flops(weights=2 * (norms * tokens.count + (own - norms + pooler) * tokens.rows))
+
+
+def contrastive_pieces(c: Context, spec: Contrastive) -> list[Piece]:
+    """Norm of all tokens, projection of one of each text, vectors of all replicas gathered, and their products with one
+    another (Radford et al. 2021): texts of this rank against images of all, and the other way round."""
+    at, width = c.sequences_only(), spec.width
+    batch, inputs = c.train.global_batch, at.tokens * c.hidden * c.element
+    scores = float(at.tokens) * batch
+    product = Gemm(m=at.tokens, n=batch, k=width, batch=2, dtype=c.attention_dtype, out_bytes=c.element)
+    back = Gemm(m=at.tokens, n=width, k=batch, batch=4, dtype=c.attention_dtype, out_bytes=c.element)
+    entropy = Elementwise(num_bytes=2 * scores * (c.element + 8), kernels=4, fused=True)
+    return [
+        norm(c, "final norm"),
+        *linear(at, "text projection", width, c.hidden, saved=inputs, held=inputs),
+        Piece(name="pairs", forward=product, backward=back, saved=2 * batch * width * c.element),
+        Piece(name="contrastive loss", forward=entropy, backward=entropy, saved=2 * scores * 4.0),
+    ]
+
+
+def whole(spec: Contrastive | Features, c: Context) -> Held:
+    """All of it is whole on every tensor-parallel rank."""
+    return Held(whole=float(spec.num_params(c.hidden)), low=False)
+
+
+def pooled_flops(spec: Contrastive | Features, tokens: Tokens) -> Flops:
+    """The norm of every token, the rest of one; each sequence meets all others of the batch in a contrastive loss."""
+    norms = spec.norm_params(tokens.hidden)
+    rest = spec.num_params(tokens.hidden) - norms
+    pairs = 4.0 * tokens.rows**2 * spec.width if isinstance(spec, Contrastive) else 0.0
+    return Flops(weights=2 * (norms * tokens.count + rest * tokens.rows), mixing=pairs)
+
+
+def feature_pieces(c: Context, spec: Features) -> list[Piece]:
+    """Norm of all tokens; pooler or projection of one."""
+    at, found = c.sequences_only(), [norm(c, "final norm")] if spec.norm_vectors else []
+    inputs = at.tokens * c.hidden * c.element
+    if spec.pooler:
+        found += linear(at, "pooler", c.hidden, c.hidden, bias=True, saved=inputs, held=inputs)
+    if spec.width:
+        found += linear(at, "projection", spec.width, c.hidden, saved=inputs, held=inputs)
+    return found
+
+
+KINDS = (
+    Kind(name="head", record=Head, pieces=pieces, params=params, flops=flops),
+    Kind(name="contrastive", record=Contrastive, pieces=contrastive_pieces, params=whole, flops=pooled_flops),
+    Kind(name="features", record=Features, pieces=feature_pieces, params=whole, flops=pooled_flops),
+)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.layers.kind import Kind
 from meshwright.layers.pieces import Context, Piece, enter, entering, leave, linear, regather
+from meshwright.spec.layers import Dense
 from meshwright.work import Elementwise
 
 
@@ -34,3 +36,22 @@ def activation(name: str, inner: float, gated: bool) -> Piece:
         backward=Elementwise(num_bytes=read + inner + read, operator=f"{operator} backward"),
         saved=read,
     )
+
+
+def pieces(c: Context, spec: Dense) -> list[Piece]:
+    """The MLP of a block that has entered no tensor-parallel region yet."""
+    return dense(c, "mlp", spec.ffn, spec.gated, bias=spec.bias)
+
+
+def adapters(spec: Dense, hidden: int, target: str) -> int:
+    """Inputs plus outputs of the projection up, down or of the gate."""
+    return adapted(spec.ffn, spec.gated, hidden, target)
+
+
+def adapted(ffn: int, gated: bool, hidden: int, target: str) -> int:
+    """Inputs plus outputs of a matrix of an MLP of inner width `ffn`."""
+    there = target in ("up", "down") or (target == "gate" and gated)
+    return hidden + ffn if ffn and there else 0
+
+
+KINDS = (Kind(name="mlp", record=Dense, pieces=pieces, adapters=adapters),)

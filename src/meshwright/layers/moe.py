@@ -6,7 +6,8 @@ over ``etp`` ranks. Tokens are taken from the sequence-parallel shard, so nothin
 
 from __future__ import annotations
 
-from meshwright.layers.mlp import activation, dense
+from meshwright.layers.kind import Flops, Held, Kind, Tokens
+from meshwright.layers.mlp import activation, adapted, dense
 from meshwright.layers.pieces import Context, Piece
 from meshwright.spec.layers import Moe
 from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
@@ -15,7 +16,7 @@ from meshwright.work import Collective, Elementwise, Gemm, GroupedGemm, Routed
 SORTED = "permute tokens"
 
 
-def experts(c: Context, spec: Moe) -> list[Piece]:
+def pieces(c: Context, spec: Moe) -> list[Piece]:
     """Router, dispatch, the experts' MLPs, combine; shared experts beside them as a dense MLP."""
     e, hidden, plan = c.element, c.hidden, c.plan
     tokens = int(c.shard_tokens)
@@ -119,3 +120,26 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
         )
     )
     return pieces
+
+
+def params(spec: Moe, c: Context) -> Held:
+    """Shared experts are split as a dense MLP, the router is whole on every rank."""
+    return Held(
+        split=spec.shared_params(c.hidden),
+        whole=float(spec.router_params(c.hidden)),
+        expert=spec.experts * spec.expert_params(c.hidden),
+    )
+
+
+def flops(spec: Moe, tokens: Tokens) -> Flops:
+    """Router, shared experts, and the experts that a token is routed to."""
+    active = spec.num_params(tokens.hidden) - (spec.experts - spec.top_k) * spec.expert_params(tokens.hidden)
+    return Flops(weights=2 * active * tokens.count)
+
+
+def adapters(spec: Moe, hidden: int, target: str) -> int:
+    """Inputs plus outputs of a matrix of the shared experts."""
+    return adapted(spec.shared_ffn, spec.gated, hidden, target)
+
+
+KINDS = (Kind(name="moe", record=Moe, pieces=pieces, params=params, flops=flops, adapters=adapters),)

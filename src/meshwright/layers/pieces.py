@@ -8,11 +8,12 @@ forward, backward, recompute and memory cannot disagree.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from meshwright.spec.items import Batch, num_tokens
+from meshwright.spec.ends import Stream
+from meshwright.spec.items import Batch, document, num_tokens
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.work import Collective, Elementwise, Gemm, Group, Work
@@ -61,8 +62,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     heads and ``cp_outer`` exchange keys and values.
 
     ``batch``: the items of one microbatch over all context-parallel ranks; nothing else says how long sequences are.
-    ``tokens`` of it on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp
-    under sequence parallelism); ``element`` bytes of an activation.
+    ``hidden`` is the width of the hidden states and ``causal`` whether a token sees no later one; all three are of the
+    stream of tokens that the layer works on, and ``workload`` are the items of the streams that the workload fills.
+    ``tokens`` of the batch on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp under
+    sequence parallelism); ``element`` bytes of an activation. ``ends_meet``: the first and the last stage are on one
+    rank, so that a shared table is there once.
     """
 
     model: Model
@@ -74,25 +78,41 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cp_outer: Group
     ep_group: Group
     etp_group: Group
+    hidden: int
+    causal: bool
+    workload: Batch = ()
+    ends_meet: bool = True
+
+    @classmethod
+    def of(cls, stream: int, batch: Batch, model: Model, plan: Plan, train: Train, **fields: Any) -> Context:
+        """Return the context of ranks at work on a stream of a model's tokens, for a microbatch of the workload."""
+        flow = model.flows[stream]
+        fields["batch"] = _items(flow, batch, plan)
+        fields |= {"hidden": flow.hidden, "causal": train.causal and flow.causal, "workload": batch}
+        return cls(model=model, plan=plan, train=train, **fields)
+
+    def at(self, stream: int) -> Context:
+        """Return the same ranks at work on another stream of the model's tokens."""
+        flow = self.model.flows[stream]
+        batch = _items(flow, self.workload, self.plan)
+        if (flow.hidden, self.train.causal and flow.causal, batch) == (self.hidden, self.causal, self.batch):
+            return self
+        causal = self.train.causal and flow.causal
+        return msgspec.structs.replace(self, hidden=flow.hidden, causal=causal, batch=batch)
+
+    def sequences_only(self) -> Context:
+        """Return the same ranks at work on one token of each sequence."""
+        one = document(self.plan.layout.cp)
+        return msgspec.structs.replace(self, batch=((one, self.plan.pipeline.microbatch),))
 
     @property
     def groups(self) -> tuple[Group, ...]:
         return self.tp_group, self.cp_inner, self.cp_outer, self.ep_group, self.etp_group
 
-    @property
-    def hidden(self) -> int:
-        """Width of the hidden states."""
-        return self.model.hidden
-
     @cached_property
     def seq_len(self) -> int:
         """Tokens of one row of the microbatch, over all context-parallel ranks."""
         return num_tokens(self.batch) // self.plan.pipeline.microbatch
-
-    @property
-    def causal(self) -> bool:
-        """Whether a token sees no later one."""
-        return self.train.causal
 
     @cached_property
     def tokens(self) -> int:
@@ -132,6 +152,11 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def attention_dtype(self) -> str:
         """The attention core stays in 16 bits when matrix products go lower."""
         return self.dtype if self.dtype in ("fp32", "fp16") else "bf16"
+
+
+def _items(flow: Stream, batch: Batch, plan: Plan) -> Batch:
+    """Return a stream's items of a microbatch: the workload's, or one of the stream's own length for each row."""
+    return ((document(flow.tokens), plan.pipeline.microbatch),) if flow.tokens else batch
 
 
 def linear(

@@ -148,7 +148,7 @@ class Binder:
             numbers = params.trained_dense + params.trained_expert
         else:
             model = stages.model
-            numbers = model.vocab * (model.embedding_width or model.hidden) / self.plan.layout.tp
+            numbers = model.table_params / self.plan.layout.tp
         a, b = role.ranks
         size = numbers * STORED_BYTES[self.plan.precision.grads]
         return self.moving((("all_reduce", size, self.mesh.pair(starts[a], starts[b])),))

@@ -47,8 +47,11 @@ def by_thresholds(model: Model, num_stages: int) -> tuple[int, ...]:
 
 def _cost(model: Model, layer: int) -> float:
     block = model.block(layer)
-    width = block.mlp.top_k * block.mlp.ffn if isinstance(block.mlp, Moe) else block.mlp.ffn
-    return 4.0 * block.attention.heads * block.attention.head_dim * model.hidden + 3.0 * width * model.hidden
+    width = block.mlp.top_k * block.mlp.ffn if isinstance(block.mlp, Moe) else getattr(block.mlp, "ffn", 0)
+    mixing = sum(4.0 * a.heads * a.head_dim * model.hidden for a in block.attentions)
+    if block.mixer is not None:
+        mixing += block.mixer.num_params(model.hidden)
+    return mixing + 3.0 * width * model.hidden
 
 
 def segments(layers: Sequence[T], before: Sequence[T] = (), after: Sequence[T] = ()) -> tuple[tuple[T, ...], ...]:

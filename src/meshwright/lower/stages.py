@@ -6,10 +6,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from meshwright import schedules
-from meshwright.layers.block import block
-from meshwright.layers.embedding import embedding
-from meshwright.layers.head import head
+from meshwright import layers, schedules
+from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece
 from meshwright.lower import state
 from meshwright.lower.known import Known
@@ -17,7 +15,7 @@ from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass
-from meshwright.lower.state import Activations, Params
+from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
 from meshwright.spec.model import Model
@@ -38,9 +36,9 @@ class Stages:
         """One per virtual stage; equal stages hold the same object."""
         last = len(self.layers) - 1
         out = []
-        for stage, layers in enumerate(self.layers):
+        for stage, held in enumerate(self.layers):
             units = [unit_of("embedding")] if stage == 0 else []
-            units += [unit_of(self.model.pattern[layer], self._mode(i)) for i, layer in enumerate(layers)]
+            units += [unit_of(self.model.pattern[layer], self._mode(i)) for i, layer in enumerate(held)]
             if stage == last:
                 units.append(unit_of("head"))
             out.append(composition_of(tuple(units)))
@@ -49,6 +47,11 @@ class Stages:
     def _mode(self, position: int) -> str:
         memory = self.plan.memory
         return memory.recompute if not memory.layers or position < memory.layers else "none"
+
+    def context_of(self, kind: int | str, start: int = 0) -> Context:
+        """Sizes and groups of the ranks around `start` at work on the tokens of a layer."""
+        c = self.context(start)
+        return c.at(self.model.layer(kind).stream) if self.model.streams else c
 
     def context(self, start: int = 0) -> Context:
         """Sizes and groups of the ranks around `start`."""
@@ -62,16 +65,18 @@ class Stages:
             mesh.expert_group("etp", start=start),
         )
         tp, inner, outer, ep, etp = groups
-        found = self._at[start] = Context(
-            model=self.model,
-            plan=self.plan,
-            train=self.train,
-            batch=self.train.microbatch(self.plan.pipeline.microbatch),
+        found = self._at[start] = Context.of(
+            self.model.head.stream,
+            self.train.microbatch(self.plan.pipeline.microbatch),
+            self.model,
+            self.plan,
+            self.train,
             tp_group=tp,
             cp_inner=inner,
             cp_outer=outer,
             ep_group=ep,
             etp_group=etp,
+            ends_meet=self.ends_meet,
         )
         return found
 
@@ -81,15 +86,9 @@ class Stages:
         key = (kind, c.groups)
         found = self.known.pieces.get(key)
         if found is None:
-            found = self.known.pieces[key] = self._build(kind, c)
+            layer = self.model.layer(kind)
+            found = self.known.pieces[key] = layers.of(layer).pieces(self.context_of(kind, start), layer)
         return found
-
-    def _build(self, kind: int | str, c: Context) -> list[Piece]:
-        if kind == "embedding":
-            return embedding(c)
-        if kind == "head":
-            return head(c)
-        return block(c, self.model.blocks[kind])
 
     def layer_pass(self, unit: Unit, which: str, start: int = 0) -> LayerPass:
         """One pass over one layer, on the ranks around `start`."""
@@ -118,15 +117,9 @@ class Stages:
         """Parameters of a unit on one rank, before ZeRO."""
         found = self.known.params.get(unit)
         if found is None:
-            found = self.known.params[unit] = self._count(unit)
+            layer = self.model.layer(unit.kind)
+            found = self.known.params[unit] = state.params_of(self.context_of(unit.kind), layer)
         return found
-
-    def _count(self, unit: Unit) -> Params:
-        if unit.kind == "embedding":
-            return state.embedding_params(self.plan, self.model, self.train)
-        if unit.kind == "head":
-            return state.head_params(self.plan, self.model, self.train, shares_embedding=self.ends_meet)
-        return state.block_params(self.plan, self.model, self.train, unit.kind)
 
     def total_params(self, units: tuple[Unit, ...]) -> Params:
         """Parameters of several units on one rank."""
@@ -142,7 +135,7 @@ class Stages:
         """Bytes that one microbatch leaves in a layer."""
         found = self.known.activations.get(unit)
         if found is None:
-            found = state.activations(self.context(), self.pieces(unit.kind), unit.recompute)
+            found = state.activations(self.context_of(unit.kind), self.pieces(unit.kind), unit.recompute)
             self.known.activations[unit] = found
         return found
 

@@ -9,102 +9,30 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright import layers
+from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece
 from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
-from meshwright.spec.layers import Moe
-from meshwright.spec.model import Model
-from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES, Train
+from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 
 
-class Params(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters one rank holds of a stage before any ZeRO sharding: ``dense`` reduced over dp*cp, ``expert`` over
-    the expert mesh's replicas; the ``trained`` ones have gradients and optimizer state; ``low`` of the dense and
-    expert ones are multiplied below 16 bits when the precision says so."""
-
-    dense: float = 0.0
-    expert: float = 0.0
-    trained_dense: float = 0.0
-    trained_expert: float = 0.0
-    low: float = 0.0
-
-    def __add__(self, other: Params) -> Params:
-        return Params(
-            dense=self.dense + other.dense,
-            expert=self.expert + other.expert,
-            trained_dense=self.trained_dense + other.trained_dense,
-            trained_expert=self.trained_expert + other.trained_expert,
-            low=self.low + other.low,
-        )
-
-
-def block_params(plan: Plan, model: Model, train: Train, kind: int) -> Params:
-    """One block's parameters on one rank."""
-    block, tp = model.blocks[kind], plan.layout.tp
-    parts = block.params(model.hidden)
-    replicated = parts.norm + parts.router + _replicated_attention(model, kind)
-    split = parts.attention - _replicated_attention(model, kind) + parts.mlp
-    dense = split / tp + replicated + _repeated_heads(model, kind, tp)
-    expert = parts.experts / (plan.experts.ep * plan.etp) if isinstance(block.mlp, Moe) else 0.0
-    low = dense - replicated + expert
-    if train.lora is None:
+def params_of(c: Context, layer: msgspec.Struct) -> Params:
+    """Parameters of a layer on one rank. A LoRA run trains the adapters of its blocks alone."""
+    held = layers.of(layer).params(layer, c)
+    dense = held.split / c.tp + held.whole + held.extra
+    expert = held.expert / (c.plan.experts.ep * c.plan.etp)
+    low = dense - held.whole + expert if held.low else 0.0
+    if c.train.lora is None:
         return Params(dense=dense, expert=expert, trained_dense=dense, trained_expert=expert, low=low)
-    adapters = lora_params(model, train, kind) / tp
+    adapters = lora_params(layer, c.hidden, c.train.lora) / c.tp
     return Params(dense=dense + adapters, expert=expert, trained_dense=adapters, low=low)
 
 
-def _replicated_attention(model: Model, kind: int) -> float:
-    """Latent down-projections and their norms are whole on every tensor-parallel rank."""
-    a = model.blocks[kind].attention
-    if not a.kv_lora_rank:
-        return 0.0
-    down = a.q_lora_rank + a.kv_lora_rank + a.rope_head_dim
-    return float(model.hidden * down + a.q_lora_rank + a.kv_lora_rank)
-
-
-def _repeated_heads(model: Model, kind: int, tp: int) -> float:
-    """Key-value projections beyond a rank's share: where tp exceeds the heads, every rank holds a whole one."""
-    a = model.blocks[kind].attention
-    if a.kv_lora_rank or a.kv_heads >= tp:
-        return 0.0
-    per_head = (model.hidden + int(a.qkv_bias)) * (a.head_dim + (0 if a.key_as_value else a.v_head_dim))
-    return per_head * (1 - a.kv_heads / tp)
-
-
-def lora_params(model: Model, train: Train, kind: int) -> float:
-    """Adapter parameters of one block: rank * (inputs + outputs) of every target matrix it has."""
-    block, h, r = model.blocks[kind], model.hidden, train.lora.rank
-    a, widths = block.attention, []
-    for target in train.lora.targets:
-        if target in ("gate", "up", "down"):
-            mlp = block.mlp
-            ffn = mlp.shared_ffn if isinstance(mlp, Moe) else mlp.ffn
-            if ffn and (target != "gate" or mlp.gated):
-                widths.append(h + ffn)
-        else:
-            out = {
-                "q": a.heads * a.head_dim,
-                "k": a.kv_heads * a.head_dim,
-                "v": a.kv_heads * a.v_head_dim,
-                "o": a.heads * a.v_head_dim,
-            }[target]
-            widths.append(h + out)
-    return float(r * sum(widths))
-
-
-def embedding_params(plan: Plan, model: Model, train: Train) -> Params:
-    table = model.vocab * (model.embedding_width or model.hidden)
-    dense = table / plan.layout.tp + (model.embedding_params - table)
-    return Params(dense=dense, trained_dense=0.0 if train.lora else dense)
-
-
-def head_params(plan: Plan, model: Model, train: Train, *, shares_embedding: bool) -> Params:
-    """Final norm and head. A tied head on another rank than the embedding holds its own copy of the table."""
-    own = model.head_params / plan.layout.tp
-    if model.tied_embeddings and not shares_embedding:
-        own += model.vocab * (model.embedding_width or model.hidden) / plan.layout.tp
-    dense = own + model.final_norm_params
-    return Params(dense=dense, trained_dense=0.0 if train.lora else dense)
+def lora_params(layer: msgspec.Struct, hidden: int, lora: Lora) -> float:
+    """Adapter parameters of one layer: rank * (inputs + outputs) of every target matrix it has."""
+    adapted = layers.of(layer).adapters
+    return float(lora.rank * sum(adapted(layer, hidden, target) for target in lora.targets))
 
 
 def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:

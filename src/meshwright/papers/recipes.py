@@ -14,7 +14,6 @@ from meshwright.plan.text import over
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.settle import stages_of
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -66,7 +65,7 @@ def tensor_parallel_inside_the_node(plan: Plan, model: Model, cluster: Cluster, 
 
 def regroup_experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
     """Experts over as many of the plan's ranks as there are experts, or the most that is legal."""
-    experts = max((b.mlp.experts for b in model.blocks if isinstance(b.mlp, Moe)), default=2)
+    experts = max((mixture.experts for mixture in model.mixtures), default=2)
     ways = [
         msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, ep=ep, etp=0))
         for ep in range(experts, 1, -1)

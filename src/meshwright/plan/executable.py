@@ -41,12 +41,16 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         help = f"families that are: {known}"
         yield _bad("P030", f"the {model.family} family is predicted, not trained", f"model {model.name}", help)
         return
+    if not model.is_decoder:
+        why = "it is more than attention and MLP between one vocabulary's embedding and head"
+        yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
+        return
     found = {why for block in model.blocks for why in _block(block)}
-    if naming.school(model) == "gpt2" and any(isinstance(b.mlp, Moe) for b in model.blocks):
+    if naming.school(model) == "gpt2" and model.mixtures:
         found.add("no published GPT-2 has experts, so that theirs have no names")
     if len({b.norm for b in model.blocks}) > 1:
         found.add("it mixes kinds of norms")
-    if model.embedding_norm or model.embedding_width or model.head_bias:
+    if model.embedding.norm_vectors or model.embedding.width or model.head.bias:
         found.add("its embedding or head has more than one matrix")
     if model.numerics.rope_type not in ROPE_TYPES:
         found.add(f"its rotary scaling {model.numerics.rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
@@ -58,6 +62,8 @@ def _model(model: Model) -> Iterator[Diagnostic]:
 
 def _block(block: Block) -> Iterator[str]:
     a = block.attention
+    if a.gated or a.position_params:
+        yield "its attention has an output gate or learned distances"
     if a.kv_lora_rank or a.q_lora_rank:
         yield "its attention is latent"
     if a.index_heads or a.sinks or a.key_as_value or a.chunked:
@@ -126,7 +132,7 @@ def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if plan.overlap.tp and layout.tp > 1:
         nearest = _with(plan, "overlap", tp=False)
         yield _bad("P033", "products sliced beside their collective are priced and not run", "overlap.tp", nearest)
-    moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    moe = bool(model.mixtures)
     if layout.zero == 3 and moe and layout.pp == 1:
         # fully_shard knows one mesh a module; experts are replicated over another one than the router beside them
         nearest = _with(plan, "layout", zero=2)

@@ -63,23 +63,23 @@ def _tensor(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
     if tp == 1:
         return
     for kind, block in enumerate(model.blocks):
-        a = block.attention
         where = f"{model.name}, layer kind {kind}" if len(model.blocks) > 1 else model.name
-        if a.heads % tp:
-            yield _bad(
-                "P011",
-                f"tp={tp} does not divide num_heads={a.heads} ({where})",
-                f"layout.tp = {tp}",
-                f"valid tp: {divisors(a.heads, cluster.num_devices)}",
-            )
-        elif not a.kv_lora_rank and a.kv_heads % tp and tp % a.kv_heads:
-            yield _bad(
-                "P011",
-                f"tp={tp} and num_kv_heads={a.kv_heads} do not divide each other ({where})",
-                f"layout.tp = {tp}",
-                f"valid tp: {divisors(a.kv_heads, cluster.num_devices)}, or a multiple of {a.kv_heads}",
-            )
-        width = block.mlp.shared_ffn if isinstance(block.mlp, Moe) else block.mlp.ffn
+        for a in block.attentions:
+            if a.heads % tp:
+                yield _bad(
+                    "P011",
+                    f"tp={tp} does not divide num_heads={a.heads} ({where})",
+                    f"layout.tp = {tp}",
+                    f"valid tp: {divisors(a.heads, cluster.num_devices)}",
+                )
+            elif not a.kv_lora_rank and a.kv_heads % tp and tp % a.kv_heads:
+                yield _bad(
+                    "P011",
+                    f"tp={tp} and num_kv_heads={a.kv_heads} do not divide each other ({where})",
+                    f"layout.tp = {tp}",
+                    f"valid tp: {divisors(a.kv_heads, cluster.num_devices)}, or a multiple of {a.kv_heads}",
+                )
+        width = block.mlp.shared_ffn if isinstance(block.mlp, Moe) else getattr(block.mlp, "ffn", 0)
         if width % tp:
             yield _bad(
                 "P011",
@@ -227,8 +227,8 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         )
     if plan.head_swap > 1:
         word = "cp" if algorithm == "ulysses" else "ulysses"
-        for block in model.blocks:
-            heads = block.attention.heads // plan.layout.tp
+        for attention in model.attentions:
+            heads = attention.heads // plan.layout.tp
             if heads % plan.head_swap:
                 yield _bad(
                     "P015",
@@ -247,7 +247,7 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
 
 def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     ep, etp, layout = plan.experts.ep, plan.etp, plan.layout
-    mixtures = [b.mlp for b in model.blocks if isinstance(b.mlp, Moe)]
+    mixtures = model.mixtures
     if not mixtures:
         if ep > 1 or plan.experts.etp > 1:
             yield _bad("P017", f"{model.name} has no experts", f"experts.ep = {ep}", "drop ep and etp")

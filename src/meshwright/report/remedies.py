@@ -112,7 +112,7 @@ def _legal_ep(prediction: Prediction) -> int | None:
     """The largest legal ep within a scale-up domain that is more than the plan's own, else the smallest beyond; None
     where there is none."""
     plan, domain = prediction.plan, min(island.domain_size for island in prediction.cluster.islands)
-    most = max(b.mlp.experts for b in prediction.model.blocks if isinstance(b.mlp, Moe))
+    most = max(mixture.experts for mixture in prediction.model.mixtures)
     legal = []
     for ep in range(plan.experts.ep + 1, min(most, plan.layout.num_ranks) + 1):
         if most % ep:

@@ -352,7 +352,7 @@ class Head(nn.Module):
         self.shared = shared
         model, names = shared.model, shared.names
         self.norm = None
-        if model.final_norm:
+        if model.head.norm_vectors:
             self.norm = Norm(shared, names.final_norm, model.hidden, model.blocks[-1], sums=shared.shard_sums)
         self._tied = (tied,) if tied is not None else ()
         if tied is None:

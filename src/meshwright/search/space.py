@@ -22,7 +22,6 @@ from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -148,7 +147,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
     (precision, master copies) and nothing that is measured rather than chosen (overlap, kernels, imbalance)."""
     devices, usual = cluster.num_devices, Plan()
     domain = cluster.islands[0].domain_size
-    mixtures = [b.mlp for b in model.blocks if isinstance(b.mlp, Moe)]
+    mixtures = model.mixtures
     sizes = divisors(devices)
     return Space(
         domains={
@@ -185,7 +184,7 @@ def default(model: Model, cluster: Cluster, train: Train) -> Space:
 
 def cores(space: Space, model: Model, cluster: Cluster, train: Train) -> Iterator[Core]:
     """Every legal core: its plan without a pipeline schedule, ZeRO or an order is legal."""
-    mixture = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    mixture = bool(model.mixtures)
     for devices, tp, cp, pp in product(space["devices"], space["tp"], space["cp"], space["pp"]):
         if devices % (tp * cp * pp) or devices != cluster.num_devices:
             continue

@@ -1,7 +1,9 @@
-"""The Model: what a decoder-only language model is made of, down to the last parameter, immutable and without torch.
+"""The Model: what a network is made of, down to the last parameter, immutable and without torch.
 
-A model is a few distinct kinds of block and the order in which they are stacked, between an embedding and a head.
-Identical layers are one kind, so that everything that costs time is priced once per kind.
+A model is a few distinct kinds of block and the order in which they are stacked, between an embedding and a head. All
+three are layers. Identical layers are one kind, so that everything that costs time is priced once per kind. Layers
+follow one another; where one reads more than its predecessor's output (cross attention, a text model behind an image
+tower), it names the stream of tokens that it reads.
 """
 
 from __future__ import annotations
@@ -11,26 +13,24 @@ from functools import cached_property
 
 import msgspec
 
-from meshwright.spec.layers import Block, BlockParams, Moe
+from meshwright.spec.ends import Embedding, Head, Stream
+from meshwright.spec.layers import Attention, Block, BlockParams, Moe
 from meshwright.spec.numerics import Numerics
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A decoder-only transformer.
+    """A network to train.
 
     Attributes:
         name: catalog name, or the stem of the file that it was read from.
         family: the architecture's short name (``llama``, ``deepseek_v3``).
-        hidden: width of the residual stream.
-        vocab: rows of the embedding, padding included.
+        hidden: width of the residual stream that ends in the head.
+        embedding: the first layer (:class:`~meshwright.spec.ends.Embedding`, or ``Patches``).
         blocks: the distinct kinds of block.
         pattern: for every layer the index of its kind in `blocks`.
-        tied_embeddings: the head reuses the embedding matrix.
-        learned_positions: rows of a learned position embedding (OPT stores two more than its length), 0 = none.
-        embedding_norm: a norm follows the embedding (BLOOM).
-        embedding_width: width of the token embedding where it is projected to and from `hidden` (OPT-350m), 0 = hidden.
-        final_norm: a norm precedes the head.
-        head_bias: the head has a bias.
+        head: the last layer, with the loss (:class:`~meshwright.spec.ends.Head`, or ``Contrastive``).
+        streams: the tokens that flow through layers, where there are several kinds or one that is not causal; layers
+            name them by their index.
         max_seq_len: longest sequence that the configuration allows, in tokens, 0 = it does not say.
         numerics: constants that computing needs and costs do not.
         source: where the dimensions come from.
@@ -41,16 +41,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     name: str
     family: str
     hidden: int
-    vocab: int
+    embedding: msgspec.Struct
     blocks: tuple[Block, ...]
     pattern: tuple[int, ...]
-    tied_embeddings: bool
+    head: msgspec.Struct
     max_seq_len: int
-    learned_positions: int = 0
-    embedding_norm: bool = False
-    embedding_width: int = 0
-    final_norm: bool = True
-    head_bias: bool = False
+    streams: tuple[Stream, ...] = ()
     numerics: Numerics = Numerics()
     source: str = ""
     unknown_fields: tuple[str, ...] = ()
@@ -70,37 +66,98 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The block at position `layer`, counted from 0."""
         return self.blocks[self.pattern[layer]]
 
+    def layer(self, kind: int | str) -> msgspec.Struct:
+        """The layer of a kind: a block by its index, ``"embedding"`` or ``"head"``."""
+        return self.blocks[kind] if not isinstance(kind, str) else getattr(self, kind)
+
+    @cached_property
+    def flows(self) -> tuple[Stream, ...]:
+        """The streams of tokens; one that is as long as the workload's sequences unless the model says more."""
+        return self.streams or (Stream(name="text", hidden=self.hidden),)
+
+    def width(self, stream: int) -> int:
+        """Width of the hidden states of a stream."""
+        return self.flows[stream].hidden
+
+    def carried(self, layer: int) -> tuple[int, ...]:
+        """Streams whose tokens pass from the layers before position `layer` (from 1) to that layer or one behind."""
+        made = {self.embedding.stream, *(self.block(i).stream for i in range(layer))}
+        wanted = {s for i in range(layer, self.num_layers) for s in self.block(i).reads} | {self.head.stream}
+        return tuple(sorted(made & wanted))
+
+    @cached_property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The distinct softmax attentions."""
+        return tuple(dict.fromkeys(a for block in self.blocks for a in block.attentions))
+
+    @cached_property
+    def mixtures(self) -> tuple[Moe, ...]:
+        """The distinct mixtures of experts."""
+        return tuple(dict.fromkeys(block.mlp for block in self.blocks if isinstance(block.mlp, Moe)))
+
     def block_params(self, kind: int) -> BlockParams:
-        """Parameters of one block of a kind, by part."""
-        return self.blocks[kind].params(self.hidden)
+        """Parameters of one block of a kind, by part, without what stands before its parts."""
+        block = self.blocks[kind]
+        return block.params(self.width(block.stream))
+
+    def before_params(self, kind: int) -> int:
+        """Parameters of what stands before the parts of a block."""
+        block = self.blocks[kind]
+        return sum(p.num_params(self.width(getattr(p, "stream", block.stream))) for p in block.before)
+
+    @property
+    def vocab(self) -> int:
+        """Rows of the token table, or of the head where no tokens come in."""
+        return getattr(self.embedding, "rows", 0) or getattr(self.head, "rows", 0)
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether the head reuses the embedding's table."""
+        return getattr(self.head, "tied", False)
+
+    @property
+    def learned_positions(self) -> int:
+        """Rows of the embedding's table of positions."""
+        return getattr(self.embedding, "positions", 0)
+
+    @property
+    def table_params(self) -> int:
+        """Numbers in the token table, which a tied head shares."""
+        return self.vocab * (getattr(self.embedding, "width", 0) or self.hidden)
+
+    @property
+    def all_layers(self) -> tuple[tuple[int, msgspec.Struct], ...]:
+        """Every kind of layer with how many there are: the embedding, the blocks, the head."""
+        return (1, self.embedding), *zip(self.layers_by_kind, self.blocks, strict=True), (1, self.head)
+
+    @property
+    def is_decoder(self) -> bool:
+        """Whether blocks of attention and MLP stand between a token table and a head over the same vocabulary, and
+        nothing else does."""
+        plain = all(b.mixer is b.cross is None and b.attention and b.mlp and not b.before for b in self.blocks)
+        ends = isinstance(self.embedding, Embedding) and isinstance(self.head, Head) and not self.embedding.types
+        return plain and ends and not self.streams and not self.head.transform and self.head.pooler < 0
 
     @property
     def embedding_params(self) -> int:
-        """Token and position embeddings, the projection into `hidden` and the norm behind them."""
-        width = self.embedding_width or self.hidden
-        projection = self.embedding_width * self.hidden
-        norm = self._norm_params if self.embedding_norm else 0
-        return self.vocab * width + self.learned_positions * self.hidden + projection + norm
+        """Parameters of the first layer."""
+        return self.embedding.num_params(self.width(self.embedding.stream))
 
     @property
     def head_params(self) -> int:
-        """The head's own matrix (none when tied), its bias and the projection out of `hidden`."""
-        matrix = 0 if self.tied_embeddings else self.vocab * (self.embedding_width or self.hidden)
-        return matrix + (self.vocab if self.head_bias else 0) + self.embedding_width * self.hidden
+        """Parameters of the last layer but its norm; a tied projection is none of them."""
+        return self.head.num_params(self.width(self.head.stream)) - self.final_norm_params
 
     @property
     def final_norm_params(self) -> int:
         """The norm before the head."""
-        return self._norm_params if self.final_norm else 0
-
-    @property
-    def _norm_params(self) -> int:
-        return self.blocks[0].norm_vectors * self.hidden
+        return self.head.norm_params(self.width(self.head.stream))
 
     @cached_property
     def num_params(self) -> int:
-        """Parameters of the model as its checkpoint counts them, tied embeddings once."""
-        stack = sum(n * self.block_params(kind).total for kind, n in enumerate(self.layers_by_kind))
+        """Parameters of the model as its checkpoint counts them, shared ones once."""
+        kinds = [self.block_params(kind).total + self.before_params(kind) for kind in range(len(self.blocks))]
+        stack = sum(n * each for n, each in zip(self.layers_by_kind, kinds, strict=True))
         return self.embedding_params + stack + self.final_norm_params + self.head_params
 
     @cached_property
@@ -110,7 +167,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         idle = 0
         for count, block in zip(self.layers_by_kind, self.blocks, strict=True):
             if isinstance(block.mlp, Moe):
-                idle += count * (block.mlp.experts - block.mlp.top_k) * block.mlp.expert_params(self.hidden)
+                width = self.width(block.stream)
+                idle += count * (block.mlp.experts - block.mlp.top_k) * block.mlp.expert_params(width)
         return self.num_params - idle
 
 

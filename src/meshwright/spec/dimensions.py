@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.spec.architecture import Model, stack
+from meshwright.spec.families.parts import ends
 from meshwright.spec.families.reader import MAX_LAYERS
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 
@@ -104,16 +105,21 @@ def transformer(
         )
         mlps[dense_layers:] = [moe] * (layers - dense_layers)
     blocks, pattern = stack(layer(mlp) for mlp in mlps)
+    embedding, head = ends(
+        vocab,
+        blocks[0].norm_vectors,
+        tied=tied_embeddings if tied_embeddings is not None else not gated,
+        learned_positions=max_seq_len if positions == "learned" else 0,
+    )
     return Model(
         name=name,
         family="transformer",
         hidden=hidden,
-        vocab=vocab,
+        embedding=embedding,
         blocks=blocks,
         pattern=pattern,
-        tied_embeddings=tied_embeddings if tied_embeddings is not None else not gated,
+        head=head,
         max_seq_len=max_seq_len,
-        learned_positions=max_seq_len if positions == "learned" else 0,
         source=source,
     )
 

@@ -1,4 +1,4 @@
-"""The layers of a decoder: softmax attention, dense or expert MLP, and the block that joins them.
+"""The layers of a model: softmax attention, dense or expert MLP, and the block that joins parts to a layer.
 
 Each record holds the dimensions that decide weights, operations and cache, and counts its own parameters
 exactly as the published checkpoint stores them. Multi-head attention is Vaswani et al. (2017, 1706.03762),
@@ -38,6 +38,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         index_heads: sparse attention: heads of this layer's own indexer, 0 = none or another layer's choice.
         index_head_dim: width of an indexer head.
         index_top_k: sparse attention: tokens that a query attends to, 0 = all in its window.
+        gated: a gate as wide as the queries, projected with them, scales the output (Qwen3-Next).
+        position_params: learned numbers that are added to scores by distance (T5), in this layer.
     """
 
     heads: int
@@ -59,6 +61,8 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     index_heads: int = 0
     index_head_dim: int = 0
     index_top_k: int = 0
+    gated: bool = False
+    position_params: int = 0
 
     @property
     def q_width(self) -> int:
@@ -80,12 +84,13 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
         kv = self._latent_kv_params(hidden) if self.kv_lora_rank else self._kv_params(hidden)
         out = self.heads * self.v_head_dim * hidden + (hidden if self.out_bias else 0)
         sinks = self.heads if self.sinks else 0
-        return self._query_params(hidden) + kv + out + sinks + self.qk_norm_params + self._indexer_params(hidden)
+        extra = sinks + self.qk_norm_params + self.position_params
+        return self._query_params(hidden) + kv + out + extra + self._indexer_params(hidden)
 
     def _query_params(self, hidden: int) -> int:
         if not self.q_lora_rank:
             biased = self.qkv_bias and not self.kv_lora_rank
-            return (hidden + (1 if biased else 0)) * self.q_width
+            return (hidden + (1 if biased else 0)) * self.q_width * (2 if self.gated else 1)
         # down-projection, its norm, up-projection; a bias sits on the down-projection alone
         norm_and_bias = self.q_lora_rank * (2 if self.qkv_bias else 1)
         return hidden * self.q_lora_rank + norm_and_bias + self.q_lora_rank * self.q_width
@@ -165,8 +170,8 @@ def _mlp_params(hidden: int, ffn: int, gated: bool, bias: bool) -> int:
 
 
 class BlockParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Parameters of one block by part: `mlp` is the dense MLP or the shared experts, `experts` all routed ones,
-    `norm` the norms of width hidden and the block's other learned scales."""
+    """Parameters of one block by part: `attention` is what mixes tokens, `mlp` the dense MLP or the shared experts,
+    `experts` all routed ones, `norm` the norms of width hidden and the block's other learned scales."""
 
     attention: int
     mlp: int
@@ -181,30 +186,61 @@ class BlockParams(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One decoder block: attention, MLP and the norms around them.
+    """One layer of a model: parts one after the other, each with a norm before it and added to what came in.
 
     Attributes:
+        before: what stands between the stacks before this layer, or before its parts, without a norm of the block's.
+        mixer: what mixes tokens in place of attention (:mod:`meshwright.spec.mixers`, or a kind of one's own).
+        attention: softmax attention, None = none.
+        cross: softmax attention whose keys and values are another stream's tokens, None = none.
+        mlp: dense, a mixture of experts, or a kind of one's own; None = none.
         norms: norms of width hidden in the block (two in most, one where both paths share it, four in Gemma 2).
         norm_vectors: learned vectors per norm: 1 weight, 2 with bias, 0 without either (OLMo).
         parallel: attention and MLP read the same input and are added together (GPT-J, NeoX, Falcon, Phi).
         scale_params: learned scales outside all of these (Gemma 4's router).
+        stream: whose tokens pass.
+        source: whose tokens `cross` reads.
     """
 
-    attention: Attention
-    mlp: Dense | Moe
-    norm: Literal["rmsnorm", "layernorm"]
-    norms: int
-    norm_vectors: int
+    attention: Attention | None = None
+    mlp: Dense | Moe | msgspec.Struct | None = None
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norms: int = 2
+    norm_vectors: int = 1
     parallel: bool = False
     scale_params: int = 0
+    mixer: msgspec.Struct | None = None
+    cross: Attention | None = None
+    before: tuple[msgspec.Struct, ...] = ()
+    stream: int = 0
+    source: int = 0
+
+    @property
+    def parts(self) -> tuple[msgspec.Struct, ...]:
+        """All parts in the order in which they run."""
+        found = (*self.before, self.mixer, self.attention, self.cross, self.mlp)
+        return tuple(part for part in found if part is not None)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The parts that are softmax attention."""
+        return tuple(part for part in (self.attention, self.cross) if part is not None)
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Streams whose tokens the layer needs."""
+        ended = [part.stream for part in self.before if hasattr(part, "stream")]
+        return tuple(dict.fromkeys([self.stream, *ended, *([self.source] if self.cross is not None else [])]))
 
     def params(self, hidden: int) -> BlockParams:
-        """The block's parameters by part, in a model of width `hidden`."""
-        attention = self.attention.num_params(hidden)
+        """The block's parameters by part, in a model of width `hidden`; without what stands before its parts."""
+        mixing = [part for part in (self.mixer, self.attention, self.cross) if part is not None]
+        attention = sum(part.num_params(hidden) for part in mixing)
         norm = self.norms * self.norm_vectors * hidden + self.scale_params
         mlp = self.mlp
-        if isinstance(mlp, Dense):
-            return BlockParams(attention=attention, mlp=mlp.num_params(hidden), norm=norm, router=0, experts=0)
+        if not isinstance(mlp, Moe):
+            dense = mlp.num_params(hidden) if mlp is not None else 0
+            return BlockParams(attention=attention, mlp=dense, norm=norm, router=0, experts=0)
         return BlockParams(
             attention=attention,
             mlp=mlp.shared_params(hidden),

@@ -16,7 +16,6 @@ from meshwright.plan import Plan
 from meshwright.plan.facets import CP_ALGORITHMS, OVERLAPS, RECOMPUTE_MODES
 from meshwright.plan.text import write
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
 from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Effort, Place, changed, divisors, nearest
@@ -70,7 +69,7 @@ def _devices(plan: Plan, place: Place) -> Iterable[int]:
 
 
 def _heads(plan: Plan, place: Place) -> Iterable[int]:
-    most = max(b.attention.heads for b in place.model.blocks)
+    most = max((a.heads for a in place.model.attentions), default=place.cluster.num_devices)
     return (d for d in divisors(place.cluster.num_devices) if d <= most)
 
 
@@ -79,7 +78,7 @@ def _stages(plan: Plan, place: Place) -> Iterable[int]:
 
 
 def _experts(plan: Plan, place: Place) -> Iterable[int]:
-    counts = [b.mlp.experts for b in place.model.blocks if isinstance(b.mlp, Moe)]
+    counts = [mixture.experts for mixture in place.model.mixtures]
     return divisors(min(counts)) if counts else (1,)
 
 

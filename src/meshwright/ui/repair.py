@@ -18,7 +18,6 @@ from meshwright.errors import Diagnostic
 from meshwright.plan import Plan, check
 from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -183,7 +182,7 @@ def _microbatch(plan: Plan, place: Place) -> Iterator[Plan]:
 
 
 def _experts(plan: Plan, place: Place) -> Iterator[Plan]:
-    counts = [b.mlp.experts for b in place.model.blocks if isinstance(b.mlp, Moe)]
+    counts = [mixture.experts for mixture in place.model.mixtures]
     if not counts:
         yield changed(plan, "experts", ep=1, etp=0)
         return

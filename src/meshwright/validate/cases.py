@@ -162,7 +162,7 @@ def _from_catalog(row: dict[str, str]) -> Model | None:
     same = (
         model.num_layers == whole(row, "layers")
         and model.hidden == whole(row, "hidden")
-        and model.blocks[-1].attention.heads == whole(row, "heads")
+        and [a.heads for a in model.blocks[-1].attentions] == [whole(row, "heads")]
         and (not row["vocab"] or model.vocab == whole(row, "vocab"))
         and isinstance(model.blocks[-1].mlp, Moe) == bool(whole(row, "experts"))
     )
@@ -279,7 +279,7 @@ def _plan(
     sp = row["sequence_parallel"]
     if not sp:
         assumed.append("sp")
-    moe = any(isinstance(b.mlp, Moe) for b in model.blocks)
+    moe = bool(model.mixtures)
     said = {OVERLAPPED.get(flag, "") for flag in row["flags"].split(";")}
     reduced = next((grads for words, grads in REDUCED.items() if words in row["notes"]), usual.grads)
     plan = Plan(

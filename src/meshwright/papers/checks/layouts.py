@@ -174,7 +174,7 @@ def redco() -> Outcome:
     names = catalog.names("models")
     for name in names:
         model = load_model(name)
-        for block in model.blocks:
+        for block in (b for b in model.blocks if b.attention is not None and hasattr(b.mlp, "ffn")):
             placed = redco_rules(block, model.hidden)
             kinds += 1
             once += _reductions(placed) == (1, 1)

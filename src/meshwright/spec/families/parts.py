@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.spec.architecture import Model, stack
+from meshwright.spec.ends import Embedding, Head
 from meshwright.spec.families.reader import Reader
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.numerics import numerics
@@ -76,22 +77,61 @@ def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) 
 
 
 def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
-    """The Model of the blocks of all layers, in order. `tied` is the family's default for tied embeddings."""
-    kinds, pattern = stack(blocks)
+    """The Model of a decoder's blocks, in order. `tied` is the family's default for tied embeddings; `fields` are those
+    of :func:`ends`, and of the Model."""
     fields.setdefault("max_seq_len", r.int("max_position_embeddings", default=0))
     vocab = fields.pop("vocab", None) or r.int("vocab_size")
     tied = r.flag("tie_word_embeddings", default=tied)
-    hidden = r.int("hidden_size")
+    own = {key: fields.pop(key) for key in list(fields) if key in ENDS}
+    embedding, head = ends(vocab, blocks[0].norm_vectors, tied=tied, **own)
+    return model(r, blocks, embedding=embedding, head=head, **fields)
+
+
+#: What :func:`ends` takes.
+ENDS = ("learned_positions", "embedding_norm", "embedding_width", "final_norm", "head_bias")
+
+
+def ends(
+    vocab: int,
+    norm_vectors: int,
+    *,
+    tied: bool,
+    learned_positions: int = 0,
+    embedding_norm: bool = False,
+    embedding_width: int = 0,
+    final_norm: bool = True,
+    head_bias: bool = False,
+) -> tuple[Embedding, Head]:
+    """A decoder's embedding and head over one vocabulary, with norms of as many learned vectors as its blocks'."""
+    embedding = Embedding(
+        rows=vocab,
+        width=embedding_width,
+        positions=learned_positions,
+        norm_vectors=norm_vectors if embedding_norm else 0,
+    )
+    return embedding, Head(
+        rows=vocab,
+        tied=tied,
+        bias=head_bias,
+        width=embedding_width,
+        norm_vectors=norm_vectors if final_norm else 0,
+    )
+
+
+def model(r: Reader, blocks: Sequence[Block], *, embedding: Any, head: Any, **fields: Any) -> Model:
+    """The Model of the blocks of all layers, in order, between an embedding and a head."""
+    kinds, pattern = stack(blocks)
+    hidden = fields.pop("hidden", None) or r.int("hidden_size")
     r.raise_faults()
     source = r.config.get("_source")
     return Model(
         name=r.name,
         family=r.family,
         hidden=hidden,
-        vocab=vocab,
+        embedding=embedding,
         blocks=kinds,
         pattern=pattern,
-        tied_embeddings=tied,
+        head=head,
         numerics=numerics(r.config, r.family),
         source=source if isinstance(source, str) else r.place,
         unknown_fields=r.unknown_fields(),
