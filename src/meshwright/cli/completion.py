@@ -173,6 +173,12 @@ def _kinds() -> Iterable[str]:
     return KINDS
 
 
+def _passes() -> Iterable[str]:
+    from meshwright.cli.lower import PASSES
+
+    return PASSES
+
+
 #: Option -> the values that are known for it.
 VALUES = {
     "--on": _clusters,
@@ -184,11 +190,12 @@ VALUES = {
     "--to": _targets,
     "--try": _recipes,
     "--objective": lambda: ["step", "cost", "energy"],
+    "--show": _passes,
     "--strategy": lambda: ["exhaustive", "beam", "anneal"],
 }
 #: Command -> what its first argument may be.
 POSITIONAL = {
-    **dict.fromkeys(("predict", "search", "run", "export", "whatif", "emulate"), _questions),
+    **dict.fromkeys(("predict", "search", "run", "export", "whatif", "emulate", "lower"), _questions),
     **dict.fromkeys(("diff", "weights"), _models),
     "explain": _terms,
     "catalog": _kinds,
