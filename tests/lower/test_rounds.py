@@ -6,7 +6,6 @@ import pytest
 from meshwright.cost import Costs
 from meshwright.graph import KIND
 from meshwright.lower import lower
-from meshwright.lower.compute import rounds
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.plan import parse
 from meshwright.schedules import build
@@ -14,6 +13,7 @@ from meshwright.simulate import memory
 from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train
+from meshwright.sync.due import rounds
 from tests.random_plans import LLAMA, MIXTURE
 
 WHERE = cluster.load("16xh100")

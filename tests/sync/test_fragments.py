@@ -17,8 +17,8 @@ from meshwright.sync.fragments import (
     TIED,
     Among,
     fragments,
-    moves,
     stored,
+    transfers,
 )
 from meshwright.sync.policy import read
 
@@ -42,8 +42,8 @@ def of(found, what):
 def test_ddp_sums_whole_gradients_over_all_replicas_once_a_step_in_the_frameworks_buckets():
     (gradients,) = of(listed("dp4 cp2"), GRADIENTS)
     assert (gradients.shard, gradients.replica, gradients.due) == (SELF, Among("data", 8), "step")
-    assert moves([gradients]) == [("all_reduce", 4000, ("data", 8), 1)]
-    assert moves([gradients], bucket_bytes=1500) == [("all_reduce", 4000 / 3, ("data", 8), 3)]
+    assert transfers([gradients]) == [("all_reduce", 4000, ("data", 8), 1)]
+    assert transfers([gradients], bucket_bytes=1500) == [("all_reduce", 4000 / 3, ("data", 8), 3)]
     assert not of(listed("dp4 cp2"), GATHERED)
 
 
@@ -57,13 +57,16 @@ def test_zero_scatters_gradients_and_gathers_parameters_as_often_as_they_are_sha
     gradients, gathered = of(found, GRADIENTS)[0], of(found, GATHERED)[0]
     assert (gradients.due, gathered.due) == (gradients_due, gathered_due)
     # fp32 gradients of what a rank computes, bf16 parameters
-    assert moves([gradients]) == [("reduce_scatter", 4000, ("shard", 4), 1)]
-    assert moves([gathered]) == [("all_gather", 2000, ("shard", 4), 1)]
+    assert transfers([gradients]) == [("reduce_scatter", 4000, ("shard", 4), 1)]
+    assert transfers([gathered]) == [("all_gather", 2000, ("shard", 4), 1)]
 
 
 def test_hybrid_sharding_sums_the_shards_over_their_copies():
     (gradients,) = of(listed("dp8 hsdp4"), GRADIENTS)
-    assert moves([gradients]) == [("reduce_scatter", 4000, ("shard", 4), 1), ("all_reduce", 1000, ("replica", 2), 1)]
+    assert transfers([gradients]) == [
+        ("reduce_scatter", 4000, ("shard", 4), 1),
+        ("all_reduce", 1000, ("replica", 2), 1),
+    ]
 
 
 def test_experts_are_summed_over_those_that_have_them_and_sharded_inside_the_scope():
@@ -71,7 +74,7 @@ def test_experts_are_summed_over_those_that_have_them_and_sharded_inside_the_sco
     whole = of(listed("dp8 ep2", kinds), GRADIENTS)
     assert [f.replica for f in whole] == [("data", 8), ("edp", 4)]
     scoped = of(listed("dp8 ep2 zero1 shard2", kinds), GRADIENTS)
-    assert moves(scoped) == [  # inside first, both kinds, then between the copies
+    assert transfers(scoped) == [  # inside first, both kinds, then between the copies
         ("reduce_scatter", 4000, ("shard", 2), 1),
         ("reduce_scatter", 1600, ("expert_shard", 2), 1),
         ("all_reduce", 2000, ("replica", 4), 1),
@@ -93,7 +96,7 @@ def test_stages_that_are_run_both_ways_have_a_twin():
 
 def test_the_norm_is_one_number_among_all_ranks_of_a_step():
     (norm,) = of(listed("tp2 pp2 dp4"), NORM)
-    assert moves([norm]) == [("all_reduce", 4, ("worker", 16), 1)]
+    assert transfers([norm]) == [("all_reduce", 4, ("worker", 16), 1)]
 
 
 def test_frozen_parameters_are_gathered_whole_and_exchange_no_gradients():

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import ceil
 
 import msgspec
 import numpy as np
 
 from meshwright.graph import MemoryEvents, RankClass, TaskGraph
-from meshwright.lower.facts import gathers_again
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.lower.roles import ExchangeRole, MessageRole, PassRole, Role, TwinRole, UpdateRole
 from meshwright.lower.stages import Stages
-from meshwright.lower.state import STORED_BYTES, updated_bytes
+from meshwright.lower.state import updated_bytes
 from meshwright.lower.structure import Structure
 from meshwright.lower.units import Unit, named
 from meshwright.schedules.actions import W
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.sync.fragments import (
+    DENSE,
+    EXPERT,
+    Fragment,
+    Weights,
+    expert_scope,
+    norm,
+    stored,
+    transfers,
+)
+from meshwright.sync.policy import USUAL, read
 from meshwright.work import Elementwise, Group, Staging
 
 
@@ -27,7 +37,8 @@ class Binder:
     def __init__(self, stages: Stages, mesh: Mesh, bucket_bytes: int = 0):
         self.stages, self.mesh, self.plan = stages, mesh, stages.plan
         self.bucket_bytes = 0 if self.plan.layout.zero else bucket_bytes
-        self.again = gathers_again(self.plan.layout)
+        self.again = self.plan.layout.gathers_again
+        self.policy, self.stored = read(USUAL), stored(self.plan, stages.train)
         #: Where exchanges are priced: the first of the devices stands for all that meet.
         self.meeting = self.site(0, 0)
         self._exchanges: dict[ExchangeRole, Program] = {}
@@ -55,7 +66,7 @@ class Binder:
             case UpdateRole():
                 return self._update(role)
             case _:
-                return self.moving((("all_reduce", 4.0, self.mesh.group("tp", "cp", "dp", "pp")),))
+                return self.moving(self.over([norm(self.plan, self.policy)], 0))
 
     def _pass(self, role: PassRole) -> Program:
         site, start = self.site(role.slice, role.rank), self.start(role.slice, role.rank)
@@ -109,27 +120,21 @@ class Binder:
 
     def steps(self, units: tuple[Unit, ...], what: str, start: int) -> tuple[tuple[str, float, Group], ...]:
         """Collectives (op, bytes, group) that gather or reduce some layers, on the ranks around `start`."""
-        plan, params = self.plan, self.stages.total_params(units)
-        shard_group, replica_group = self.mesh.hybrid_groups(plan.layout.shard_group, "cp", "dp", start=start)
-        grad_bytes = STORED_BYTES[plan.precision.grads]
-        compute = plan.precision.compute or self.stages.train.dtype
-        weight_bytes = 4.0 if compute == "fp32" else 2.0
-        if plan.precision.params == "fp8":
-            weight_bytes = min(weight_bytes, max(1.0, DTYPE_BYTES[compute]))
-        steps: list[tuple[str, float, Group]] = []
-        for trained, held, group in (
-            (params.trained_dense, params.dense, shard_group),
-            (params.trained_expert, params.expert, self.mesh.expert_group("edp", start=start)),
+        params = self.stages.total_params(units)
+        found: list[Fragment] = []
+        for kind, held, trained in (
+            (DENSE, params.dense, params.trained_dense),
+            (EXPERT, params.expert, params.trained_expert),
         ):
-            if what == "gather" and held and group.size > 1:
-                size = held if plan.layout.zero == 3 else trained
-                steps.append(("all_gather", size * weight_bytes, group))
-            elif what == "reduce" and trained and group.size > 1:
-                op = "reduce_scatter" if plan.layout.zero >= 1 else "all_reduce"
-                steps.append((op, trained * grad_bytes, group))
-        if what == "reduce" and params.trained_dense and replica_group.size > 1:
-            steps.append(("all_reduce", params.trained_dense * grad_bytes / shard_group.size, replica_group))
-        return tuple(step for step in steps if step[1] > 0)
+            if held:
+                weights = Weights(0, 0, kind, held, trained)
+                found += self.policy.rule.fragments(self.plan, self.policy, weights, self.stored)
+        return self.over([f for f in found if f.what == what], start)
+
+    def over(self, fragments: Iterable[Fragment], start: int) -> tuple[tuple[str, float, Group], ...]:
+        """The collectives of fragments that are due together, on the ranks around `start`."""
+        named = ((t.op, t.num_bytes, self.mesh.among(t.among.name, start)) for t in transfers(fragments))
+        return tuple(step for step in named if step[2].size > 1)
 
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
         """A program of collectives (op, bytes, group), one after the other."""
@@ -150,7 +155,7 @@ class Binder:
             model = stages.model
             numbers = model.table_params / self.plan.layout.tp
         a, b = role.ranks
-        size = numbers * STORED_BYTES[self.plan.precision.grads]
+        size = numbers * self.stored.grads
         return self.moving((("all_reduce", size, self.mesh.pair(starts[a], starts[b])),))
 
     def _update(self, role: UpdateRole) -> Program:
@@ -165,8 +170,7 @@ class Binder:
     def updated_params(self, units: tuple[Unit, ...]) -> float:
         """Parameters that one rank's optimizer touches."""
         params, layout = self.stages.total_params(units), self.plan.layout
-        expert_shard = min(layout.shard or self.plan.edp, self.plan.edp)
-        share = (layout.shard_group, expert_shard) if layout.zero else (1, 1)
+        share = (layout.shard_group, expert_scope(self.plan)) if layout.zero else (1, 1)
         return params.trained_dense / share[0] + params.trained_expert / share[1]
 
 

@@ -9,6 +9,7 @@ from meshwright.graph import GraphBuilder
 from meshwright.lower.facts import Facts
 from meshwright.lower.roles import PassRole, Roles
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.sync.due import due_after, first_of
 
 PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
@@ -26,33 +27,6 @@ class Compute(msgspec.Struct):
     done: np.ndarray
 
 
-def reduced_after(actions: Actions, scatters: bool) -> np.ndarray:
-    """The passes after which gradients are reduced, bool [actions]: the last of every (rank, stage); where a plan
-    `scatters` them while they accumulate, every pass without a pipeline, and under one the last of every round.
-
-    A round is as many weight gradients of one stage as a rank computes without another stage between them: the stage's
-    gradients accumulate whole for so long, then they are scattered and their memory is free for the next stage. Llama
-    3 shards gradients under its pipeline (2407.21783, section 3.3.2); scattering them after rounds, of as many
-    microbatches as an interleaved schedule gives a chunk at a time, is the least communication that does so. One stage
-    a rank is one round a step, ZeRO-1 in other words.
-    """
-    grads = np.isin(actions.kind, (W, BW))
-    if not scatters:
-        return last_of(actions, grads)
-    return grads if actions.num_ranks == 1 else rounds(actions)[1]
-
-
-def rounds(actions: Actions) -> tuple[np.ndarray, np.ndarray]:
-    """The first and the last pass of every round (see :func:`reduced_after`), bool [actions] each."""
-    chosen = np.flatnonzero((actions.kind == W) | (actions.kind == BW))
-    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
-    new = np.append(True, place[1:] != place[:-1])
-    first, last = np.zeros(len(actions), bool), np.zeros(len(actions), bool)
-    first[chosen[new]] = True
-    last[chosen[np.append(new[1:], True)]] = True
-    return first, last
-
-
 def expansion(actions: Actions, facts: Facts) -> np.ndarray:
     """How many segments each action is cut into: layer by layer where a gather or a reduction runs beside it."""
     segments = np.array([len(c.segments) for c in facts.compositions])[actions.stage]
@@ -63,27 +37,10 @@ def expansion(actions: Actions, facts: Facts) -> np.ndarray:
         return segments if facts.pp == 1 and facts.scatters else one
     forward = actions.kind == F
     cut = forward if facts.again else forward & first_of(actions, forward) & (facts.zero >= 1)
-    cut |= reduced_after(actions, facts.scatters)
+    cut |= due_after(actions, facts.due)
     if facts.again:
         cut |= np.isin(actions.kind, (B, BW))
     return np.where(cut, segments, one)
-
-
-def first_of(actions: Actions, among: np.ndarray) -> np.ndarray:
-    """The first of the chosen actions for every (rank, stage)."""
-    chosen = np.flatnonzero(among)
-    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
-    out = np.zeros(len(actions), bool)
-    out[chosen[np.unique(place, return_index=True)[1]]] = True
-    return out
-
-
-def last_of(actions: Actions, among: np.ndarray) -> np.ndarray:
-    chosen = np.flatnonzero(among)[::-1]
-    place = actions.rank_of()[chosen].astype(np.int64) * actions.num_stages + actions.stage[chosen]
-    out = np.zeros(len(actions), bool)
-    out[chosen[np.unique(place, return_index=True)[1]]] = True
-    return out
 
 
 def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, index: int) -> Compute:

@@ -11,11 +11,12 @@ import msgspec
 import numpy as np
 
 from meshwright.graph import KIND, GraphBuilder
-from meshwright.lower.compute import Compute, first_of, reduced_after, rounds
+from meshwright.lower.compute import Compute
 from meshwright.lower.facts import Facts
 from meshwright.lower.roles import ExchangeRole, Roles
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import BW, Actions, B, F
+from meshwright.sync.due import due_after, first_of, rounds
 
 #: A sharded parameter's gathered copy is prefetched at most this many layers ahead, as FSDP limits it.
 PREFETCH = 2
@@ -74,7 +75,7 @@ class _Exchanger:
     def reduce(self) -> Reduced:
         """Gradients reduced as they become final, or after every round where they are sharded."""
         facts, computes = self.facts, self.computes
-        places = self._places([reduced_after(actions, facts.scatters) for actions in self.orders])
+        places = self._places([due_after(actions, facts.due) for actions in self.orders])
         at, rank = places[0], self.rank_of[computes[0].action]
         open_ = not facts.overlap_dp
         after = [

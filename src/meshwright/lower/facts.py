@@ -6,16 +6,16 @@ import msgspec
 
 from meshwright.lower.stages import Stages
 from meshwright.lower.units import Composition
-from meshwright.plan import Layout
+from meshwright.sync.fragments import STEP, gradients_due
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``counts`` are microbatches of each class of data-parallel slices. ``compositions`` and ``first_layers`` (index
     in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
     all ranks run on equal devices. ``exchanges``: there are data-parallel ranks; ``zero`` says what they shard;
-    ``again``: parameters are gathered for every microbatch, ``scatters``: gradients are scattered while they
-    accumulate. ``tied``: a tied embedding's two copies are on two pipeline ranks. ``params`` are the schedule's,
-    besides sizes."""
+    ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round or
+    a step. ``tied``: a tied embedding's two copies are on two pipeline ranks. ``params`` are the schedule's, besides
+    sizes."""
 
     pp: int
     vpp: int
@@ -28,17 +28,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     exchanges: bool
     zero: int
     again: bool
-    scatters: bool
+    due: str
     overlap_dp: bool
     overlap_pp: bool
     tied: bool
     params: tuple[tuple[str, object], ...] = ()
 
-
-def gathers_again(layout: Layout) -> bool:
-    """Whether parameters are gathered for every microbatch: fully sharded ones without a pipeline. Under one they are
-    gathered once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511)."""
-    return layout.zero == 3 and layout.pp == 1 and layout.shard_group > 1
+    @property
+    def scatters(self) -> bool:
+        """Whether gradients are scattered while they accumulate."""
+        return self.due != STEP
 
 
 def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
@@ -58,11 +57,11 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         alike=mesh.alike,
         exchanges=exchanges,
         zero=layout.zero if exchanges else 0,
-        again=gathers_again(layout),
-        scatters=layout.shards_gradients,
+        again=layout.gathers_again,
+        due=gradients_due(layout),
         # torch's fully sharded layers gather and reduce by calls that return when it is done, which only a device that
         # is handed its work ahead of time does not feel
-        overlap_dp=plan.overlap.dp and not (gathers_again(layout) and synchronous),
+        overlap_dp=plan.overlap.dp and not (layout.gathers_again and synchronous),
         overlap_pp=plan.overlap.pp,
         tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None,
         params=tuple(sorted((params or {}).items())),

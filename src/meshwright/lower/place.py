@@ -15,6 +15,7 @@ from meshwright.plan import Plan
 from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Level
+from meshwright.sync.fragments import expert_scope
 from meshwright.work import Group, Hop, Reached
 
 
@@ -60,6 +61,19 @@ class Mesh:
         spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in axes]
         return self._span(tuple(sorted((s, n) for s, n in spans if n > 1)), start)
 
+    def among(self, name: str, start: int = 0) -> Group:
+        """The group that a fragment is exchanged over, by the name it has there."""
+        layout = self.layout
+        if name in ("shard", "replica"):
+            return self.hybrid_groups(layout.shard_group, "cp", "dp", start=start)[name == "replica"]
+        if name == "data":
+            return self.hybrid_groups(layout.dp * layout.cp, "cp", "dp", start=start)[0]
+        if name == "worker":
+            return self.group("tp", "cp", "dp", "pp")
+        if name in ("cp", "dp"):
+            return self.group(name, start=start)
+        return self.expert_group(name, start)
+
     def expert_group(self, axis: str, start: int = 0) -> Group:
         """A group of the expert mesh, which refactors tp*cp*dp as etp, ep, edp from the inside out."""
         found = self._named.get((axis, start))
@@ -69,7 +83,14 @@ class Mesh:
 
     def _expert(self, axis: str, start: int) -> Group:
         plan = self.plan
-        sizes = {"etp": (1, plan.etp), "ep": (plan.etp, plan.experts.ep), "edp": (plan.etp * plan.experts.ep, plan.edp)}
+        expert, scope = plan.etp * plan.experts.ep, expert_scope(plan)
+        sizes = {
+            "etp": (1, plan.etp),
+            "ep": (plan.etp, plan.experts.ep),
+            "edp": (expert, plan.edp),
+            "expert_shard": (expert, scope),
+            "expert_replica": (expert * scope, plan.edp // scope),
+        }
         stride, size = sizes[axis]
         if size == 1:
             return self._span((), start)

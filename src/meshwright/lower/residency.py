@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 
 from meshwright.graph import GraphBuilder
-from meshwright.lower.compute import Compute, rounds
+from meshwright.lower.compute import Compute
 from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.units import Composition, Unit
 from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.sync.due import rounds
 
 #: Gradients of a stage that accumulate whole until its round ends.
 IN_FLIGHT = "gradients in flight"

@@ -38,15 +38,11 @@ class Stages:
         out = []
         for stage, held in enumerate(self.layers):
             units = [unit_of("embedding")] if stage == 0 else []
-            units += [unit_of(self.model.pattern[layer], self._mode(i)) for i, layer in enumerate(held)]
+            units += [unit_of(self.model.pattern[layer], self.plan.memory.mode(i)) for i, layer in enumerate(held)]
             if stage == last:
                 units.append(unit_of("head"))
             out.append(composition_of(tuple(units)))
         return tuple(out)
-
-    def _mode(self, position: int) -> str:
-        memory = self.plan.memory
-        return memory.recompute if not memory.layers or position < memory.layers else "none"
 
     def context_of(self, kind: int | str, start: int = 0) -> Context:
         """Sizes and groups of the ranks around `start` at work on the tokens of a layer."""

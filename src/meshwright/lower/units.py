@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from itertools import pairwise
 
 import msgspec
+
+from meshwright.lower.partition import segments
 
 
 class Unit(msgspec.Struct, frozen=True, cache_hash=True):
@@ -34,10 +35,8 @@ class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     @cached_property
     def segments(self) -> tuple[tuple[Unit, ...], ...]:
         blocks = [i for i, u in enumerate(self.units) if not isinstance(u.kind, str)]
-        if len(blocks) <= 1:
-            return (self.units,)
-        cuts = [0, *blocks[1:], len(self.units)]
-        return tuple(self.units[a:b] for a, b in pairwise(cuts))
+        first, last = (blocks[0], blocks[-1] + 1) if blocks else (0, 0)
+        return segments(self.units[first:last], self.units[:first], self.units[last:])
 
 
 @lru_cache(maxsize=4096)

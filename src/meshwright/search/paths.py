@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from meshwright.lower.compute import rounds
 from meshwright.native import Bytes, Float64s, Int32s, Int64s, OutFloat64s, OutInt64s, native
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.family import Family
 from meshwright.schedules.timing import in_order_times, peak_in_flight
+from meshwright.sync.due import rounds
 
 #: Shares of an activation that stay until the weight gradient, for which the most in flight is worked out.
 KEPT = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: What a fragment carries: gradients to their sum, sharded parameters to who computes with them, parameters or the
 #: optimizer's moments to their mean over replicas, the square of the gradient's norm.
-GRADIENTS, GATHERED, PARAMETERS, MOMENTS, NORM = "gradients", "gathered", "parameters", "moments", "norm"
+GRADIENTS, GATHERED, PARAMETERS, MOMENTS, NORM = "reduce", "gather", "parameters", "moments", "norm"
 #: When a fragment is due: after every pass over its layers, after a round of passes (``due.rounds``), once a step, or
 #: once in ``every`` steps.
 PASS, ROUND, STEP, EVERY = "pass", "round", "step", "every"
@@ -100,7 +100,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_elements * self.element_bytes
 
 
-class Move(NamedTuple):
+class Transfer(NamedTuple):
     """A collective of an exchange: its operation, bytes (of all ranks' shares together for a gather, of what a rank
     brings for a reduction), group, and how many times it is done with so many bytes."""
 
@@ -229,30 +229,34 @@ def expert_scope(plan: Plan) -> int:
     return plan.edp if plan.edp % scope else scope
 
 
-def moves(some: Iterable[Fragment], *, bucket_bytes: float = 0) -> list[Move]:
+def transfers(some: Iterable[Fragment], *, bucket_bytes: float = 0) -> list[Transfer]:
     """The collectives of fragments that are due together, one after the other: within shards first, then over their
     copies. Sums of what is not sharded go in buckets of at most `bucket_bytes`, where there are such."""
-    inside: list[Move] = []
-    outside: list[Move] = []
+    inside: list[Transfer] = []
+    outside: list[Transfer] = []
     for f in some:
         if f.what == GATHERED:
-            inside.append(Move("all_gather", f.num_bytes, f.shard))
+            inside.append(Transfer("all_gather", f.num_bytes, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
             outside.append(_averaged(f))
         elif f.shard.size > 1:
-            inside.append(Move("reduce_scatter", f.num_bytes, f.shard))
-            outside.append(Move("all_reduce", f.num_bytes / f.shard.size, f.replica))
+            inside.append(Transfer("reduce_scatter", f.num_bytes, f.shard))
+            outside.append(Transfer("all_reduce", f.num_bytes / f.shard.size, f.replica))
         else:
             times = ceil(f.num_bytes / bucket_bytes) if bucket_bytes else 1
-            inside.append(Move("all_reduce", f.num_bytes / max(times, 1), f.replica, times))
+            inside.append(Transfer("all_reduce", f.num_bytes / max(times, 1), f.replica, times))
     return [move for move in (*inside, *outside) if move.among.size > 1 and move.num_bytes > 0]
 
 
-def _averaged(f: Fragment) -> Move:
+def _averaged(f: Fragment) -> Transfer:
     """The exchange of a shard's mean: added on its way where its code can be, else gathered by all."""
     code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
     wire = code.wire_bytes(length, f.element_bytes)
-    return Move("all_reduce", wire, f.replica) if code.summed else Move("all_gather", wire * f.replica.size, f.replica)
+    return (
+        Transfer("all_reduce", wire, f.replica)
+        if code.summed
+        else Transfer("all_gather", wire * f.replica.size, f.replica)
+    )
 
 
 def by_units(some: Iterable[Fragment]) -> dict[Any, dict[str, Fragment]]:
