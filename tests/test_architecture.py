@@ -23,7 +23,7 @@ ORDER = (
     ("spec",),
     ("work", "world"),
     ("detect",),
-    ("layers", "schedules", "sync"),
+    ("layers", "schedules", "sync", "assign"),
     ("plan",),
     ("cost", "lower"),
     ("simulate",),

@@ -299,3 +299,25 @@ def test_under_a_launcher_a_mistake_is_one_error(words, code):
     ended = launched(forked, 2, *argv, *words, *([] if "--data" in words else ["--data", "sample"]))
     assert [c for c, _, _ in ended] == [2, 2]
     assert len([err for _, _, err in ended if f"error[{code}]" in err]) == 1
+
+
+def test_packed_documents_are_trained_and_their_lengths_written_for_a_prediction(capfd):
+    words = [*WORDS[:-1], "batch=4,seq=64,dtype=fp32,pack=balanced", "--plan", "dp2 zero1 mb2", "--data", "sample"]
+    code, out, err = said(capfd, *words, "--steps", "2", "--lengths", "lengths.csv", "--json")
+    assert code == 0
+    assert re.search(r"^wrote lengths.csv: [\d,]+ documents", err, re.MULTILINE)
+    assert json.loads(out)["workload"].endswith("pack=balanced")
+    lengths = [int(line) for line in Path("lengths.csv").read_text().split()[1:]]
+    assert min(lengths) > 0 and max(lengths) == 64  # documents longer than a sequence are trained in pieces
+    assert (
+        main(
+            [
+                "predict",
+                *WORDS[:-1],
+                "batch=4,seq=64,dtype=fp32,pack=balanced,lengths=lengths.csv",
+                "--plan",
+                "dp2 zero1 mb2",
+            ]
+        )
+        == 0
+    )

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from meshwright.errors import MeshwrightError
 from meshwright.run import data
 from meshwright.run.data import documents, tokenizer
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import Train, parse
 
 
 def corpus(tmp_path, texts, *, seq=8, batch=2, vocab=257, name="t.jsonl", words="bytes", **more):
@@ -100,12 +100,14 @@ def test_an_enormous_corpus_is_ordered_without_memory():
     assert ((out >= 0) & (out < 10**15 + 7)).all()
 
 
-def test_lengths_are_those_of_the_documents_as_the_sequences_cut_them(tmp_path):
-    # ends at 4, 9, 11, 17; sequences end at 8 and 16: pieces 4, 4 | 1, 2, 5
+def test_lengths_are_those_of_the_documents_with_their_ends(tmp_path):
     made = corpus(tmp_path, ["aaa", "bbbb", "c", "ddddd"], seq=8, batch=2)
     said = made.lengths()
-    assert dict(zip(said.tokens, said.share)) == pytest.approx({1: 0.2, 2: 0.2, 4: 0.4, 5: 0.2})
-    assert said.attended == pytest.approx((1 + 4 + 16 + 16 + 25) / 16)
+    assert dict(zip(said.tokens, said.share)) == {2: 0.25, 4: 0.25, 5: 0.25, 6: 0.25}
+    file = tmp_path / "lengths.csv"
+    assert data.write_lengths(made, file) == 4
+    read = parse(f"batch=2,seq=8,lengths={file}").lengths
+    assert (read.tokens, read.share) == (said.tokens, said.share)
 
 
 def test_a_corpus_is_built_once_and_by_its_content(tmp_path):

@@ -57,7 +57,7 @@ def test_the_loss_falls_and_a_run_says_what_it_did(corpus, tmp_path, capfd):
     assert found.losses[0] == pytest.approx(5.56, abs=0.2)  # log 260: a model that knows nothing
     assert found.saved.endswith("step-00000020")
     assert len(found.peak_bytes) == 2 and min(found.peak_bytes) > 2**25
-    assert found.lengths.attended < 32  # sonnets end within sequences
+    assert 32 < found.lengths.mean < 2000  # sonnets
     said = lines(tmp_path / "out")
     assert [line["step"] for line in said] == list(range(1, 21))
     assert [line["loss"] for line in said] == found.losses

@@ -58,6 +58,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text("PATH", "Text to train on: a file, a .jsonl, a folder, or sample.") = ""
+    lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
@@ -156,7 +157,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="run")
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = _numbers(given, wrong)
-    wrong += unwritable(given.trace, "--trace") + _contradictions(given) + lacking("run", *NEEDED)
+    wrong += unwritable(given.trace, "--trace") + unwritable(given.lengths, "--lengths")
+    wrong += _contradictions(given) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
     if wrong or found:
         raise MeshwrightError([*wrong, *found])
@@ -173,11 +175,12 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     def predicted(lengths: Any) -> Prediction:
         from meshwright.answer.predict import predict
         from meshwright.cost import standard_on
-        from meshwright.spec.workload import Lengths
+        from meshwright.spec.lengths import Lengths
 
         packed = train
         if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
-            packed = msgspec.structs.replace(train, lengths=msgspec.convert(lengths, Lengths))
+            found = msgspec.convert(lengths, Lengths)
+            packed = msgspec.structs.replace(train, lengths=found, pack=train.pack or "concat")
         costs = standard_on(cluster, question.framework)
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
@@ -196,7 +199,16 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         words = given.weights  # what the weights were trained on
     if not launched():
         corpus = str(data.build(given.data, tokenizer.load(words), data.cache_folder()))
-        data.load(Path(corpus), train, vocab=model.vocab, place=f"--data {given.data}")
+        text = data.load(
+            Path(corpus),
+            train,
+            vocab=model.vocab,
+            microbatch=plan.pipeline.microbatch,
+            place=f"--data {given.data}",
+        )
+        if given.lengths:
+            count = data.write_lengths(text, Path(given.lengths))
+            note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
     set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
     return loop.Job(
@@ -259,6 +271,8 @@ def _contradictions(given: Options) -> list[Diagnostic]:
     for option in ("resume", "save_every"):
         if getattr(given, option) and not given.out:
             out.append(_bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
+    if given.lengths and launched():
+        out.append(_bad("--lengths", "the text's lengths are written where it is tokenised: run it without a launcher"))
     out += _world(given)
     if given.resume and given.weights:
         out.append(_bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))

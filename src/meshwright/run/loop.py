@@ -33,7 +33,7 @@ from meshwright.run.mesh import Group, Mesh
 from meshwright.run.metrics import METRICS, Metrics, Progress
 from meshwright.run.record import Off, Recorder, ResidentBytes, install
 from meshwright.run.settings import Settings
-from meshwright.run.trainer import Trainer
+from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
@@ -157,7 +157,14 @@ def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
                 help="copy the same files to each, or name a folder that all see",
             )
         folder = str(data.cache_folder() / names.pop().decode())
-    return data.load(Path(folder), job.train, vocab=job.model.vocab, seed=job.settings.seed, place=f"--data {job.text}")
+    return data.load(
+        Path(folder),
+        job.train,
+        vocab=job.model.vocab,
+        seed=job.settings.seed,
+        microbatch=job.plan.pipeline.microbatch,
+        place=f"--data {job.text}",
+    )
 
 
 def begin(job: Job, trainer: Trainer) -> None:
@@ -238,26 +245,26 @@ class _Run:
             if self.saver is not None:
                 self._poll()
             now = time.perf_counter()
-            self._note(result.loss, result.grad_norm, now - begun)
+            self._note(result, now - begun)
             begun = now
             self.stopped = self.votes.counted()
             if self.saver is not None and self.job.save_every and self.trainer.step_count % self.job.save_every == 0:
                 self._save(wait=False)
         self._save()
 
-    def _note(self, loss: float, norm: float, seconds: float) -> None:
-        step = self.trainer.step_count
+    def _note(self, result: StepResult, seconds: float) -> None:
+        step, loss = self.trainer.step_count, result.loss
         self.step_s.append(seconds)
         self.losses.append(loss)
         if self.progress is not None:
             self.progress(step, loss, seconds)
         if self.metrics is not None:
-            rate = self.job.train.tokens_per_step / seconds
+            rate = result.num_tokens / seconds  # of packed rows those that something is learnt from
             self.metrics.add(
                 {
                     "step": step,
                     "loss": loss,
-                    "grad_norm": norm,
+                    "grad_norm": result.grad_norm,
                     "lr": self.job.settings.lr_at(step - 1),
                     "tokens": step * self.job.train.tokens_per_step,
                     "step_s": seconds,

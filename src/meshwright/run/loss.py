@@ -39,8 +39,9 @@ class ShardedCrossEntropy(torch.autograd.Function):
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: Group) -> torch.Tensor:
     """Loss of all tokens together, of logits [..., n], this rank's columns from `first` on, for targets [...]; at least
-    fp32. Equal on all ranks of `tp`."""
+    fp32. A target of -1 is none. Equal on all ranks of `tp`."""
     if tp.alone:
         wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum")
-    return ShardedCrossEntropy.apply(logits, targets, first, tp).sum()
+        return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="sum", ignore_index=-1)
+    losses = ShardedCrossEntropy.apply(logits, targets, first, tp)
+    return (losses * (targets >= 0)).sum()

@@ -35,9 +35,10 @@ from meshwright.spec.model import Model
 class Pass(NamedTuple):
     """What one microbatch brings along through every layer of a rank.
 
-    ``tokens``, ``targets`` int64 [b, s] on this context-parallel rank, ``positions`` int64 [s] in the sequence,
-    ``documents`` int32 [b, S] of the whole sequences or None, ``rotary`` the cosines and sines [s, 1, width], ``rows``
-    int64 [s, b] numbers of the tokens in the global batch, ``scale`` what the summed loss is multiplied by.
+    ``tokens``, ``targets`` int64 [b, s] on this context-parallel rank (a target of -1 is none), ``positions`` int64 [s]
+    in the sequence, or [b, s] in the documents of each, ``documents`` int32 [b, S] of the whole sequences or None,
+    ``rotary`` the cosines and sines [s, 1, width] or [b, s, 1, width], ``rows`` int64 [s, b] numbers of the tokens in
+    the global batch, ``scale`` what the summed loss is multiplied by.
     """
 
     tokens: torch.Tensor
@@ -340,7 +341,8 @@ class Embedding(nn.Module):
             x = F.embedding(local.clamp(0, self.weight.shape[0] - 1), self.weight)
             x = shared.leave(x * here.unsqueeze(-1).to(x.dtype))
         if self.positions is not None:
-            x = x + F.embedding(shared.my_shard(p.positions), self.positions).unsqueeze(1)
+            places = p.positions.T if p.positions.dim() == 2 else p.positions.unsqueeze(1)
+            x = x + F.embedding(shared.my_shard(places), self.positions)
         return _dropped(shared, x, p, 0)
 
 

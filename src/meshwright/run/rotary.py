@@ -25,10 +25,11 @@ def frequencies(width: int, n: Numerics) -> torch.Tensor:
 
 
 def tables(positions: torch.Tensor, width: int, n: Numerics, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, 1, width] for positions [s]; the sines that a first half is turned with are negative."""
+    """Cosines and sines [..., s, 1, width] for positions [..., s]; the sines that a first half is turned with are
+    negative."""
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies(width, n).to(positions.device)
     cos, sin = (torch.cat(halves, dim=-1) for halves in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
-    return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+    return cos.to(dtype).unsqueeze(-2), sin.to(dtype).unsqueeze(-2)
 
 
 class _Turn(torch.autograd.Function):
@@ -50,7 +51,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width]."""
+    """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width], or [b, s, 1, width]."""
     width = cos.shape[-1]
     if width == x.shape[-1]:
         return _Turn.apply(x, cos, sin)

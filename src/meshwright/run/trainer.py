@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from meshwright.assign.packing import shape
 from meshwright.lower import order
 from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
@@ -62,6 +63,7 @@ class Trainer:
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
         self.settings = settings = settings or Settings()
         self.step_count = 0
+        self.shape = shape(train, plan.pipeline.microbatch)
         #: Called on every rank right before the optimizer writes: asynchronous checkpoints finish their copies.
         self.before_update: list[Callable[[], None]] = []
         word = settings.precision or plan.precision.compute or train.dtype
@@ -91,7 +93,7 @@ class Trainer:
         held = [h for exchange in self.exchanges for h in exchange.held()]
         self.optimizer = Optimizer(held, train.optimizer, settings, mesh["world"], mesh.device)
         self.positions = local_positions(
-            train.seq_len,
+            self.shape.row_tokens,
             plan.layout.cp,
             mesh["cp"].index,
             plan.sequence.algorithm,
@@ -107,13 +109,16 @@ class Trainer:
             due=due_after(actions, gradients_due(plan.layout)),
             final=self._final,
         )
-        self.rotary = None
-        attention = model.blocks[0].attention
-        if any(b.attention.rotary for b in model.blocks):
-            width = int(attention.head_dim * model.numerics.rope_fraction)
-            self.rotary = tables(self.positions, width, model.numerics, self.dtype)
+        self.rotary = self._rotary(self.positions)
 
     # -- building
+
+    def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        model = self.model
+        if not any(b.attention.rotary for b in model.blocks):
+            return None
+        width = int(model.blocks[0].attention.head_dim * model.numerics.rope_fraction)
+        return tables(positions, width, model.numerics, self.dtype)
 
     def _sharded(self) -> list[Sharded]:
         return [Sharded(s, self.mesh, params=self.dtype, grads=self.grads) for s in self.stages.values()]
@@ -142,9 +147,9 @@ class Trainer:
 
     def _message(self) -> torch.Tensor:
         layout = self.plan.layout
-        length = self.train.seq_len // layout.cp // (layout.tp if layout.sp else 1)
-        shape = (length, self.plan.pipeline.microbatch, self.model.hidden)
-        return torch.empty(shape, dtype=self.dtype, device=self.mesh.device)
+        length = self.shape.row_tokens // layout.cp // (layout.tp if layout.sp else 1)
+        sizes = (length, self.shape.together, self.model.hidden)
+        return torch.empty(sizes, dtype=self.dtype, device=self.mesh.device)
 
     def _final(self, stage: int) -> None:
         for exchange in self.exchanges:
@@ -154,7 +159,7 @@ class Trainer:
     # -- training
 
     def step(self, batch: Batch) -> StepResult:
-        """One optimizer step on this data-parallel rank's sequences [global_batch / dp, seq_len + 1]."""
+        """One optimizer step on this data-parallel rank's rows [rows of a global batch / dp, row tokens + 1]."""
         record = recorder()
         record.step_begin(self.step_count)
         for exchange in self.exchanges:
@@ -173,7 +178,7 @@ class Trainer:
             self.publish()
             self.step_count += 1
         record.step_end()
-        return StepResult(loss, self.train.tokens_per_step, norm, finite)
+        return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
 
     def publish(self) -> None:
         """What the masters hold now becomes what the forward uses, on every rank."""
@@ -199,26 +204,31 @@ class Trainer:
 
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank."""
-        size, device = self.plan.pipeline.microbatch, self.mesh.device
+        (length, _, size), device = self.shape, self.mesh.device
         count = self.plan.num_microbatches(self.train.global_batch)
-        if batch.tokens.shape != (count * size, self.train.seq_len + 1):
-            raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} sequences")
+        if batch.tokens.shape != (count * size, length + 1):
+            raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
         tokens = batch.tokens.to(device)
+        targets = tokens[:, 1:] if batch.targets is None else batch.targets.to(device)
         at = self.positions
         first = self.mesh["dp"].index * count * size
         out = []
         for i in range(count):
             some = slice(i * size, (i + 1) * size)
             numbers = torch.arange(first + i * size, first + (i + 1) * size, device=device)
+            places, rotary = at, self.rotary
+            if batch.positions is not None:
+                places = batch.positions[some].to(device)[:, at]
+                rotary = self._rotary(places)
             out.append(
                 Pass(
                     tokens=tokens[some, :-1][:, at],
-                    targets=tokens[some, 1:][:, at],
-                    positions=at,
+                    targets=targets[some][:, at],
+                    positions=places,
                     documents=None if batch.documents is None else batch.documents[some].to(device),
-                    rotary=self.rotary,
-                    rows=at.unsqueeze(1) + numbers.unsqueeze(0) * self.train.seq_len,
-                    scale=1.0 / self.train.tokens_per_step,
+                    rotary=rotary,
+                    rows=at.unsqueeze(1) + numbers.unsqueeze(0) * length,
+                    scale=1.0 / (batch.num_targets or self.train.tokens_per_step),
                     step=self.step_count,
                 )
             )

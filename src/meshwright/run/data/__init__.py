@@ -8,8 +8,9 @@ What a step trains on is a pure function of (seed, step): every epoch visits eac
 keyed permutation gives without being stored, and the step's global batch is the same whatever the plan is; a
 data-parallel rank takes its share of the rows. To resume is to know the step.
 
-``Train.lengths`` does not shape the data: it is what a prediction supposes about the documents, while the corpus has
-the lengths that it has. :meth:`Corpus.lengths` says those in the same record, for a prediction of this corpus.
+Other ways to fill sequences (``pack=`` of the workload) lay whole documents into rows (:mod:`.rows`). ``Train.lengths``
+does not shape the data: it is what a prediction supposes about the documents, while the corpus has the lengths that it
+has. :meth:`Corpus.lengths` says those in the same record, for a prediction of this corpus.
 """
 
 from __future__ import annotations
@@ -26,10 +27,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from meshwright.assign.packing import cut, shape
+from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.data import documents
+from meshwright.run.data.rows import PackedRows, packed
 from meshwright.run.data.tokenizer import Tokenizer
-from meshwright.spec.workload import Lengths, Train
+from meshwright.spec.lengths import Lengths, of_counts
+from meshwright.spec.workload import Train
 
 #: Of the files of a tokenised corpus; part of its key, so that another version builds another.
 FORMAT_VERSION = 1
@@ -41,10 +46,17 @@ _MASK = (1 << 64) - 1
 class Batch(NamedTuple):
     """Sequences of one data-parallel rank in one step: ``tokens`` int64 [n, seq_len + 1], ``documents`` int32
     [n, seq_len], the number within its sequence of the document that a position belongs to; None when the corpus is
-    one document, or boundaries are off."""
+    one document, or boundaries are off.
+
+    Packed rows also say ``targets`` int64 [n, seq_len], negative where nothing is learnt, ``positions`` int64 [n,
+    seq_len], which begin anew in each document, and ``num_targets``, how many targets the global batch has. Else each
+    token's target is the next one, and positions are those of the sequence."""
 
     tokens: torch.Tensor
     documents: torch.Tensor | None
+    targets: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    num_targets: int = 0
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +69,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Corpus(msgspec.Struct, frozen=True, kw_only=True):
-    """A tokenised corpus in sequences. ``tokens`` [N] and ``starts`` [documents], ascending, lie on disk."""
+    """A tokenised corpus in sequences. ``tokens`` [N] and ``starts`` [documents], ascending, lie on disk. ``rows`` are
+    those of a packing that keeps documents whole, ``global_batch`` of them a step."""
 
     tokens: NDArray[Any]
     starts: NDArray[np.int64]
@@ -66,10 +79,13 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     seed: int = 0
     boundaries: bool = True
+    rows: PackedRows | None = None
 
     @property
     def num_sequences(self) -> int:
         """Whole sequences with a target for each of their tokens; what is left over at the end is not trained on."""
+        if self.rows is not None:
+            return self.rows.num_groups * self.rows.together
         return (len(self.tokens) - 1) // self.seq_len
 
     @property
@@ -91,11 +107,21 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         if self.global_batch % dp_size:
             raise ValueError(f"a global batch of {self.global_batch} does not divide by {dp_size}")
         rows = self.global_batch // dp_size
+        if self.rows is not None:
+            return self._packed(self.rows, step, slice(dp_index * rows, (dp_index + 1) * rows))
         first = step * self.global_batch + dp_index * rows
         chosen = sequences(np.arange(first, first + rows), self.num_sequences, self.seed)
         at = chosen[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         numbers = torch.from_numpy(self._documents(chosen)) if self.bounded else None
         return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), numbers)
+
+    def _packed(self, rows: PackedRows, step: int, mine: slice) -> Batch:
+        """The share `mine` of a step's packed rows; groups of rows are permuted as sequences are."""
+        groups = self.global_batch // rows.together
+        chosen = sequences(np.arange(step * groups, (step + 1) * groups), rows.num_groups, self.seed)
+        every = (chosen[:, None] * rows.together + np.arange(rows.together)).ravel()
+        tokens, targets, positions, numbers = map(torch.from_numpy, rows.arrays(self.tokens, every[mine]))
+        return Batch(tokens, numbers, targets, positions, rows.num_targets(every))
 
     def _documents(self, chosen: NDArray[np.int64]) -> NDArray[np.int32]:
         """[n, seq_len]: boundaries passed since the sequence began."""
@@ -107,13 +133,15 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         return out
 
     def lengths(self) -> Lengths | None:
-        """Lengths of the documents as the sequences cut them, with their shares; None where batches say none."""
-        if not self.bounded:
+        """Lengths of the documents with their shares, in pieces where packed rows hold pieces; None where batches say
+        no documents."""
+        if self.rows is None and not self.bounded:
             return None
-        used = self.num_sequences * self.seq_len
-        cuts = np.concatenate([self.starts[self.starts < used], np.arange(0, used + 1, self.seq_len)])
-        tokens, count = np.unique(np.diff(np.unique(cuts)), return_counts=True)
-        return Lengths(tuple(map(int, tokens)), tuple(float(c) for c in count / count.sum()))
+        lengths = np.diff(np.append(self.starts, len(self.tokens)))
+        if self.rows is not None:
+            lengths = cut(lengths, self.seq_len)[1]
+        tokens, count = np.unique(lengths, return_counts=True)
+        return of_counts(dict(zip(tokens.tolist(), count.tolist())))
 
 
 def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
@@ -238,24 +266,39 @@ def whole(folder: Path) -> bool:
 
 
 def load(
-    folder: Path, train: Train, *, vocab: int, seed: int = 0, boundaries: bool = True, place: str = "--data"
+    folder: Path,
+    train: Train,
+    *,
+    vocab: int,
+    seed: int = 0,
+    boundaries: bool = True,
+    microbatch: int = 1,
+    place: str = "--data",
 ) -> Corpus:
-    """The corpus in a folder that :func:`build` made, for the sequences of `train` and a model of `vocab` tokens.
+    """The corpus in a folder that :func:`build` made, for the sequences of `train` in microbatches of so many, and a
+    model of `vocab` tokens.
 
     Raises:
         MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have.
     """
     meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
     wrong = []
-    held = max(0, meta.num_tokens - 1) // train.seq_len
-    if held < train.global_batch:
+    starts = np.fromfile(folder / STARTS, "<i8").astype(np.int64)
+    rows, row_tokens, batch = packed(starts, meta.num_tokens, train, microbatch), train.seq_len, train.global_batch
+    least = f": {(train.tokens_per_step + 1):,} tokens are the least"
+    if rows is None:
+        held = max(0, meta.num_tokens - 1) // train.seq_len
+    else:
+        row_tokens, batch, _ = shape(train, microbatch)
+        held, least = rows.num_groups * rows.together, ""
+    if held < batch:
         wrong.append(
             Diagnostic(
                 code="D005",
                 message=f"the text is too short: its {meta.num_tokens:,} tokens fill {held:,} sequences of "
-                f"{train.seq_len:,}, and a step trains {train.global_batch:,}",
+                f"{row_tokens:,}, and a step trains {batch:,}",
                 place=place,
-                help=f"more text, or a smaller batch or seq: {(train.tokens_per_step + 1):,} tokens are the least",
+                help=f"more text, or a smaller batch or seq{least}",
             )
         )
     if meta.largest >= vocab:
@@ -273,13 +316,28 @@ def load(
         raise MeshwrightError(wrong)
     return Corpus(
         tokens=np.memmap(folder / TOKENS, np.dtype(f"<u{meta.width}"), "r"),
-        starts=np.fromfile(folder / STARTS, "<i8").astype(np.int64),
+        starts=starts,
         largest=meta.largest,
         seq_len=train.seq_len,
-        global_batch=train.global_batch,
+        global_batch=batch,
         seed=seed,
         boundaries=boundaries,
+        rows=rows,
     )
+
+
+def write_lengths(corpus: Corpus, file: Path) -> int:
+    """Write the lengths of the corpus' documents, in pieces where packed rows hold pieces, a line each: what
+    ``lengths=`` of a workload reads. Returns how many there are.
+
+    Raises:
+        MeshwrightError: X104 when the file cannot be written.
+    """
+    lengths = np.diff(np.append(corpus.starts, len(corpus.tokens)))
+    if corpus.rows is not None:
+        lengths = cut(lengths, corpus.seq_len)[1]
+    write_bytes(file, ("tokens\n" + "".join(f"{n}\n" for n in lengths.tolist())).encode())
+    return len(lengths)
 
 
 def cache_folder() -> Path:

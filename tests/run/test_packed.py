@@ -1,0 +1,180 @@
+"""Documents packed into rows train as each document alone would: loss and every gradient, in float64."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse as parse_plan
+from meshwright.run import data
+from meshwright.run.data import tokenizer
+from meshwright.run.mesh import build
+from meshwright.run.model import Pass
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.spec.workload import parse
+from tests.run.processes import launch
+from tests.run.small import assemble, differences, gpt, llama, plain
+
+#: Relative to each tensor's largest element: sums in another order.
+TOLERANCE = 1e-9
+VOCAB = 260
+MODELS = {
+    "llama": lambda: llama(vocab=VOCAB),
+    "gpt": lambda: gpt(vocab=VOCAB),
+    "tied": lambda: llama(vocab=VOCAB, tied_embeddings=True),
+}
+PACKS = ("packed", "padded", "balanced")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Texts of 1 to 40 characters, the longest of them longer than a sequence of 32."""
+    base = tmp_path_factory.mktemp("text")
+    draw = np.random.default_rng(3)
+    texts = ["".join(map(chr, draw.integers(97, 123, n))) for n in draw.integers(1, 41, 80)]
+    (base / "t.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    return data.build(str(base / "t.jsonl"), tokenizer.Bytes(), base / "cache")
+
+
+def corpus(folder, pack: str, microbatch: int) -> data.Corpus:
+    train = parse(f"batch=8,seq=32,dtype=fp32,pack={pack}")
+    return data.load(Path(folder), train, vocab=VOCAB, seed=5, microbatch=microbatch)
+
+
+def gradients(trainer: Trainer) -> list:
+    return [(plain(h.parameter), h.start, h.stop, h.gradient.clone().double()) for h in trainer.optimizer.held]
+
+
+def packed_step(rank: int, model, words: str, folder: str, pack: str):
+    """One process's loss, norm, trained tokens and gradients of step 2."""
+    plan = parse_plan(words)
+    layout = plan.layout
+    plan = plan.on(layout.tp * layout.pp * layout.cp * max(1, layout.dp))
+    mesh, train = build(plan), parse(f"batch=8,seq=32,dtype=fp32,pack={pack}")
+    trainer = Trainer(model, plan, train, mesh, settings=Settings(precision="float64", lr=1e-3))
+    seen: list = []
+    trainer.before_update.append(lambda: seen.extend(gradients(trainer)))
+    text = data.load(Path(folder), train, vocab=VOCAB, seed=5, microbatch=plan.pipeline.microbatch)
+    result = trainer.step(text.batch(2, mesh["dp"].index, plan.layout.dp))
+    return (result.loss, result.grad_norm, result.num_tokens), seen
+
+
+def alone(rank: int, model, folder: str, pack: str, microbatch: int):
+    """The same documents one after the other, each by itself from position 0, in one process."""
+    text = corpus(folder, pack, microbatch)
+    batch = text.batch(2)
+    documents = []
+    for tokens, numbers, targets in zip(batch.tokens, batch.documents, batch.targets):
+        for number in numbers.unique():
+            mine = numbers == number
+            if (targets[mine] >= 0).any():
+                documents.append((tokens[:-1][mine], targets[mine]))
+    train = parse(f"batch={len(documents)},seq=32,dtype=fp32")
+    plan = parse_plan("mb1").on(1)
+    trainer = Trainer(model, plan, train, build(plan), settings=Settings(precision="float64"))
+    passes, count = [], sum(int((targets >= 0).sum()) for _, targets in documents)
+    for tokens, targets in documents:
+        places = torch.arange(len(tokens))
+        passes.append(
+            Pass(
+                tokens=tokens[None],
+                targets=targets[None],
+                positions=places,
+                documents=None,
+                rotary=trainer._rotary(places),
+                rows=places[:, None],
+                scale=1.0 / count,
+            )
+        )
+    for exchange in trainer.exchanges:
+        exchange.reset()
+    loss = trainer.pipeline.run(passes)
+    for exchange in trainer.exchanges:
+        exchange.finish()
+    return (float(loss), count), gradients(trainer)
+
+
+def compare(model: str, plan: str, pack: str, folder) -> None:
+    layout = parse_plan(plan)
+    (loss, count), wanted = alone_of(model, folder, pack, layout.pipeline.microbatch)
+    ranks = layout.layout.tp * layout.layout.pp * layout.layout.cp * max(1, layout.layout.dp)
+    got = launch(ranks, packed_step, MODELS[model](), plan, str(folder), pack)
+    assert got[0][0][0] == pytest.approx(loss, rel=TOLERANCE)
+    assert got[0][0][2] == count
+    apart = differences(assemble(got, 1), assemble([(None, wanted)], 1))
+    assert max(apart.values()) <= TOLERANCE, (plan, pack, apart)
+
+
+def alone_of(model: str, folder, pack: str, microbatch: int):
+    (found,) = launch(1, alone, MODELS[model](), str(folder), pack, microbatch)
+    return found
+
+
+@pytest.mark.parametrize("pack", PACKS)
+@pytest.mark.parametrize("model", ["llama", "gpt"])
+def test_packed_rows_train_as_a_loop_over_documents(model, pack, folder):
+    compare(model, "mb2", pack, folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "pack"),
+    [
+        ("llama", "dp2 zero1 mb2", "balanced"),
+        ("gpt", "tp2 mb2", "packed"),
+        ("llama", "pp2 dp1 mb2", "balanced"),
+        ("llama", "cp2 ring mb2", "packed"),
+        ("gpt", "cp2 ulysses mb1", "padded"),
+        ("tied", "fsdp dp2 mb1 full", "packed"),
+    ],
+)
+def test_packed_rows_train_alike_under_every_axis(model, plan, pack, folder):
+    compare(model, plan, pack, folder)
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_row_says_tokens_targets_positions_and_documents(pack, folder):
+    text = corpus(folder, pack, 2)
+    stream = text.tokens.tolist()
+    seen = []
+    for step in range(4):
+        whole = text.batch(step)
+        width = 64 if pack == "balanced" else 32
+        assert whole.tokens.shape == (4 if pack == "balanced" else 8, width + 1)
+        assert whole.num_targets == int((whole.targets >= 0).sum())
+        halves = [text.batch(step, i, 2) for i in range(2)]
+        for field in ("tokens", "targets", "positions", "documents"):
+            assert torch.equal(torch.cat([getattr(h, field) for h in halves]), getattr(whole, field))
+        for tokens, targets, positions, documents in zip(*whole[:1], whole.targets, whole.positions, whole.documents):
+            for number in documents.unique():
+                mine = documents == number
+                if not (targets[mine] >= 0).any():
+                    continue
+                inside = tokens[:-1][mine].tolist()
+                assert positions[mine].tolist() == list(range(len(inside)))
+                last = int(targets[mine][-1])
+                assert targets[mine][:-1].tolist() == inside[1:]
+                assert (inside[-1] == 256) == (last == -1)  # nothing is learnt behind a document's end
+                seen.append((inside, last))
+    assert all(_within(inside + ([last] if last >= 0 else []), stream) for inside, last in seen[:20])
+
+
+def _within(part: list[int], whole: list[int]) -> bool:
+    return any(whole[i : i + len(part)] == part for i in range(len(whole)))
+
+
+def test_every_document_is_trained_once_an_epoch(folder):
+    text = corpus(folder, "packed", 2)
+    rows = data.sequences(np.arange(text.num_sequences), text.rows.num_groups, text.seed)
+    assert sorted(rows.tolist()) == list(range(text.num_sequences))
+    assert text.rows.laid.filled.sum() == len(text.tokens)
+
+
+def test_a_text_too_short_for_a_packed_step_is_refused(folder):
+    with pytest.raises(MeshwrightError, match="D005"):
+        data.load(folder, parse("batch=512,seq=64,pack=padded"), vocab=VOCAB)
