@@ -5,7 +5,7 @@ from pathlib import Path
 
 import meshwright
 from meshwright import causes
-from meshwright.answer.predict import class_sigma
+from meshwright.answer.intervals import class_sigma
 from meshwright.cost import standard_on
 from meshwright.graph import QUEUES
 from meshwright.simulate.attribute import NAMES

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from meshwright.answer.predict import model_flops
+from meshwright.answer.flops import model_flops
 from meshwright.cost import Costs
 from meshwright.layers.attention import copies
 from meshwright.lower.layer import program

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import plan as plans
+from meshwright.answer.metrics import Metric, TrainMetrics
 from meshwright.answer.prediction import (
     Assumption,
     Money,
@@ -177,12 +178,18 @@ RUN = TrainingRun(
 )
 
 
+def stepping(metrics: TrainMetrics, step: Metric) -> TrainMetrics:
+    """The metrics with another step time, and all else as it was."""
+    return msgspec.structs.replace(metrics, step_time_s=step)
+
+
 def prediction(
     *, name: str = "llama3-70b", capacity_gib: float = 79.6, num_stages: int = 4, num_microbatches: int = 8, **changes
 ) -> Prediction:
     """A prediction of Llama-3-70B on 64 H100 with every section filled; `changes` replace its fields."""
     timeline = pipeline(num_stages, num_microbatches)
     step_s = timeline.makespan_s
+    step = Metric(step_s, (step_s * 0.92, step_s * 1.11))
     memory = ranks(timeline, capacity_gib * GIB)
     whole = Prediction(
         model=msgspec.structs.replace(model.load("llama3-70b"), name=name),
@@ -190,13 +197,18 @@ def prediction(
         train=workload.parse(f"batch={2 * num_microbatches},seq=8k,tokens=1t"),
         plan=plans.parse(f"tp8 pp{num_stages} dp2 zero1 1f1b mb1"),
         fits=all(m.headroom_bytes >= 0 for m in memory),
-        step_time_s=step_s,
-        step_time_interval_s=(step_s * 0.92, step_s * 1.11),
-        bound_s=step_s * 0.37,
-        tokens_per_s_per_gpu=412.0,
-        mfu=0.4123,
-        hfu=0.4391,
-        bubble=timeline.bubble(),
+        metrics=TrainMetrics(
+            step_time_s=step,
+            bound_s=Metric(step_s * 0.37),
+            tokens_per_s_per_gpu=Metric.per_step(412.0 * step_s, step),
+            mfu=Metric.per_step(0.4123 * step_s, step),
+            hfu=Metric.per_step(0.4391 * step_s, step),
+            bubble=Metric(timeline.bubble()),
+            peak_memory_bytes=Metric(max(rank.peak_bytes for rank in memory)),
+            headroom_bytes=Metric(min(rank.headroom_bytes for rank in memory)),
+            usd_per_million_tokens=Metric.of_step(1.17, step),
+            joules_per_token=Metric.of_step(1.45, step),
+        ),
         attribution=attribution(step_s),
         memory=memory,
         sensitivities=SENSITIVITIES,

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from meshwright import plan
+from meshwright.answer.metrics import Metric
 from meshwright.causes import WORDS
 from meshwright.report.diff import UNATTRIBUTED, delta, render
 from meshwright.spec import cluster, workload
-from tests.report.sample import GIB, prediction
+from tests.report.sample import GIB, prediction, stepping
 
 BASE = prediction()
 NAMES = list(WORDS)
@@ -24,7 +25,7 @@ SECONDS = st.floats(0.0, 1e4, allow_nan=False)
 
 def with_causes(causes: dict[str, float], step_s: float | None = None):
     step = math.fsum(causes.values()) if step_s is None else step_s
-    return msgspec.structs.replace(BASE, attribution=causes, step_time_s=step)
+    return msgspec.structs.replace(BASE, attribution=causes, metrics=stepping(BASE.metrics, Metric(step)))
 
 
 @settings(max_examples=200)

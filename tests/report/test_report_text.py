@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import io
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from meshwright.answer.metrics import Metric
 from meshwright.answer.prediction import Assumption
 from meshwright.causes import WORDS
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
 from meshwright.report.bars import bar, stacked
 from meshwright.report.text import render
-from tests.report.sample import GIB, prediction
+from tests.report.sample import GIB, prediction, stepping
 
 
 def printed(answer, *, width: int = 120, encoding: str = "utf-8", **options) -> str:
@@ -25,7 +27,8 @@ def printed(answer, *, width: int = 120, encoding: str = "utf-8", **options) -> 
 
 
 def test_the_first_line_is_the_verdict_with_interval_rate_and_utilisation():
-    answer = prediction(step_time_s=8.91, step_time_interval_s=(8.2, 9.8))
+    answer = prediction()
+    answer = msgspec.structs.replace(answer, metrics=stepping(answer.metrics, Metric(8.91, (8.2, 9.8))))
     first = printed(answer).splitlines()[0]
     assert first == (
         f"fits: {gibibytes(answer.tightest.peak_bytes)} of 79.6 GiB | 8.910 s/step [8.2, 9.8] | "

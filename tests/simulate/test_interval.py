@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.answer.predict import LEAST_SIGMA, class_sigma, interval_draws
+from meshwright.answer.intervals import LEAST_SIGMA, class_sigma, interval_draws
 from meshwright.cost import Framework, standard
 from meshwright.plan import parse
 from meshwright.simulate.step import simulate

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.answer.metrics import TrainMetrics
 from meshwright.dataframe import dataframe
 from meshwright.plan import Plan
 from meshwright.quantity import gibibytes, seconds
@@ -150,13 +151,13 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """One predicted training step.
+    """One predicted training step: the question, the verdict, its metrics, and why.
 
-    ``plan`` is resolved (``dp`` filled in). ``step_time_interval_s`` is the 80% interval. ``mfu`` counts the model's
-    own operations (6 per active parameter and token, and attention's), ``hfu`` the recomputed ones too, both
-    over the devices' dense peak at the compute precision. ``bound_s`` is the roofline: the same operations
-    at peak rate with nothing else. ``warnings`` are things the user should know before believing the answer,
-    ``cautions`` those of them that belong beside its first line.
+    The question is ``model``, ``cluster``, ``train`` and ``plan`` (resolved: ``dp`` filled in). The verdict is whether
+    it ``fits``; ``warnings`` are things the user should know before believing the answer, ``cautions`` those of them
+    that belong beside its first line. ``metrics`` are its numbers with their intervals; the most asked of them have
+    names here too (``step_time_s``). Why is in the ``attribution`` (seconds by cause), the ``memory`` of every rank
+    class, the ``timeline`` and the ``assumptions``.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
     ``goal`` is what the training run was asked to stay within.
     """
@@ -166,13 +167,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     train: Train
     plan: Plan
     fits: bool
-    step_time_s: float
-    step_time_interval_s: tuple[float, float]
-    bound_s: float
-    tokens_per_s_per_gpu: float
-    mfu: float
-    hfu: float
-    bubble: float
+    metrics: TrainMetrics
     attribution: dict[str, float]
     memory: tuple[RankMemory, ...]
     sensitivities: tuple[Sensitivity, ...]
@@ -187,6 +182,41 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     goal: Goal | None = None
     cautions: tuple[str, ...] = ()
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds of the step."""
+        return self.metrics.step_time_s.value
+
+    @property
+    def step_time_interval_s(self) -> tuple[float, float]:
+        """The 80% interval of the step time, seconds."""
+        return self.metrics.step_time_s.interval or (self.step_time_s, self.step_time_s)
+
+    @property
+    def bound_s(self) -> float:
+        """Seconds of the roofline: the model's own operations at peak rate with nothing else."""
+        return self.metrics.bound_s.value
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens a second of each device."""
+        return self.metrics.tokens_per_s_per_gpu.value
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation, a share of the peak."""
+        return self.metrics.mfu.value
+
+    @property
+    def hfu(self) -> float:
+        """Hardware FLOPs utilisation: recomputed operations count too."""
+        return self.metrics.hfu.value
+
+    @property
+    def bubble(self) -> float:
+        """The share of the step that ranks wait for other stages."""
+        return self.metrics.bubble.value
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -252,19 +282,10 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "workload": self.train.text(),
             "plan": self.plan.text(),
             "fits": self.fits,
-            "step_time_s": self.step_time_s,
             "step_time_low_s": low,
             "step_time_high_s": high,
-            "bound_s": self.bound_s,
-            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "bubble": self.bubble,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "headroom_bytes": self.tightest.headroom_bytes,
-            "usd_per_million_tokens": self.money.usd_per_million_tokens,
-            "joules_per_token": self.money.joules_per_token,
         }
+        row |= {name: None if metric is None else metric.value for name, metric in self.metrics.items()}
         row |= {f"attribution.{cause}": spent for cause, spent in self.attribution.items()}
         return dataframe([row])
 
@@ -289,6 +310,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "hfu": self.hfu,
             "bubble": self.bubble,
             "peak_memory_bytes": self.peak_memory_bytes,
+            "metrics": msgspec.to_builtins(self.metrics),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "sensitivities": [msgspec.to_builtins(s) for s in self.sensitivities],

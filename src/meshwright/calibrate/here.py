@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import LEAST_SIGMA
+from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.answer.rank_memory import rank_memory
 from meshwright.atomic import write_bytes
 from meshwright.cost import measured

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.metrics import METRICS, RATES
 from meshwright.answer.prediction import Prediction
 from meshwright.causes import WORDS
 from meshwright.report.fields import Difference, differences, words
@@ -69,16 +70,13 @@ def delta(a: Prediction | Mapping[str, Any], b: Prediction | Mapping[str, Any]) 
         a={key: left[key] for key in ("model", "cluster", "workload", "plan")},
         b={key: right[key] for key in ("model", "cluster", "workload", "plan")},
         fits=(left["fits"], right["fits"]),
-        step_time_s=_change("step_time_s", "step time", left["step_time_s"], right["step_time_s"]),
+        step_time_s=_change("step_time_s", METRICS["step_time_s"].words, left["step_time_s"], right["step_time_s"]),
         causes=_causes(left, right),
         peak_memory_bytes=_change(
-            "peak_memory_bytes", "peak of the fullest rank", tight_a["peak_bytes"], tight_b["peak_bytes"]
+            "peak_memory_bytes", METRICS["peak_memory_bytes"].words, tight_a["peak_bytes"], tight_b["peak_bytes"]
         ),
         memory=_by_entry(tight_a["alive"], tight_b["alive"], {}),
-        rates=tuple(
-            _change(key, what, left[key], right[key])
-            for key, what in (("tokens_per_s_per_gpu", "tokens/s/GPU"), ("mfu", "MFU"), ("bubble", "bubble"))
-        ),
+        rates=tuple(_change(name, METRICS[name].words, left[name], right[name]) for name in RATES),
         only_a=tuple(w for w in words_a if w not in words_b),
         only_b=tuple(w for w in words_b if w not in words_a),
         fields=_fields(a, b, left, right),

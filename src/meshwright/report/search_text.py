@@ -8,7 +8,7 @@ from rich.text import Text
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report.page import Page
 from meshwright.report.text import training_run
-from meshwright.search.found import OBJECTIVES, WITHIN, Found, Ranked
+from meshwright.search.found import OBJECTIVES, WITHIN, Found, Ranked, value_of
 
 #: Plans of the front that are listed.
 FRONT = 8
@@ -61,8 +61,7 @@ def _none(found: Found) -> str:
 
 def _figure(found: Found) -> str:
     """Return the objective besides the step time: dollars or joules per token, if the catalog knows them."""
-    money = found.best[0].prediction.money
-    value = {"cost": money.usd_per_million_tokens, "energy": money.joules_per_token}.get(found.objective)
+    value = None if found.objective == "step" else value_of(found.objective, found.best[0].prediction)
     return "" if value is None else f"{shown(found.objective, value)}, "
 
 

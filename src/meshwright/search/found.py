@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.answer.metrics import METRICS
 from meshwright.answer.prediction import Prediction
 from meshwright.causes import of_kind
 from meshwright.plan import Plan
@@ -15,12 +16,14 @@ from meshwright.search.space import FACETS, Space
 from meshwright.search.ties import Tie
 
 FORMAT_VERSION = 1
-OBJECTIVES = {
-    "step": "step time",
-    "cost": "dollars per token",
-    "energy": "joules per token",
-    "headroom": "memory left on the fullest rank",
+#: The metric of an answer that each objective is.
+METRIC_OF = {
+    "step": "step_time_s",
+    "cost": "usd_per_million_tokens",
+    "energy": "joules_per_token",
+    "headroom": "headroom_bytes",
 }
+OBJECTIVES = {name: METRICS[metric].words for name, metric in METRIC_OF.items()}
 #: Objectives that are the step time times what every plan costs alike, since every plan uses every device: bounds on
 #: the step time prove them. Nothing bounds how much memory a plan leaves.
 PROVABLE = ("step", "cost", "energy")
@@ -181,6 +184,14 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             },
             "space": {f: None if self.space[f] is None else [_plain(v) for v in self.space[f]] for f in FACETS},
         }
+
+
+def value_of(objective: str, prediction: Prediction) -> float | None:
+    """One objective of an answer, less being better; None where the catalog does not know."""
+    metric = prediction.metrics[METRIC_OF[objective]]
+    if metric is None:
+        return None
+    return -metric.value if METRICS[METRIC_OF[objective]].better == "more" else metric.value
 
 
 def _variant(v: Variant) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.answer.predict import class_sigma, interval_draws
+from meshwright.answer.intervals import class_sigma, interval_draws
 from meshwright.causes import ERROR_CLASS, ERROR_CLASSES, PRICED
 from meshwright.plan import Plan
 from meshwright.simulate.engine import makespans

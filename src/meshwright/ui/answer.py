@@ -19,6 +19,7 @@ from meshwright.plan.text import says_overlap, write
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, html
 from meshwright.report.remedies import remedies
+from meshwright.search.found import OBJECTIVES, value_of
 from meshwright.spec.toml_text import dumps
 from meshwright.ui import controls
 from meshwright.ui.asked import CLUSTER_FILE, CONFIG_FILE, Asked, Read, read
@@ -147,8 +148,7 @@ def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
 
 def objectives(p: Prediction) -> dict[str, float | None]:
     """The plan's values of a search's objectives, less being better: a place among the plans of a Pareto front."""
-    dollars, joules = p.money.usd_per_million_tokens, p.money.joules_per_token
-    return {"step": p.step_time_s, "headroom": -p.tightest.headroom_bytes, "cost": dollars, "energy": joules}
+    return {name: value_of(name, p) for name in OBJECTIVES}
 
 
 def _short(p: Prediction) -> str:

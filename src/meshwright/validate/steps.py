@@ -8,7 +8,7 @@ from math import exp, hypot, log
 import msgspec
 import numpy as np
 
-from meshwright.answer.predict import interval_draws
+from meshwright.answer.intervals import interval_draws
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.cost import Costs, Framework

@@ -1,0 +1,53 @@
+"""The FLOP convention: which operations of a step count, and what they are counted against."""
+
+from __future__ import annotations
+
+from meshwright import layers
+from meshwright.cost.roofline import peak_flops
+from meshwright.layers.kind import Flops, Tokens
+from meshwright.plan import Plan
+from meshwright.simulate.simulated import Simulated
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+def model_flops(model: Model, train: Train) -> float:
+    """The operations of one step by the convention of published MFU (Chowdhery et al. 2204.02311, appendix B): 6 per
+    parameter of the matrix products and token, and attention as if every pair of the sequence counted."""
+    return _flops(model, train, masked=False)
+
+
+def needed_flops(model: Model, train: Train) -> float:
+    """The operations a step cannot do without: as :func:`model_flops`, but pairs that a causal mask hides are free."""
+    return _flops(model, train, masked=True)
+
+
+def _flops(model: Model, train: Train, *, masked: bool) -> float:
+    """The sum over layers: forward once, backward twice; a frozen base has no weight gradients."""
+    batch, rows, found = train.microbatch(train.global_batch), train.global_batch, Flops()
+    for count, layer in model.all_layers:
+        tokens = Tokens(model=model, batch=batch, rows=rows, stream=layer.stream, masked=masked and train.causal)
+        one = layers.of(layer).flops(layer, tokens)
+        found = found + Flops(weights=count * one.weights, mixing=count * one.mixing)
+    return float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0
+
+
+def executed_ratio(run: Simulated) -> float:
+    """The operations executed over operations without recompute, from the priced tasks."""
+    keys = run.lowered.graph.cost_key
+    flops, repeated = float(run.priced.flops[keys].sum()), float(run.priced.repeated[keys].sum())
+    return flops / (flops - repeated) if flops > repeated else 1.0
+
+
+def dense_peak(run: Simulated, plan: Plan, train: Train, *, computing: bool = False) -> float:
+    """The dense peak of all devices: at 16 bits (what MFU is quoted against, also below 16 bits), or at the compute
+    precision when `computing`."""
+    dtype = plan.precision.compute or train.dtype
+    if not computing and dtype != "fp32":
+        dtype = "bf16"
+    per_slice = plan.layout.tp * plan.layout.cp
+    return sum(
+        peak_flops(device, dtype) * per_slice * slice_.multiplicity
+        for slice_ in run.lowered.mesh.slices
+        for device in slice_.devices
+    )

@@ -1,0 +1,58 @@
+"""How sure a step time is: draws of the errors of the costs, and the 80% interval that they leave."""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import numpy as np
+
+from meshwright.causes import ERROR_CLASS, PRICED
+from meshwright.simulate.engine import makespans
+from meshwright.simulate.simulated import Simulated
+
+#: Draws of the correlated errors behind the interval.
+NUM_DRAWS = 20
+#: Repeats of the same step differ by this much (docs/accuracy.md, the noise floor): no prediction is surer.
+LEAST_SIGMA = 0.03
+
+
+def interval_draws(run: Simulated) -> np.ndarray:
+    """The step times under draws of the correlated errors: one factor per error class and one for the framework for the
+    whole step, log-normal, stratified so that few draws represent the distribution. The factor of a framework that was
+    fitted to whole steps is what their spread leaves after the classes', and never less than a repeat's.
+    Deterministic."""
+    classes = sorted(set(ERROR_CLASS.values()))
+    rng = np.random.default_rng(0)
+    normal = np.array([NormalDist().inv_cdf((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
+    sigma = class_sigma(run)
+    draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
+    factors = np.array([draws[ERROR_CLASS[cause]] for cause in PRICED])
+    turn = rng.permutation(normal)
+    graph, durations = run.lowered.graph, np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
+    alone, *drawn = makespans(graph, np.ascontiguousarray(durations)).tolist()
+    # where ranks share cores or ports a step takes longer than in order, and its draws as much longer
+    shared = run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0
+    steps = np.array(drawn) * shared
+    sigma = run.step_sigma
+    if run.fitted:
+        known = float(np.std(np.log(steps)))
+        sigma = max(LEAST_SIGMA, max(0.0, sigma**2 - known**2) ** 0.5)
+    return np.exp(turn * sigma) * steps
+
+
+def class_sigma(run: Simulated) -> dict[str, float]:
+    """The relative error of each class in this step: that of its estimates, weighted by the time they stand for."""
+    count = np.bincount(run.lowered.graph.cost_key, minlength=len(run.priced.parts))
+    seconds, spread = count @ run.priced.parts, count @ run.priced.spread
+    out = {}
+    for name in set(ERROR_CLASS.values()):
+        mine = [i for i, cause in enumerate(PRICED) if ERROR_CLASS[cause] == name]
+        total = float(seconds[mine].sum())
+        out[name] = float(spread[mine].sum()) / total if total else 0.0
+    return out
+
+
+def interval(draws: np.ndarray, step: float) -> tuple[float, float]:
+    """The 80% interval of a step time, which it lies in."""
+    low, high = np.quantile(draws, [0.1, 0.9])
+    return min(float(low), step), max(float(high), step)

@@ -1,0 +1,37 @@
+"""What would help: the step under 10% more of each resource."""
+
+from __future__ import annotations
+
+from meshwright.answer.prediction import Sensitivity
+from meshwright.causes import CAUSE
+from meshwright.cost import Costs
+from meshwright.simulate.clock import times
+from meshwright.simulate.price import Pricer
+from meshwright.simulate.simulated import Simulated
+
+
+def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
+    """The change of the step time by 10% more of each resource: the same graph re-priced and re-timed."""
+    levels = used_levels(run)
+    named = [("gemm", "matrix units 10% faster"), ("attention", "attention kernels 10% faster")]
+    named.append(("elementwise", "device memory 10% faster"))
+    if run.priced.parts[:, CAUSE["host"]].any():
+        named.append(("host", "host 10% faster"))
+    named += [(level, f"{level} links 10% faster") for level in levels]
+    out = []
+    for name, what in named:
+        faster = costs.faster(name, 1.1)
+        _, end = times(run.lowered, Pricer(faster).all(run.lowered.programs), faster)
+        change = float(end.max()) / run.step_time_s - 1
+        if abs(change) > 5e-5:
+            out.append(Sensitivity(name=name, what=what, change=change))
+    return tuple(sorted(out, key=lambda s: s.change))
+
+
+def used_levels(run: Simulated) -> dict[str, None]:
+    """Names of the levels that some collective or message of the step crosses, from the inside out."""
+    context = run.lowered.stages.context()
+    groups = [context.tp_group, context.cp_inner, context.cp_outer, context.ep_group, context.etp_group]
+    for program in run.lowered.programs:
+        groups += [move.group for move in (program.moves[:1] if program.kind == "send" else program.moves)]
+    return {hop.name: None for group in dict.fromkeys(groups) for hop in group.hops}
