@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from meshwright.graph import TaskGraph
 from meshwright.native import Float64s, Int32s, OutFloat64s, native
 
+#: Draws that are timed together at most, and numbers that are kept for them.
+TOGETHER, ROOM = 32, 2**22
 Times = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
@@ -43,11 +45,18 @@ class Listed:
 
 
 def makespans(graph: TaskGraph, draws_s: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The makespan under each of D draws of the durations: `draws_s` [D, num_keys] -> [D] seconds."""
-    draws_s, streams = _seconds(draws_s), len(graph.streams)
-    num_draws, num_keys = draws_s.shape
-    out, room = np.empty(num_draws), (np.empty(streams), np.empty(graph.num_tasks))
-    _makespans(*_columns(graph), draws_s.ravel(), graph.num_tasks, streams, num_draws, num_keys, *room, out)
+    """The makespan under each of D draws of the durations: `draws_s` [D, num_keys] -> [D] seconds.
+
+    As many draws as there is room for go through the graph at a time, so that its edges are read less often.
+    """
+    out = np.zeros(len(draws_s))
+    together = min(len(draws_s), TOGETHER, max(1, ROOM // max(graph.num_tasks, 1)))
+    end = np.empty(graph.num_tasks * together)
+    for first in range(0, len(draws_s), together):
+        mine = _seconds(np.transpose(draws_s[first : first + together]))
+        free, longest = np.zeros(len(graph.streams) * mine.shape[1]), np.zeros(mine.shape[1])
+        _makespans(*_columns(graph), mine.ravel(), graph.num_tasks, mine.shape[1], free, end, longest)
+        out[first : first + together] = longest
     return out
 
 
@@ -127,31 +136,35 @@ def _makespans(
     cost_key: Int32s,
     draws: Float64s,
     n: int,
-    num_streams: int,
     num_draws: int,
-    num_keys: int,
     free: OutFloat64s,
     end: OutFloat64s,
     out: OutFloat64s,
 ) -> None:
-    """Write ``out`` [num_draws]; ``free`` [streams] and ``end`` [n] are room to work in."""
-    for r in range(num_draws):
-        longest = 0.0
-        for s in range(num_streams):
-            free[s] = 0.0
-        for i in range(n):
-            t = 0.0
-            for k in range(dep_ptr[i], dep_ptr[i + 1]):
-                if dep_lag[k] == 0:
-                    t = max(t, end[dep[k]])
-            for k in range(member_ptr[i], member_ptr[i + 1]):
-                t = max(t, free[member[k]])
-            t += draws[r * num_keys + cost_key[i]]
-            end[i] = t
-            longest = max(longest, t)
-            for k in range(member_ptr[i], member_ptr[i + 1]):
-                free[member[k]] = t
-        out[r] = longest
+    """Write ``out`` [num_draws]; ``draws`` are [keys, num_draws], ``free`` [streams, num_draws] and ``out`` 0 before,
+    ``end`` [n, num_draws] room to work in. The innermost loops go over draws and have no branches, which compilers turn
+    into vector instructions."""
+    for i in range(n):
+        row = i * num_draws
+        for r in range(num_draws):
+            end[row + r] = 0.0
+        for k in range(dep_ptr[i], dep_ptr[i + 1]):
+            if dep_lag[k] == 0:
+                before = dep[k] * num_draws
+                for r in range(num_draws):
+                    end[row + r] = end[before + r] if end[before + r] > end[row + r] else end[row + r]
+        for k in range(member_ptr[i], member_ptr[i + 1]):
+            before = member[k] * num_draws
+            for r in range(num_draws):
+                end[row + r] = free[before + r] if free[before + r] > end[row + r] else end[row + r]
+        key = cost_key[i] * num_draws
+        for r in range(num_draws):
+            end[row + r] += draws[key + r]
+            out[r] = end[row + r] if end[row + r] > out[r] else out[r]
+        for k in range(member_ptr[i], member_ptr[i + 1]):
+            before = member[k] * num_draws
+            for r in range(num_draws):
+                free[before + r] = end[row + r]
 
 
 @native("n", "num_steps")
