@@ -10,6 +10,7 @@ from meshwright.papers import checking, trained
 from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import papers
 from meshwright.papers.shipped import shipped
+from meshwright.papers.state import STATES, USABLE
 
 ASKED = ["--on", "32xh100", "--train", "batch=64,seq=4096", "--plan", "tp2 pp4 mb1 zero1 full"]
 
@@ -26,17 +27,16 @@ def no_check(monkeypatch):
     monkeypatch.setattr(trained, "train", lambda plans, **more: pytest.fail("plans are trained"))
 
 
-def test_papers_lists_what_works_first_and_counts_what_does_not_yet(no_check, capsys):
+def test_papers_lists_what_is_usable_first_with_its_switch_and_counts_what_is_not_yet(no_check, capsys):
     code, out, err = run(capsys, "papers")
     assert code == 0 and err == ""
     states = shipped().states
-    works = {name for name, s in states.items() if s.state == "works"}
-    recipes = {name for name in works if papers()[name].recipe is not None}
-    assert 0 < len(recipes) < len(works)
-    assert out.startswith(f"166 papers: {len(works)} works ({len(recipes)} of them as recipes for a plan), ")
+    counts = [f"{sum(s.state == word for s in states.values())} {word}" for word in STATES]
+    assert out.startswith(f"166 papers: {', '.join(counts)}; ")
     listed = [line.split()[0] for line in out.splitlines() if line.startswith("  ") and line.split()[0] in states]
-    order = [(name not in recipes, states[name].state != "works") for name in listed]
-    assert order == sorted(order) and listed[0] in recipes
+    order = [STATES.index(states[name].state) for name in listed]
+    assert order == sorted(order) and states[listed[0]].state == USABLE
+    assert f"meshwright {papers()[listed[0]].switch.command}" in out
     rest = [name for name, s in states.items() if s.state == "not yet"]
     assert not set(rest) & set(listed) and f"Not yet: {len(rest)} papers; meshwright papers --all" in out
     _, whole, _ = run(capsys, "papers", "--all")
@@ -53,13 +53,13 @@ def test_papers_says_what_its_states_were_computed_for(no_check, capsys):
 
 def test_a_check_that_finds_what_is_shipped_is_exit_0_and_another_state_exit_1(kept, capsys, monkeypatch):
     assert run(capsys, "papers", "--check")[0] == 0
-    works = shipped().states["gpipe"]
-    off = msgspec.structs.replace(works, state="partly", why="it is off")
-    monkeypatch.setitem(shipped().states, "gpipe", off)
+    usable = shipped().states["zero-bubble"]
+    off = msgspec.structs.replace(usable, state="partly", why="it is off")
+    monkeypatch.setitem(shipped().states, "zero-bubble", off)
     code, out, _ = run(capsys, "papers", "--check", "--area", "pipeline")
-    assert code == 1 and "Other than shipped: 1 of 9 states" in out and "gpipe: works, shipped as partly" in out
+    assert code == 1 and "Other than shipped: 1 of 9 states" in out and "zero-bubble: usable, shipped as partly" in out
     told = json.loads(run(capsys, "papers", "--check", "--json")[1])
-    assert [d["paper"] for d in told["differences"]] == ["gpipe"]
+    assert [d["paper"] for d in told["differences"]] == ["zero-bubble"]
 
 
 def test_states_to_ship_are_whole(no_check, capsys, tmp_path):
@@ -87,29 +87,29 @@ def test_who_interrupts_a_check_is_told_what_is_kept(kept, capsys, monkeypatch):
 
 
 def test_papers_of_an_area_and_a_state(no_check, capsys, states):
-    _, out, _ = run(capsys, "papers", "--area", "pipeline", "--state", "works", "--json")
+    _, out, _ = run(capsys, "papers", "--area", "pipeline", "--state", "partly", "--json")
     rows = json.loads(out)["papers"]
-    assert rows and {row["area"] for row in rows} == {"pipeline"} and {row["state"] for row in rows} == {"works"}
+    assert rows and {row["area"] for row in rows} == {"pipeline"} and {row["state"] for row in rows} == {"partly"}
     _, out, _ = run(capsys, "papers", "--state", "not-yet", "--json")
     assert len(json.loads(out)["papers"]) == sum(s.state == "not yet" for s in states.values())
 
 
 def test_an_unknown_area_and_state_are_told_the_nearest_together(kept, capsys):
-    code, _, err = run(capsys, "papers", "--area", "pipelin", "--state", "work")
+    code, _, err = run(capsys, "papers", "--area", "pipelin", "--state", "usabel")
     assert code == 2 and err.count("error[J002]") == 2
-    assert "did you mean pipeline" in err and "did you mean works" in err
+    assert "did you mean pipeline" in err and "did you mean usable" in err
 
 
 def test_reproduce_puts_figures_side_by_side(capsys):
-    code, out, _ = run(capsys, "reproduce", "gpipe")
-    assert code == 0 and out.startswith("gpipe: works")
+    code, out, _ = run(capsys, "reproduce", "zero-bubble")
+    assert code == 0 and out.startswith("zero-bubble: usable") and "switched on by: meshwright predict" in out
     assert "The paper's figures and ours" in out and "Assumed" in out and "Against" in out
 
 
 def test_reproduce_as_json_has_errors_and_judgements(capsys):
     code, out, _ = run(capsys, "reproduce", "lasp", "--json")
     said = json.loads(out)
-    assert code == 0 and said["state"] == "works"
+    assert code == 0 and said["state"] == "model only"
     assert all(figure["ok"] for figure in said["outcome"]["figures"])
     assert said["paper"]["arxiv"] == "2404.02882"
 
@@ -167,4 +167,4 @@ def test_a_report_is_one_offline_file(argv, kept, capsys, tmp_path):
 def test_the_command_writes_the_page_of_the_book(kept, capsys, tmp_path, states):
     file = tmp_path / "papers.md"
     assert main(["papers", "--markdown", str(file)]) == 0
-    assert file.read_text().count("| works |") == sum(s.state == "works" for s in states.values())
+    assert file.read_text().count("| usable |") == sum(s.state == USABLE for s in states.values())

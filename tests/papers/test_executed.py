@@ -14,7 +14,7 @@ from meshwright.papers import checking, state, trained
 from meshwright.papers.checks import checks
 from meshwright.papers.outcome import Fact, Outcome
 from meshwright.papers.record import paper, papers
-from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, WORKS
+from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, USABLE
 from meshwright.plan import check
 from meshwright.plan.executable import unexecutable
 from meshwright.plan.text import over
@@ -201,12 +201,12 @@ def test_elements_that_no_rank_holds_are_missed(monkeypatch):
     assert not found.whole and found.most == float("inf")
 
 
-def test_without_torch_a_row_works_by_what_is_simulated_and_says_so(monkeypatch):
+def test_without_torch_a_row_is_usable_by_what_is_simulated_and_says_so(monkeypatch):
     monkeypatch.setattr("meshwright.papers.outcome.can_run", lambda: False)
     monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
-    found = state.of(paper("gpipe"), checking.run(paper("gpipe")))
-    assert (found.state, found.executed) == (WORKS, NOT_HERE)
-    assert "'pp2 gpipe'" in found.unchecked and "torch is not installed" in found.unchecked
+    found = state.of(paper("zero-bubble"), checking.run(paper("zero-bubble")))
+    assert (found.state, found.executed) == (USABLE, NOT_HERE)
+    assert "'pp2 zb-h1'" in found.unchecked and "torch is not installed" in found.unchecked
 
 
 def test_without_torch_a_check_that_is_all_processes_says_nothing(monkeypatch):
@@ -222,15 +222,15 @@ def test_a_torch_that_cannot_be_loaded_is_said_and_ends_nothing(monkeypatch):
 
     monkeypatch.setattr("meshwright.papers.outcome.import_module", broken)
     monkeypatch.setattr(trained, "train", lambda texts: pytest.fail("trained"))
-    found = state.of(paper("gpipe"), checking.run(paper("gpipe")))
-    assert (found.state, found.executed, found.passing) == (WORKS, NOT_HERE, True)
+    found = state.of(paper("zero-bubble"), checking.run(paper("zero-bubble")))
+    assert (found.state, found.executed, found.passing) == (USABLE, NOT_HERE, True)
     assert "torch cannot be loaded: libtorch_cpu.so" in found.unchecked
 
 
 def test_what_is_not_checked_speaks_neither_for_nor_against():
     good = Fact("it is so", True)
-    assert state.of(paper("ucp"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == WORKS
-    both = state.of(paper("ucp"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
+    assert state.of(paper("lasp"), Outcome(facts=(good,), unchecked=("a busy machine",))).state == MODEL
+    both = state.of(paper("lasp"), Outcome(facts=(good,), executed=True, unchecked=("a busy machine",)))
     assert (both.executed, both.unchecked) == (EXECUTED, "a busy machine")
 
 
@@ -251,5 +251,7 @@ def test_an_interrupt_while_plans_are_trained_ends_the_command_and_keeps_no_plan
     assert main(["papers", "--check", "--area", "pipeline"]) == 130
     assert capsys.readouterr().err.endswith("interrupted\n")
     assert not trained._found and not any(
-        p.runs for n, p in papers().items() if n in checking._kept(checking.store_folder() / "papers.json") and p.check
+        p.runs
+        for n, p in papers().items()
+        if n in checking._kept(checking.store_folder() / "papers.json") and p.checked
     )

@@ -22,7 +22,7 @@ def test_a_row_is_whole(row):
     assert files("meshwright.papers").joinpath("rows", f"{row.id}.toml").is_file()
     assert row.title and row.area and 1 <= row.mechanism.count(".") <= 4 and len(row.mechanism) < 320
     assert row.ideas and set(row.ideas) <= IDEAS.keys()
-    assert row.check or row.missing, "neither a check nor what it would need"
+    assert row.checked or row.missing, "neither figures nor a check nor what it would need"
     if row.arxiv:
         assert re.fullmatch(r"\d{4}\.\d{4,5}", row.arxiv) and row.source == f"arXiv:{row.arxiv}"
         first = 2000 + int(row.arxiv[:2])
@@ -53,6 +53,17 @@ def test_the_field_has_166_systems_and_every_idea_some():
 
 def test_every_check_belongs_to_a_row_and_every_row_names_one_that_exists():
     assert {row.check for row in ROWS if row.check} == checks().keys()
+
+
+@pytest.mark.parametrize("row", [p for p in ROWS if p.figures], ids=lambda p: p.id)
+def test_a_figure_of_a_paper_says_where_in_it_it_stands_when_it_heads_its_claim(row):
+    heads = [f for f in row.figures if f.headline]
+    assert not [f.what for f in heads if not f.place]
+    assert len({f.what for f in row.figures}) == len(row.figures)
+
+
+def test_every_recipe_has_a_switch():
+    assert not [row.id for row in ROWS if row.recipe and not row.switch]
 
 
 def test_figures_say_where_they_are_from():

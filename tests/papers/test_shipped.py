@@ -8,7 +8,7 @@ from meshwright.papers import shipped as module
 from meshwright.papers.outcome import WITHIN, Figure, can_run
 from meshwright.papers.record import papers
 from meshwright.papers.shipped import Unsettled, code_digest, differences, shipped, write
-from meshwright.papers.state import NOT_YET, PARTLY, WORKS, State
+from meshwright.papers.state import NOT_YET, PARTLY, USABLE, State
 
 REFRESH = "run: make states"
 
@@ -31,7 +31,7 @@ def test_what_is_shipped_is_what_the_checks_find(states):
 
 
 FIGURE = Figure("speed", 2.0, 2.1, "x", WITHIN, 0.1)
-STATE = State(state=WORKS, judged=2, executed="executed", figures=(FIGURE,))
+STATE = State(state=USABLE, judged=2, executed="executed", figures=(FIGURE,))
 
 
 def replaced(**changed):
@@ -41,7 +41,7 @@ def replaced(**changed):
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (replaced(state=PARTLY, why="not so"), "partly, shipped as works: not so"),
+        (replaced(state=PARTLY, why="not so"), "partly, shipped as usable: not so"),
         (replaced(state=NOT_YET, passing=True), "may be of this moment"),
         (replaced(executed=""), "nothing to execute, shipped as executed"),
         (replaced(figures=(msgspec.structs.replace(FIGURE, ours=2.11),)), "speed: 2.11 for 2, shipped 2.1 for 2"),

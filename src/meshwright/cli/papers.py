@@ -1,4 +1,4 @@
-"""``meshwright papers``: every published system that is known, and whether its figures are reproduced."""
+"""``meshwright papers``: every published system that is known, and what of it a user gets."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 DESCRIPTION = """Published systems: what each does, and whether its figures are reproduced here.
 
-A row works when its check reproduces the paper, partly when something is missing, which is said, and else not yet.
+A row is usable when a word switches the technique on in a case of yours and its headline figures are met; model only
+when it is reproduced inside its check; partly when something is off or missing, which is said; and else not yet.
 States are those that the checks found for this release. --check runs the checks again, on this machine and with this
 code, and says what differs: minutes, of which all that was found is kept when it is interrupted.
 
 Exit code 0; 1: with --check, a state or a figure is another than the shipped one."""
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright papers``."""
 
     area: options.text("AREA", "Only this area, such as pipeline.") = ""
-    state: options.text("STATE", "Only works, partly or not-yet.") = ""
+    state: options.text("STATE", "Only usable, model-only, partly or not-yet.") = ""
     all: options.switch("List the papers that are not yet reproduced too, rather than count them.") = False
     check: options.switch("Run the checks, and say what differs from the states of the release.") = False
     write: options.text("FILE", "With --check: write the states as those to ship.") = ""

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 DESCRIPTION = """Run the check of one published system: the paper's figures beside ours, with the error, what they are
 against, and what is assumed.
 
-Exit code 0: it works; 1: something is off or missing, which is said; 2: no such paper."""
+Exit code 0: its figures are met; 1: something is off or missing, which is said; 2: no such paper."""
 FORMAT_VERSION = 1
 
 
@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(argv: list[str]) -> int:
-    """0 when the row works, 1 when it does not."""
+    """0 when the row's figures are met, 1 when something is off or missing."""
     given, wrong = options.read(Options, argv, command="reproduce", description=DESCRIPTION)
     wrong += options.missing({"paper": given.paper}, {"paper": "ID, such as zero-bubble"}, command="reproduce")
     wrong += unwritable(given.report, "--report")
@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
 
         write_reproduced(paper, outcome, reached, given.report)
         note(f"wrote {given.report}")
-    return 0 if reached.state == state.WORKS else 1
+    return 0 if reached.state in state.REPRODUCED else 1
 
 
 def _plain(outcome) -> dict:

@@ -19,7 +19,8 @@ from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.papers import trained
 from meshwright.papers.checks import checks
-from meshwright.papers.outcome import Outcome, by_processes, can_run, not_here
+from meshwright.papers.evaluate import evaluate
+from meshwright.papers.outcome import Outcome, by_processes, can_run, joined, not_here
 from meshwright.papers.record import Paper, papers
 from meshwright.papers.shipped import code_digest
 from meshwright.papers.state import State, of
@@ -36,18 +37,24 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run(paper: Paper) -> Outcome | None:
-    """The outcome of a row's check, with what training its plans found; None when it has none. A check that a plan
-    refuses is an outcome too."""
-    if not paper.check:
+    """The outcome of a row's figures and check, with what training its plans found; None when it has neither. What a
+    plan refuses is an outcome too."""
+    if not paper.checked:
         return None
-    try:
-        found = checks()[paper.check]()
-    except MeshwrightError as error:
-        found = Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
+    parts: list[Callable[[], Outcome]] = [lambda: evaluate(paper)] if paper.figures else []
+    parts += [checks()[paper.check]] if paper.check else []
+    found = joined([_tried(part) for part in parts])
     if not paper.runs:
         return found
     what = f"training {', '.join(map(repr, paper.runs))}"
     return by_processes(found, what, lambda: trained.judged(paper.runs))
+
+
+def _tried(part: Callable[[], Outcome]) -> Outcome:
+    try:
+        return part()
+    except MeshwrightError as error:
+        return Outcome(missing=(f"the check does not run: {error.diagnostics[0].message}",))
 
 
 def checked(
@@ -62,7 +69,7 @@ def checked(
     wanted = {name: paper for name, paper in papers().items() if only is None or name in only}
     found = {name: state for name, state in kept.items() if name in wanted}
     for name, paper in wanted.items():
-        if name not in found and not paper.check:
+        if name not in found and not paper.checked:
             found[name] = of(paper, run(paper))
     # those that train nothing first, then by the size of their jobs, so that each can be kept when its plans are done
     rest = sorted((paper for name, paper in wanted.items() if name not in found), key=_most_ranks)
@@ -91,7 +98,7 @@ def checked(
 
 def num_kept(folder: Path | None = None) -> int:
     """Rows with a check whose state is in the store."""
-    return sum(bool(papers()[name].check) for name in _kept((folder or store_folder()) / "papers.json"))
+    return sum(papers()[name].checked for name in _kept((folder or store_folder()) / "papers.json"))
 
 
 def _most_ranks(paper: Paper) -> int:

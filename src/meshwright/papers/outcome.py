@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -15,13 +15,18 @@ from meshwright.errors import MeshwrightError
 #: or only shown.
 WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN = "within", "side", "at most", "at least", "shown"
 ABOVE, BELOW = "above 1", "below 1"
+JUDGES = (WITHIN, SIDE, AT_MOST, AT_LEAST, SHOWN, ABOVE, BELOW)
+#: Judgements that a figure passes without being near anything: they may fail a row, and support no state of it.
+LOOSE = (SHOWN, SIDE, ABOVE, BELOW)
 #: A figure further from its paper's, relative, is a miss.
 NEAR = 0.10
 
 
 class Figure(msgspec.Struct, frozen=True):
     """One figure: what it is, the paper's value (None where it gives none), ours, the unit, and how it is judged;
-    ``why`` says what a miss comes from. ``here``: measured now, so that it is another one every time."""
+    ``why`` says what a miss comes from. ``here``: measured now, so that it is another one every time. ``headline``:
+    it is what the paper claims of itself; ``restated``: it follows from the paper's own numbers or its definition, so
+    that agreeing with it proves nothing."""
 
     what: str
     paper: float | None
@@ -31,6 +36,8 @@ class Figure(msgspec.Struct, frozen=True):
     bound: float = 1.0
     why: str = ""
     here: bool = False
+    headline: bool = False
+    restated: bool = False
 
     def __post_init__(self) -> None:
         # numpy's numbers, of which some checks compute theirs, are no plain values
@@ -66,6 +73,11 @@ class Figure(msgspec.Struct, frozen=True):
         return True
 
     @property
+    def supports(self) -> bool:
+        """Whether it holds, and could have failed for a reason other than arithmetic."""
+        return self.ok and self.judge not in LOOSE and not self.restated
+
+    @property
     def asked(self) -> str:
         """The judgement in words."""
         if self.judge == WITHIN:
@@ -78,10 +90,11 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Fact(msgspec.Struct, frozen=True):
-    """Something that must hold, in words."""
+    """Something that must hold, in words; ``restated``: by definition, so that holding proves nothing."""
 
     text: str
     holds: bool
+    restated: bool = False
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "holds", bool(self.holds))
@@ -115,8 +128,24 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         return (*figures, *(f"not so: {f.text}" for f in self.facts if not f.holds))
 
     @property
+    def supported(self) -> bool:
+        """Whether anything holds that could have failed."""
+        return any(f.supports for f in self.figures) or any(f.holds and not f.restated for f in self.facts)
+
+    @property
     def judged(self) -> int:
         return sum(f.judge != SHOWN for f in self.figures) + len(self.facts)
+
+
+def joined(parts: Sequence[Outcome]) -> Outcome:
+    """The outcomes of a row's parts as one."""
+    lists = ("figures", "facts", "assumptions", "missing", "unchecked")
+    return Outcome(
+        **{name: tuple(item for part in parts for item in getattr(part, name)) for name in lists},
+        baseline="; ".join(dict.fromkeys(part.baseline for part in parts if part.baseline)),
+        executed=any(part.executed for part in parts),
+        passing=any(part.passing for part in parts),
+    )
 
 
 class Check(msgspec.Struct, frozen=True):

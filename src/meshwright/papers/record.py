@@ -9,6 +9,7 @@ from importlib.resources import files
 import msgspec
 
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.papers.published import Published, Words
 
 #: The nine ideas, as rows name them, and the title of each one's page in the book.
 IDEAS = {
@@ -37,6 +38,16 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     exact: bool = False
 
 
+class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a user has the technique in a case of their own: ``words`` of a plan, a workload or a command, and a whole
+    ``command`` with them in it (of ``meshwright``, without its name), ``first`` one that must have run before. MODEL,
+    FOLDER and TRACE in them are the user's own."""
+
+    words: str
+    command: str
+    first: str = ""
+
+
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the authors say, on which hardware, against what, in which version of the paper ("" = not said)."""
 
@@ -49,8 +60,11 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One published system. ``source`` says where title, authors and year were confirmed, or ``unverified``;
     ``ideas`` are keys of :data:`IDEAS`; ``exact`` is whether the technique computes what training without it would.
-    ``missing`` says what a row without a check (or with a partial one) lacks. ``runs`` are plans of the recipe, as far
-    as it can be trained, that real processes train with the losses, gradients and parameters of one process."""
+    ``figures`` are those of the paper that the generic check evaluates, with what they share (``ask``, ``order``,
+    ``models``: sizes of :func:`meshwright.spec.dimensions.transformer` by name) and ``assumptions``; ``check`` names a
+    function for what needs a derivation. ``missing`` says what a row without either, or whose figures are a part of it,
+    lacks. ``runs`` are plans of the recipe, as far as it can be trained, that real processes train with the losses,
+    gradients and parameters of one process. ``switch`` is how a user has it."""
 
     id: str
     title: str
@@ -65,12 +79,23 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     claim: Claim = Claim()
     recipe: Recipe | None = None
     check: str = ""
+    figures: tuple[Published, ...] = ()
+    ask: Words = {}
+    order: Words = {}
+    models: dict[str, dict[str, int | bool]] = {}
+    assumptions: tuple[str, ...] = ()
     runs: tuple[str, ...] = ()
+    switch: Switch | None = None
     missing: str = ""
 
     @property
     def verified(self) -> bool:
         return self.source != UNVERIFIED
+
+    @property
+    def checked(self) -> bool:
+        """Whether anything of it is computed here."""
+        return bool(self.check or self.figures)
 
     @property
     def recipe_exact(self) -> bool:

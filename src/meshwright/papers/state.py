@@ -1,8 +1,10 @@
-"""State: what a check's outcome makes of a row.
+"""State: what a user gets of a row, as its figures and its check find it.
 
-A row *works* when its source is confirmed and everything its check judges holds; *partly* when the check runs and
-something is missing or off, which is then said; *not yet* when there is no check, or nothing of it holds.
-"""
+*usable*: a word switches the technique on for a case of the user's own, its mechanism runs in the simulator or the
+real executor, and every figure that heads the paper's claim is within its tolerance. *model only*: reproduced inside
+its check, and no word switches it on. *partly*: something holds, and what is off or missing is said. *not yet*:
+nothing is computed, or nothing that holds could have failed: being on the same side of 1, restating the paper's own
+table or a definition supports no state."""
 
 from __future__ import annotations
 
@@ -11,10 +13,13 @@ import msgspec
 from meshwright.papers.outcome import Figure, Outcome
 from meshwright.papers.record import Paper
 
-WORKS, PARTLY, NOT_YET = "works", "partly", "not yet"
-STATES = (WORKS, PARTLY, NOT_YET)
+USABLE, MODEL, PARTLY, NOT_YET = "usable", "model only", "partly", "not yet"
+STATES = (USABLE, MODEL, PARTLY, NOT_YET)
+#: Those whose figures are met.
+REPRODUCED = (USABLE, MODEL)
 #: Whether real processes carried out a row's recipe; "" where there is nothing for them.
 EXECUTED, NOT_HERE = "executed", "not executed here"
+NO_FIGURE = "no figure that heads its claim is given to hold it to"
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,28 +38,32 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def of(paper: Paper, outcome: Outcome | None) -> State:
-    """The state that an outcome gives a row; None is a row without a check."""
+    """The state that an outcome gives a row; None is a row of which nothing is computed."""
     if outcome is None:
         return State(state=NOT_YET, why=paper.missing or "no check yet")
     failures = outcome.failures
     unverified = () if paper.verified else ("title, authors and year are not confirmed",)
     lacking = (*failures, *outcome.missing, *unverified)
-    held = outcome.judged - len(failures)
     unchecked = "; ".join(outcome.unchecked)
-    real = EXECUTED if outcome.executed else NOT_HERE if unchecked else ""
-    reached, why = WORKS, ""
-    if lacking or not held:
-        reached = PARTLY if held else NOT_YET
-        why = "; ".join(lacking) or (f"not checked here: {unchecked}" if unchecked else "the check judges nothing")
+    reached, why = PARTLY, "; ".join(lacking)
+    if not outcome.supported:
+        reached = NOT_YET
+        why = why or (f"not checked here: {unchecked}" if unchecked else "nothing that is judged could have failed")
+    elif not lacking and paper.switch is None:
+        reached = MODEL
+    elif not lacking and any(figure.headline and figure.supports for figure in outcome.figures):
+        reached = USABLE
+    elif not lacking:
+        why = NO_FIGURE
     return State(
         state=reached,
         why=why,
-        judged=held,
-        executed=real,
+        judged=outcome.judged - len(failures),
+        executed=EXECUTED if outcome.executed else NOT_HERE if unchecked else "",
         unchecked=unchecked,
         figures=tuple(f for f in outcome.figures if f.paper is not None and not f.here),
         passing=outcome.passing or any(f.here and not f.ok for f in outcome.figures),
     )
 
 
-__all__ = ["EXECUTED", "NOT_HERE", "NOT_YET", "PARTLY", "STATES", "WORKS", "State", "of"]
+__all__ = ["EXECUTED", "MODEL", "NOT_HERE", "NOT_YET", "PARTLY", "REPRODUCED", "STATES", "USABLE", "State", "of"]

@@ -10,7 +10,7 @@ from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.state import STATES, State
 from meshwright.report import document, palette
-from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown
+from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown, switched_on
 from meshwright.report.ranking_text import HEADS, cells, changed, verdict
 
 if TYPE_CHECKING:
@@ -18,16 +18,27 @@ if TYPE_CHECKING:
 
 
 def write_table(rows: list[tuple[Paper, State]], path: str | Path, *, said: str) -> None:
-    """Write every row with its state and what is missing, those that work first; `said`: what the states are from.
+    """Write every row with its state, what switches it on and what is missing, those of use first; `said`: what the
+    states are from.
 
     Raises:
         MeshwrightError: X104 when the file cannot be written.
     """
     cells = [
-        (p.id, s.state, s.executed, "exact" if p.exact else "approximate", p.title, p.cited, p.mechanism, s.why)
+        (
+            p.id,
+            s.state,
+            s.executed,
+            "exact" if p.exact else "approximate",
+            p.title,
+            p.cited,
+            p.mechanism,
+            switched_on(p),
+            s.why,
+        )
         for p, s in sorted(rows, key=lambda row: STATES.index(row[1].state))
     ]
-    heads = ("paper", "state", "executed", "kind", "title", "source", "what it does", "missing")
+    heads = ("paper", "state", "executed", "kind", "title", "source", "what it does", "switched on by", "missing")
     _write(path, counts(rows), [said], [{"title": "", "heads": heads, "rows": cells}])
 
 

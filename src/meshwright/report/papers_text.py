@@ -10,32 +10,34 @@ from rich.text import Text
 
 from meshwright.papers.outcome import BROKEN, NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import EXECUTED, NOT_HERE, NOT_YET, PARTLY, STATES, WORKS, State
+from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, PARTLY, STATES, USABLE, State
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
 
 if TYPE_CHECKING:
     from meshwright.papers.whatif import WhatIf
 
-#: How a recipe is put over a plan.
-TRY = "meshwright whatif MODEL ... --try ID"
+#: What a state gives a user.
+TITLES = {
+    USABLE: "Usable: a word switches it on in a case of yours, and its headline figures are met",
+    MODEL: "Model only: reproduced inside its check, meshwright reproduce ID; no word switches it on",
+    PARTLY: "Partly: something is off or missing",
+    NOT_YET: "Not yet",
+}
 FAR = f"More than {NEAR:.0%} off, and why"
-STYLE = {WORKS: "green", PARTLY: "yellow", NOT_YET: "dim"}
+STYLE = {USABLE: "green", MODEL: "cyan", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state, how many of those that work a plan can switch on, and how many were executed by
-    real processes."""
+    """How many rows are in each state, what a user gets first, and how many were executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
-    held[0] += f" ({sum(p.recipe is not None and s.state == WORKS for p, s in rows)} of them as recipes for a plan)"
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
 def table(rows: list[tuple[Paper, State]], console: Console, *, said: str, folded: bool) -> None:
-    """Print a line for every row, those of use first: recipes for a plan that work, what works inside its check, what
-    does in part. Those not yet reproduced are last, and only counted where `folded`; `said`: what the states are
-    from."""
+    """Print a line for every row, those of use first, with the command that switches them on. Those not yet reproduced
+    are last, and only counted where `folded`; `said`: what the states are from."""
     with Page(console) as page:
         page.print(Text(counts(rows), "bold"))
         if said:
@@ -55,23 +57,19 @@ def table(rows: list[tuple[Paper, State]], console: Console, *, said: str, folde
 
 
 def _sections(rows: list[tuple[Paper, State]]) -> list[tuple[str, list[tuple[Paper, State]]]]:
-    """Rows by what they are good for, under titles that say how to use them."""
-    works = [row for row in rows if row[1].state == WORKS]
-    found = [
-        (f"Works, and can be put over a plan of yours: {TRY}", [r for r in works if r[0].recipe]),
-        ("Works within its check: meshwright reproduce ID", [r for r in works if not r[0].recipe]),
-        ("Partly: something is off or missing", [r for r in rows if r[1].state == PARTLY]),
-        ("Not yet", [r for r in rows if r[1].state == NOT_YET]),
-    ]
+    """Rows by state, under titles that say what a user gets."""
+    found = [(TITLES[state], [row for row in rows if row[1].state == state]) for state in STATES]
     return [(title, mine) for title, mine in found if mine]
 
 
 def _line(paper: Paper, state: State, page: Page, area: int, executed: int) -> None:
     """One row: id, state, area, whether exact, whether executed, source; where there is room what is missing."""
-    line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<8}", STYLE[state.state])
+    line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<10}", STYLE[state.state])
     kind = "exact" if paper.exact else "approximate"
     line += Text(f" {paper.area:<{area}}  {kind:<12} {state.executed:<{executed}} {paper.cited}", "dim")
     page.console.print(line, soft_wrap=True)
+    if state.state == USABLE:
+        page.console.print(Text(f"{'':<25}{switched_on(paper)}"), soft_wrap=True)
     if state.why and page.width >= WIDE:
         page.print(Text(state.why, "dim"), indent=25)
 
@@ -145,11 +143,22 @@ def _cells(cells: tuple[str, ...]) -> tuple[Text, ...]:
     return (*(Text(v) for v in values), Text(ok, "green" if ok == "ok" else "red"))
 
 
+def switched_on(paper: Paper) -> str:
+    """The command that has the technique in it; "" where no word switches it on."""
+    return f"meshwright {paper.switch.command}" if paper.switch else ""
+
+
 def claims(paper: Paper) -> list[tuple[str, str]]:
     """What the authors say, as (name, text)."""
-    claim = paper.claim
-    said = (("claim", claim.text), ("on", claim.hardware), ("against", claim.baseline), ("version", claim.version))
-    return [(name, text) for name, text in said if text]
+    claim, switch = paper.claim, switched_on(paper)
+    said = (
+        ("claim", claim.text),
+        ("on", claim.hardware),
+        ("against", claim.baseline),
+        ("version", claim.version),
+        ("switched on by", switch),
+    )
+    return [(name, text) for name, text in (*said, ("switched on by", switch)) if text]
 
 
 def tried(found: WhatIf, console: Console) -> None:

@@ -8,16 +8,12 @@ from importlib import import_module
 from meshwright.papers.outcome import Check
 
 MODULES = (
-    "pipeline",
     "zero_bubble",
-    "steps",
-    "megascale",
     "data_parallel",
     "layouts",
     "experts",
     "sequence",
     "merging",
-    "sharding",
     "rounds",
     "bandwidth",
     "codecs",

@@ -98,7 +98,15 @@ def streaming() -> Outcome:
             Figure(f"cells of Table 4 within one bandwidth tried, of {cells}", cells, near_by, "", AT_LEAST, 0.95),
             Figure(f"cells of Table 4 that are the same, of {cells}", cells, same, "", AT_LEAST, 0.75, why=CELLS),
             *(
-                Figure(f"{size}: bandwidth for 95%, every step over all it does", *both, "x", WITHIN, 0.25, why=GRID)
+                Figure(
+                    f"{size}: bandwidth for 95%, every step over all it does",
+                    *both,
+                    "x",
+                    WITHIN,
+                    0.25,
+                    why=GRID,
+                    headline=True,
+                )
                 for size, both in saved.items()
             ),
             *trained.figures,
@@ -206,7 +214,9 @@ def _trained(every: int = ROUND, fragments: int = 4, steps: int = 4000) -> Outco
                 AT_MOST,
                 1e-12,
             ),
-            Figure("bits sent by steps in fp32 over fragments in four", 8 * every, bits, "x", WITHIN, 0.0),
+            Figure(
+                "bits sent by steps in fp32 over fragments in four", 8 * every, bits, "x", WITHIN, 0.0, restated=True
+            ),
         ),
         facts=(
             Fact("a fragment is sent once a round and never two together", once),

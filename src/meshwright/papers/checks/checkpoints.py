@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from meshwright.answer.predict import predict
-from meshwright.papers.outcome import SHOWN, Check, Fact, Figure, Outcome, by_processes
+from meshwright.papers.outcome import AT_MOST, SHOWN, Check, Fact, Figure, Outcome, by_processes
 from meshwright.plan import parse
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
@@ -55,8 +56,13 @@ def _all(world: Any, jobs: list[Any]) -> list[list[float]]:
     return [loop.train(world, job)["losses"] for job in jobs]
 
 
+def _furthest(a: list[float], b: list[float]) -> float:
+    """The largest difference between losses of the same steps, relative; infinite where they are not as many."""
+    return max((abs(x - y) / abs(y) for x, y in zip(a, b)), default=inf) if len(a) == len(b) else inf
+
+
 def _same(a: list[float], b: list[float]) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= TOLERANCE * abs(y) for x, y in zip(a, b))
+    return _furthest(a, b) <= TOLERANCE
 
 
 def ucp() -> Outcome:
@@ -77,14 +83,19 @@ def _resumed() -> Outcome:
             out = str(Path(folder) / str(number))
             runs += [Run(before, TURN, {"out": out}), Run(after, STEPS, {"out": out, "resume": True})]
         found = _losses(runs)
-    facts = [
-        Fact(
-            f"{TURN} steps under {before}, then {STEPS - TURN} under {after}, have the losses of one process",
-            _same(first + rest, whole),
+    figures = [
+        Figure(
+            f"{TURN} steps under {before}, then {STEPS - TURN} under {after}: losses, furthest from one process",
+            None,
+            _furthest(first + rest, whole),
+            "",
+            AT_MOST,
+            TOLERANCE,
+            headline=True,
         )
         for (before, after), first, rest in zip(turns, found[::2], found[1::2])
     ]
-    return Outcome(facts=tuple(facts))
+    return Outcome(figures=tuple(figures))
 
 
 class Saving(NamedTuple):

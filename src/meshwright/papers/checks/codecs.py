@@ -47,6 +47,7 @@ def powersgd() -> Outcome:
                 "",
                 WITHIN,
                 1e-9,
+                restated=True,
             ),
             Figure(
                 "largest error of a mean of rank r, one power iteration",
@@ -103,7 +104,7 @@ def one_byte() -> Outcome:
     ended = np.mean([loss(r, replicas[r]) for r in range(4)])
     return Outcome(
         figures=(
-            Figure("bytes a projected gradient costs", 1, sent / (1500 * 4), "", WITHIN, 0.0),
+            Figure("bytes a projected gradient costs", 1, sent / (1500 * 4), "", WITHIN, 0.0, restated=True),
             Figure(
                 "largest difference between replicas", None, float(np.ptp(replicas, axis=0).max()), "", AT_MOST, 0.0
             ),
@@ -161,6 +162,7 @@ def terngrad() -> Outcome:
                 "x",
                 WITHIN,
                 1e-9,
+                restated=True,
             ),
             Figure(
                 "largest error of the mean of 4000 codes",
@@ -216,7 +218,7 @@ def dist_lion() -> Outcome:
     best = problem.loss(together)
     return Outcome(
         figures=(
-            Figure("bits a number costs a worker to send", 1, sent / (4000 * weights), "", WITHIN, 0.0),
+            Figure("bits a number costs a worker to send", 1, sent / (4000 * weights), "", WITHIN, 0.0, restated=True),
             Figure(
                 "loss of majority votes over Lion on the mean gradient",
                 None,

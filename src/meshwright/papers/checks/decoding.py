@@ -57,6 +57,7 @@ def jacobi() -> Outcome:
                 max(passes),
                 "",
                 AT_MOST,
+                restated=True,
             ),
             Figure(
                 "passes of a chain with short memory, of one position at a time",

@@ -47,7 +47,7 @@ def oneflow() -> Outcome:
     wrong = max(_product_error(a, b, z) for a, b, z in SIGNATURES)
     found = Outcome(
         figures=(
-            Figure("placements on 2 x 3 devices turned into one another, pairs", 256, len(ALL) ** 2, "", WITHIN, 0.0),
+            Figure("placements on 2 x 3 devices turned into one another, pairs", None, len(ALL) ** 2),
             Figure("largest error of them on tensors with ragged shards", None, worst, "", AT_MOST, ROUNDING),
             Figure("largest error of a product's signatures", None, wrong, "", AT_MOST, ROUNDING),
         ),

@@ -6,7 +6,7 @@ import numpy as np
 
 from meshwright.papers import ranks, trained
 from meshwright.papers.checks.sequence import DIM, HEADS, PROVEN, RANKS, ROUNDING, TOKENS, equal, tensors
-from meshwright.papers.outcome import AT_MOST, BELOW, SIDE, WITHIN, Check, Figure, Outcome
+from meshwright.papers.outcome import AT_MOST, BELOW, SHOWN, WITHIN, Check, Figure, Outcome
 
 
 def inf_cl() -> Outcome:
@@ -19,7 +19,15 @@ def inf_cl() -> Outcome:
     return Outcome(
         figures=(
             Figure("difference from the loss of the whole matrix", None, abs(found - wanted), "", AT_MOST, ROUNDING),
-            Figure("similarities held at once, of the whole matrix: 1 / N^2", 64 * 64 / 64, held, "", WITHIN, 0.0),
+            Figure(
+                "similarities held at once, of the whole matrix: 1 / N^2",
+                64 * 64 / 64,
+                held,
+                "",
+                WITHIN,
+                0.0,
+                restated=True,
+            ),
         ),
         baseline="a loss that stores the whole matrix of similarities",
         assumptions=(
@@ -50,6 +58,7 @@ def infinite_llm() -> Outcome:
                 "",
                 WITHIN,
                 0.0,
+                restated=True,
             ),
             Figure("of moving the block's keys and values", None, sent / moved, "x", BELOW),
         ),
@@ -91,9 +100,10 @@ def hydragen() -> Outcome:
                 read[16384] / read[1024],
                 "x",
                 AT_MOST,
+                restated=True,
             ),
             Figure(
-                "the same without sharing ('over 90%' slower)", 1.9, apart[16384] / apart[1024], "x", SIDE, why=READ
+                "the same without sharing ('over 90%' slower)", 1.9, apart[16384] / apart[1024], "x", SHOWN, why=READ
             ),
         ),
         baseline="attention that reads every sequence's own copy of the prefix",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import AT_MOST, SHOWN, WITHIN, Check, Fact, Figure, Outcome
 
 #: Bits of a parameter's change as it is sent.
 FP32, INT8 = 32, 8
@@ -76,15 +76,22 @@ def diloco() -> Outcome:
     same = Run(8).synchronous(200, 0.05)
     return Outcome(
         figures=(
-            Figure("numbers sent, synchronous over rounds of 500", 500, together.sent / apart.sent, "x", WITHIN, 0.0),
-            Figure("loss of rounds over synchronous", 1.0, together.loss(found) / together.loss(w), "x", WITHIN, 0.05),
+            Figure(
+                "numbers sent, synchronous over rounds of 500",
+                500,
+                together.sent / apart.sent,
+                "x",
+                WITHIN,
+                0.0,
+                restated=True,
+            ),
+            Figure("loss of rounds over synchronous", 1.0, together.loss(found) / together.loss(w), "x", SHOWN),
             Figure(
                 "loss of rounds with Nesterov over synchronous",
                 1.0,
                 together.loss(nesterov) / together.loss(w),
                 "x",
-                WITHIN,
-                0.05,
+                SHOWN,
             ),
             Figure(
                 "rounds of one step against synchronous, largest difference",
@@ -100,6 +107,9 @@ def diloco() -> Outcome:
             "least squares, 8 replicas with a shard each, plain steps inside a round where the paper has AdamW",
             "the paper's perplexities on C4 are not simulated",
         ),
+        missing=(
+            "its loss: on least squares one average at the very end would do as well, so that ours is only shown",
+        ),
     )
 
 
@@ -111,12 +121,18 @@ def intellect() -> Outcome:
     shown = []
     for row in table["rows"]:
         share = round_s / (round_s + row["allreduce_s"])
-        shown.append(Figure(f"compute utilisation, {row['where']}", row["CU"], 100 * share, "%", WITHIN, 0.005))
-        shown.append(Figure(f"MFU, {row['where']}", row["MFU"], table["baseline_MFU"] * share, "%", WITHIN, 0.005))
+        shown.append(
+            Figure(f"compute utilisation, {row['where']}", row["CU"], 100 * share, "%", WITHIN, 0.005, restated=True)
+        )
+        shown.append(
+            Figure(f"MFU, {row['where']}", row["MFU"], table["baseline_MFU"] * share, "%", WITHIN, 0.005, restated=True)
+        )
     return Outcome(
         figures=(
             *shown,
-            Figure("bits sent by synchronous steps over rounds of 100 in int8", 400, saved, "x", WITHIN, 0.0),
+            Figure(
+                "bits sent by synchronous steps over rounds of 100 in int8", 400, saved, "x", WITHIN, 0.0, restated=True
+            ),
         ),
         facts=(
             Fact("a quantised mean is within a step of the mean", _quantised_error() <= 1.0),
@@ -127,6 +143,7 @@ def intellect() -> Outcome:
             "100 inner steps take 38 minutes on 8 H100, all-reduces the table's seconds: what links give is an input",
             "least squares, 8 replicas, for the loss",
         ),
+        missing=("what its links give: its utilisation follows from the table's own seconds of all-reduce",),
     )
 
 

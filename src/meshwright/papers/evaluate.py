@@ -1,0 +1,232 @@
+"""The check that every figure written as data goes through: ask, take the quantity, lay it beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from statistics import fmean
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from meshwright.answer.predict import predict
+from meshwright.answer.prediction import Prediction
+from meshwright.cost import load_framework, standard
+from meshwright.cost.roofline import peak_flops
+from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.papers.outcome import JUDGES, WITHIN, Figure, Outcome
+from meshwright.papers.published import OrderQuestion, Published, StepQuestion, Words
+from meshwright.papers.record import Paper
+from meshwright.plan import parse as parse_plan
+from meshwright.schedules import build, get
+from meshwright.schedules.actions import Actions
+from meshwright.schedules.timing import cost, in_order_times, peak_in_flight
+from meshwright.spec.cluster import load as load_cluster
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.model import Model
+from meshwright.spec.model import load as load_model
+from meshwright.spec.workload import parse as parse_train
+
+Asked = TypeVar("Asked", StepQuestion, OrderQuestion)
+#: The mean of other figures' errors.
+MEAN_ERROR = "mean error"
+#: A quantity of a predicted step: its unit, and how it is read.
+STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
+    "step time": ("s", lambda p: p.step_time_s),
+    "throughput": ("tokens/s/GPU", lambda p: p.tokens_per_s_per_gpu),
+    "total throughput": ("tokens/s", lambda p: p.tokens_per_s_per_gpu * p.num_devices),
+    "MFU": ("", lambda p: p.mfu),
+    "model FLOP/s": ("TFLOP/s/GPU", lambda p: p.mfu * peak_flops(p.cluster.islands[0].device, "bf16") / 1e12),
+    "bubble": ("", lambda p: p.bubble),
+    "peak memory": ("bytes", lambda p: p.peak_memory_bytes),
+    "parameters of the first rank": ("bytes", lambda p: p.memory[0].alive["parameters"]),
+    "parameters of the last rank": ("bytes", lambda p: p.memory[-1].alive["parameters"]),
+    "fits": ("", lambda p: float(p.fits)),
+}
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """A pipeline order with the seconds (or slots) it takes; ``share`` is what a stage is of a rank's layers."""
+
+    actions: Actions
+    question: OrderQuestion
+    share: float
+    length: float
+    busy: float
+
+    @property
+    def copies(self) -> int:
+        """The most ranks that hold one stage."""
+        return max(len(ranks) for ranks in self.actions.stage_ranks)
+
+    @property
+    def gathers(self) -> int:
+        """How often the last rank turns to another stage or direction, where sharded parameters are gathered anew.
+        Forward and backward of a stage alternate in the steady phase and share what was gathered."""
+        mine = slice(int(self.actions.rank_ptr[-2]), int(self.actions.rank_ptr[-1]))
+        turns, held = 0, {}
+        for kind, stage in zip(self.actions.kind[mine].tolist(), self.actions.stage[mine].tolist()):
+            if kind != 2 and held.get(kind != 0) != stage:  # a backward to the weights gathers nothing
+                turns += 1
+                held[kind != 0] = stage
+        return turns
+
+
+#: A quantity of a pipeline order, likewise.
+ORDER: Mapping[str, tuple[str, Callable[[Timed], float]]] = {
+    "length": ("slots", lambda t: t.length),
+    "throughput": ("microbatches/slot", lambda t: t.question.microbatches / t.length),
+    "speed-up": ("devices", lambda t: t.question.ranks * t.busy / t.length),
+    "bubble": ("", lambda t: (t.length - t.busy) / t.length),
+    "activations": ("microbatches", lambda t: float(peak_in_flight(t.actions, t.question.keep_w).max() * t.share)),
+    "copies of the model": ("", lambda t: float(t.copies)),
+    "parameter gathers": ("", lambda t: float(t.gathers)),
+}
+
+
+def evaluate(paper: Paper) -> Outcome:
+    """The figures of a row, computed and judged.
+
+    Raises:
+        MeshwrightError: J008 and whatever is wrong with a question's words, of all figures at once.
+    """
+    found: list[Figure] = []
+    wrong: list[Diagnostic] = []
+    for number, one in enumerate(paper.figures):
+        place = f"rows/{paper.id}.toml: figures[{number}], {one.what!r}"
+        try:
+            found.append(_figure(paper, one, found, place))
+        except MeshwrightError as error:
+            wrong += [
+                msgspec.structs.replace(d, place=place if d.place.startswith(place) else f"{place}: {d.place}")
+                for d in error.diagnostics
+            ]
+    if wrong:
+        raise MeshwrightError(wrong)
+    return Outcome(
+        figures=tuple(found),
+        baseline=paper.claim.baseline,
+        assumptions=paper.assumptions,
+        missing=(paper.missing,) if paper.missing else (),
+    )
+
+
+def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> Figure:
+    table: Mapping[str, Any] = ORDER if one.order else STEP
+    known = [MEAN_ERROR] if one.of else list(table)
+    wrong = []
+    if one.quantity not in known:
+        wrong.append(("quantity", one.quantity, known))
+    if one.judge not in JUDGES:
+        wrong.append(("judge", one.judge, list(JUDGES)))
+    said = [
+        Diagnostic(
+            code="J008", message=f"{what}={value!r} is none of a figure's", place=place, help=nearest(value, names)
+        )
+        for what, value, names in wrong
+    ]
+    if one.tolerance < 0:
+        said.append(
+            Diagnostic(code="J008", message=f"tolerance={one.tolerance:g} is negative", place=place, help="say 0.1")
+        )
+    if said:
+        raise MeshwrightError(said)
+    if one.of:
+        errors = [abs(f.error) for f, other in zip(before, paper.figures) if other.place == one.of and f.error]
+        if not errors:
+            raise MeshwrightError.one(
+                "J008", f"no figure before it is of {one.of!r}", place=place, help="say a place of figures above it"
+            )
+        unit, value = "", fmean(errors)
+    else:
+        unit, read = table[one.quantity]
+        answers = _answers(paper, one)
+        values = [read(answer) for answer in answers]
+        value = values[0] if len(values) == 1 else values[0] / values[1]
+        unit = unit if len(values) == 1 else "x"
+    return Figure(
+        one.what,
+        one.paper,
+        value,
+        unit,
+        one.judge,
+        one.tolerance if one.judge == WITHIN else one.bound,
+        why=one.why,
+        headline=one.headline,
+        restated=one.restated,
+    )
+
+
+def _answers(paper: Paper, one: Published) -> list[Any]:
+    """The answer to a figure's question and, where it is a ratio, to its baseline's."""
+    own, shared = (one.order, paper.order) if one.order else (one.ask, paper.ask)
+    asked = [shared | own, *([] if one.against is None else [shared | own | one.against])]
+    if one.order:
+        return [_ordered(_question(words, OrderQuestion)) for words in asked]
+    models = [paper.models.get(str(words.get("model"))) for words in asked]
+    full = [_question(words | _added(words, shared), StepQuestion) for words in asked]
+    return [_predicted(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
+
+
+def _added(words: Words, shared: Words) -> Words:
+    """The plan of a question that only adds to the row's."""
+    plan = str(words.get("plan", ""))
+    return {"plan": f"{shared.get('plan', '')} {plan[1:].strip()}"} if plan.startswith("+") else {}
+
+
+def _question(words: Words, kind: type[Asked]) -> Asked:
+    try:
+        return msgspec.convert(words, kind)
+    except msgspec.ValidationError as error:
+        names = ", ".join(kind.__struct_fields__)
+        raise MeshwrightError.one("J008", str(error), place="words", help=f"a question has {names}") from None
+
+
+@lru_cache(maxsize=256)
+def _predicted(question: StepQuestion, sizes: str) -> Prediction:
+    """The predicted step; `sizes` are those of a model of the row's own as JSON, ``null`` for one of the catalog.
+
+    Raises:
+        MeshwrightError: everything that is wrong with the question.
+    """
+    wrong: list[Diagnostic] = []
+
+    def read(what: str, how: Callable[[str], Any]) -> Any:
+        text = getattr(question, what)
+        try:
+            return how(text)
+        except MeshwrightError as error:
+            wrong.extend(msgspec.structs.replace(d, place=f"{what} = {text!r}") for d in error.diagnostics)
+
+    def own(name: str) -> Model:
+        given = msgspec.json.decode(sizes)
+        return load_model(name) if given is None else transformer(**given, name=name)
+
+    words = {"model": own, "on": load_cluster, "train": parse_train, "plan": parse_plan}
+    parts = [read(what, how) for what, how in words.items()]
+    costs = read("framework", lambda name: standard(load_framework(name)))
+    if wrong:
+        raise MeshwrightError(wrong)
+    return predict(*parts, costs=costs, detail=False)
+
+
+@lru_cache(maxsize=256)
+def _ordered(asked: OrderQuestion) -> Timed:
+    """The order, timed by its own clock.
+
+    Raises:
+        MeshwrightError: what is wrong with the schedule or its sizes.
+    """
+    times = {"t_f": asked.t_f, "t_b": asked.t_b, "t_w": asked.t_w}
+    # a searched order is made for times and memory; the others take none
+    takes = get(asked.schedule).params
+    made_for = {key: t for key, t in {**times, "t_comm": asked.t_comm, "keep_w": asked.keep_w}.items() if key in takes}
+    actions = build(asked.schedule, asked.ranks, asked.microbatches, asked.chunks, **made_for)
+    share = asked.ranks / actions.num_stages
+    start, end = in_order_times(actions, *(t * share for t in times.values()), asked.t_comm)
+    busy = np.add.reduceat(end - start, actions.rank_ptr[:-1]).max()
+    return Timed(actions, asked, share, cost(actions, start, end), float(busy))
+
+
+__all__ = ["MEAN_ERROR", "ORDER", "STEP", "Timed", "evaluate"]

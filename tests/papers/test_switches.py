@@ -1,0 +1,57 @@
+"""What a row says switches it on does: the command runs, and its words are in it."""
+
+import json
+import shlex
+from importlib.resources import as_file, files
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.papers.record import papers
+from meshwright.papers.shipped import shipped
+from meshwright.papers.state import USABLE
+from meshwright.plan import parse
+
+SWITCHED = [p for p in papers().values() if p.switch]
+SMALL = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 257,
+    "max_position_embeddings": 32,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def own(tmp_path):
+    """What MODEL, FOLDER and TRACE in a command stand for."""
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    with as_file(files("meshwright.papers").joinpath("data", "dpro_zb-h1.json.gz")) as trace:
+        yield {"MODEL": str(tmp_path / "config.json"), "FOLDER": str(tmp_path / "out"), "TRACE": str(trace)}
+
+
+def test_every_usable_row_has_a_switch():
+    usable = {name for name, s in shipped().states.items() if s.state == USABLE}
+    assert usable and usable <= {p.id for p in SWITCHED}
+
+
+@pytest.mark.parametrize("row", SWITCHED, ids=lambda p: p.id)
+def test_a_switch_is_a_command_that_runs_with_its_words_in_it(row, own, capsys):
+    commands = [shlex.split(text) for text in (row.switch.first, row.switch.command) if text]
+    if any(argv[0] == "run" for argv in commands):
+        pytest.importorskip("torch")
+    assert set(shlex.split(row.switch.words)) <= {word for arg in commands[-1] for word in (arg, *arg.split())}
+    for argv in commands:
+        assert main([own.get(word, word) for word in argv]) in (0, 1), capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [p for p in SWITCHED if p.switch.command.startswith("predict")], ids=lambda p: p.id)
+def test_the_words_of_a_switch_change_the_plan(row):
+    argv = shlex.split(row.switch.command)
+    plan = argv[argv.index("--plan") + 1]
+    rest = " ".join(word for word in plan.split() if word not in row.switch.words.split())
+    assert parse(plan) != parse(rest)
