@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from meshwright import plan as plans
 from meshwright import schedules
 from meshwright.plan import Plan
-from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.memory import ATTENTION_KERNELS, RECOMPUTE_MODES
+from meshwright.plan.facets.sequence import CP_ALGORITHMS
 from meshwright.spec import cluster
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model, load, transformer

@@ -11,8 +11,10 @@ from meshwright.cli import main
 from meshwright.cli.explain import look_up
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
-from meshwright.plan.facets import DEFAULT_ORDER, OVERLAPS
-from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS
+from meshwright.plan.facets import fields
+from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.overlap import OVERLAPS
+from meshwright.plan.text import plain_words
 from meshwright.spec.workload import _READERS as WORKLOAD_KEYS
 from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PHASES
 
@@ -56,7 +58,7 @@ HOUSE_WORDS = [
     "GB",
     "GiB",
 ]
-PLAN_WORDS = [*INTEGER_WORDS, *PLAIN_WORDS, *VALUE_WORDS, "overlap", "hsdp8", "tp8", "zero1", "zero2", "zero3", "2bp"]
+PLAN_WORDS = [*fields(), *plain_words(), "hsdp8", "tp8", "zero1", "zero2", "zero3", "2bp"]
 OUTPUT_WORDS = [
     "step_time_s",
     "step_time_interval_s",

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from meshwright import plan as plans
 from meshwright import schedules
 from meshwright.export import export
-from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, DEFAULT_ORDER, RECOMPUTE_MODES
+from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.memory import ATTENTION_KERNELS, RECOMPUTE_MODES
+from meshwright.plan.facets.sequence import CP_ALGORITHMS
 from meshwright.spec import cluster, model, workload
 from tests.random_plans import sized
 

@@ -20,7 +20,10 @@ INNER = USUAL._replace(recompute="full")
 def test_the_faster_rank_gets_more_layers_of_both_its_chunks_wherever_those_are(schedule):
     """Ranks 0 and 1 hold stages 0 and 2, 1 and 3 of a loop, but 0 and 3, 1 and 2 of a V; rank 1 is on H100s."""
     evaluator = Evaluator(*ASKED)
-    even, dealt = (settled(CORE, INNER, Piped(schedule, 2, s), State(1, 0), evaluator) for s in (EVEN, BALANCED))
+    even, dealt = (
+        settled(CORE, INNER, Piped(schedule=schedule, vpp=2, stages=s), State(zero=1), evaluator)
+        for s in (EVEN, BALANCED)
+    )
     fast = (1, 3) if schedule == "interleaved" else (1, 2)
     layers = dealt.layout.stages
     assert min(layers[s] for s in fast) > max(layers[s] for s in range(4) if s not in fast)
@@ -32,5 +35,5 @@ def test_the_faster_rank_gets_more_layers_of_both_its_chunks_wherever_those_are(
 def test_two_ranks_that_hold_a_stage_deal_it_as_fast_as_both_are():
     """DualPipe runs every stage on an A100 and on an H100: no stage is faster, so the ends alone make a difference."""
     evaluator = Evaluator(*ASKED)
-    layers = settled(CORE, INNER, Piped("dualpipe", 1, BALANCED), State(1, 0), evaluator).layout.stages
+    layers = settled(CORE, INNER, Piped(schedule="dualpipe", stages=BALANCED), State(zero=1), evaluator).layout.stages
     assert abs(layers[0] - layers[1]) <= 2

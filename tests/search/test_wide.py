@@ -5,7 +5,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.settle import settled
 from meshwright.search.strategies import exhaustive

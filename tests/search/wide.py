@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from meshwright import schedules
 from meshwright.cost import Costs, load_framework, standard
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.search.bounds import Scope
 from meshwright.search.space import Space, cores, default
 from meshwright.spec import cluster

@@ -129,12 +129,9 @@ def _frameworks() -> Iterable[str]:
 
 
 def _plan_words() -> Iterable[str]:
-    from meshwright import schedules
-    from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS
+    from meshwright.plan.text import examples
 
-    numbered = [f"{word}{n}" for word in INTEGER_WORDS if word != "zero" for n in (1, 2, 4, 8)]
-    values = [f"{word}=" for word in (*VALUE_WORDS, "overlap")]
-    return [*PLAIN_WORDS, *schedules.families(), *numbered, "zero1", "zero2", "zero3", "hsdp8", *values]
+    return examples()
 
 
 def _workload_words() -> Iterable[str]:

@@ -11,6 +11,8 @@ from meshwright import catalog
 from meshwright.cli import options
 from meshwright.cli.output import console, print_json
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.plan.facet import ALONE, KEYED, NUMBERED, Field
+from meshwright.plan.facets import fields
 
 DESCRIPTION = """What a word or an error code means.
 
@@ -49,9 +51,18 @@ def look_up(word: str) -> dict[str, Any]:
     for form in _forms(word):
         if form in names:
             return catalog.explanation(names[form])
-    near = nearest(word, sorted(catalog.tables("terms")))
+        if form in fields():
+            return _of_field(fields()[form])
+    near = nearest(word, sorted((*catalog.tables("terms"), *fields())))
     help = f"{near}   (models, devices, clusters: meshwright catalog)"
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
+
+
+def _of_field(field: Field) -> dict[str, Any]:
+    """The entry of a field of plans that the catalog has no text for."""
+    said = {NUMBERED: f"{field.name}4", ALONE: "its value alone", KEYED: f"{field.name}=VALUE"}[field.spelled]
+    text = f"Part of the {field.facet} of a plan, said as {said}: {field.form.wanted}. It decides {field.kinds}."
+    return {"name": field.name, "title": field.help, "text": text}
 
 
 def _forms(word: str) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,15 +17,15 @@ from meshwright.cli.demands import Said
 from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
+from meshwright.plan.facets import fields
 
 if TYPE_CHECKING:
     from meshwright.search.found import Found
     from meshwright.spec.cluster import Cluster
 
-DESCRIPTION = """Search the whole space of plans: which is fastest, how sure that is, and why the others lost.
+DESCRIPTION = f"""Search the whole space of plans: which is fastest, how sure that is, and why the others lost.
 
-Facets: tp cp pp dp mb ep etp order sp algorithm recompute recompute_layers attention dtype grads master
-moments overlap imbalance loss shares schedule vpp stages zero shard (meshwright explain says what they are).
+{fill("Facets: " + " ".join(fields()) + " (meshwright explain says what they are).", 105)}
 
 With --tokens it also answers how long the training run takes and what it costs; with --days and --budget whether
 that is in time and in budget. Over several clusters, --on 8..512xh100 or --on given several times, it compares them:

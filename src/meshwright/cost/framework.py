@@ -15,7 +15,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.plan import Overlap, Plan
-from meshwright.plan.text import says_overlap
+from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
 
 FORMAT_VERSION = 1
@@ -133,7 +133,7 @@ def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap
 
 def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:
     """`plan`, which its `words` say, with what the framework runs beside compute where they leave that open."""
-    if says_overlap(words):
+    if says(words, "overlap"):
         return plan
     usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))
     return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(usual, ep=usual.ep or plan.overlap.ep))

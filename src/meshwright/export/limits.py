@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 
 #: The schedules that mean the same as no pipeline at all when there is one stage: a microbatch after the other.
 PLAIN = ("1f1b", "interleaved")

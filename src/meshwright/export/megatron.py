@@ -19,7 +19,7 @@ from meshwright.export.megatron_precision import limits as precision_limits
 from meshwright.export.megatron_precision import precision
 from meshwright.export.request import Request
 from meshwright.export.target import load
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 
 NAME, FILE = "megatron", "pretrain.sh"
 #: --use-tp-pp-dp-mapping

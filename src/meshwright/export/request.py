@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.lower.partition import even
-from meshwright.plan import Plan
-from meshwright.plan.facets import Layout
+from meshwright.plan import Layout, Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

@@ -9,21 +9,25 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.errors import MeshwrightError, a_folder
-from meshwright.plan.facets import Experts, Layout, Memory, Overlap, Pipeline, Precision, Sequence
+from meshwright.plan.facets import facets
+from meshwright.plan.facets.experts import Experts
+from meshwright.plan.facets.layout import Layout
+from meshwright.plan.facets.memory import Memory
+from meshwright.plan.facets.overlap import Overlap
+from meshwright.plan.facets.pipeline import Pipeline
+from meshwright.plan.facets.precision import Precision
+from meshwright.plan.facets.sequence import Sequence
 
 __all__ = ["Experts", "Layout", "Memory", "Overlap", "Pipeline", "Plan", "Precision", "Sequence", "check", "parse"]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One pool of ranks and everything that is decided about it; each facet is a record of its own."""
+_Facets = msgspec.defstruct(
+    "_Facets", [(name, facet.record, facet.record()) for name, facet in facets().items()], frozen=True, kw_only=True
+)
 
-    layout: Layout = Layout()
-    pipeline: Pipeline = Pipeline()
-    sequence: Sequence = Sequence()
-    experts: Experts = Experts()
-    memory: Memory = Memory()
-    precision: Precision = Precision()
-    overlap: Overlap = Overlap()
+
+class Plan(_Facets, frozen=True, kw_only=True):
+    """One pool of ranks and everything that is decided about it: a record of every facet (``plan/facets/``)."""
 
     @property
     def num_stages(self) -> int:

@@ -7,20 +7,19 @@ approximated: what the executor or torch underneath cannot do is refused here, w
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from itertools import chain
 
 import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
+from meshwright.plan.facets import facets
 from meshwright.spec import naming
 from meshwright.spec.layers import Block, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.numerics import ROPE_TYPES
 from meshwright.spec.workload import Train
 
-#: What a step may be computed in.
-COMPUTE = ("fp32", "bf16", "float64")
 OPTIMIZERS = ("adamw", "adam", "sgd", "momentum")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh", "relu")
 
@@ -28,7 +27,11 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_t
 def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "") -> list[Diagnostic]:
     """Everything that keeps a legal plan from being trained for real; empty when it can be. `precision` is what the
     run computes in instead of the plan's word."""
-    return [*_model(model), *_workload(train), *_precision(plan, train, precision), *_combinations(plan, model)]
+    if precision:
+        stored = msgspec.structs.replace(plan.precision, compute=precision)
+        plan = msgspec.structs.replace(plan, precision=stored)
+    asked = (facet.unexecutable(plan, model, train) for facet in facets().values() if facet.unexecutable)
+    return [*_model(model), *_workload(train), *chain.from_iterable(asked)]
 
 
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
@@ -86,60 +89,3 @@ def _workload(train: Train) -> Iterator[Diagnostic]:
     if train.optimizer not in OPTIMIZERS:
         help = f"say one of {', '.join(OPTIMIZERS)}"
         yield _bad("P031", f"{train.optimizer} is predicted, not trained", f"optimizer={train.optimizer}", help)
-
-
-def _precision(plan: Plan, train: Train, override: str) -> Iterator[Diagnostic]:
-    p = plan.precision
-    compute = override or p.compute or train.dtype
-    if compute not in COMPUTE:
-        why = "needs loss scaling" if compute == "fp16" else "needs kernels torch has on few devices"
-        nearest = _with(plan, "precision", compute="bf16")
-        yield _bad("P032", f"{compute} is predicted, not trained: it {why}", f"precision.compute = {compute}", nearest)
-    for name, known in (("params", ("bf16",)), ("grads", ("fp32", "bf16")), ("master", ("fp32", "none"))):
-        value = getattr(p, name)
-        if value not in known:
-            nearest = _with(plan, "precision", **{name: known[0]})
-            yield _bad("P032", f"{name}={value} is predicted, not trained", f"precision.{name} = {value}", nearest)
-    if p.moments != "fp32":
-        nearest = _with(plan, "precision", moments="fp32")
-        message = f"moments={p.moments} is predicted, not trained"
-        yield _bad("P032", message, f"precision.moments = {p.moments}", nearest)
-
-
-def _combinations(plan: Plan, model: Model) -> Iterator[Diagnostic]:
-    """Pairs of facets that exclude each other in torch or in the executor."""
-    layout = plan.layout
-    if plan.memory.attention == "unfused":
-        nearest = _with(plan, "memory", attention="flash")
-        yield _bad("P033", "unfused attention is priced and not run", "memory.attention = unfused", nearest)
-    if plan.memory.recompute == "operators":
-        nearest = _with(plan, "memory", recompute="full")
-        yield _bad("P033", "recompute by operators is priced and not run", "memory.recompute = operators", nearest)
-    if plan.memory.loss != "eager":
-        nearest = _with(plan, "memory", loss="eager")
-        yield _bad(
-            "P033",
-            f"the loss kernels {plan.memory.loss!r} are priced and not run",
-            f"memory.loss = {plan.memory.loss}",
-            nearest,
-        )
-    if plan.overlap.ep:
-        nearest = _with(plan, "overlap", ep=False)
-        yield _bad("P033", "expert exchange beside compute is priced and not run", "overlap.ep", nearest)
-    if layout.shares:
-        nearest = _with(plan, "layout", shares=())
-        yield _bad("P033", "uneven batch shares are priced and not run", f"layout.shares = {layout.shares}", nearest)
-    if plan.overlap.tp and layout.tp > 1:
-        nearest = _with(plan, "overlap", tp=False)
-        yield _bad("P033", "products sliced beside their collective are priced and not run", "overlap.tp", nearest)
-    moe = bool(model.mixtures)
-    if layout.zero == 3 and moe and layout.pp == 1:
-        # fully_shard knows one mesh a module; experts are replicated over another one than the router beside them
-        nearest = _with(plan, "layout", zero=2)
-        yield _bad("P033", "fully sharded experts are priced and not run", "layout.zero = 3", nearest)
-
-
-def _with(plan: Plan, facet: str, **changed: Any) -> str:
-    """The nearest plan that can be run, in words."""
-    record = msgspec.structs.replace(getattr(plan, facet), **changed)
-    return f"the nearest plan that runs: {msgspec.structs.replace(plan, **{facet: record}).text()!r}"

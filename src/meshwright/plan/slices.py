@@ -7,11 +7,12 @@ ranks, the slowest of the tensor- and context-parallel ranks there; kinds are nu
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from meshwright.plan.facets import Layout
-from meshwright.spec.cluster import Cluster
-from meshwright.spec.hardware import Device
+if TYPE_CHECKING:
+    from meshwright.plan import Layout
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.hardware import Device
 
 
 class Kind(NamedTuple):

@@ -1,12 +1,13 @@
 """A plan's text form: words such as ``tp8 pp4 dp2 zero1 interleaved vpp2 mb1 selective``, in any order.
 
-The table of words is the grammar: reading and writing both walk it, so they cannot disagree.
+The fields of the facets are the grammar: reading and writing both walk them, so they cannot disagree.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from functools import cache
+from typing import Any
 
 import msgspec
 
@@ -14,110 +15,13 @@ from meshwright import schedules
 from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
-from meshwright.plan.facets import (
-    ATTENTION_KERNELS,
-    CP_ALGORITHMS,
-    DEFAULT_ORDER,
-    GATHERED,
-    LOSS_KERNELS,
-    OVERLAPS,
-    RECOMPUTE_MODES,
-    Overlap,
-)
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.plan.facet import ALONE, KEYED, NUMBERED, Field, number
+from meshwright.plan.facets import facets, fields
 
-_INTEGER = re.compile(r"([a-z]+)(\d+)")
-#: Digits of the longest number that is read: more are none that anything has.
-DIGITS = 18
-#: Words that are a name and a whole number: (facet, field).
-INTEGER_WORDS: dict[str, tuple[str, str]] = {
-    "tp": ("layout", "tp"),
-    "pp": ("layout", "pp"),
-    "vpp": ("pipeline", "vpp"),
-    "dp": ("layout", "dp"),
-    "cp": ("layout", "cp"),
-    "ep": ("experts", "ep"),
-    "etp": ("experts", "etp"),
-    "zero": ("layout", "zero"),
-    "shard": ("layout", "shard"),
-    "mb": ("pipeline", "microbatch"),
-    "ulysses": ("sequence", "ulysses"),
-}
-#: Words that stand alone: what they set.
-PLAIN_WORDS: dict[str, tuple[tuple[str, str, object], ...]] = {
-    "sp": (("layout", "sp", True),),
-    "nosp": (("layout", "sp", False),),
-    "fsdp": (("layout", "zero", 3),),
-    **{mode: (("memory", "recompute", mode),) for mode in RECOMPUTE_MODES if mode != "none"},
-    "norecompute": (("memory", "recompute", "none"),),
-    **{name: (("precision", "compute", name),) for name in DTYPE_BYTES},
-    **{name: (("memory", "attention", name),) for name in ATTENTION_KERNELS},
-    **{name: (("sequence", "algorithm", name),) for name in CP_ALGORITHMS},
-}
-#: Words of the form key=value: (facet, field, reader, writer, what is wanted).
-Reader = Callable[[str], object]
-
-
-def _numbers(text: str) -> tuple[int, ...] | None:
-    numbers = tuple(map(_number, text.split(",")))
-    return None if None in numbers else numbers
-
-
-def _order(text: str) -> tuple[str, ...] | None:
-    read = tuple(text.split("-"))
-    return read if sorted(read) == sorted(DEFAULT_ORDER) else None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= DIGITS else None
-
-
-def _ratio(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 1.0 <= value < 1e6 else None
-
-
-def _stored(text: str) -> str | None:
-    return text if text in ("fp32", "bf16", "fp16", "fp8", "none") else None
-
-
-def _working(text: str) -> str | None:
-    return text if text in ("bf16", "fp8") else None
-
-
-def _loss(text: str) -> str | None:
-    return text if text in LOSS_KERNELS else None
-
-
-def _gathered(text: str) -> str | None:
-    return text if text in GATHERED else None
-
-
-#: Words with a value in them, as they are proposed to who misspelt one.
-_WITH_VALUE = ("zero0", "zero1", "zero2", "hsdp8", "overlap=dp,pp")
-_STORED = "fp32, bf16, fp16, fp8 or none"
-VALUE_WORDS: dict[str, tuple[str, str, Reader, Callable, str]] = {
-    "stages": ("layout", "stages", _numbers, lambda v: ",".join(map(str, v)), "layers per stage such as 9,10,10,9"),
-    "shares": (
-        "layout",
-        "shares",
-        _numbers,
-        lambda v: ",".join(map(str, v)),
-        "microbatches per kind of slice such as 5,11",
-    ),
-    "order": ("layout", "order", _order, "-".join, "an order of tp, cp, dp, pp such as tp-cp-dp-pp"),
-    "recompute_layers": ("memory", "layers", _number, str, "a number of layers per chunk"),
-    "loss": ("memory", "loss", _loss, str, " or ".join(LOSS_KERNELS)),
-    "gathered": ("memory", "gathered", _gathered, str, " or ".join(GATHERED)),
-    "imbalance": ("experts", "imbalance", _ratio, lambda v: repr(v).removesuffix(".0"), "a ratio of at least 1"),
-    "params": ("precision", "params", _working, str, "bf16 or fp8"),
-    "grads": ("precision", "grads", _stored, str, _STORED),
-    "master": ("precision", "master", _stored, str, _STORED),
-    "moments": ("precision", "moments", _stored, str, _STORED),
-}
+_NUMBERED = re.compile(r"([a-z_]+)(\d+)")
+#: What words say: (facet, attribute) -> (word, value).
+Said = dict[tuple[str, str], tuple[str, Any]]
+Settings = tuple[tuple[str, str, Any], ...]
 
 
 def read(text: str, *, place: str = "--plan") -> Plan:
@@ -138,33 +42,72 @@ def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
     return _put_over(plan, _said(text, place))
 
 
-def says_overlap(text: str) -> bool:
-    """Whether the words of a plan say what overlaps; errors as :func:`read`."""
-    return ("overlap", "dp") in _said(text, "--plan")
+def says(text: str, facet: str) -> bool:
+    """Whether the words of a plan say anything of a facet; errors as :func:`read`."""
+    return any(said == facet for said, _ in _said(text, "--plan"))
 
 
-def _put_over(base: Plan, said: dict[tuple[str, str], tuple[str, object]]) -> Plan:
+def write(plan: Plan) -> str:
+    """The shortest words that :func:`read` turns back into `plan`."""
+    ordered = sorted(fields().values(), key=lambda field: field.place)
+    return " ".join(word for field in ordered for word in field.words(plan))
+
+
+@cache
+def plain_words() -> dict[str, Settings]:
+    """The words that stand alone and are known before they are said, and what each sets."""
+    out: dict[str, Settings] = {}
+    for field in fields().values():
+        alone = field.spelled == ALONE and field.form.kind is str
+        named = {name: field.sets(name) for name in field.form.names if alone and name != "none"}
+        for word, values in (named | field.also).items():
+            out[word] = tuple((field.facet, attribute, value) for attribute, value in values.items())
+    return out
+
+
+@cache
+def numbered_words() -> dict[str, Field]:
+    """The words that are a name and a number."""
+    found = fields().values()
+    return {name: f for f in found for name in (*((f.name,) if f.spelled == NUMBERED else ()), *f.numbered)}
+
+
+@cache
+def keyed_words() -> dict[str, Field]:
+    """The words of the form ``key=value``."""
+    return {field.name: field for field in fields().values() if field.spelled == KEYED}
+
+
+def examples() -> list[str]:
+    """Words of every kind, as they are proposed to who misspelt one."""
+    numbered = (f"{name}{n}" for name in numbered_words() for n in ((0, 1, 2, 3) if name == "zero" else (1, 2, 4, 8)))
+    return [*plain_words(), *schedules.families(), *numbered, *(f"{key}=" for key in keyed_words())]
+
+
+def _put_over(base: Plan, said: Said) -> Plan:
     """`base` with what was said in place of its own, and with what that implies."""
     plan = _with_said(base, said)
-    if base == Plan() or ("pipeline", "schedule") in said:
-        plan = _with_implied(plan, said)
-    if ("overlap", "dp") in said or base.overlap != _usual_overlap(base):
-        return plan
-    return msgspec.structs.replace(plan, overlap=_usual_overlap(plan))
+    for name, facet in facets().items():
+        words = {attribute for of, attribute in said if of == name}
+        if facet.implied:
+            plan = msgspec.structs.replace(plan, **{name: facet.implied(plan, words, base == Plan())})
+    for name, facet in facets().items():
+        if facet.usual and not any(of == name for of, _ in said) and getattr(base, name) == facet.usual(base):
+            plan = msgspec.structs.replace(plan, **{name: facet.usual(plan)})
+    return plan
 
 
-def _said(text: str, place: str) -> dict[tuple[str, str], tuple[str, object]]:
-    """What the words say: (facet, field) -> (word, value)."""
+def _said(text: str, place: str) -> Said:
     found: list[Diagnostic] = []
-    said: dict[tuple[str, str], tuple[str, object]] = {}
+    said: Said = {}
     for word in text.lower().split():
         try:
             settings = _settings(word)
         except MeshwrightError as error:
             found += [msgspec.structs.replace(d, place=f"{place} {text!r}: {word}") for d in error.diagnostics]
             continue
-        for facet, field, value in settings:
-            before = said.get((facet, field))
+        for facet, attribute, value in settings:
+            before = said.get((facet, attribute))
             if before and before[1] != value:
                 found.append(
                     Diagnostic(
@@ -174,142 +117,53 @@ def _said(text: str, place: str) -> dict[tuple[str, str], tuple[str, object]]:
                         help="keep one of them",
                     )
                 )
-            said[facet, field] = (word, value)
+            said[facet, attribute] = (word, value)
     if found:
         raise MeshwrightError(found)
     return said
 
 
-def _with_said(base: Plan, said: dict[tuple[str, str], tuple[str, object]]) -> Plan:
-    facets: dict[str, dict[str, object]] = {}
-    for (facet, field), (_, value) in said.items():
-        facets.setdefault(facet, {})[field] = value
-    changed = {facet: msgspec.structs.replace(getattr(base, facet), **fields) for facet, fields in facets.items()}
-    return msgspec.structs.replace(base, **changed)
+def _with_said(base: Plan, said: Said) -> Plan:
+    changed: dict[str, dict[str, Any]] = {}
+    for (facet, attribute), (_, value) in said.items():
+        changed.setdefault(facet, {})[attribute] = value
+    records = {facet: msgspec.structs.replace(getattr(base, facet), **values) for facet, values in changed.items()}
+    return msgspec.structs.replace(base, **records)
 
 
-def _with_implied(plan: Plan, said: dict) -> Plan:
-    """`vpp` of more than one under plain ``1f1b`` is the interleaved schedule, as every framework names it; a
-    schedule with its own number of chunks brings it along."""
-    pipeline = plan.pipeline
-    if ("pipeline", "schedule") not in said and pipeline.vpp > 1:
-        pipeline = msgspec.structs.replace(pipeline, schedule="interleaved")
-    if pipeline.schedule == "1f1b" and pipeline.vpp > 1:
-        pipeline = msgspec.structs.replace(pipeline, schedule="interleaved")
-    if ("pipeline", "vpp") not in said:
-        pipeline = msgspec.structs.replace(pipeline, vpp=schedules.get(pipeline.schedule).default_vpp)
-    return msgspec.structs.replace(plan, pipeline=pipeline)
-
-
-def _usual_overlap(plan: Plan) -> Overlap:
-    """Overlap of a plan whose words say none: the default, and the experts' exchange under a schedule made to hide
-    it (DualPipe)."""
-    hidden = plan.experts.ep > 1 and schedules.get(plan.pipeline.schedule).hides_experts
-    return Overlap(ep=True) if hidden else Overlap()
-
-
-def _settings(word: str) -> tuple[tuple[str, str, object], ...]:
-    """What one word sets: (facet, field, value) each."""
-    if word in PLAIN_WORDS:
-        return PLAIN_WORDS[word]
-    if (match := re.fullmatch(r"hsdp(\d+)", word)) and _number(match[1]):
-        return ("layout", "zero", 3), ("layout", "shard", _number(match[1]))
-    if word.startswith("overlap="):
-        return _overlap(word)
+def _settings(word: str) -> Settings:
+    """What one word sets: (facet, attribute, value) each."""
+    if word in plain_words():
+        return plain_words()[word]
     key, equals, value = word.partition("=")
     if equals:
-        return (_value(key, value),)
-    if (match := _INTEGER.fullmatch(word)) and match[1] in INTEGER_WORDS:
-        facet, field = INTEGER_WORDS[match[1]]
-        number = _number(match[2])
-        least, most = (0, 3) if field == "zero" else (1, 10**7)
-        if number is None or not least <= number <= most:
-            raise MeshwrightError.one("P002", f"{word}: {match[1]} is at least {least} and at most {most}")
-        return ((facet, field, number),)
-    try:
-        name = schedules.get(word).name
-    except MeshwrightError:
-        if word == "2bp":
-            help = "2BP goes over a schedule: write 2bp:1f1b, or 2bp: and another schedule"
-            raise MeshwrightError.one("P001", "'2bp' does not say over which schedule", help=help) from None
-        known = [
-            *PLAIN_WORDS,
-            "zero0",
-            "zero1",
-            "zero2",
-            *schedules.families(),
-            "hsdp8",
-            "overlap=dp,pp",
-            *(f"{w}2" for w in INTEGER_WORDS),
-        ]
-        raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=meant(word, known)) from None
-    return (("pipeline", "schedule", name),)
+        field = keyed_words().get(key)
+        if field is None:
+            raise MeshwrightError.one("P001", f"unknown key {key!r} in a plan", help=meant(key, [*keyed_words()]))
+        return _valued(field, field.form.read(value), f"{word} is not {field.form.wanted}")
+    if (match := _NUMBERED.fullmatch(word)) and (field := numbered_words().get(match[1])):
+        if match[1] in field.numbered:
+            ranks = number(match[2])
+            if ranks:
+                return tuple((field.facet, name, value) for name, value in field.numbered[match[1]](ranks).items())
+        else:
+            return _valued(field, field.form.read(match[2]), f"{word}: {match[1]} is {field.form.wanted}")
+    return _looked_up(word)
 
 
-def _overlap(word: str) -> tuple[tuple[str, str, object], ...]:
-    asked = [a for a in word.removeprefix("overlap=").split(",") if a and a != "none"]
-    unknown = [a for a in asked if a not in OVERLAPS]
-    if unknown:
-        raise MeshwrightError.one(
-            "P002", f"overlap={','.join(unknown)} is unknown", help=f"choose among {', '.join(OVERLAPS)}, or none"
-        )
-    return tuple(("overlap", name, name in asked) for name in OVERLAPS)
+def _valued(field: Field, value: Any, problem: str) -> Settings:
+    if value is None:
+        raise MeshwrightError.one("P002", problem)
+    return tuple((field.facet, attribute, each) for attribute, each in field.sets(value).items())
 
 
-def _value(key: str, value: str) -> tuple[str, str, object]:
-    if key not in VALUE_WORDS:
-        raise MeshwrightError.one("P001", f"unknown key {key!r} in a plan", help=meant(key, [*VALUE_WORDS, "overlap"]))
-    facet, field, reader, _, wanted = VALUE_WORDS[key]
-    parsed = reader(value)
-    if parsed is None:
-        raise MeshwrightError.one("P002", f"{key}={value} is not {wanted}")
-    return facet, field, parsed
-
-
-def write(plan: Plan) -> str:
-    """The shortest words that :func:`read` turns back into `plan`."""
-    layout, pipeline, default = plan.layout, plan.pipeline, Plan()
-    words = []
-    for word, (facet, field) in INTEGER_WORDS.items():
-        value = getattr(getattr(plan, facet), field)
-        if word in ("zero", "shard"):
-            continue
-        shown = value != getattr(getattr(default, facet), field) or word == "mb"
-        if word == "vpp":
-            shown = value != schedules.get(pipeline.schedule).default_vpp or pipeline.schedule == "interleaved"
-        if shown:
-            words.append(f"{word}{value}")
-    words += _zero_words(layout)
-    if not layout.sp:
-        words.append("nosp")
-    if pipeline.schedule != "1f1b" or layout.pp > 1:
-        words.append(pipeline.schedule)
-    words += _plain_words(plan, default)
-    for key, (facet, field, _, writer, _) in VALUE_WORDS.items():
-        value = getattr(getattr(plan, facet), field)
-        if value != getattr(getattr(default, facet), field):
-            words.append(f"{key}={writer(value)}")
-    if plan.overlap != _usual_overlap(plan):
-        words.append("overlap=" + (",".join(n for n in OVERLAPS if getattr(plan.overlap, n)) or "none"))
-    return " ".join(words)
-
-
-def _zero_words(layout) -> list[str]:
-    if layout.zero == 3:
-        return [f"hsdp{layout.shard}" if layout.shard else "fsdp"]
-    scope = [f"shard{layout.shard}"] if layout.shard else []
-    return ([f"zero{layout.zero}"] if layout.zero else []) + scope
-
-
-def _plain_words(plan: Plan, default: Plan) -> list[str]:
-    words = []
-    for facet, field in (
-        ("memory", "recompute"),
-        ("memory", "attention"),
-        ("sequence", "algorithm"),
-        ("precision", "compute"),
-    ):
-        value = getattr(getattr(plan, facet), field)
-        if value != getattr(getattr(default, facet), field):
-            words.append(value)
-    return words
+def _looked_up(word: str) -> Settings:
+    """What a word sets that names something of an open list, such as a schedule."""
+    for field in fields().values():
+        if field.form.open:
+            try:
+                return _valued(field, field.form.read(word), f"{word} is not {field.form.wanted}")
+            except MeshwrightError as error:
+                if error.diagnostics[0].code.startswith("P"):
+                    raise
+    raise MeshwrightError.one("P001", f"unknown word {word!r} in a plan", help=meant(word, examples()))

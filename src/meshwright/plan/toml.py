@@ -23,11 +23,10 @@ from typing import Any
 
 import msgspec
 
-from meshwright import schedules
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
-from meshwright.plan.text import INTEGER_WORDS, PLAIN_WORDS, VALUE_WORDS, read
+from meshwright.plan.facets import facets
 from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
@@ -124,34 +123,10 @@ def _read(facet: str, current: msgspec.Struct, name: str, value: Any) -> tuple[s
         value = float(value)
     if type(value) is not type(usual):
         return f"wants {type(usual).__name__}, not {type(value).__name__}", None
-    return rejected(facet, name, value), value
+    return _why_not(facet, name, value), value
 
 
-def rejected(facet: str, name: str, value: Any) -> str:
+def _why_not(facet: str, name: str, value: Any) -> str:
     """Why a value of the right type cannot be: the same rules as the words of a plan."""
-    if facet == "pipeline" and name == "schedule":
-        try:
-            schedules.get(value)
-        except MeshwrightError as error:
-            return error.diagnostics[0].message
-        return ""
-    for key, (of, field, reader, writer, wanted) in VALUE_WORDS.items():
-        if (of, field) == (facet, name):
-            try:
-                same = reader(writer(value)) == value
-            except TypeError:  # a list of other things
-                same = False
-            return "" if same else f"is not {wanted} (as {key}=)"
-    if isinstance(value, str):
-        known = [w for w, settings in PLAIN_WORDS.items() for s in settings if s[:2] == (facet, name) and s[2] == value]
-        return "" if known or value == getattr(getattr(Plan(), facet), name) else f"unknown value {value!r}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        usual = getattr(getattr(Plan(), facet), name)
-        word = next((w for w, place in INTEGER_WORDS.items() if place == (facet, name)), "")
-        if not word or value == usual:  # a default of 0 says "not given", which no word does
-            return "" if value >= 0 else "is out of range"
-        try:
-            read(f"{word}{value}")
-        except MeshwrightError as error:
-            return error.diagnostics[0].message if value >= 0 else "is out of range"
-    return ""
+    field = next((f for f in facets()[facet].fields if f.attribute == name), None)
+    return field.why_not(value) if field else ""

@@ -15,19 +15,11 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.plan import Plan
+from meshwright.plan.facets import fields
 from meshwright.search.space import EVEN, FACETS, PLAIN, Core, Inner, Piped, Space, State, plan_of
 
-#: Facet -> where a plan has it, of the facets whose refusals follow from the sizes and the facet's own value.
-ALONE = {
-    "order": "layout.order",
-    "sp": "layout.sp",
-    "algorithm": "sequence.algorithm",
-    "recompute": "memory.recompute",
-    "attention": "memory.attention",
-    "loss": "memory.loss",
-    "schedule": "pipeline.schedule",
-    "zero": "layout.zero",
-}
+#: Facets whose refusals follow from the sizes and the facet's own value.
+ALONE = ("order", "sp", "algorithm", "recompute", "attention", "loss", "schedule", "zero")
 #: What a refusal names where the sizes are what is refused.
 SIZES = ("layout.tp", "layout.pp", "layout.dp", "layout.cp", "experts.ep", "experts.etp")
 #: What is said of plans that nobody asked for runs.
@@ -126,11 +118,11 @@ def _narrowed(engine: Engine, space: Space, core: Core) -> Space | None:
     """The space without what an engine refuses because of one facet beside the sizes; None when it refuses them."""
     first = {facet: values[0] for facet in FACETS if (values := space[facet])}
     usual = {"overlap": _overlaps(space, core)[0], "shares": EVEN}
-    inner = Inner(**{f: usual.get(f, first.get(f)) for f in Inner._fields})
+    inner = Inner(**{f: usual.get(f, first[f]) for f in Inner._fields})
     refused: dict[tuple[str, Any], list[Refusal]] = {}
 
     def ask(facet: str, value: Any, inner: Inner = inner, piped: Piped = PLAIN, zero: int = 0) -> None:
-        refused[facet, value] = list(engine.refuses(plan_of(core, inner, piped, State(zero, 0))))
+        refused[facet, value] = list(engine.refuses(plan_of(core, inner, piped, State(zero=zero))))
 
     for zero in space["zero"]:
         ask("zero", zero, zero=zero)
@@ -143,8 +135,9 @@ def _narrowed(engine: Engine, space: Space, core: Core) -> Space | None:
                 ask(facet, value, inner=inner._replace(**{facet: value}))
     if core.pp > 1:
         for name in space["schedule"]:
-            ask("schedule", name, piped=Piped(name, (schedules.get(name).vpps or (1,))[0], EVEN))
-    for facet, place in ALONE.items():
+            ask("schedule", name, piped=Piped(schedule=name, vpp=(schedules.get(name).vpps or (1,))[0]))
+    for facet in ALONE:
+        place = f"{fields()[facet].facet}.{fields()[facet].attribute}"
         values = tuple(v for v in space[facet] if all(r.facet != place for r in refused.get((facet, v), ())))
         if not values:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from meshwright.lower.program import Program
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.units import Unit
+from meshwright.plan.facet import EXCHANGE
+from meshwright.plan.facets import fields
 from meshwright.search.columns import Exchanged, units_of
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.parts import Inners
@@ -19,10 +22,11 @@ from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
 from meshwright.work import Group
 
-#: What the bytes of a rank's state depend on in an inner part.
-STORED = ("dtype", "grads", "master", "moments")
+#: What the bytes of a rank's state, and what is exchanged of it, depend on in an inner part, besides what overlaps.
+STORED = tuple(n for n in Inner._fields if EXCHANGE in fields()[n].decides and n != "overlap")
 
 
+_stored = attrgetter(*STORED)
 #: Collectives one after the other: (op, bytes, group) each.
 Steps = tuple[tuple[str, float, Group], ...]
 #: How many times a block's bytes are a message without end: more than any model has blocks, of whatever sizes.
@@ -101,7 +105,7 @@ class Exchanges:
         synchronous = any(device.synchronous for device in self.devices)
         for a, inner in enumerate(inners):
             cut = "dp" in inner.overlap and not synchronous
-            alike.setdefault((inner.order, inner.grads, inner.master, inner.moments, inner.dtype, cut), []).append(a)
+            alike.setdefault((inner.order, *_stored(inner), cut), []).append(a)
         core = core._replace(mb=1)  # which says nothing about parameters
         for same, chosen in alike.items():
             for c, state in enumerate(states):
@@ -149,7 +153,7 @@ class Exchanges:
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's
         table, which some schedules place beside it."""
-        key = (core._replace(mb=1), *(getattr(inner, field) for field in STORED), state)
+        key = (core._replace(mb=1), *_stored(inner), state)
         found = self._constant.get(key)
         if found is None:
             found = self._constant[key] = self._state_bytes(core, inner, state)

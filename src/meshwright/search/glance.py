@@ -13,12 +13,13 @@ import numpy as np
 from meshwright.lower.layer import Entry
 from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facet import LAYER
+from meshwright.plan.facets import fields
 from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.layers import Book
+from meshwright.search.layers import Book, deciding_ends
 from meshwright.search.parts import Inners
-from meshwright.search.space import EVEN, PLAIN, WHOLE, Core, Inner, plan_of
+from meshwright.search.space import PLAIN, WHOLE, Core, Inner, plan_of
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group
 
@@ -40,8 +41,8 @@ class Glance(NamedTuple):
 def _way(rest: Inner) -> Inner:
     """An inner part with what kernels depend on, the rest as in the plainest plan."""
     sliced = tuple(name for name in rest.overlap if name == "tp")
-    usual = {"order": DEFAULT_ORDER, "recompute": "none", "recompute_layers": 0, "shares": EVEN}
-    return rest._replace(master="fp32", moments="fp32", overlap=sliced, **usual)
+    usual = {name: fields()[name].usual for name in rest._fields if LAYER not in fields()[name].decides}
+    return rest._replace(**usual | {"recompute": "none", "recompute_layers": 0, "overlap": sliced})
 
 
 class Glances:
@@ -102,7 +103,7 @@ class Glances:
         if not isinstance(unit.kind, str):
             return book.entries(unit, which)
         c = book.stages.context()
-        key = (unit.kind, which, c.tokens, c.tp, c.sp, c.plan.precision, c.plan.memory.loss, c.plan.overlap)
+        key = (unit.kind, which, c.tokens, c.tp, c.sp, *deciding_ends(c.plan))
         found = self._ends.get(key)
         if found is None:
             found = self._ends[key] = book.entries(unit, which)

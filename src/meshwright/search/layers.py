@@ -16,11 +16,18 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.state import Activations
 from meshwright.lower.units import Unit
 from meshwright.plan import Plan
+from meshwright.plan.facet import LAYER
+from meshwright.plan.facets import decided
 from meshwright.simulate.layer import LayerCost
 from meshwright.simulate.price import Pricer
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+
+#: Facets of which the embedding and the head see the number of tokens and the share of a rank alone.
+_NOT_AT_ENDS = ("layout", "pipeline", "sequence", "experts")
+#: Everything in a plan that decides the passes of its layers and their bytes, but for where groups lie.
+_sizes, deciding_ends = decided(LAYER), decided(LAYER, but=_NOT_AT_ENDS)
 
 
 class Book:
@@ -100,24 +107,5 @@ class Layers:
     def _shared_ends(self, stages: Stages) -> dict:
         """Passes of the embedding and the head, shared by plans in which as many tokens meet equal shares of them."""
         c = stages.context()
-        same = (c.tokens, c.tp, c.sp, c.plan.precision, c.plan.memory.loss, c.plan.memory.gathered, c.plan.overlap.tp)
+        same = (c.tokens, c.tp, c.sp, *deciding_ends(c.plan))
         return self._ends.setdefault(same, {})
-
-
-def _sizes(plan: Plan) -> tuple:
-    """Everything in a plan that decides the passes of its layers and their bytes, but for where groups lie."""
-    layout = plan.layout
-    return (
-        layout.tp,
-        layout.cp,
-        layout.sp and layout.tp > 1,
-        plan.pipeline.microbatch,
-        plan.sequence if layout.cp > 1 else None,
-        plan.experts,
-        plan.precision,
-        plan.memory.attention,
-        plan.memory.loss,
-        plan.memory.gathered,
-        plan.overlap.tp,
-        plan.overlap.ep,
-    )

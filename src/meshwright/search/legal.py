@@ -17,7 +17,7 @@ def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> b
         return True
     if schedules.get(piped.schedule).placement == "bidirectional":
         return False
-    return state.zero == 3 or piped.vpp > 1 or State(1, state.shard) not in among
+    return state.zero == 3 or piped.vpp > 1 or state._replace(zero=1) not in among
 
 
 def most_layers(core: Core, piped: Piped, num_layers: int) -> int:

@@ -16,7 +16,6 @@ from meshwright.cost.roofline import contention
 from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
 from meshwright.plan import Experts, Layout, Plan
-from meshwright.plan.facets import DEFAULT_ORDER
 from meshwright.plan.slices import kinds
 from meshwright.search.clock import Clock
 from meshwright.search.columns import Costs, units_of
@@ -30,7 +29,7 @@ from meshwright.search.settle import concrete, dealt_by, shares_of
 from meshwright.search.space import BALANCED, PLAIN, WHOLE, Core, Inner, Piped, State, plan_of
 from meshwright.simulate.schedule_times import takes_times
 
-USUAL = Inner(DEFAULT_ORDER, True, "ring", "none", 0, "flash", "", "fp32", "fp32", "fp32", ("dp", "pp"), 1.0, "eager")
+USUAL = Inner()
 
 
 class Regions:

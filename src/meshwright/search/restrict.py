@@ -10,44 +10,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan.facets import (
-    ATTENTION_KERNELS,
-    CP_ALGORITHMS,
-    DEFAULT_ORDER,
-    LOSS_KERNELS,
-    OVERLAPS,
-    RECOMPUTE_MODES,
-)
-from meshwright.plan.text import INTEGER_WORDS, VALUE_WORDS
-from meshwright.plan.toml import rejected
-from meshwright.search.space import BALANCED, EVEN, FACETS, Space
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.plan.facet import Form, count
+from meshwright.plan.facets import fields
+from meshwright.search.space import DEVICES, FACETS, Space
 
 _WORD = re.compile(r"\s*([a-z_]+)\s*(<=|>=|=)\s*(.+?)\s*", re.IGNORECASE)
-_STORED = ("fp32", "bf16", "fp16", "fp8", "none")
-#: Facets whose values are names.
-NAMES: dict[str, tuple[str, ...]] = {
-    "algorithm": CP_ALGORITHMS,
-    "recompute": RECOMPUTE_MODES,
-    "attention": ATTENTION_KERNELS,
-    "loss": LOSS_KERNELS,
-    "dtype": tuple(DTYPE_BYTES),
-    "grads": _STORED[:-1],
-    "master": _STORED,
-    "moments": _STORED[:-1],
-}
-COUNTS = ("devices", "tp", "cp", "pp", "dp", "mb", "ep", "etp", "recompute_layers", "vpp", "zero", "shard")
-#: Counts that may be 0: nothing sharded, or all of what there is.
-FROM_NOTHING = ("etp", "recompute_layers", "zero", "shard")
-#: Facets with an order, which a bound can be of.
-ORDERED = (*COUNTS, "imbalance")
-#: Where a plan has the facets that are numbers.
-PLACES = INTEGER_WORDS | {facet: VALUE_WORDS[facet][:2] for facet in ("recompute_layers", "imbalance")}
-#: Of a count as it is written.
-MOST_DIGITS = 12
-YES_NO = {"yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 
 
 def restricted(
@@ -93,12 +61,13 @@ def _applied(space: Space, word: str, option: str, apply: Callable) -> Space:
     facet = match[1].lower()
     if facet not in FACETS:
         raise MeshwrightError.one("R001", f"no facet {facet!r}", place=place, help=nearest(facet, list(FACETS)))
-    if option == "--bound" and (facet not in ORDERED or "," in match[3]):
+    if option == "--bound" and (not _form(facet).ordered or "," in match[3]):
+        ordered = ", ".join(name for name in FACETS if _form(name).ordered)
         raise MeshwrightError.one(
             "R003",
             f"{word!r} is not a bound: it is one number, of a facet whose values are numbers",
             place=place,
-            help=f"bounds are of {', '.join(ORDERED)}; of others say --fix or --exclude {facet}=",
+            help=f"bounds are of {ordered}; of others say --fix or --exclude {facet}=",
         )
     return apply(space, facet, match[2], _values(facet, match[3], place))
 
@@ -128,67 +97,34 @@ def _listed(space: Space, facet: str) -> tuple:
     domain = space[facet]
     if domain is not None:
         return domain
-    most = max(space["devices"])
+    most = max(space[DEVICES])
     if facet == "vpp":
         return tuple(range(1, 129))
-    return tuple(n for n in range(0 if facet == "shard" else 1, most + 1) if n == 0 or most % n == 0)
+    least = 0 if _form(facet).read("0") == 0 else 1
+    return tuple(n for n in range(least, most + 1) if n == 0 or most % n == 0)
+
+
+def _form(facet: str) -> Form:
+    return count() if facet == DEVICES else fields()[facet].form
 
 
 def _values(facet: str, text: str, place: str) -> tuple[Any, ...]:
-    if facet in ("stages", "shares") and text not in (EVEN, BALANCED):
-        return (tuple(_number(facet, part, place) for part in text.split(",")),)
-    return tuple(_value(facet, part.strip().lower(), place) for part in text.split(","))
+    """The values that a restriction lists: commas lie between them, so that those inside one are written ``+``."""
+    form, search = _form(facet), () if facet == DEVICES else fields()[facet].search
+    if text in search:
+        return (text,)
+    parts = [text] if form.whole else text.split(",")
+    return tuple(_value(facet, form, part.strip().lower().replace("+", ","), place) for part in parts)
 
 
-def _value(facet: str, text: str, place: str) -> Any:
-    if facet in COUNTS:
-        return _number(facet, text, place)
-    if facet == "schedule":
-        try:
-            return schedules.get(text).name
-        except MeshwrightError as error:
-            raise _unknown(facet, text, place, error.diagnostics[0].help) from None
-    if facet == "sp":
-        return _choice(facet, text, YES_NO, place)
-    if facet == "order":
-        order = tuple(text.split("-"))
-        if sorted(order) != sorted(DEFAULT_ORDER):
-            raise _unknown(facet, text, place, "an order of tp, cp, dp, pp such as tp-cp-dp-pp")
-        return order
-    if facet == "overlap":
-        names = tuple(sorted(text.split("+"))) if text != "none" else ()
-        return tuple(_choice(facet, name, {n: n for n in OVERLAPS}, place) for name in names)
-    if facet == "imbalance":
-        try:
-            return _checked(facet, float(text), text, place)
-        except ValueError:
-            raise _unknown(facet, text, place, "a ratio such as 1.2") from None
-    if facet in ("stages", "shares"):
-        return text
-    return _choice(facet, text, {n: n for n in NAMES[facet]}, place)
-
-
-def _choice(facet: str, text: str, known: dict[str, Any], place: str) -> Any:
-    if text not in known:
-        raise _unknown(facet, text, place, nearest(text, list(known)))
-    return known[text]
-
-
-def _number(facet: str, text: str, place: str) -> int:
-    if not text.strip().isdecimal() or len(text) > MOST_DIGITS:
-        raise _unknown(facet, text, place, f"{facet} takes whole numbers, such as {facet}=4 or {facet}=2,4,8")
-    number = int(text)
-    if number < 1 and facet not in FROM_NOTHING:
-        raise _unknown(facet, text, place, f"{facet} is at least 1")
-    return _checked(facet, number, text, place)
-
-
-def _checked(facet: str, value: Any, text: str, place: str) -> Any:
-    """The value, if a plan can say it."""
-    where = PLACES.get(facet)
-    reason = rejected(*where, value) if where else ""
-    if reason:
-        raise _unknown(facet, text, place, reason)
+def _value(facet: str, form: Form, text: str, place: str) -> Any:
+    try:
+        value = form.read(text)
+    except MeshwrightError as error:
+        raise _unknown(facet, text, place, error.diagnostics[0].help) from None
+    if value is None:
+        help = nearest(text, form.names) if form.names else f"{facet} is {form.wanted}"
+        raise _unknown(facet, text, place, help)
     return value
 
 

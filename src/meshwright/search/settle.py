@@ -32,7 +32,7 @@ def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Eva
 def shares_of(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> tuple[int, ...]:
     """Microbatches of each kind of slice, which no state part changes; () where they are equal."""
     if inner.shares == BALANCED:
-        return settled(core, inner, piped, State(0, 0), evaluator).layout.shares
+        return settled(core, inner, piped, State(), evaluator).layout.shares
     return () if inner.shares == EVEN else inner.shares
 
 
@@ -62,7 +62,7 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
     key = (core, usual)
     table = evaluator.stages.get(key)
     if table is None:
-        plan = plan_of(core, usual, Piped("gpipe", 1, EVEN), State(0, 0))
+        plan = plan_of(core, usual, Piped(schedule="gpipe"), State())
         table = evaluator.stages[key] = _by_rank(plan, evaluator)
     held = _held(piped.schedule, core.pp, piped.vpp)
     dealt = (held, table.tobytes())

@@ -9,113 +9,51 @@ the same plan twice (sequence parallelism without tensor parallelism, ZeRO-2 wit
 
 from __future__ import annotations
 
+from collections import namedtuple
 from collections.abc import Iterator
-from functools import lru_cache
-from itertools import permutations, product
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from itertools import product
+from typing import Any
 
 import msgspec
 
 from meshwright import schedules
-from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision, Sequence, check
-from meshwright.plan.facets import CP_ALGORITHMS, DEFAULT_ORDER
+from meshwright.plan import Layout, Plan, check
+from meshwright.plan.facet import BALANCED, EVEN, Field
+from meshwright.plan.facets import facets, fields
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-EVEN, BALANCED = "even", "balanced"
-#: Tokens of a sequence that a context-parallel rank holds at least, in the default space.
-LEAST_TOKENS = 512
-#: Sequences of a microbatch at most, in the default space.
-MOST_MICROBATCH = 32
-#: Recompute by operators is a policy of few frameworks and the executor has none of it: allowed, not the default.
-USUAL_RECOMPUTE = ("none", "selective", "full")
-#: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
-SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
+DEVICES = "devices"
+#: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode.
+_TOGETHER = ("order", "recompute", "recompute_layers", "shares")
 
 
-class Core(NamedTuple):
-    """Sizes of the axes; ``devices`` are their product, the devices of the cluster."""
-
-    devices: int
-    tp: int
-    cp: int
-    pp: int
-    dp: int
-    mb: int
-    ep: int
-    etp: int
+def _part(name: str, doc: str, first: tuple[str, ...] = ()) -> type:
+    """The part of a point of the space as a named tuple of its fields, each with the plan's default."""
+    mine = [field for field in fields().values() if field.part == name.lower()]
+    part = namedtuple(
+        name, (*first, *(f.name for f in mine)), defaults=(0,) * len(first) + tuple(f.usual for f in mine)
+    )
+    part.__annotations__ = dict.fromkeys(first, int) | {field.name: field.form.kind for field in mine}
+    part.__doc__, part.__module__ = doc, __name__
+    return part
 
 
-class Inner(NamedTuple):
-    """What decides the cost of a layer besides the sizes; and ``shares`` of the batch, which go with the order: even,
-    balanced, or microbatches of each kind of slice."""
-
-    order: tuple[str, ...]
-    sp: bool
-    algorithm: str
-    recompute: str
-    recompute_layers: int
-    attention: str
-    dtype: str
-    grads: str
-    master: str
-    moments: str
-    overlap: tuple[str, ...]
-    imbalance: float
-    loss: str
-    shares: str | tuple[int, ...] = EVEN
-
-
-class Piped(NamedTuple):
-    """How microbatches go through the stages; ``stages`` is even, balanced, or layers per stage."""
-
-    schedule: str
-    vpp: int
-    stages: str | tuple[int, ...]
-
-
-class State(NamedTuple):
-    """What is sharded over data parallelism, and over how many ranks (0: all of them)."""
-
-    zero: int
-    shard: int
-
-
+Core = _part("Core", "Sizes of the axes; ``devices`` are their product, the devices of the cluster.", (DEVICES,))
+Inner = _part("Inner", "What decides the cost of a layer besides the sizes, and what goes with the order of the axes.")
+Piped = _part("Piped", "How microbatches go through the stages; ``stages`` is even, balanced, or layers per stage.")
+State = _part("State", "What is sharded over data parallelism, and over how many ranks (0: all of them).")
 #: The simplest schedule and nothing sharded, for what depends on neither.
-PLAIN, WHOLE, SHARDED = Piped("1f1b", 1, EVEN), State(0, 0), State(1, 0)
-CORE, INNER, PIPED, STATE = Core._fields, Inner._fields, Piped._fields, State._fields
-#: Facet -> what it is, in the order they are shown.
-FACETS: dict[str, str] = {
-    "devices": "ranks of the plan: the devices of the cluster",
-    "tp": "tensor parallelism",
-    "cp": "context parallelism",
-    "pp": "pipeline stages",
-    "dp": "data parallelism: what the others leave of the devices",
-    "mb": "sequences per microbatch",
-    "ep": "expert parallelism",
-    "etp": "ranks that split each expert",
-    "order": "the axes on the cluster, innermost first",
-    "sp": "sequence parallelism beside tensor parallelism",
-    "algorithm": "how context parallelism exchanges",
-    "recompute": "what the backward computes again",
-    "recompute_layers": "layers of a chunk that do (0: all)",
-    "attention": "attention kernels",
-    "dtype": "precision of the matrix products",
-    "grads": "stored gradients",
-    "master": "master copy of the parameters",
-    "moments": "stored optimizer moments",
-    "overlap": "communication beside compute",
-    "imbalance": "load of the busiest expert rank over the mean",
-    "loss": "loss kernels",
-    "shares": "microbatches of each kind of slice on unequal islands: even, balanced by search/shares.py, or numbers",
-    "schedule": "pipeline schedule",
-    "vpp": "chunks per pipeline rank",
-    "stages": "layers per stage: even, balanced by the partition of search/partition.py, or numbers",
-    "zero": "what is sharded over data parallelism",
-    "shard": "ranks it is sharded over (0: all)",
+PLAIN, WHOLE, SHARDED = Piped(), State(), State(zero=1)
+_ALL, _GPIPE = Inner(), Piped(schedule="gpipe")
+#: Facet of the space -> what it is, part by part.
+FACETS: dict[str, str] = {DEVICES: "ranks of the plan: the devices of the cluster"} | {
+    name: fields()[name].help for part in (Core, Inner, Piped, State) for name in part._fields if name != DEVICES
 }
 
 
@@ -135,51 +73,13 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return Space(domains=self.domains | {facet: values})
 
 
-def divisors(number: int) -> list[int]:
-    """All of them, ascending."""
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
-
-
 def default(model: Model, cluster: Cluster, train: Train) -> Space:
     """Everything exact: all layouts that use every device, all orders, all schedules, all recompute modes, all ZeRO
     scopes that end at a level of the cluster. Nothing that changes the numbers a training run computes with
-    (precision, master copies) and nothing that is measured rather than chosen (overlap, kernels, imbalance)."""
-    devices, usual = cluster.num_devices, Plan()
-    domain = cluster.islands[0].domain_size
-    mixtures = model.mixtures
-    sizes = divisors(devices)
-    return Space(
-        domains={
-            "devices": (devices,),
-            "tp": tuple(n for n in sizes if domain % n == 0 or n % domain == 0),
-            "cp": tuple(n for n in sizes if n == 1 or train.seq_len // n >= LEAST_TOKENS),
-            "pp": tuple(n for n in sizes if n <= model.num_layers),
-            "dp": None,
-            "mb": tuple(n for n in divisors(train.global_batch) if n <= MOST_MICROBATCH),
-            "ep": tuple(n for n in sizes if mixtures and all(m.experts % n == 0 for m in mixtures)) or (1,),
-            "etp": (1, 0) if mixtures else (0,),
-            "order": tuple(permutations(DEFAULT_ORDER)),
-            "sp": (True, False),
-            "algorithm": CP_ALGORITHMS,
-            "recompute": USUAL_RECOMPUTE,
-            "recompute_layers": (0,),
-            "attention": (usual.memory.attention,),
-            "dtype": (usual.precision.compute,),
-            "grads": (usual.precision.grads,),
-            "master": (usual.precision.master,),
-            "moments": (usual.precision.moments,),
-            "overlap": (("dp", "pp"),),
-            "imbalance": (usual.experts.imbalance,),
-            "loss": (usual.memory.loss,),
-            "shares": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
-            "schedule": tuple(n for n in schedules.families() if n not in SEARCHED),
-            "vpp": None,
-            "stages": (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED),
-            "zero": (0, 1, 2, 3),
-            "shard": None,
-        }
-    )
+    (precision, master copies) and nothing that is measured rather than chosen (overlap, kernels, imbalance): each
+    field of a plan says its values."""
+    values = {name: field.values(model, cluster, train) for name, field in fields().items()}
+    return Space(domains={DEVICES: (cluster.num_devices,)} | values)
 
 
 def cores(space: Space, model: Model, cluster: Cluster, train: Train) -> Iterator[Core]:
@@ -198,29 +98,57 @@ def cores(space: Space, model: Model, cluster: Cluster, train: Train) -> Iterato
                 continue
             if etp == tp and 0 in space["etp"]:
                 continue  # 0 means as tp
-            core = Core(devices, tp, cp, pp, dp, mb, ep, etp)
+            core = Core(devices=devices, tp=tp, cp=cp, pp=pp, dp=dp, mb=mb, ep=ep, etp=etp)
             if any(legal_inner(space, core, model, cluster, train)):
                 yield core
 
 
-def bare(core: Core, sp: bool, algorithm: str, attention: str) -> Plan:
-    """A core's plan with the simplest of everything else."""
-    return Plan(
-        layout=Layout(tp=core.tp, cp=core.cp, pp=core.pp, dp=core.dp, sp=sp),
-        pipeline=Pipeline(schedule="gpipe", microbatch=core.mb),
-        sequence=Sequence(algorithm=algorithm),
-        experts=Experts(ep=core.ep, etp=core.etp),
-        memory=Memory(attention=attention),
-    )
+def legal_inner(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Iterator[Inner]:
+    """The inner parts that go with a core, before orders, recompute and shares are put to them: values that change
+    nothing beside the others appear once."""
+    sized, others = _ways(True), _ways(False)
+    usual = all(space[f.name] == (f.usual,) for f in others)
+    for way in _combinations(space, bare(core, _ALL), sized, _ALL):
+        plan = bare(core, way)
+        if check(plan, model, cluster, train):
+            continue
+        if usual:
+            yield way
+            continue
+        for inner in _combinations(space, plan, others, way):
+            said = bare(core, inner)
+            if not any(d for rule in _rules() for d in rule(said, model, cluster, train)):
+                yield inner
 
 
-def legal_inner(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Iterator[tuple]:
-    """The (sp, algorithm, attention) that go with a core."""
-    shards = [s for s in space["sp"] if core.tp > 1 or s] or [space["sp"][0]]
-    ways = space["algorithm"] if core.cp > 1 else space["algorithm"][:1]
-    for sp, algorithm, attention in product(shards, ways, space["attention"]):
-        if not check(bare(core, sp, algorithm, attention), model, cluster, train):
-            yield sp, algorithm, attention
+@cache
+def _ways(with_sizes: bool) -> tuple[Field, ...]:
+    """The inner fields that are combined as they come: those whose legality depends on the sizes, or the others."""
+    return tuple(f for f in map(fields().get, Inner._fields) if f.name not in _TOGETHER and f.with_sizes == with_sizes)
+
+
+@cache
+def _rules() -> tuple:
+    """The rules of the facets of such fields, sizes or not."""
+    return tuple(rule for name in dict.fromkeys(f.facet for f in _ways(False)) for rule in facets()[name].rules)
+
+
+def _combinations(space: Space, plan: Plan, chosen: tuple[Field, ...], start: Inner) -> list[Inner]:
+    """The part `start` with all combinations of the values of some fields; where one changes nothing in `plan`, its
+    default if that is among them, else the first."""
+    found = [start._replace(**{f.name: space[f.name][0] for f in chosen})]
+    for field in chosen:
+        values = space[field.name]
+        if len(values) > 1 and field.useful and not field.useful(plan):
+            values = (field.usual if field.usual in values else values[0],)
+        if values != space[field.name][:1]:
+            found = [inner._replace(**{field.name: value}) for inner in found for value in values]
+    return found
+
+
+def bare(core: Core, inner: Inner) -> Plan:
+    """The plan of a core and an inner part with the simplest of everything else."""
+    return plan_of(core, inner, _GPIPE, WHOLE)
 
 
 def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Inners:
@@ -228,11 +156,10 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     recompute = tuple(
         (mode, layers) for mode, layers in product(space["recompute"], space["recompute_layers"]) if _says(mode, layers)
     )
-    rest = tuple(space[f] for f in ("dtype", "grads", "master", "moments", "overlap", "imbalance", "loss"))
     ways = tuple(legal_inner(space, core, model, cluster, train))
     orders = _orders(space, core)
     shared = {order: _shares(space, core, order, cluster, train.global_batch) for order in orders}
-    found = _combined(ways, tuple(orders), recompute, rest)
+    found = _combined(ways, tuple(orders), recompute)
     if all(shares == [EVEN] for shares in shared.values()):
         return found
     return Inners(inner._replace(shares=shares) for inner in found for shares in shared[inner.order])
@@ -256,14 +183,13 @@ def _shares(
 
 
 @lru_cache(maxsize=256)
-def _combined(ways: tuple, orders: tuple, recompute: tuple, rest: tuple) -> Inners:
+def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple) -> Inners:
     """Every combination; many cores allow the same ones."""
     return Inners(
-        Inner(order, sp, algorithm, mode, layers, attention, *others)
-        for sp, algorithm, attention in ways
+        way._replace(order=order, recompute=mode, recompute_layers=layers)
+        for way in ways
         for order in orders
         for mode, layers in recompute
-        for others in product(*rest)
     )
 
 
@@ -285,7 +211,16 @@ def _orders(space: Space, core: Core) -> list[tuple[str, ...]]:
 def pipelines(space: Space, core: Core, model: Model, train: Train) -> tuple[Piped, ...]:
     """Every schedule of a core's plans, with its chunks and stages."""
     count = train.global_batch // (core.dp * core.mb)
-    return _pipelines(space["schedule"], space["vpp"], space["stages"], core.pp, count, model.num_layers)
+    found = _pipelines(space["schedule"], space["vpp"], space["stages"], core.pp, count, model.num_layers)
+    return _with_others(space, found, "schedule", "vpp", "stages")
+
+
+def _with_others(space: Space, found: tuple, *known: str) -> tuple:
+    """Parts with all combinations of the values of the fields that are not known yet."""
+    for name in found[0]._fields if found else ():
+        if name not in known:
+            found = tuple(part._replace(**{name: value}) for part in found for value in space[name])
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -307,7 +242,7 @@ def _pipelines(
                     continue
                 if stages == BALANCED and pp == 1:
                     continue
-                out.append(Piped(name, vpp, stages))
+                out.append(Piped(schedule=name, vpp=vpp, stages=stages))
     return tuple(out)
 
 
@@ -332,8 +267,8 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
             continue
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
-        out += [State(zero, shard) for shard in _scopes(space, core, cluster, zero, replicas)]
-    return tuple(out)
+        out += [State(zero=zero, shard=shard) for shard in _scopes(space, core, cluster, zero, replicas)]
+    return _with_others(space, tuple(out), "zero", "shard")
 
 
 def gathers_once(space: Space, train: Train) -> bool:
@@ -362,25 +297,40 @@ def _scopes(space: Space, core: Core, cluster: Cluster, zero: int, replicas: int
 
 def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
     """The plan at a point; ``balanced`` stages are still to be worked out."""
-    return Plan(
-        layout=Layout(
-            tp=core.tp,
-            pp=core.pp,
-            dp=core.dp,
-            cp=core.cp,
-            sp=inner.sp,
-            zero=state.zero,
-            shard=state.shard,
-            order=inner.order,
-            stages=piped.stages if isinstance(piped.stages, tuple) else (),
-            shares=inner.shares if isinstance(inner.shares, tuple) else (),
-        ),
-        pipeline=Pipeline(schedule=piped.schedule, vpp=piped.vpp, microbatch=core.mb),
-        sequence=Sequence(algorithm=inner.algorithm),
-        experts=Experts(ep=core.ep, etp=core.etp, imbalance=inner.imbalance),
-        memory=Memory(
-            recompute=inner.recompute, layers=inner.recompute_layers, attention=inner.attention, loss=inner.loss
-        ),
-        precision=Precision(compute=inner.dtype, grads=inner.grads, master=inner.master, moments=inner.moments),
-        overlap=Overlap(**{name: name in inner.overlap for name in Overlap.__struct_fields__}),
-    )
+    parts = _said(core), _said(inner), _said(piped), _said(state)
+    records: dict[str, msgspec.Struct] = {}
+    for whole, _ in parts:
+        records.update(whole)
+    for facet, record, which in _shared():
+        said: dict[str, Any] = {}
+        for number in which:
+            said.update(parts[number][1][facet])
+        records[facet] = record(**said)
+    return Plan(**records)
+
+
+@lru_cache(maxsize=1 << 14)
+def _said(part: tuple) -> tuple[dict[str, msgspec.Struct], dict[str, dict[str, Any]]]:
+    """What a part of a point says: the records of the facets that it says alone, the attributes of others."""
+    out: dict[str, dict[str, Any]] = {}
+    for name, value in zip(part._fields, part):
+        if name != DEVICES:
+            out.setdefault(fields()[name].facet, {}).update(fields()[name].sets(value))
+    shared = {facet for facet, _, _ in _shared()}
+    return {facet: facets()[facet].record(**said) for facet, said in out.items() if facet not in shared}, out
+
+
+@cache
+def _shared() -> tuple[tuple[str, type, tuple[int, ...]], ...]:
+    """The facets that several parts of a point say: name, record, the places of those parts."""
+    said = {name: [f.name for f in facet.fields] for name, facet in facets().items()}
+    parts = (Core, Inner, Piped, State)
+    which = {name: tuple(i for i, p in enumerate(parts) if {*p._fields} & {*mine}) for name, mine in said.items()}
+    return tuple((name, facets()[name].record, places) for name, places in which.items() if len(places) > 1)
+
+
+def point(plan: Plan) -> tuple[Core, Inner, Piped, State]:
+    """The point of a plan with ``dp`` filled in, in whatever space has it."""
+    values = {name: field.value(plan) for name, field in fields().items()} | {DEVICES: plan.layout.num_ranks}
+    core, inner, piped, state = (part(*[values[n] for n in part._fields]) for part in (Core, Inner, Piped, State))
+    return core, inner, piped, state

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.plan import Plan
 from meshwright.search.legal import legal
-from meshwright.search.space import EVEN, Core, Inner, Piped, State, inners, pipelines, states
+from meshwright.search.space import Core, Inner, Piped, State, inners, pipelines, point, states
 from meshwright.search.walk import Walk
 
 
@@ -26,30 +26,9 @@ def warm(walk: Walk, plans: Iterable[Plan]) -> None:
 
 def point_of(plan: Plan, walk: Walk) -> tuple[Core, Inner, Piped, State] | None:
     """The point of the walk's space at which a plan with its ``dp`` filled in lies; None where it has none."""
-    layout, memory, precision = plan.layout, plan.memory, plan.precision
-    experts, pipeline = plan.experts, plan.pipeline
-    core = Core(
-        layout.num_ranks, layout.tp, layout.cp, layout.pp, layout.dp, pipeline.microbatch, experts.ep, experts.etp
-    )
+    core, inner, piped, state = point(plan)
     if core not in walk.cores:
         return None
-    inner = Inner(
-        order=layout.order,
-        sp=layout.sp,
-        algorithm=plan.sequence.algorithm,
-        recompute=memory.recompute,
-        recompute_layers=memory.layers,
-        attention=memory.attention,
-        dtype=precision.compute,
-        grads=precision.grads,
-        master=precision.master,
-        moments=precision.moments,
-        overlap=tuple(sorted(name for name in plan.overlap.__struct_fields__ if getattr(plan.overlap, name))),
-        imbalance=experts.imbalance,
-        loss=memory.loss,
-        shares=layout.shares or EVEN,
-    )
-    piped, state = Piped(pipeline.schedule, pipeline.vpp, layout.stages or EVEN), State(layout.zero, layout.shard)
     asked = walk.model, walk.cluster, walk.train
     among = states(walk.space, core, walk.cluster, walk.train)
     if (

@@ -14,8 +14,8 @@ from meshwright.answer.prediction import Prediction
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.whatif import what_if
 from meshwright.plan import Plan, check
-from meshwright.plan.facets import OVERLAPS
-from meshwright.plan.text import says_overlap, write
+from meshwright.plan.facets.overlap import OVERLAPS
+from meshwright.plan.text import says, write
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, html
 from meshwright.report.remedies import remedies
@@ -104,7 +104,7 @@ def _with_moves(request: Request, asked: Asked, found: Read, wrong: list[dict]) 
 def _words(plan: Plan, *, said: bool) -> str:
     """The words of a plan; what overlaps too when that has to be `said`, usual or not."""
     words = write(plan)
-    if not said or says_overlap(words):
+    if not said or says(words, "overlap"):
         return words
     return f"{words} overlap={','.join(n for n in OVERLAPS if getattr(plan.overlap, n)) or 'none'}"
 

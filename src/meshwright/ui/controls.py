@@ -13,7 +13,9 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.plan import Plan
-from meshwright.plan.facets import CP_ALGORITHMS, OVERLAPS, RECOMPUTE_MODES
+from meshwright.plan.facets.memory import RECOMPUTE_MODES
+from meshwright.plan.facets.overlap import OVERLAPS
+from meshwright.plan.facets.sequence import CP_ALGORITHMS
 from meshwright.plan.text import write
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model

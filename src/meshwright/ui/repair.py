@@ -16,7 +16,7 @@ import msgspec
 from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan, check
-from meshwright.plan.facets import DEFAULT_ORDER
+from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

@@ -1,0 +1,374 @@
+"""Layout: sizes of the mesh axes, their order on the cluster, and what is sharded over data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import permutations
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.errors import Diagnostic
+from meshwright.plan.facet import (
+    ALONE,
+    BALANCED,
+    EVEN,
+    EXCHANGE,
+    KEYED,
+    LAYER,
+    NUMBERED,
+    PLACEMENT,
+    STRUCTURE,
+    Facet,
+    Field,
+    Form,
+    count,
+    counts,
+    divisors,
+    listed,
+    unrun,
+    wrong,
+    yes_no,
+)
+from meshwright.spec.layers import Moe
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+#: Mesh axes from the innermost (closest devices) out, as Megatron-Core lays them (Narayanan et al. 2104.04473).
+DEFAULT_ORDER = ("tp", "cp", "dp", "pp")
+#: Tokens of a sequence that a context-parallel rank holds at least, in the default space.
+LEAST_TOKENS = 512
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of the mesh axes and what is sharded over them.
+
+    ``zero`` is what is sharded over data parallelism: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
+    parameters (Rajbhandari et al. 1910.02054; 3 is FSDP, Zhao et al. 2304.11277). ``shard`` is the size of the
+    sharding group when smaller than dp*cp (hybrid sharding, HSDP), 0 for all of it. ``sp`` shards the parts
+    between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
+    axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
+    ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 0
+    cp: int = 1
+    sp: bool = True
+    zero: int = 0
+    shard: int = 0
+    order: tuple[str, ...] = DEFAULT_ORDER
+    stages: tuple[int, ...] = ()
+    shares: tuple[int, ...] = ()
+
+    @property
+    def num_ranks(self) -> int:
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def shard_group(self) -> int:
+        """Ranks over which ZeRO shards: dp*cp, or less with a hybrid scope."""
+        return self.shard or self.dp * self.cp
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether gradients are kept sharded while they accumulate: with ZeRO-2, and with ZeRO-3 where there is no
+        pipeline. Under one FSDP gathers parameters once a step and keeps gradients whole until the last microbatch, as
+        TorchTitan does (2410.06511); Megatron-Core's distributed optimizer is ZeRO-1."""
+        return (self.zero == 2 or (self.zero == 3 and self.pp == 1)) and self.shard_group > 1
+
+    @property
+    def gathers_again(self) -> bool:
+        """Whether parameters are gathered for every microbatch: fully sharded ones without a pipeline. Under one they
+        are gathered once a step and kept, as TorchTitan does, because every microbatch needs them (2410.06511)."""
+        return self.zero == 3 and self.pp == 1 and self.shard_group > 1
+
+    def stride(self, axis: str) -> int:
+        """Distance in ranks between neighbours on an axis."""
+        stride = 1
+        for name in self.order:
+            if name == axis:
+                return stride
+            stride *= getattr(self, name)
+        raise KeyError(axis)
+
+
+def _ranks(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, have = plan.layout, cluster.num_devices
+    if layout.num_ranks == have:
+        return
+    other = layout.tp * layout.pp * layout.cp
+    product = f"tp{layout.tp} * pp{layout.pp} * cp{layout.cp} * dp{layout.dp} = {layout.num_ranks}"
+    if layout.num_ranks > have:
+        message = f"the plan needs {layout.num_ranks} ranks and {cluster.name} has {have} devices"
+    else:
+        message = f"the plan has {layout.num_ranks} ranks and {cluster.name} has {have} devices"
+    if other > have:
+        help = "take smaller axes"
+    elif have % other == 0:
+        help = f"with these tp, pp and cp, dp is {have // other}"
+    else:
+        help = f"tp, pp and cp must divide {have}; to leave devices out, say a smaller cluster"
+    yield wrong("P010", message, product, help)
+
+
+def _tensor(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    tp = plan.layout.tp
+    if tp == 1:
+        return
+    for kind, block in enumerate(model.blocks):
+        where = f"{model.name}, layer kind {kind}" if len(model.blocks) > 1 else model.name
+        for a in block.attentions:
+            if a.heads % tp:
+                yield wrong(
+                    "P011",
+                    f"tp={tp} does not divide num_heads={a.heads} ({where})",
+                    f"layout.tp = {tp}",
+                    f"valid tp: {listed(a.heads, cluster.num_devices)}",
+                )
+            elif not a.kv_lora_rank and a.kv_heads % tp and tp % a.kv_heads:
+                yield wrong(
+                    "P011",
+                    f"tp={tp} and num_kv_heads={a.kv_heads} do not divide each other ({where})",
+                    f"layout.tp = {tp}",
+                    f"valid tp: {listed(a.kv_heads, cluster.num_devices)}, or a multiple of {a.kv_heads}",
+                )
+        width = block.mlp.shared_ffn if isinstance(block.mlp, Moe) else getattr(block.mlp, "ffn", 0)
+        if width % tp:
+            yield wrong(
+                "P011",
+                f"tp={tp} does not divide the MLP width {width} ({where})",
+                f"layout.tp = {tp}",
+                f"valid tp: {listed(width, cluster.num_devices)}",
+            )
+    if plan.layout.sp and train.seq_len // plan.layout.cp % tp:
+        yield wrong(
+            "P012",
+            f"sequence parallelism shards {train.seq_len // plan.layout.cp} tokens over tp={tp}, which does not divide",
+            f"layout.tp = {tp}",
+            "choose a tp that divides the sequence on a rank, or say nosp",
+        )
+
+
+def _zero(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout = plan.layout
+    if layout.shard and (layout.dp * layout.cp) % layout.shard:
+        yield wrong(
+            "P019",
+            f"the sharding group of {layout.shard} does not divide dp*cp = {layout.dp * layout.cp}",
+            f"layout.shard = {layout.shard}",
+            f"valid: {listed(layout.dp * layout.cp, 4096)}",
+        )
+    if layout.zero >= 2 and layout.pp > 1 and schedules.get(plan.pipeline.schedule).placement == "bidirectional":
+        sharded = "parameters" if layout.zero == 3 else "gradients"
+        yield wrong(
+            "P020",
+            f"{plan.pipeline.schedule} holds every stage on two ranks, which sharded {sharded} do not express",
+            f"layout.zero = {layout.zero} with {plan.pipeline.schedule}",
+            "say zero1, or another schedule",
+        )
+
+
+def _orders(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    if plan.experts.ep > 1 and plan.layout.order[-1] != "pp" and plan.layout.pp > 1:
+        yield wrong(
+            "P023",
+            "the expert mesh refactors tp, cp and dp, which must be neighbours on the cluster",
+            f"layout.order = {'-'.join(plan.layout.order)}",
+            "put pp last: order=tp-cp-dp-pp",
+        )
+
+
+def _zero_words(plan: Plan) -> list[str]:
+    layout = plan.layout
+    if layout.zero == 3:
+        return [f"hsdp{layout.shard}" if layout.shard else "fsdp"]
+    return [f"zero{layout.zero}"] if layout.zero else []
+
+
+def _shard_words(plan: Plan) -> list[str]:
+    return [f"shard{plan.layout.shard}"] if plan.layout.shard and plan.layout.zero < 3 else []
+
+
+def _order(text: str) -> tuple[str, ...] | None:
+    read = tuple(text.split("-"))
+    return read if sorted(read) == sorted(DEFAULT_ORDER) else None
+
+
+def _widths(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
+    """Sizes that fill a scale-up domain, or a part or several of it."""
+    domain = cluster.islands[0].domain_size
+    return tuple(n for n in divisors(cluster.num_devices) if domain % n == 0 or n % domain == 0)
+
+
+def _contexts(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
+    return tuple(n for n in divisors(cluster.num_devices) if n == 1 or train.seq_len // n >= LEAST_TOKENS)
+
+
+def _depths(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
+    return tuple(n for n in divisors(cluster.num_devices) if n <= model.num_layers)
+
+
+def _unequal(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
+    """Even, and on islands of unequal devices balanced as well."""
+    return (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED)
+
+
+def _follows(model: Model, cluster: Cluster, train: Train) -> None:
+    """Worked out from the sizes."""
+
+
+def _replicated(plan: Plan) -> bool:
+    return plan.layout.dp * plan.layout.cp > 1
+
+
+def _exchanged(plan: Plan) -> tuple[bool, bool, bool]:
+    layout = plan.layout
+    return layout.zero >= 1, layout.gathers_again, layout.shards_gradients
+
+
+def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    layout = plan.layout
+    if layout.shares:
+        message = "uneven batch shares are priced and not run"
+        yield unrun("P033", message, plan, "layout", f"shares = {layout.shares}", shares=())
+    if layout.zero == 3 and layout.pp == 1 and model.mixtures:
+        # fully_shard knows one mesh a module; experts are replicated over another one than the router beside them
+        message = "fully sharded experts are priced and not run"
+        yield unrun("P033", message, plan, "layout", "zero = 3", zero=2)
+
+
+FIELDS = (
+    Field(
+        name="tp",
+        help="tensor parallelism",
+        form=count(),
+        spelled=NUMBERED,
+        place=10,
+        decides=(LAYER, EXCHANGE, PLACEMENT),
+        size=True,
+        domain=_widths,
+    ),
+    Field(
+        name="cp",
+        help="context parallelism",
+        form=count(),
+        spelled=NUMBERED,
+        place=50,
+        decides=(STRUCTURE, LAYER, EXCHANGE, PLACEMENT),
+        seen={STRUCTURE: _replicated},
+        size=True,
+        domain=_contexts,
+    ),
+    Field(
+        name="pp",
+        help="pipeline stages",
+        form=count(),
+        spelled=NUMBERED,
+        place=20,
+        decides=(STRUCTURE, PLACEMENT),
+        size=True,
+        domain=_depths,
+    ),
+    Field(
+        name="dp",
+        help="data parallelism: what the others leave of the devices",
+        form=count(),
+        spelled=NUMBERED,
+        place=40,
+        decides=(STRUCTURE, EXCHANGE, PLACEMENT),
+        seen={STRUCTURE: _replicated},
+        size=True,
+        domain=_follows,
+    ),
+    Field(
+        name="order",
+        help="the axes on the cluster, innermost first",
+        form=Form(
+            read=_order,
+            write="-".join,
+            wanted="an order of tp, cp, dp, pp such as tp-cp-dp-pp",
+            kind=tuple[str, ...],
+        ),
+        spelled=KEYED,
+        place=200,
+        decides=(PLACEMENT,),
+        domain=lambda model, cluster, train: tuple(permutations(DEFAULT_ORDER)),
+    ),
+    Field(
+        name="sp",
+        help="sequence parallelism beside tensor parallelism",
+        form=yes_no(),
+        spelled=ALONE,
+        place=120,
+        decides=(LAYER,),
+        seen={LAYER: lambda plan: plan.layout.sp and plan.layout.tp > 1},
+        domain=lambda model, cluster, train: (True, False),
+        useful=lambda plan: plan.layout.tp > 1,
+        with_sizes=True,
+        also={"sp": {"sp": True}, "nosp": {"sp": False}},
+        say=lambda plan: [] if plan.layout.sp else ["nosp"],
+    ),
+    Field(
+        name="stages",
+        help="layers per stage: even, balanced by the partition of search/partition.py, or numbers",
+        form=counts("layers per stage such as 9,10,10,9"),
+        spelled=KEYED,
+        place=180,
+        decides=(STRUCTURE,),
+        domain=_unequal,
+        search=(EVEN, BALANCED),
+        stored=lambda value: {"stages": value if isinstance(value, tuple) else ()},
+        of=lambda layout: layout.stages or EVEN,
+    ),
+    Field(
+        name="shares",
+        help="microbatches of each kind of slice on unequal islands: even, balanced by search/shares.py, or numbers",
+        form=counts("microbatches per kind of slice such as 5,11"),
+        spelled=KEYED,
+        place=190,
+        decides=(STRUCTURE, PLACEMENT),
+        domain=_unequal,
+        search=(EVEN, BALANCED),
+        stored=lambda value: {"shares": value if isinstance(value, tuple) else ()},
+        of=lambda layout: layout.shares or EVEN,
+    ),
+    Field(
+        name="zero",
+        help="what is sharded over data parallelism",
+        form=count(0, 3),
+        spelled=NUMBERED,
+        place=100,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: _exchanged},
+        domain=lambda model, cluster, train: (0, 1, 2, 3),
+        also={"fsdp": {"zero": 3}},
+        numbered={"hsdp": lambda ranks: {"zero": 3, "shard": ranks}},
+        say=_zero_words,
+    ),
+    Field(
+        name="shard",
+        help="ranks it is sharded over (0: all)",
+        form=count(0),
+        spelled=NUMBERED,
+        place=110,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: _exchanged},
+        domain=_follows,
+        say=_shard_words,
+    ),
+)
+FACET = Facet(
+    name="layout",
+    help="sizes of the mesh axes, their order on the cluster, what is sharded over data parallelism",
+    record=Layout,
+    fields=FIELDS,
+    rules=(_ranks, _tensor, _zero, _orders),
+    unexecutable=_unexecutable,
+)

@@ -1,0 +1,209 @@
+"""Pipeline: the schedule, chunks per rank, how the batch is cut into microbatches and the layers into stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.plan.facet import ALONE, LAYER, NUMBERED, STRUCTURE, Facet, Field, Form, count, divisors, wrong
+from meshwright.plan.slices import kinds, meet_inside
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+
+#: Microbatches times layers of one step: far above what anybody runs, and what still takes seconds to simulate.
+MAX_PASSES = 2_000_000
+#: Sequences of a microbatch at most, in the default space.
+MOST_MICROBATCH = 32
+#: Ordered anew for the times of every plan, so that no plan says much about another: allowed, not the default.
+SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Which schedule, how many chunks a rank holds (``vpp``), sequences per microbatch."""
+
+    schedule: str = "1f1b"
+    vpp: int = 1
+    microbatch: int = 1
+
+
+def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, count = plan.layout, plan.num_stages
+    if layout.stages:
+        if len(layout.stages) != count:
+            yield wrong(
+                "P013",
+                f"stages= names {len(layout.stages)} stages and pp{layout.pp} * vpp{plan.pipeline.vpp} makes {count}",
+                f"layout.stages = {layout.stages}",
+                f"give {count} numbers",
+            )
+        if sum(layout.stages) != model.num_layers:
+            yield wrong(
+                "P013",
+                f"stages= hold {sum(layout.stages)} layers and {model.name} has {model.num_layers}",
+                f"layout.stages = {layout.stages}",
+                f"the numbers must add up to {model.num_layers}",
+            )
+    elif count > model.num_layers:
+        yield wrong(
+            "P013",
+            f"{count} stages for {model.num_layers} layers leave stages empty ({model.name})",
+            f"pp{layout.pp} * vpp{plan.pipeline.vpp}",
+            f"at most {model.num_layers} stages",
+        )
+
+
+def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    per_wave = plan.layout.dp * plan.pipeline.microbatch
+    if plan.layout.shares:
+        for share in plan.layout.shares:
+            yield from _microbatches(plan, model, share)
+        return
+    if train.global_batch % per_wave:
+        lower = train.global_batch // per_wave * per_wave
+        near = " or ".join(str(b) for b in (lower, lower + per_wave) if b)
+        yield wrong(
+            "P014",
+            f"global batch {train.global_batch} is not a multiple of dp{plan.layout.dp} * mb{plan.pipeline.microbatch} "
+            f"= {per_wave}",
+            f"pipeline.microbatch = {plan.pipeline.microbatch}",
+            f"the batch is never changed for you: take batch={near}, or a dp and mb whose product divides it",
+        )
+        return
+    yield from _microbatches(plan, model, train.global_batch // per_wave)
+
+
+def _microbatches(plan: Plan, model: Model, microbatches: int) -> Iterator[Diagnostic]:
+    """What a pipeline must say to this many microbatches."""
+    if microbatches * model.num_layers > MAX_PASSES:
+        yield wrong(
+            "P024",
+            f"{microbatches:,} microbatches through {model.num_layers} layers are more than a step is simulated for",
+            f"pipeline.microbatch = {plan.pipeline.microbatch}",
+            f"at most {MAX_PASSES // model.num_layers:,} microbatches: take a smaller batch, or a larger dp or mb",
+        )
+    family = schedules.get(plan.pipeline.schedule)
+    yield from family.legality(plan.layout.pp, microbatches, plan.pipeline.vpp)
+
+
+def _shares(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    layout, mb = plan.layout, plan.pipeline.microbatch
+    if not layout.shares or layout.num_ranks != cluster.num_devices:
+        return
+    place = f"layout.shares = {layout.shares}"
+    found = kinds(layout, cluster)
+    if len(layout.shares) != len(found):
+        are = "; ".join(f"{len(k.members)} on {' + '.join(dict.fromkeys(d.name for d in k.devices))}" for k in found)
+        yield wrong(
+            "P025",
+            f"shares= names {len(layout.shares)} kinds of data-parallel slices and this layout has {len(found)}: {are}",
+            place,
+            f"give {len(found)} numbers" if len(found) > 1 else "drop shares: all slices are alike",
+        )
+        return
+    total = mb * sum(len(kind.members) * share for kind, share in zip(found, layout.shares))
+    if total != train.global_batch or min(layout.shares) < 1:
+        sums = " + ".join(f"{len(kind.members)} x {share}" for kind, share in zip(found, layout.shares))
+        yield wrong(
+            "P025",
+            f"({sums}) microbatches of mb{mb} are {total} sequences and the global batch is {train.global_batch}",
+            place,
+            "every slice takes at least one microbatch, and together they take the batch",
+        )
+        return
+    if layout.shards_gradients:
+        yield wrong(
+            "P026",
+            "sharded gradients are exchanged as often as there are microbatches, which is not as often on all slices",
+            f"layout.zero = {layout.zero} with shares",
+            "say zero1, or drop shares",
+        )
+    if not meet_inside(layout, plan.experts.ep * plan.etp, found):
+        yield wrong(
+            "P026",
+            f"ep{plan.experts.ep} exchanges tokens between slices in every microbatch, and they do not run as many",
+            f"experts.ep = {plan.experts.ep} with shares",
+            "take an ep that stays inside slices of one kind, or drop shares",
+        )
+
+
+def _schedule(text: str) -> str:
+    """The schedule of a name or an alias; with a MeshwrightError where there is none."""
+    if text == "2bp":
+        help = "2BP goes over a schedule: write 2bp:1f1b, or 2bp: and another schedule"
+        raise MeshwrightError.one("P001", "'2bp' does not say over which schedule", help=help)
+    return schedules.get(text).name
+
+
+def _implied(plan: Plan, said: set[str], fresh: bool) -> Pipeline:
+    """`vpp` of more than one under plain ``1f1b`` is the interleaved schedule, as every framework names it; a
+    schedule with its own number of chunks brings it along."""
+    pipeline = plan.pipeline
+    if not fresh and "schedule" not in said:
+        return pipeline
+    if pipeline.vpp > 1 and ("schedule" not in said or pipeline.schedule == "1f1b"):
+        pipeline = msgspec.structs.replace(pipeline, schedule="interleaved")
+    if "vpp" not in said:
+        pipeline = msgspec.structs.replace(pipeline, vpp=schedules.get(pipeline.schedule).default_vpp)
+    return pipeline
+
+
+def _vpp_words(plan: Plan) -> list[str]:
+    schedule, vpp = plan.pipeline.schedule, plan.pipeline.vpp
+    return [f"vpp{vpp}"] if vpp != schedules.get(schedule).default_vpp or schedule == "interleaved" else []
+
+
+def _schedule_words(plan: Plan) -> list[str]:
+    return [plan.pipeline.schedule] if plan.pipeline.schedule != "1f1b" or plan.layout.pp > 1 else []
+
+
+FIELDS = (
+    Field(
+        name="schedule",
+        help="pipeline schedule",
+        form=Form(read=_schedule, wanted="a schedule", open=True),
+        spelled=ALONE,
+        place=130,
+        decides=(STRUCTURE,),
+        domain=lambda model, cluster, train: tuple(n for n in schedules.families() if n not in SEARCHED),
+        say=_schedule_words,
+    ),
+    Field(
+        name="vpp",
+        help="chunks per pipeline rank",
+        form=count(),
+        spelled=NUMBERED,
+        place=30,
+        decides=(STRUCTURE,),
+        domain=lambda model, cluster, train: None,
+        say=_vpp_words,
+    ),
+    Field(
+        name="mb",
+        attribute="microbatch",
+        help="sequences per microbatch",
+        form=count(),
+        spelled=NUMBERED,
+        place=80,
+        decides=(LAYER,),
+        size=True,
+        domain=lambda model, cluster, train: tuple(n for n in divisors(train.global_batch) if n <= MOST_MICROBATCH),
+        say=lambda plan: [f"mb{plan.pipeline.microbatch}"],
+    ),
+)
+FACET = Facet(
+    name="pipeline",
+    help="the pipeline schedule, chunks per rank, sequences per microbatch",
+    record=Pipeline,
+    fields=FIELDS,
+    rules=(_stages, _batch, _shares),
+    implied=_implied,
+)
