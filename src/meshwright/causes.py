@@ -57,6 +57,7 @@ STEP = (
     Cause("pp", "exposed pipeline sends", "exchange", "network between nodes", "rose", "yellow"),
     Cause("dp", "exposed data-parallel communication", "exchange", "network between nodes", "red", "yellow"),
     Cause("bubble", "pipeline bubble: waiting for other stages", "wait", "", "grey", "red"),
+    Cause("unequal", "unequal work: waiting for costlier microbatches", "wait", "", "orange", "red"),
 )
 #: Where the time of a training job goes; sums to it.
 JOB = (

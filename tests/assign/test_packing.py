@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.assign.draws import draw
-from meshwright.assign.packing import cut, lay, shape
+from meshwright.assign.packing import cut, lay, shape, taken
 from meshwright.errors import MeshwrightError
 from meshwright.spec.items import PADDING, document, num_tokens, useful_tokens
 from meshwright.spec.workload import PACKS, parse
 
+SQUARE = float(2).__rpow__  # of a length
 lengths = st.lists(st.integers(1, 16), min_size=1, max_size=60).map(np.array)
 
 
@@ -47,8 +48,13 @@ def test_rows_by_hand():
 def test_balanced_microbatches_have_equal_attention_by_hand():
     # two rows of 10: 6 (36) | 5 (25), then 4 (16) onto 25 + 16 = 41, and 3 (9) onto 36 + 9 = 45; the bound is 43
     laid = lay(np.array([3, 4, 5, 6, 9]), "balanced", 10, 2)
-    assert sorted(sorted(laid.length[a:b].tolist()) for a, b in zip(laid.row_ptr, laid.row_ptr[1:])) == [[3, 6], [4, 5]]
+    assert [laid.length[a:b].tolist() for a, b in zip(laid.row_ptr, laid.row_ptr[1:])] == [[3, 6], [4, 5]]
     assert (laid.value, laid.bound) == (45, 43)
+
+
+def test_balanced_rows_are_dealt_there_and_back_and_others_in_a_row():
+    assert [taken(6, i, 2, "balanced").tolist() for i in range(2)] == [[0, 3, 4], [1, 2, 5]]
+    assert [taken(6, i, 2, "packed").tolist() for i in range(2)] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_a_document_longer_than_a_row_is_cut_or_refused():
@@ -70,7 +76,7 @@ def test_a_drawn_batch_has_its_tokens_and_says_which_are_useful(packing):
         batches = [drawn.batch(d, m) for m in range(4)]
         assert [num_tokens(b) for b in batches] == [2048] * 4
         assert sum(useful_tokens(b) for b in batches) == useful[d]
-        assert drawn.squares()[d].tolist() == [sum(i.new_tokens**2 * n for i, n in b) for b in batches]
+        assert drawn.loads(SQUARE)[d].tolist() == [sum(i.new_tokens**2 * n for i, n in b) for b in batches]
     waste = {"concat": (1, 1), "packed": (0.97, 1), "balanced": (0.95, 1), "padded": (0.2, 0.4)}[packing]
     assert waste[0] <= useful.mean() / 8192 <= waste[1]
 
@@ -79,7 +85,7 @@ def test_equal_words_draw_equal_batches_and_another_seed_others():
     texts = [f"batch=8,seq=1024,lengths=100;900,seed={seed}" for seed in (1, 1, 2)]
     a, b, c = (draw(parse(text), 1) for text in texts)
     assert [a.batch(3, m) for m in range(8)] == [b.batch(3, m) for m in range(8)]
-    assert a.squares().tolist() == b.squares().tolist() != c.squares().tolist()
+    assert a.loads(SQUARE).tolist() == b.loads(SQUARE).tolist() != c.loads(SQUARE).tolist()
 
 
 def test_equal_lengths_draw_equal_microbatches():
@@ -98,7 +104,7 @@ def test_lengths_are_drawn_by_their_shares():
 
 def test_balanced_batches_are_nearer_each_other_than_packed_ones():
     words = "batch=64,seq=4096,lengths=lognormal:mean=800;sigma=1"
-    spread = {p: draw(parse(f"{words},pack={p}"), 4).squares() for p in ("packed", "balanced")}
+    spread = {p: draw(parse(f"{words},pack={p}"), 4).loads(SQUARE) for p in ("packed", "balanced")}
     assert spread["balanced"].std(axis=1).mean() < 0.3 * spread["packed"].std(axis=1).mean()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright import layers
+from meshwright.assign.draws import Drawn
 from meshwright.cost.roofline import peak_flops
 from meshwright.layers.kind import Flops, Tokens
 from meshwright.plan import Plan
@@ -11,25 +12,29 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
-def model_flops(model: Model, train: Train) -> float:
+def model_flops(model: Model, train: Train, drawn: Drawn | None = None) -> float:
     """The operations of one step by the convention of published MFU (Chowdhery et al. 2204.02311, appendix B): 6 per
-    parameter of the matrix products and token, and attention as if every pair of the sequence counted."""
-    return _flops(model, train, masked=False)
+    parameter of the matrix products and token, and attention as if every pair of the sequence counted. Of `drawn`
+    batches it is their mean, without padding."""
+    return _flops(model, train, drawn, masked=False)
 
 
-def needed_flops(model: Model, train: Train) -> float:
+def needed_flops(model: Model, train: Train, drawn: Drawn | None = None) -> float:
     """The operations a step cannot do without: as :func:`model_flops`, but pairs that a causal mask hides are free."""
-    return _flops(model, train, masked=True)
+    return _flops(model, train, drawn, masked=True)
 
 
-def _flops(model: Model, train: Train, *, masked: bool) -> float:
+def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool) -> float:
     """The sum over layers: forward once, backward twice; a frozen base has no weight gradients."""
-    batch, rows, found = train.microbatch(train.global_batch), train.global_batch, Flops()
+    batch, rows, steps, found = train.microbatch(train.global_batch), train.global_batch, 1, Flops()
+    if drawn is not None:
+        batch, steps = drawn.documents(), drawn.num_draws
+        rows *= steps
     for count, layer in model.all_layers:
         tokens = Tokens(model=model, batch=batch, rows=rows, stream=layer.stream, masked=masked and train.causal)
         one = layers.of(layer).flops(layer, tokens)
         found = found + Flops(weights=count * one.weights, mixing=count * one.mixing)
-    return float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0
+    return (float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0) / steps
 
 
 def executed_ratio(run: Simulated) -> float:

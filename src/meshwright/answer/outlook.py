@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isinf, sqrt
+from math import ceil, isinf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -30,15 +30,16 @@ INTERVAL = (0.1, 0.9)
 Line = tuple[str, float | None, str]
 
 
-def money(cluster: Cluster, plan: Plan, train: Train, step_s: float) -> Money:
-    """Price by the device-hour; energy at the devices' rated power and their hosts', times the site's overhead."""
+def money(cluster: Cluster, plan: Plan, train: Train, step_s: float, *, useful: float = 0.0) -> Money:
+    """Price by the device-hour; energy at the devices' rated power and their hosts', times the site's overhead.
+    `useful` are the tokens of a step that count, all of them if left out."""
     n, total = plan.layout.num_ranks, cluster.num_devices
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * n / total * step_s / 3600
     watts = _watts(cluster)
     drawn = None if watts is None else watts * n / total * (cluster.pue or 1.0)
     joules = None if drawn is None else drawn * step_s
-    tokens = train.tokens_per_step
+    tokens = useful or train.tokens_per_step
     return Money(
         usd_per_step=usd,
         usd_per_million_tokens=None if usd is None else usd / tokens * 1e6,
@@ -77,9 +78,11 @@ def training_run(
     interval_s: tuple[float, float],
     draws_s: Sequence[float],
     world: JobWorld | None = None,
+    *,
+    useful: float = 0.0,
 ) -> TrainingRun:
     """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
-    `draws_s` are of the step time `step_s`.
+    `draws_s` are of the step time `step_s`; `useful` are the tokens of a step that count, all of them if left out.
 
     Checkpoints go to the nodes' own drives at their rated speed, at Young's interval sqrt(2 d M) for a write time d
     and a mean time between interruptions M (Young, 1974); failures take what they do on average (Daly, 2006). In a
@@ -88,7 +91,7 @@ def training_run(
     Raises:
         MeshwrightError: O004 when the world does not say what the catalog does not know either.
     """
-    steps = -(-int(train.tokens) // train.tokens_per_step)
+    steps = ceil(train.tokens / useful) if useful else -(-int(train.tokens) // train.tokens_per_step)
     sizes = _sizes(lowered, cluster, plan, steps, step_s, world or JobWorld())
     if world is None:
         lines = _expected(sizes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from meshwright.answer.flops import dense_peak, executed_ratio, model_flops, needed_flops
 from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
@@ -10,12 +12,14 @@ from meshwright.answer.prediction import Money, Prediction, RankMemory
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.answer.sensitivity import sensitivities
+from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
 from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
+from meshwright.simulate.batches import Batches, simulate_batches
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
@@ -51,16 +55,23 @@ def predict(
     if found:
         raise MeshwrightError(found)
     costs = costs or standard_on(cluster)
-    run = simulate(plan, model, cluster, train, costs)
-    step = run.step_time_s
-    who = identity(model, cluster, train, plan, costs, run.lowered.graph)
+    batches = simulate_batches(plan, model, cluster, train, costs)
+    run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
+    shown, even = (run, run) if batches is None else (batches.shown, batches.even)
+    step, useful = (run.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
+    who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     ranks = rank_memory(run, costs, plan)
-    timeline = _timeline(run, who, ranks, costs, plan, traced=detail)
-    split = attribution(timeline, run.priced.parts)
-    draws = interval_draws(run)
+    shown_ranks = _of_classes(ranks, shown)
+    timeline = _timeline(shown, who, shown_ranks, costs, plan, traced=detail)
+    split = attribution(timeline, shown.priced.parts)
+    if even is not shown:  # drawn steps, told apart from the same work in equal microbatches
+        split = attribution(_timeline(even, who, ranks, costs, plan, traced=False), even.priced.parts)
+    split = split if batches is None else with_unequal(split, batches)
+    draws = interval_draws(even) * (step / even.step_time_s)
     within = interval(draws, step)
-    bill = money(cluster, plan, train, step)
-    metrics = _metrics(run, Metric(step, within), split["bubble"] / step, ranks, bill)
+    bill = money(cluster, plan, train, step, useful=useful)
+    metrics = _metrics(run, Metric(step, within), split["bubble"] / step, ranks, bill, batches)
+    resting = assumptions(run.lowered, costs, model, cluster, train, plan)
     return Prediction(
         model=model,
         cluster=cluster,
@@ -69,29 +80,42 @@ def predict(
         fits=all(r.headroom_bytes >= 0 for r in ranks) and _powered(cluster, bill.power_w),
         metrics=metrics,
         attribution=split,
-        memory=ranks,
+        memory=shown_ranks,
         sensitivities=sensitivities(run, costs) if detail else (),
-        assumptions=assumptions(run.lowered, costs, model, cluster, train, plan),
+        assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
         cautions=cautions(run.lowered, costs, model, train, plan, mfu=metrics.mfu.value, step_s=step),
         money=bill,
-        run=training_run(run.lowered, cluster, plan, train, step, within, draws, world) if train.tokens else None,
+        run=training_run(run.lowered, cluster, plan, train, step, within, draws, world, useful=useful)
+        if train.tokens
+        else None,
         timeline=timeline,
         zooms=zooms(run.lowered, costs) if detail else (),
         stage_layers=run.lowered.stages.layers,
         schedule_params=run.schedule_params,
         identity=who,
+        batches=None if batches is None else batch_spread(batches, train),
     )
 
 
-def _metrics(run: Simulated, step: Metric, bubble: float, ranks: tuple[RankMemory, ...], bill: Money) -> TrainMetrics:
+def _metrics(
+    run: Simulated,
+    step: Metric,
+    bubble: float,
+    ranks: tuple[RankMemory, ...],
+    bill: Money,
+    batches: Batches | None,
+) -> TrainMetrics:
+    """The metrics of a step; of drawn batches those of their useful tokens."""
     stages = run.lowered.stages
     model, train, plan = stages.model, stages.train, stages.plan
-    flops, peak = model_flops(model, train), dense_peak(run, plan, train)
+    drawn = None if batches is None else batches.drawn
+    tokens = train.tokens_per_step if drawn is None else float(drawn.useful().mean())
+    flops, peak = model_flops(model, train, drawn), dense_peak(run, plan, train)
     return TrainMetrics(
         step_time_s=step,
-        bound_s=Metric(needed_flops(model, train) / dense_peak(run, plan, train, computing=True)),
-        tokens_per_s_per_gpu=Metric.per_step(train.tokens_per_step / plan.layout.num_ranks, step),
+        bound_s=Metric(needed_flops(model, train, drawn) / dense_peak(run, plan, train, computing=True)),
+        tokens_per_s_per_gpu=Metric.per_step(tokens / plan.layout.num_ranks, step),
         mfu=Metric.per_step(flops / peak, step),
         hfu=Metric.per_step(flops * executed_ratio(run) / peak, step),
         bubble=Metric(bubble),
@@ -104,6 +128,19 @@ def _metrics(run: Simulated, step: Metric, bubble: float, ranks: tuple[RankMemor
 
 def _powered(cluster: Cluster, power_w: float | None) -> bool:
     return cluster.power_limit_w is None or power_w is None or power_w <= cluster.power_limit_w
+
+
+def _of_classes(ranks: tuple[RankMemory, ...], run: Simulated) -> tuple[RankMemory, ...]:
+    """The memory of every rank class of a run, from that of each kind of slices: microbatches hold as many tokens."""
+    mesh, pp = run.lowered.mesh, run.lowered.stages.plan.layout.pp
+    if len(mesh.slices) * pp == len(ranks):
+        return ranks
+    of = (ranks[kind * pp + stage] for kind in mesh.kinds_of_slices for stage in range(pp))
+    classes = run.lowered.graph.streams.ranks
+    return tuple(
+        msgspec.structs.replace(rank, rank=known.name, multiplicity=known.multiplicity)
+        for rank, known in zip(of, classes)
+    )
 
 
 def _timeline(

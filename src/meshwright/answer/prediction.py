@@ -76,6 +76,25 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     power_w: float | None = None
 
 
+class BatchSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """How step times differ between ``num_draws`` drawn batches, in seconds: their mean, which is the answer's step
+    time, and quantiles; ``unequal_s`` of the mean is waiting that unequal microbatches cause. Of a step's tokens
+    ``useful_tokens`` (the share ``useful``) are those of ``documents``, the others padding. ``gap``: how far the
+    assignment of documents may be from the best, 0 where none is made."""
+
+    packing: str
+    num_draws: int
+    mean_s: float
+    p10_s: float
+    p50_s: float
+    p90_s: float
+    unequal_s: float
+    useful_tokens: float
+    useful: float
+    documents: float
+    gap: float
+
+
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """A limit of a training run and how it comes out: ``value`` (days or US dollars, as ``limit``) with its 80%
     interval, and the ``probability`` that it stays within the limit."""
@@ -159,7 +178,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     names here too (``step_time_s``). Why is in the ``attribution`` (seconds by cause), the ``memory`` of every rank
     class, the ``timeline`` and the ``assumptions``.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
-    ``goal`` is what the training run was asked to stay within.
+    ``goal`` is what the training run was asked to stay within. ``batches`` say how steps differ where documents do.
     """
 
     model: Model
@@ -182,6 +201,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity
     goal: Goal | None = None
     cautions: tuple[str, ...] = ()
+    batches: BatchSpread | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -320,4 +340,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "training_run": msgspec.to_builtins(self.run),
             "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],
             "stage_layers": [list(s) for s in self.stage_layers],
+            "batches": msgspec.to_builtins(self.batches),
         }

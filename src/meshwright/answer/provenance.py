@@ -250,14 +250,6 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
                 plan.experts.imbalance == 1.0,
             )
         )
-    if train.lengths is not None:
-        out.append(
-            Assumption(
-                "packed documents",
-                f"mean context {train.attended:.0f} of {train.seq_len} tokens",
-                "lengths= of the workload; every microbatch holds the mean",
-            )
-        )
     return out
 
 

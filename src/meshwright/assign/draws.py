@@ -6,6 +6,8 @@ Equal words give equal batches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -48,13 +50,24 @@ class Drawn(msgspec.Struct, frozen=True, kw_only=True):
             out += [(document(n, kind), c) for n, c in zip(length[::-1].tolist(), count[::-1].tolist())]
         return tuple(out)
 
-    def squares(self) -> NDArray[np.float64]:
-        """Return the sum of the squared lengths of documents and padding, float64 [draws, microbatches]: what attention
-        grows with."""
-        filled = self.laid.filled
-        each = np.concatenate([[0.0], np.cumsum(self.laid.length.astype(np.float64) ** 2)])
-        of_row = each[self.laid.row_ptr[1:]] - each[self.laid.row_ptr[:-1]] + (self.laid.row_tokens - filled) ** 2.0
+    def loads(self, cost: Callable[[int], float]) -> NDArray[np.float64]:
+        """Return the summed `cost` of the documents and the padding of every microbatch, by their lengths: float64
+        [draws, microbatches]."""
+        empty = self.laid.row_tokens - self.laid.filled
+        known = np.zeros(self.laid.row_tokens + 1)
+        for length in np.unique(np.concatenate([self.laid.length, empty[empty > 0]])).tolist():
+            known[length] = cost(length)
+        each = np.concatenate([[0.0], np.cumsum(known[self.laid.length])])
+        of_row = each[self.laid.row_ptr[1:]] - each[self.laid.row_ptr[:-1]] + known[empty]
         return of_row[self.rows].sum(axis=-1)
+
+    def documents(self) -> Batch:
+        """Return the documents of all draws together, without padding."""
+        chosen = np.zeros(self.laid.num_rows, np.bool_)
+        chosen[self.rows.ravel()] = True
+        pieces = np.repeat(chosen, np.diff(self.laid.row_ptr))
+        length, count = np.unique(self.laid.length[pieces], return_counts=True)
+        return tuple((document(n), c) for n, c in zip(length.tolist(), count.tolist()))
 
     def useful(self) -> NDArray[np.int64]:
         """Return the tokens of documents in every global batch, int64 [draws]."""

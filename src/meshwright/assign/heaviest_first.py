@@ -6,42 +6,58 @@ costliest bin is at most 4/3 of the best. The bound is the mean, or the costlies
 
 from __future__ import annotations
 
-import heapq
-
 import numpy as np
 
 from meshwright.assign import Assigned, Method, Problem
+from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
 
 
 def solve(problem: Problem) -> Assigned:
-    """Return the bins of :data:`METHOD`; items that no bin has room for have none, and count for nothing.
+    """Return the bins of :data:`METHOD`, the costliest bin first; items that no bin has room for have none, and count
+    for nothing.
 
     Raises:
         ValueError: without a number of bins.
     """
     if problem.num_bins < 1:
         raise ValueError("costs are spread over a number of bins")
-    costs = problem.sizes.astype(float) if problem.costs is None else problem.costs
-    room, load = [problem.capacity] * problem.num_bins, [0.0] * problem.num_bins
+    bins, sizes = problem.num_bins, np.ascontiguousarray(problem.sizes, np.int64)
+    costs = np.ascontiguousarray(sizes if problem.costs is None else problem.costs, np.float64)
+    room, load = np.full(bins, problem.capacity, np.int64), np.zeros(bins)
     bin_of = np.full(len(costs), -1, np.int64)
-    lightest = [(0.0, i) for i in range(problem.num_bins)]
-    sizes, each = problem.sizes.tolist(), costs.tolist()
-    for item in np.lexsort((-problem.sizes, -costs)).tolist():
-        full = []
-        while lightest:
-            _, chosen = lightest[0]
-            if room[chosen] >= sizes[item]:
-                bin_of[item] = chosen
-                room[chosen] -= sizes[item]
-                load[chosen] += each[item]
-                heapq.heapreplace(lightest, (load[chosen], chosen))
-                break
-            full.append(heapq.heappop(lightest))
-        for one in full:
-            heapq.heappush(lightest, one)
+    order = np.lexsort((-sizes, -costs)).astype(np.int64)
+    _heaviest_first(sizes, costs, order, bins, len(costs), room, load, bin_of)
+    place = np.empty(bins, np.int64)
+    place[np.argsort(-load, kind="stable")] = np.arange(bins)
     placed = costs[bin_of >= 0]
-    bound = max(float(placed.sum()) / problem.num_bins, float(placed.max(initial=0.0)))
-    return Assigned(bin_of=bin_of, num_bins=problem.num_bins, value=max(load), bound=bound)
+    bound = max(float(placed.sum()) / bins, float(placed.max(initial=0.0)))
+    return Assigned(
+        bin_of=np.where(bin_of >= 0, place[bin_of], -1), num_bins=bins, value=float(load.max()), bound=bound
+    )
+
+
+@native("bins", "num_items")
+def _heaviest_first(
+    sizes: Int64s,
+    costs: Float64s,
+    order: Int64s,
+    bins: int,
+    num_items: int,
+    room: OutInt64s,
+    load: OutFloat64s,
+    bin_of: OutInt64s,
+) -> None:
+    """Write ``bin_of`` and ``load``; ``room`` is the capacity before."""
+    for position in range(num_items):
+        item = order[position]
+        chosen = -1
+        for one in range(bins):
+            if room[one] >= sizes[item] and (chosen < 0 or load[one] < load[chosen]):
+                chosen = one
+        if chosen >= 0:
+            bin_of[item] = chosen
+            room[chosen] -= sizes[item]
+            load[chosen] += costs[item]
 
 
 METHOD = Method(

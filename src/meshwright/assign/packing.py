@@ -62,6 +62,17 @@ def shape(train: Train, microbatch: int) -> Shape:
     return Shape(train.seq_len, train.global_batch, microbatch)
 
 
+def taken(rows: int, index: int, size: int, packing: str) -> NDArray[np.int64]:
+    """Return which of a global batch's rows data-parallel rank `index` of `size` takes, in its order: consecutive ones.
+    ``balanced`` rows, the costliest first, are dealt in turn, there and back, so that what ranks do at a time is alike
+    and what they do in all is, too."""
+    each = rows // size
+    if packing != "balanced":
+        return np.arange(index * each, (index + 1) * each)
+    turn = np.arange(each)
+    return turn * size + np.where(turn % 2 == 0, index, size - 1 - index)
+
+
 def attention_cost(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the score entries of documents, to a factor: the square of their lengths."""
     return lengths.astype(np.float64) ** 2

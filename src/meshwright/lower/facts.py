@@ -50,7 +50,9 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         pp=layout.pp,
         vpp=plan.pipeline.vpp,
         schedule=plan.pipeline.schedule,
-        counts=layout.shares or (plan.num_microbatches(stages.train.global_batch),) * len(mesh.slices),
+        counts=tuple(layout.shares[kind] for kind in mesh.kinds_of_slices)
+        if layout.shares
+        else (plan.num_microbatches(stages.train.global_batch),) * len(mesh.slices),
         compositions=stages.compositions,
         first_layers=tuple(layers[0] if layers else 0 for layers in stages.layers),
         losing=tuple(stages.activations(c).logits > 0 for c in stages.compositions),

@@ -31,9 +31,16 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):
 class Mesh:
     """A plan's axes on a cluster: rank arithmetic, groups, rank classes."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, groups: dict[tuple, Group] | None = None):
-        """`groups` are shared between meshes of as many ranks of a cluster."""
-        self.plan, self.cluster = plan, cluster
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        groups: dict[tuple, Group] | None = None,
+        apart: tuple[tuple[int, ...], ...] = (),
+    ):
+        """`groups` are shared between meshes of as many ranks of a cluster. `apart`: classes of data-parallel slices
+        (indices along dp) that differ in more than their devices; each is of one kind."""
+        self.plan, self.cluster, self.apart = plan, cluster, apart
         self.layout = plan.layout
         self.num_ranks = plan.layout.num_ranks
         self._groups: dict[tuple, Group] = {} if groups is None else groups
@@ -47,14 +54,25 @@ class Mesh:
     @cached_property
     def slices(self) -> tuple[Slice, ...]:
         along, across, ranks = self.layout.stride("pp"), self.layout.stride("dp"), range(self.layout.pp)
+        found = kinds(self.layout, self.cluster)
+        members = self.apart or tuple(kind.members for kind in found)
         return tuple(
             Slice(
-                multiplicity=len(kind.members),
-                starts=tuple(kind.members[0] * across + r * along for r in ranks),
-                devices=kind.devices,
+                multiplicity=len(some),
+                starts=tuple(some[0] * across + r * along for r in ranks),
+                devices=found[kind].devices,
             )
-            for kind in kinds(self.layout, self.cluster)
+            for some, kind in zip(members, self.kinds_of_slices)
         )
+
+    @cached_property
+    def kinds_of_slices(self) -> tuple[int, ...]:
+        """The kind of devices of every class of slices, by its number."""
+        found = kinds(self.layout, self.cluster)
+        if not self.apart:
+            return tuple(range(len(found)))
+        kind_of = {member: number for number, kind in enumerate(found) for member in kind.members}
+        return tuple(kind_of[some[0]] for some in self.apart)
 
     def group(self, *axes: str, start: int = 0) -> Group:
         """The ranks that vary along `axes` (``tp``, ``cp``, ``dp``, ``pp``) from `start`."""

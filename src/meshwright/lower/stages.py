@@ -18,6 +18,7 @@ from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
+from meshwright.spec.items import Batch
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -25,7 +26,17 @@ from meshwright.spec.workload import Train
 class Stages:
     """Every virtual stage of a plan: its layers, composition, parameters and activations."""
 
-    def __init__(self, plan: Plan, model: Model, train: Train, mesh: Mesh, known: Known | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        model: Model,
+        train: Train,
+        mesh: Mesh,
+        known: Known | None = None,
+        batch: Batch | None = None,
+    ):
+        """`batch` are the items of a microbatch, the workload's own if left out."""
+        self.batch = train.microbatch(plan.pipeline.microbatch) if batch is None else batch
         self.plan, self.model, self.train, self.mesh = plan, model, train, mesh
         self.layers = stage_layers(plan, model)
         self.known = known or Known()
@@ -63,7 +74,7 @@ class Stages:
         tp, inner, outer, ep, etp = groups
         found = self._at[start] = Context.of(
             self.model.head.stream,
-            self.train.microbatch(self.plan.pipeline.microbatch),
+            self.batch,
             self.model,
             self.plan,
             self.train,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.answer.prediction import Prediction
+from meshwright.causes import BY_NAME
 from meshwright.graph import QUEUES
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report import facts
@@ -30,7 +31,7 @@ def waterfall(prediction: Prediction) -> dict[str, Any]:
             "left": 100 * b.start_s / whole,
             "width": 100 * b.seconds / whole,
             "colour": cause_colour(b.name),
-            "idle": b.name == "bubble",
+            "idle": BY_NAME[b.name].kind == "wait" if b.name in BY_NAME else False,
         }
         for b in bars
     ]

@@ -98,6 +98,22 @@ def money(prediction: Prediction) -> list[tuple[str, str]]:
     ]
 
 
+def batches(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(what, value, note) of how steps differ between drawn batches; empty where sequences are whole."""
+    b = prediction.batches
+    if b is None:
+        return []
+    of_step = f"{b.unequal_s / prediction.step_time_s:.1%} of it is waiting that unequal microbatches cause"
+    lines = [
+        ("mean step", seconds(b.mean_s), of_step),
+        ("p10, p50, p90", ", ".join(map(seconds, (b.p10_s, b.p50_s, b.p90_s))), f"of {b.num_draws} drawn batches"),
+        ("useful tokens", f"{b.useful:.1%}", f"{b.useful_tokens:,.0f} a step in {b.documents:,.0f} documents"),
+    ]
+    if b.gap or b.packing in ("packed", "balanced"):
+        lines.append((f"{b.packing} documents", f"{b.gap:.2%}", "from the best that could be, at most"))
+    return lines
+
+
 def usd(value: float | None) -> str:
     if value is None:
         return f"{NOT_INCLUDED}: no price known"

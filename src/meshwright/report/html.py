@@ -71,7 +71,11 @@ def _verdict(prediction: Prediction) -> dict[str, Any]:
 
 
 def _time(prediction: Prediction) -> dict[str, Any]:
-    return {"waterfall": charts.waterfall(prediction), "sensitivities": charts.sensitivities(prediction)}
+    return {
+        "waterfall": charts.waterfall(prediction),
+        "sensitivities": charts.sensitivities(prediction),
+        "batches": facts.batches(prediction),
+    }
 
 
 def _memory(prediction: Prediction) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from meshwright.causes import PRICED, STEP
 from meshwright.graph import QUEUE
 from meshwright.timeline import Timeline
 
-NAMES = tuple(cause.name for cause in STEP)
+#: Unequal work shows beside the timeline alone (:mod:`meshwright.answer.spread`): another one is needed to tell it.
+NAMES = tuple(cause.name for cause in STEP if cause.name != "unequal")
 _DP = (QUEUE["dp"], QUEUE["dp_gather"])
 _PP = (QUEUE["pp_forward"], QUEUE["pp_backward"])
 

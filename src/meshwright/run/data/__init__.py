@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from meshwright.assign.packing import cut, shape
+from meshwright.assign.packing import cut, shape, taken
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.data import documents
@@ -99,7 +99,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 
     def batch(self, step: int, dp_index: int = 0, dp_size: int = 1) -> Batch:
         """The share of data-parallel rank `dp_index` of step `step`, counted from 0: rows [dp_index, dp_index + 1) *
-        global_batch / dp_size of the global batch.
+        global_batch / dp_size of the global batch, and of balanced ones those that it is dealt.
 
         Raises:
             ValueError: `dp_size` does not divide the global batch.
@@ -108,15 +108,15 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"a global batch of {self.global_batch} does not divide by {dp_size}")
         rows = self.global_batch // dp_size
         if self.rows is not None:
-            return self._packed(self.rows, step, slice(dp_index * rows, (dp_index + 1) * rows))
+            return self._packed(self.rows, step, taken(self.global_batch, dp_index, dp_size, self.rows.packing))
         first = step * self.global_batch + dp_index * rows
         chosen = sequences(np.arange(first, first + rows), self.num_sequences, self.seed)
         at = chosen[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         numbers = torch.from_numpy(self._documents(chosen)) if self.bounded else None
         return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), numbers)
 
-    def _packed(self, rows: PackedRows, step: int, mine: slice) -> Batch:
-        """The share `mine` of a step's packed rows; groups of rows are permuted as sequences are."""
+    def _packed(self, rows: PackedRows, step: int, mine: NDArray[np.int64]) -> Batch:
+        """The rows `mine` of a step's packed rows; groups of rows are permuted as sequences are."""
         groups = self.global_batch // rows.together
         chosen = sequences(np.arange(step * groups, (step + 1) * groups), rows.num_groups, self.seed)
         every = (chosen[:, None] * rows.together + np.arange(rows.together)).ravel()

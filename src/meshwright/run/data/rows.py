@@ -24,6 +24,7 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """``laid`` rows of pieces of a corpus; piece i of ``first`` int64 [pieces] begins at that token of it. ``ends``:
     whether a token is the last of its document. ``together`` rows are shuffled as one: a row, or a global batch."""
 
+    packing: str
     laid: Laid
     first: NDArray[np.int64]
     ends: NDArray[np.bool_]
@@ -79,4 +80,6 @@ def packed(starts: NDArray[np.int64], num_tokens: int, train: Train, microbatch:
     ends[starts[1:] - 1] = True
     ends[-1:] = True
     laid = lay(pieces, train.packing, row_tokens, rows)
-    return PackedRows(laid=laid, first=inside, ends=ends, together=rows if train.packing == "balanced" else 1)
+    return PackedRows(
+        packing=train.packing, laid=laid, first=inside, ends=ends, together=rows if train.packing == "balanced" else 1
+    )

@@ -1,0 +1,72 @@
+"""How steps differ where batches do: drawn steps as numbers, and their part of an answer."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.answer.prediction import Assumption, BatchSpread
+from meshwright.simulate.batches import MOST_TASKS, Batches
+from meshwright.spec.workload import Train
+
+#: What drawn steps take longer than the same work in equal microbatches, in an attribution.
+UNEQUAL = "unequal"
+
+
+def batch_spread(batches: Batches, train: Train) -> BatchSpread:
+    """The distribution of the step time over the drawn batches, and what their packing leaves."""
+    p10, p50, p90 = (float(q) for q in np.quantile(batches.steps_s, [0.1, 0.5, 0.9]))
+    drawn = batches.drawn
+    useful = float(drawn.useful().mean())
+    return BatchSpread(
+        packing=train.packing,
+        num_draws=drawn.num_draws,
+        mean_s=batches.mean_s,
+        p10_s=p10,
+        p50_s=p50,
+        p90_s=p90,
+        unequal_s=max(0.0, batches.unequal_s),
+        useful_tokens=useful,
+        useful=useful / train.tokens_per_step,
+        documents=sum(count for _, count in drawn.documents()) / drawn.num_draws,
+        gap=drawn.laid.gap,
+    )
+
+
+def with_unequal(split: dict[str, float], batches: Batches) -> dict[str, float]:
+    """The attribution of the same work in equal microbatches, with what the drawn steps wait beyond it, so that it sums
+    to their mean; where they happen to wait less, every entry is shorter."""
+    extra = batches.unequal_s
+    shorter = 1.0 if extra >= 0 else batches.mean_s / batches.even.step_time_s
+    out = {cause: seconds * shorter for cause, seconds in split.items()}
+    return out | {UNEQUAL: max(0.0, extra)}
+
+
+def drawn_assumptions(batches: Batches, train: Train) -> list[Assumption]:
+    """What the drawn steps rest on."""
+    rows = "laid into microbatches" if train.packing == "balanced" else "laid into sequences"
+    out = [
+        Assumption(
+            "drawn batches",
+            f"{batches.drawn.num_draws} of documents of {train.lengths.mean:,.0f} tokens on average, {train.packing}",
+            f"lengths= of the workload, drawn with seed={train.seed}; documents are {rows} before they are shuffled",
+        )
+    ]
+    if batches.distinct > batches.priced:
+        out.append(
+            Assumption(
+                "microbatches between priced ones",
+                f"{batches.priced} of {batches.distinct:,} priced",
+                "the others lie between two of them by the operations of their attention",
+            )
+        )
+    slices = batches.typical.lowered.stages.plan.layout.dp
+    if batches.distinct > 1 and batches.classes < slices:
+        out.append(
+            Assumption(
+                "data-parallel ranks folded",
+                f"{slices:,} as {batches.classes:,}, each its group's costliest",
+                f"a step graph of {MOST_TASKS:,} tasks at most",
+                flagged=True,
+            )
+        )
+    return out
