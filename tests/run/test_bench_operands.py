@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 
-from meshwright.run.bench.operands import ALIGNED, MOST_SETS, Pool, kept
+from meshwright.run.bench.operands import ALIGNED, MOST_SETS, Operands, kept
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def apart(tensors):
 
 
 def test_sets_share_no_memory_and_fill_the_pool_no_further():
-    pool = Pool(CPU, torch.float32, 4 << 20)
+    pool = Operands(CPU, torch.float32, 4 << 20)
     sets = pool.sets([(60, 40), (40, 100)], [(60, 100)])
     each = 4 * (60 * 40 + 40 * 100 + 60 * 100)
     assert len(sets) == pool.num_bytes // (each + -each % ALIGNED) > 50
@@ -30,7 +30,7 @@ def test_sets_share_no_memory_and_fill_the_pool_no_further():
 
 
 def test_what_is_written_is_never_read():
-    pool = Pool(CPU, torch.float32, 4 << 20)
+    pool = Operands(CPU, torch.float32, 4 << 20)
     pool.sets([(2000,)], [(2000,)])  # what is asked for first is the largest: it is not laid out anew
     before = [x.clone() for x, _ in pool.sets([(1000,)], [(1000,)])]
     for _, out in pool.sets([(7, 9)], [(1234,)]):
@@ -41,7 +41,7 @@ def test_what_is_written_is_never_read():
 
 
 def test_small_operands_are_near_and_those_larger_than_a_pool_are_there():
-    pool = Pool(CPU, torch.bfloat16, 4 << 20)
+    pool = Operands(CPU, torch.bfloat16, 4 << 20)
     assert len(pool.sets([(16, 16)])) == MOST_SETS
     (only,) = pool.sets([(pool.num_bytes // 2 + 1,)], [(3,)])
     assert only[0].dtype == torch.bfloat16 and len(only[0]) == pool.num_bytes // 2 + 1

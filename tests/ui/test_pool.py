@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.ui.pool import Pool, Superseded
+from meshwright.ui.pool import Superseded, Workers
 from tests.ui.local import asked
 
 ASKED = {"asked": asked()}
@@ -14,7 +14,7 @@ SEARCH = {"asked": asked(model="llama3-70b", on="64xh100", train="batch=512,seq=
 
 async def everything():
     """One pool's life: an answer, a replaced one, one over its time, a search that is stopped, the end."""
-    pool, told = Pool(size=1), {}
+    pool, told = Workers(size=1), {}
     await pool.open()
     told["answer"] = (await pool.ask("a", "answer", ASKED))["answer"]["errors"]
 
@@ -60,7 +60,7 @@ def test_a_pool_answers_drops_what_is_old_stops_searches_and_ends_what_takes_too
 
 def test_too_many_waiting_requests_are_refused():
     async def ask():
-        pool = Pool(size=0)
+        pool = Workers(size=0)
         waiting = [asyncio.create_task(pool.ask(str(i), "answer", ASKED)) for i in range(32)]
         await asyncio.sleep(0)
         with pytest.raises(MeshwrightError) as refused:
@@ -75,7 +75,7 @@ def test_too_many_waiting_requests_are_refused():
 
 def test_a_page_whose_processes_do_not_start_says_so_instead_of_waiting():
     async def ask():
-        pool = Pool(size=0)
+        pool = Workers(size=0)
         pool.starts_s = 0.01
         with pytest.raises(MeshwrightError) as refused:
             await pool.ask("a", "answer", ASKED)

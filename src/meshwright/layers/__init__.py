@@ -21,6 +21,7 @@ MODULES = (
     "block",
     "embedding",
     "head",
+    "boundary",
 )
 """The files of this package that define kinds, each as ``KINDS``: a new kind is a file and its name here."""
 

@@ -13,7 +13,7 @@ from meshwright.cost import Costs
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import Paper, paper, papers
-from meshwright.plan import Plan, check
+from meshwright.plan import FACETS, Plan, check
 from meshwright.plan.text import over
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -237,8 +237,8 @@ def _changes(before: Plan, after: Plan) -> dict[str, Any]:
     """facet.field -> new value, of what differs."""
     return {
         f"{facet}.{field}": value
-        for facet, record in msgspec.structs.asdict(after).items()
-        for field, value in msgspec.structs.asdict(record).items()
+        for facet in FACETS
+        for field, value in msgspec.structs.asdict(getattr(after, facet)).items()
         if getattr(getattr(before, facet), field) != value
     }
 

@@ -17,8 +17,24 @@ from meshwright.plan.facets.overlap import Overlap
 from meshwright.plan.facets.pipeline import Pipeline
 from meshwright.plan.facets.precision import Precision
 from meshwright.plan.facets.sequence import Sequence
+from meshwright.plan.pool import Elsewhere, Pool, PoolLink
+from meshwright.plan.pool import settled as settled_pools
 
-__all__ = ["Experts", "Layout", "Memory", "Overlap", "Pipeline", "Plan", "Precision", "Sequence", "check", "parse"]
+__all__ = [
+    "Experts",
+    "Layout",
+    "Memory",
+    "Overlap",
+    "Pipeline",
+    "Plan",
+    "Pool",
+    "PoolLink",
+    "Precision",
+    "Sequence",
+    "check",
+    "joined",
+    "parse",
+]
 
 
 _Facets = msgspec.defstruct(
@@ -27,7 +43,24 @@ _Facets = msgspec.defstruct(
 
 
 class Plan(_Facets, frozen=True, kw_only=True):
-    """One pool of ranks and everything that is decided about it: a record of every facet (``plan/facets/``)."""
+    """Pools of ranks and everything that is decided about them; a record of every facet (``plan/facets/``).
+
+    The facets are those of the only pool. Where there are ``several``, each has its own, the plan's are errors for
+    whom asks, and ``links`` say what flows between them (``plan/pool.py``).
+    """
+
+    several: tuple[Pool, ...] = ()
+    links: tuple[PoolLink, ...] = ()
+
+    @property
+    def pools(self) -> tuple[Pool, ...]:
+        """The pools: the plan itself where it is one."""
+        return self.several or (Pool(plan=self),)
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all pools together."""
+        return sum(pool.plan.layout.num_ranks for pool in self.several) if self.several else self.layout.num_ranks
 
     @property
     def num_stages(self) -> int:
@@ -54,6 +87,10 @@ class Plan(_Facets, frozen=True, kw_only=True):
         return max(self.layout.shares, default=global_batch // (self.layout.dp * self.pipeline.microbatch))
 
     def text(self) -> str:
+        if self.several:
+            from meshwright.plan.pool_words import write as write_pools
+
+            return write_pools(self)
         from meshwright.plan.text import write
 
         return write(self)
@@ -62,7 +99,9 @@ class Plan(_Facets, frozen=True, kw_only=True):
         return self.text()
 
     def on(self, num_devices: int) -> Plan:
-        """This plan with ``dp`` filled in to use `num_devices`, when it was left open."""
+        """This plan with ``dp`` filled in to use `num_devices`, when it was left open; pools on devices."""
+        if self.several:
+            return msgspec.structs.replace(self, several=settled_pools(self.several, num_devices))
         layout = self.layout
         if layout.dp:
             return self
@@ -70,22 +109,37 @@ class Plan(_Facets, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, layout=msgspec.structs.replace(layout, dp=max(1, num_devices // other)))
 
 
+def joined(pools: tuple[Pool, ...], links: tuple[PoolLink, ...]) -> Plan:
+    """The plan of several pools."""
+    names = tuple(pool.name for pool in pools)
+    return Plan(**dict.fromkeys(FACETS, Elsewhere(names)), several=pools, links=links)
+
+
 def parse(text: str, *, place: str = "--plan") -> Plan:
     """The plan written as words, or in a .toml file when `text` names one.
 
     Raises:
-        MeshwrightError: P001 unknown word, P002 bad value, P003 a word said twice; all at once.
+        MeshwrightError: P001 unknown word, P002 bad value, P003 a word said twice, P040 what is no pool; all at once.
     """
     if text.endswith(".toml"):
         from meshwright.plan.toml import load
 
         return load(text)
+    from meshwright.plan.pool_words import is_several
+    from meshwright.plan.pool_words import read as read_pools
+
+    if is_several(text):
+        return read_pools(text, place=place)
     from meshwright.plan.text import read
 
     try:
         return read(text, place=place)
     except MeshwrightError as error:
         raise a_folder(text, "P004", ".toml") or error from None
+
+
+#: The facets of a pool.
+FACETS = tuple(facets())
 
 
 def check(plan, model, cluster, train):

@@ -12,6 +12,7 @@ from functools import cache
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
 from meshwright.plan.facets import facets
+from meshwright.plan.pool_rules import violations as several
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -20,6 +21,8 @@ from meshwright.spec.workload import Train
 def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
     """All violations, facet by facet in the order of their rules, then what the workload asks of the model; empty for
     a legal plan. An open ``dp`` is filled in first."""
+    if plan.several:
+        return several(plan, model, cluster, train, violations)
     plan = plan.on(cluster.num_devices)
     return [d for rule in _rules() for d in rule(plan, model, cluster, train)] + list(beyond_positions(model, train))
 

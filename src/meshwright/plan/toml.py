@@ -10,6 +10,9 @@
     schedule = "interleaved"
     vpp = 2
 
+A plan of several pools has them as ``[pools.encoder]`` with ``on``, ``part`` and ``frozen``, and their facets below as
+``[pools.encoder.layout]``; facets at the top are all pools'. ``links = ["encoder->lm"]`` where they are not a chain.
+
 The question that a plan answers (:data:`QUESTION`) may stand before the tables; here it is passed over, so that one
 file is a plan, and a whole question to ``meshwright predict`` and ``run``.
 """
@@ -18,6 +21,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +29,9 @@ import msgspec
 
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan import Plan
+from meshwright.plan import FACETS, Plan
 from meshwright.plan.facets import facets
+from meshwright.plan.pool_words import from_tables, tables
 from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1
@@ -36,8 +41,14 @@ QUESTION = ("title", "model", "on", "train", "framework", "tokens", "days", "bud
 
 def dump(plan: Plan, question: Mapping[str, str] | None = None) -> str:
     """The TOML text of a plan, and of the `question` it is for; :func:`loads` gives the same plan back."""
-    default, table = Plan(), {"format_version": FORMAT_VERSION, **(question or {})}
-    for facet in Plan.__struct_fields__:
+    table: dict[str, Any] = {"format_version": FORMAT_VERSION, **(question or {})}
+    return dumps(table | (tables(plan, _tables) if plan.several else _tables(plan)))
+
+
+def _tables(plan: Plan) -> dict[str, Any]:
+    """The tables of the facets of one pool, only what differs from the defaults."""
+    default, table = Plan(), {}
+    for facet in FACETS:
         value, usual = getattr(plan, facet), getattr(default, facet)
         rows = {}
         for name in value.__struct_fields__:
@@ -46,7 +57,7 @@ def dump(plan: Plan, question: Mapping[str, str] | None = None) -> str:
                 rows[name] = list(entry) if isinstance(entry, tuple) else entry
         if rows:
             table[facet] = rows
-    return dumps(table)
+    return table
 
 
 def save(plan: Plan, path: str | Path, question: Mapping[str, str] | None = None) -> None:
@@ -84,27 +95,37 @@ def loads(text: str, *, place: str = "plan.toml") -> Plan:
         raise MeshwrightError.one(
             "P004", f"format_version is {version!r}, this version reads {FORMAT_VERSION}", place=place, help=older
         )
+    table = {key: rows for key, rows in table.items() if key not in QUESTION or not isinstance(rows, str | int | float)}
+    if "pools" in table:
+        return from_tables(table.pop("pools"), table.pop("links", []), place, partial(_plan, common=table))
     found: list[Diagnostic] = []
-    plan = Plan()
-    for facet, rows in table.items():
-        if facet in QUESTION and isinstance(rows, str | int | float):
-            continue
-        if facet not in Plan.__struct_fields__:
-            found.append(_wrong(place, facet, rows, f"no such table; {nearest(facet, list(Plan.__struct_fields__))}"))
+    plan = _plan(table, "", place, found)
+    if found:
+        raise MeshwrightError(found)
+    return plan
+
+
+def _plan(
+    table: Mapping[str, Any], prefix: str, place: str, found: list[Diagnostic], common: Mapping[str, Any] | None = None
+) -> Plan:
+    """The plan of one pool's tables and of those `common` to all; what is wrong is added to `found`."""
+    plan, known = Plan(), [*FACETS]
+    for facet, rows in [*(common or {}).items(), *table.items()]:
+        where = prefix if facet in table else ""
+        if facet not in known:
+            found.append(_wrong(place, where + facet, rows, f"no such table; {nearest(facet, known)}"))
             continue
         if not isinstance(rows, dict):
-            found.append(_wrong(place, facet, rows, f"is a table: write [{facet}] and its keys below"))
+            found.append(_wrong(place, where + facet, rows, f"is a table: write [{where}{facet}] and its keys below"))
             continue
         current = getattr(plan, facet)
         values = {}
         for name, value in rows.items():
             problem, values[name] = _read(facet, current, name, value)
             if problem:
-                found.append(_wrong(place, f"{facet}.{name}", value, problem))
+                found.append(_wrong(place, f"{where}{facet}.{name}", value, problem))
         if not found:
             plan = msgspec.structs.replace(plan, **{facet: msgspec.structs.replace(current, **values)})
-    if found:
-        raise MeshwrightError(found)
     return plan
 
 

@@ -204,3 +204,18 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     def num_params(self, hidden: int) -> int:
         """Parameters of norm, pooler and projection."""
         return self.norm_params(hidden) + ((hidden + 1) * hidden if self.pooler else 0) + hidden * self.width
+
+
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a part of a model was cut from its neighbour: hidden states of a stream come in or go out, and nothing is
+    computed."""
+
+    stream: int = 0
+
+    def norm_params(self, hidden: int) -> int:
+        """Return 0, as there is no norm."""
+        return 0
+
+    def num_params(self, hidden: int) -> int:
+        """Return 0, as there are no parameters."""
+        return 0

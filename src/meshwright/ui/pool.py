@@ -1,4 +1,4 @@
-"""Pool: worker processes, the newest request first, none longer than its time.
+"""Workers: worker processes, the newest request first, none longer than its time.
 
 Of the requests of one page and lane only the newest matters: an older one that waits is dropped, one that runs is
 answered to nobody and ended when it goes on for long. A worker that exceeds its time is killed and replaced.
@@ -88,7 +88,7 @@ class Worker:
         return msgspec.json.decode(await self.process.stdout.readexactly(FRAME.unpack(head)[0]))
 
 
-class Pool:
+class Workers:
     """Some workers for answers, and one process for each search."""
 
     def __init__(self, size: int = 2, limits_s: dict[str, float] = LIMITS_S):

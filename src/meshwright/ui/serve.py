@@ -11,7 +11,7 @@ from typing import Any
 import uvicorn
 
 from meshwright.errors import MeshwrightError
-from meshwright.ui.pool import Pool
+from meshwright.ui.pool import Workers
 from meshwright.ui.server import build
 
 LOOPBACK = "127.0.0.1"
@@ -70,7 +70,7 @@ def serve(made: socket.socket, host: str, start: dict[str, Any], ready: Callable
                 threading.Thread(target=webbrowser.open, args=(address(made, host),), daemon=True).start()
 
     config = uvicorn.Config(
-        build(Pool(), start, host),
+        build(Workers(), start, host),
         log_level="warning",
         access_log=False,
         server_header=False,

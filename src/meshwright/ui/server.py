@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 
 class Answers(Protocol):
-    """Who answers: :class:`meshwright.ui.pool.Pool`, or in tests this very process."""
+    """Who answers: :class:`meshwright.ui.pool.Workers`, or in tests this very process."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...

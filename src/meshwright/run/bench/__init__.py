@@ -32,7 +32,7 @@ from meshwright.run.bench import operators
 from meshwright.run.bench.clock import REPEATS, Bench, Clock, Timed, mean
 from meshwright.run.bench.exchange import OPS, collectives, staging
 from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, PassTimes, TimedModel, model_of, plan_of, train_of
-from meshwright.run.bench.operands import Pool, kept
+from meshwright.run.bench.operands import Operands, kept
 from meshwright.run.bench.scope import FULL, QUICK, Layer, Scope
 from meshwright.run.bench.store import Kept
 from meshwright.run.environment import num_cores, only_cores, prefer
@@ -185,7 +185,7 @@ def _round(
 
 
 def _benches(clock: Clock, dtypes: tuple[str, ...], scope: Scope) -> dict[str, list[Bench]]:
-    pools = {d: Pool(clock.device, DTYPES[d], scope.pool_bytes) for d in ("fp32", *dtypes)}
+    pools = {d: Operands(clock.device, DTYPES[d], scope.pool_bytes) for d in ("fp32", *dtypes)}
     benches = {"elementwise": list(_elementwise(pools["fp32"], scope))}
     for d in dtypes:
         benches[f"gemm {d}"] = list(_gemms(pools[d], scope))
@@ -247,7 +247,7 @@ def _passes(rounds: list[dict[str, Any]], scope: Scope) -> list[PassTimes]:
     return out
 
 
-def _gemms(pool: Pool, scope: Scope) -> Iterable[Bench]:
+def _gemms(pool: Operands, scope: Scope) -> Iterable[Bench]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in scope.gemm_m:
         for n in scope.gemm_nk:
@@ -258,7 +258,7 @@ def _gemms(pool: Pool, scope: Scope) -> Iterable[Bench]:
                 yield Bench(partial(_product, int(m) // scale, int(n), int(k), pool), scale)
 
 
-def _product(m: int, n: int, k: int, pool: Pool) -> Callable[[], object]:
+def _product(m: int, n: int, k: int, pool: Operands) -> Callable[[], object]:
     """Results go into memory that is there: a step's allocations are used again, those of a loop may be given back."""
     operands = itertools.cycle(pool.sets([(m, k), (n, k)], [(m, n)]))
 
@@ -269,7 +269,7 @@ def _product(m: int, n: int, k: int, pool: Pool) -> Callable[[], object]:
     return product
 
 
-def _attentions(pool: Pool, scope: Scope, *, backward: bool) -> Iterable[Bench]:
+def _attentions(pool: Operands, scope: Scope, *, backward: bool) -> Iterable[Bench]:
     for heads in scope.attention[0]:
         for tokens in scope.attention[1]:
             for width in scope.attention[2]:
@@ -279,7 +279,7 @@ def _attentions(pool: Pool, scope: Scope, *, backward: bool) -> Iterable[Bench]:
                 yield Bench(partial(_core, h, s, d, pool, backward), scale)
 
 
-def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], object]:
+def _core(h: int, s: int, d: int, pool: Operands, backward: bool) -> Callable[[], object]:
     lone = Group(name="cp", ranks=(0,), index=0)
     operands = pool.sets([(1, s, h, d)] * (4 if backward else 3))
 
@@ -299,7 +299,7 @@ def _core(h: int, s: int, d: int, pool: Pool, backward: bool) -> Callable[[], ob
     return kept(gradients, KEPT_BYTES)
 
 
-def _elementwise(pool: Pool, scope: Scope) -> Iterable[Bench]:
+def _elementwise(pool: Operands, scope: Scope) -> Iterable[Bench]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
 
     def make(size: float) -> Callable[[], object]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.bench.clock import Clock, Timed, mean
-from meshwright.run.bench.operands import Pool
+from meshwright.run.bench.operands import Operands
 from meshwright.run.bench.scope import Scope
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
@@ -36,7 +36,7 @@ def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], 
     clock = Clock(world)
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {}
-    pool = Pool(clock.device, torch.float32, scope.pool_bytes)
+    pool = Operands(clock.device, torch.float32, scope.pool_bytes)
     work = _work(clock, pool)
     for op in OPS:
         for size in scope.collective_bytes:
@@ -54,7 +54,7 @@ def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], 
     return msgspec.to_builtins(out)
 
 
-def _work(clock: Clock, pool: Pool) -> Callable[[], None]:
+def _work(clock: Clock, pool: Operands) -> Callable[[], None]:
     """A piece of a layer, on memory as far away as a step's: about as long as there is between two collectives, and
     equally long on all ranks, as unequal work would be waited for in the collectives."""
     operands = itertools.cycle(pool.sets([(256, 512), (512, 512)], [(256, 512)]))
@@ -142,7 +142,7 @@ class _Unit(torch.nn.Module):
         return sum(torch.dot(x, w) for w in self.weights)
 
 
-def _collective(op: str, size: int, group: Group, pool: Pool) -> Callable[[], object]:
+def _collective(op: str, size: int, group: Group, pool: Operands) -> Callable[[], object]:
     """A collective of `size` bytes as nccl-tests counts them; each time from and to other memory."""
     n = group.size
     whole, shard = (max(1, size // 4 // n) * n,), (max(1, size // 4 // n),)

@@ -23,7 +23,7 @@ MOST_SETS = 256
 ALIGNED = 64
 
 
-class Pool:
+class Operands:
     """Memory of one type that benchmarks read, and as much that they write."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, cpu_bytes: int):

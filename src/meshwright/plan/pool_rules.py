@@ -1,0 +1,168 @@
+"""What makes a plan of several pools illegal: devices, parts and links that do not fit together, and what is wrong with
+the plan of each pool for its devices and its part of the model."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from meshwright import schedules
+from meshwright.errors import Diagnostic, nearest
+from meshwright.plan import Plan
+from meshwright.plan.pool import Pool, held
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_part import cut
+from meshwright.spec.model import Model
+from meshwright.spec.parts import named_parts, part_of
+from meshwright.spec.workload import Train
+
+Check = Callable[[Plan, Model, Cluster, Train], list[Diagnostic]]
+
+
+def violations(plan: Plan, model: Model, cluster: Cluster, train: Train, check: Check) -> list[Diagnostic]:
+    """All violations of a plan of several pools; `check` finds those of one pool."""
+    plan = plan.on(cluster.num_devices)
+    rules = (_devices(plan, cluster), _parts(plan, model), _links(plan, model), _frozen(plan, model))
+    found = [*(one for rule in rules for one in rule), *_together(plan, model, cluster, train)]
+    for pool, layers in zip(plan.pools, held(plan.pools, model)):
+        own = cut(cluster, *pool.devices) if pool.devices else None
+        if own is None or layers is None:
+            continue
+        for one in check(pool.plan, part_of(model, *layers), own, train):
+            place = one.place.replace("plan.", f"plan.{pool.name}.", 1) if one.place.startswith("plan.") else one.place
+            found.append(msgspec.structs.replace(one, place=place))
+    return list(dict.fromkeys(found))
+
+
+def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code=code, message=message, place=f"plan.{place}", help=help)
+
+
+def _devices(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
+    """Devices that two pools or none hold, that the cluster has not, and that a pool cannot be cut out of it at."""
+    have, at = cluster.num_devices, 0
+    for pool in plan.pools:
+        where = f"{pool.name}.on"
+        if not pool.devices:
+            help = f"say dp or on= in {pool.name}; only the last pool takes what the others leave"
+            yield _bad("P041", f"{pool.name} says neither how many devices it has nor which", where, help)
+            return
+        first, end = pool.devices
+        if not first < end <= have:
+            problem = f"{pool.name} is on devices {first}:{end} and {cluster.name} has {have}"
+            yield _bad("P041", problem, f"{where} = {first}:{end}", f"devices are 0:{have}")
+        elif cut(cluster, first, end) is None:
+            help = "begin and end a pool at a node (or rack), or keep it inside one"
+            problem = f"{pool.name} on devices {first}:{end} lies across a node of {cluster.name} and no whole one"
+            yield _bad("P041", problem, f"{where} = {first}:{end}", help)
+    ordered = sorted(plan.pools, key=lambda pool: pool.devices)
+    for before, pool in itertools.pairwise(ordered):
+        if pool.devices[0] < before.devices[1]:
+            shared = f"{pool.devices[0]}:{min(before.devices[1], pool.devices[1])}"
+            problem = f"{before.name} and {pool.name} are both on devices {shared}"
+            yield _bad("P041", problem, f"{pool.name}.on", f"let {pool.name} begin at {before.devices[1]}")
+    for pool in ordered:
+        if pool.devices[0] > at:
+            yield _left_out(at, pool.devices[0])
+        at = max(at, pool.devices[1])
+    if at < have:
+        yield _left_out(at, have)
+
+
+def _left_out(first: int, end: int) -> Diagnostic:
+    help = "give them to a pool with on=, leave dp open in the last pool, or say a smaller cluster"
+    return _bad("P041", f"no pool is on devices {first}:{end}", "pools", help)
+
+
+def _parts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Layers that two pools or none hold, and parts that the model has not."""
+    found = held(plan.pools, model)
+    known = f"0:{model.num_layers}" + "".join(f", {name}" for name in named_parts(model) if len(named_parts(model)) > 1)
+    for pool, layers in zip(plan.pools, found):
+        if layers is None and pool.part:
+            problem = f"{pool.name} holds part={pool.part}, which {model.name} has not"
+            yield _bad("P042", problem, f"{pool.name}.part = {pool.part}", f"layers and parts are {known}")
+        elif layers is None:
+            problem = f"{pool.name} does not say which part of {model.name} it holds, and its neighbours leave it none"
+            yield _bad("P042", problem, f"{pool.name}.part", f"say part=; layers and parts are {known}")
+    if None in found:
+        return
+    at = 0
+    before: Pool | None = None
+    for (first, end), pool in sorted(zip(found, plan.pools), key=lambda one: one[0]):
+        if first > at:
+            yield _bad("P042", f"no pool holds layers {at}:{first} of {model.name}", "pools", "say part= in each pool")
+        elif first < at:
+            problem = f"{before.name} and {pool.name} both hold layers {first}:{min(at, end)} of {model.name}"
+            yield _bad("P042", problem, f"{pool.name}.part = {pool.part}", f"let {pool.name} begin at layer {at}")
+        at, before = max(at, end), pool if end > at else before
+    if at < model.num_layers:
+        problem = f"no pool holds layers {at}:{model.num_layers} of {model.name}"
+        yield _bad("P042", problem, "pools", "say part= in each pool")
+
+
+def _links(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Links of pools that are not there, and those that the model needs and does not."""
+    names = [pool.name for pool in plan.pools]
+    unknown = [(link, name) for link in plan.links for name in (link.source, link.target) if name not in names]
+    for link, name in unknown:
+        yield _bad("P043", f"the link {link.text()} is of a pool {name!r}", "links", nearest(name, names))
+    found = held(plan.pools, model)
+    if unknown or None in found:
+        return
+    ordered = [name for _, name in sorted(zip(found, names))]
+    needed = list(itertools.pairwise(ordered))
+    said = [(link.source, link.target) for link in plan.links]
+    for source, target in dict.fromkeys(pair for pair in said if pair not in needed or said.count(pair) > 1):
+        problem = f"nothing flows over {source}->{target}: {target} does not hold the layers after {source}'s"
+        if (source, target) in needed:
+            problem = f"the link {source}->{target} is there twice"
+        yield _bad("P043", problem, "links", "the model needs " + " ".join(f"{a}->{b}" for a, b in needed))
+    for source, target in needed:
+        if (source, target) not in said:
+            problem = f"{target} holds the layers after {source}'s, and no link joins them"
+            yield _bad("P043", problem, "links", f"add {source}->{target}, or leave all links out")
+
+
+def _frozen(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Parts that are not trained behind parts that are, whose gradients would have to come through them."""
+    found = held(plan.pools, model)
+    if None in found:
+        return
+    ordered = [pool for _, pool in sorted(zip(found, plan.pools), key=lambda one: one[0])]
+    trained: Pool | None = None
+    for pool in ordered:
+        if pool.frozen and trained is not None:
+            problem = f"{pool.name} is frozen, and gradients for {trained.name} come through it"
+            yield _bad("P044", problem, f"{pool.name}.frozen", f"freeze {trained.name} too, or train {pool.name}")
+        trained = trained or (None if pool.frozen else pool)
+    if trained is None:
+        yield _bad("P044", "every pool is frozen: nothing is trained", "pools", "leave frozen out of the last pool")
+
+
+def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """What a step of several pools cannot have yet."""
+    for pool in plan.pools:
+        layout, placement = pool.plan.layout, schedules.get(pool.plan.pipeline.schedule).placement
+        if layout.shares:
+            problem = "uneven shares of the batch, and links of equal ones, do not fit together"
+            yield _bad("P045", problem, f"{pool.name}.layout.shares = {layout.shares}", "one pool a kind of device")
+        if placement == "bidirectional":
+            problem = f"{pool.plan.pipeline.schedule} begins at both ends of its pipeline, and a link joins one"
+            yield _bad("P045", problem, f"{pool.name}.pipeline.schedule", "another schedule, such as 1f1b")
+        elif pool.frozen and "t_f" in schedules.get(pool.plan.pipeline.schedule).params:
+            problem = f"{pool.plan.pipeline.schedule} is made of forward and backward times, and {pool.name} is frozen"
+            yield _bad("P045", problem, f"{pool.name}.pipeline.schedule", "gpipe or 1f1b")
+        part = layout.tp * layout.cp
+        if train.seq_len % part:
+            problem = f"{train.seq_len} tokens do not divide among the {part} ranks that send and receive them"
+            yield _bad("P045", problem, f"{pool.name}.layout.tp = {layout.tp}", "choose tp * cp that divides seq=")
+    found = held(plan.pools, model)
+    if model.tied_embeddings and None not in found and (0, model.num_layers) not in found:
+        problem = f"the embedding of {model.name} is its head too, and they are in two pools"
+        yield _bad("P045", problem, "pools", "a model whose embedding is not tied, or one pool")
+    if any(level.shared_ports for island in cluster.islands for level in island.levels):
+        help = "one pool, or a cluster without shared_ports"
+        yield _bad("P045", "exchanges that share ports are worked out for one pool", f"cluster {cluster.name}", help)
