@@ -145,13 +145,9 @@ def test_buckets_that_wait_for_the_whole_backward(monkeypatch):
 
 
 def test_rounds_that_keep_one_replica_instead_of_the_mean(monkeypatch):
-    real = rounds.Run.rounds
-
-    def one_only(self, *args, **kwargs):
-        kwargs["away"] = lambda number: range(1, len(self.features))
-        return real(self, *args, **kwargs)
-
-    monkeypatch.setattr(rounds.Run, "rounds", one_only)
+    real = rounds.rounds
+    alone = lambda number: range(1, len(rounds.PROBLEM.features))  # noqa: E731
+    monkeypatch.setattr(rounds, "rounds", lambda *args, **more: real(*args, **(more | {"away": alone})))
     assert "rounds of one step" in checks()["diloco"]().failures[0]
 
 
@@ -219,19 +215,16 @@ def test_averages_that_wait_for_the_link(monkeypatch):
     assert any("that are the same" in failed for failed in checks()["streaming-diloco"]().failures)
 
 
-@pytest.mark.parametrize(
-    ("send", "failed"),
-    [
-        (np.zeros_like, "loss of fragments in turn"),
-        (np.sign, "loss of fragments in turn"),
-        (np.asarray, "not so: a number that is sent"),
-    ],
-)
-def test_fragments_whose_codes_say_nothing_or_too_much(send, failed, monkeypatch):
-    monkeypatch.setattr(bandwidth, "in_four_bits", send)
+@pytest.mark.parametrize("send", [np.zeros_like, np.sign])
+def test_fragments_whose_codes_say_nothing(send, monkeypatch):
     real = bandwidth.streamed
     monkeypatch.setattr(bandwidth, "streamed", lambda *args, **more: real(*args, **({"send": send} | more)))
-    assert [f for f in checks()["streaming-diloco"]().failures if f.startswith(failed)]
+    assert [f for f in checks()["streaming-diloco"]().failures if f.startswith("loss of fragments in turn")]
+
+
+def test_a_code_of_four_bits_that_says_too_much(monkeypatch):
+    monkeypatch.setattr(bandwidth, "coded", lambda codec: np.asarray)
+    assert checks()["streaming-diloco"]().failures == ("not so: a number that is sent is one of sixteen at most",)
 
 
 def test_fragments_that_keep_another_share_of_their_own(monkeypatch):

@@ -8,8 +8,22 @@ from hypothesis import strategies as st
 from meshwright.errors import MeshwrightError
 from meshwright.sync.codecs import codec, codecs
 
-#: Half a unit in the last place: bfloat16 keeps 8 bits of a number, int8 steps of 1/127 of a block's largest.
-ERRORS = {"none": 0.0, "bf16": 2.0**-8, "int8": 0.5 / 127}
+
+def in_blocks(x):
+    """The largest magnitude of each value's block of 256."""
+    return np.repeat([np.abs(b).max() for b in np.split(x, range(256, len(x), 256))], 256)[: len(x)]
+
+
+#: How far a value may come back from what was encoded: bfloat16 keeps 8 bits of a number, int8 steps of 1/127 of a
+#: block's largest, sigma8 half of one of 256 levels over 12 standard deviations, fp4 a power of two that is nearest in
+#: logarithm, or half of the smallest in logarithm, 2^-6.5 of the largest, where that becomes zero.
+ERRORS = {
+    "none": lambda x: 0 * np.abs(x),
+    "bf16": lambda x: np.abs(x) * 2.0**-8,
+    "int8": lambda x: in_blocks(x) * 0.5 / 127,
+    "sigma8": lambda x: np.full(len(x), 6 * x.std() / 256) + 1e-6 * np.abs(x).max(),
+    "fp4": lambda x: np.maximum(np.abs(x) * (2**0.5 - 1), np.abs(x).max() * 2.0**-6.5),
+}
 
 
 @pytest.mark.parametrize("name", list(codecs()))
@@ -20,10 +34,7 @@ def test_encoded_values_are_as_many_bytes_as_the_codec_says_and_come_back_within
     assert wire.dtype == np.uint8 and len(wire) == one.wire_bytes(n, 4)
     back = one.decode(wire, n, x.dtype)
     assert back.dtype == x.dtype and back.shape == x.shape
-    scale = (
-        np.abs(x) if name == "bf16" else np.repeat([np.abs(b).max() for b in np.split(x, range(256, n, 256))], 256)[:n]
-    )
-    assert np.all(np.abs(back - x) <= ERRORS[name] * scale * (1 + 1e-6))
+    assert np.all(np.abs(back - x) <= ERRORS[name](x) * (1 + 1e-6))
     assert one.exact == (name == "none")
 
 
@@ -31,6 +42,8 @@ def test_sizes_on_the_wire_by_hand():
     assert codec("none").wire_bytes(1000, 8) == 8000
     assert codec("bf16").wire_bytes(1000, 4) == 2000
     assert codec("int8").wire_bytes(1000, 4) == 1000 + 4 * 4  # four blocks of 256, the last one short
+    assert codec("sigma8").wire_bytes(1000, 4) == 1000 + 8  # the lowest level and the width
+    assert codec("fp4").wire_bytes(1001, 4) == 501 + 4  # two a byte, and the largest
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -48,11 +61,25 @@ def test_bf16_keeps_what_is_no_number():
     assert np.isnan(back[0]) and back[1] == np.inf and back[2] == -np.inf
 
 
-def test_a_block_of_zeros_stays_zero():
-    one = codec("int8")
+@pytest.mark.parametrize("name", ["int8", "fp4"])
+def test_a_block_of_zeros_stays_zero(name):
+    one = codec(name)
     assert not one.decode(one.encode(np.zeros(300, np.float32)), 300, np.dtype(np.float32)).any()
 
 
 def test_an_unknown_codec_is_named_with_the_nearest():
     with pytest.raises(MeshwrightError, match=r"Y001.*int9"):
         codec("int9")
+
+
+def test_four_bits_are_signed_powers_of_two_below_the_largest():
+    one, x = codec("fp4"), np.array([-8.0, 4.1, 3.0, -1.0, 0.125, 0.05, 0.0])
+    # by hand: 3 is nearer to 4 in logarithm; 8 / 2^6 is the smallest, and 0.05 rounds to a smaller one
+    assert one.decode(one.encode(x), 7, x.dtype).tolist() == [-8.0, 4.0, 4.0, -1.0, 0.125, 0.0, 0.0]
+
+
+def test_what_lies_beyond_six_deviations_is_clipped():
+    one, x = codec("sigma8"), np.append(np.tile([-1.0, 1.0], 500), 100.0)
+    back = one.decode(one.encode(x), len(x), x.dtype)
+    edge = x.mean() + 6 * x.std()
+    assert x[-1] > edge and edge * 0.9 < back[-1] < edge

@@ -8,14 +8,16 @@ What a reduction costs on the link is read off one line of the table, which is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
 from meshwright.papers import figures
-from meshwright.papers.checks.rounds import Run
 from meshwright.papers.outcome import AT_LEAST, AT_MOST, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.sync.codecs.fp4 import FP4
+from meshwright.sync.reference.least_squares import LeastSquares, coded
+from meshwright.sync.reference.rounds import rounds
+from meshwright.sync.reference.streaming import LATE, MIX, MOMENTUM, OUTER, streamed
 
 #: Utilisations of the table's columns, the bandwidths it tries, steps of a round, and layers of a fragment.
 WANTED = (0.50, 0.80, 0.90, 0.95, 0.99)
@@ -128,80 +130,24 @@ CELLS = "each of the others is the neighbouring bandwidth, a fifth more or less"
 GRID = "both bandwidths are of a list whose entries lie a fifth apart"
 
 
-#: Steps of a mean's way, a replica's own share when it is mixed in, and the outer step.
-LATE, MIX, OUTER, MOMENTUM = 5, 0.5, 0.7, 0.3
-
-
-def in_four_bits(values: np.ndarray) -> np.ndarray:
-    """Values as they arrive when each is sent as a sign and one of seven powers of two below the largest, or zero."""
-    largest = np.abs(values).max(initial=0.0) or 1.0
-    power = np.round(np.log2(np.maximum(np.abs(values) / largest, 2.0**-60)))
-    return np.where(power < -6, 0.0, np.sign(values) * largest * 2.0**power)
-
-
-class Streamed(NamedTuple):
-    """The shared weights at the end; by step and fragment whether it was sent; and of every mixing how far apart the
-    replicas were after it, over before."""
-
-    shared: np.ndarray
-    sent: np.ndarray
-    nearer: list[float]
-
-
-def streamed(
-    run: Run,
-    steps: int,
-    every: int,
-    fragments: int,
-    *,
-    rate: float = 0.05,
-    late: int = LATE,
-    mix: float = MIX,
-    outer: float = OUTER,
-    momentum: float = MOMENTUM,
-    send: Callable[[np.ndarray], np.ndarray] = in_four_bits,
-) -> Streamed:
-    """Streaming DiLoCo (section 2): every fragment's mean change is taken once in `every` steps, at a step of its own.
-    It arrives `late` steps later, is the gradient of a Nesterov step of the shared fragment, and replicas take `mix` of
-    their own and the rest of the shared one."""
-    own = np.tile(run.start, (len(run.features), 1))
-    shared, speed = run.start.copy(), np.zeros_like(run.start)
-    cut = np.array_split(np.arange(run.start.size), fragments)
-    sent, nearer, coming = np.zeros((steps, fragments)), [], {}
-    for step in range(1, steps + 1):
-        own = own - rate * run.slopes(own)
-        for number, part in enumerate(cut):
-            if step % every == number * every // fragments:
-                coming[step + late, number] = np.mean([send(change) for change in shared[part] - own[:, part]], axis=0)
-                sent[step - 1, number] = 1
-            change = coming.pop((step, number), None)
-            if change is not None:
-                speed[part] = momentum * speed[part] + change
-                shared[part] -= outer * (change + momentum * speed[part])
-                before = np.ptp(own[:, part], axis=0).max()
-                own[:, part] = mix * own[:, part] + (1 - mix) * shared[part]
-                nearer.append(float(np.ptp(own[:, part], axis=0).max() / before))
-    return Streamed(shared, sent, nearer)
-
-
 def _trained(every: int = ROUND, fragments: int = 4, steps: int = 4000) -> Outcome:
     """Fragments in turn, late, mixed and in four bits, against synchronous steps and, where nothing of that is on,
     against DiLoCo's rounds."""
-    run = Run(8)
-    wanted = run.loss(run.synchronous(steps, 0.05))
-    found = streamed(run, steps, every, fragments)
+    problem = LeastSquares()
+    wanted = problem.loss(problem.synchronous(steps, 0.05)[0])
+    found = streamed(problem, steps, every, fragments)
     # a few rounds: at their end all ways are the same
-    plain = streamed(run, 30, 10, 1, late=0, mix=0.0, send=np.asarray).shared
-    rounds = run.rounds(30, 10, 0.05, OUTER, MOMENTUM)
+    plain = streamed(problem, 30, 10, 1, late=0, mix=0.0, send=np.asarray).shared
+    whole, _ = rounds(problem, 30, 10, 0.05, OUTER, MOMENTUM)
     once = (found.sent.sum(axis=0) == steps // every).all() and found.sent.sum(axis=1).max() == 1
-    codes = np.unique(in_four_bits(np.random.default_rng(2).standard_normal(10_000)))
+    codes = np.unique(coded(FP4)(np.random.default_rng(2).standard_normal(10_000)))
     bits = steps * 32 / (found.sent[:, 0].sum() * 4)
     return Outcome(
         figures=(
             Figure(
                 "loss of fragments in turn over synchronous steps",
                 None,
-                run.loss(found.shared) / wanted,
+                problem.loss(found.shared) / wanted,
                 "x",
                 AT_MOST,
                 1.05,
@@ -209,7 +155,7 @@ def _trained(every: int = ROUND, fragments: int = 4, steps: int = 4000) -> Outco
             Figure(
                 "whole, at once and unmixed: furthest from DiLoCo's rounds",
                 None,
-                float(np.abs(plain - rounds).max()),
+                float(np.abs(plain - whole).max()),
                 "",
                 AT_MOST,
                 1e-12,

@@ -5,21 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.papers.outcome import AT_MOST, BELOW, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.sync.reference import projected
+from meshwright.sync.reference.least_squares import LeastSquares
+from meshwright.sync.reference.powersgd import compress
+from meshwright.sync.reference.ternary import ternary
+from meshwright.sync.reference.votes import combined, lion_votes
 
 ROUNDING = 1e-9
-
-
-def compress(
-    gradients: np.ndarray, right: np.ndarray, errors: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """One step of PowerSGD on [workers, n, m] gradients: the decoded mean, the next right factor [m, r], the workers'
-    errors to feed back, and the numbers a worker sends (Vogels et al., 2019, 1905.13727, algorithm 1)."""
-    fed = gradients + errors
-    left = np.linalg.qr((fed @ right).mean(axis=0))[0]  # an all-reduce of P, then its columns made orthogonal
-    own = fed.swapaxes(1, 2) @ left
-    mean = own.mean(axis=0)  # an all-reduce of Q
-    decoded = left @ mean.T
-    return decoded, mean, fed - decoded, left.size + mean.size
 
 
 def powersgd() -> Outcome:
@@ -81,64 +73,28 @@ def _held(applied: np.ndarray, total: np.ndarray, errors: np.ndarray) -> bool:
 
 def one_byte() -> Outcome:
     """Least squares by workers that share seeds and send a byte each."""
-    rng = np.random.default_rng(3)
-    features = rng.standard_normal((4, 32, 10))
-    targets = features @ rng.standard_normal(10)
-    replicas, sent = np.zeros((4, 10)), 0
-
-    def loss(worker: int, w: np.ndarray) -> float:
-        return float(np.mean((features[worker] @ w - targets[worker]) ** 2))
-
-    begun = np.mean([loss(r, replicas[r]) for r in range(4)])
-    for step in range(1500):
-        codes = []
-        for worker in range(4):
-            along = np.random.default_rng((step, worker)).standard_normal(10)
-            w = replicas[worker]
-            slope = (loss(worker, w + 1e-3 * along) - loss(worker, w - 1e-3 * along)) / 2e-3
-            codes.append(np.int8(np.clip(np.round(slope * 8), -127, 127)))
-            sent += codes[-1].nbytes
-        for replica in replicas:
-            for worker, code in enumerate(codes):
-                replica -= 2e-3 * code / 8 * np.random.default_rng((step, worker)).standard_normal(10)
-    ended = np.mean([loss(r, replicas[r]) for r in range(4)])
+    problem, steps = LeastSquares(4, 10, seed=3), 1500
+    replicas = [problem.start.copy() for _ in range(4)]
+    sent = 0
+    for step in range(steps):
+        codes = [
+            projected.code(lambda w, r=r: problem.loss_of(r, w), replicas[r], projected.direction(step, r, 10))
+            for r in range(4)
+        ]
+        sent += sum(one.nbytes for one in codes)
+        replicas = [projected.stepped(w, step, codes) for w in replicas]
+    begun, ended = problem.loss(problem.start), problem.loss(replicas[0])
     return Outcome(
         figures=(
-            Figure("bytes a projected gradient costs", 1, sent / (1500 * 4), "", WITHIN, 0.0, restated=True),
+            Figure("bytes a projected gradient costs", 1, sent / (steps * 4), "", WITHIN, 0.0, restated=True),
             Figure(
                 "largest difference between replicas", None, float(np.ptp(replicas, axis=0).max()), "", AT_MOST, 0.0
             ),
-            Figure("loss after over before", None, float(ended / begun), "", AT_MOST, 0.1),
+            Figure("loss after over before", None, ended / begun, "", AT_MOST, 0.1),
         ),
         baseline="gradients of ten 32-bit numbers",
         assumptions=("least squares with ten weights, 4 replicas that share nothing but seeds and bytes",),
     )
-
-
-class Shards:
-    """Least squares whose examples lie on workers, [workers, examples, weights]."""
-
-    def __init__(self, workers: int = 8, weights: int = 10, seed: int = 5):
-        rng = np.random.default_rng(seed)
-        self.features = rng.standard_normal((workers, 64, weights))
-        self.targets = self.features @ rng.standard_normal(weights) + 0.1 * rng.standard_normal((workers, 64))
-
-    def slopes(self, w: np.ndarray) -> np.ndarray:
-        """Every worker's gradient at `w`, [workers, weights]."""
-        wrong = self.features @ w - self.targets
-        return np.einsum("rni,rn->ri", self.features, wrong) / self.features.shape[1]
-
-    def loss(self, w: np.ndarray) -> float:
-        return float(np.mean((self.features @ w - self.targets) ** 2))
-
-
-def ternary(gradients: np.ndarray, rng: np.random.Generator, clip: float = 2.5) -> np.ndarray:
-    """TernGrad: every worker's [workers, n] gradient, clipped at `clip` deviations, as -s, 0 or s with the expectation
-    of the gradient; s is the largest of all workers, so that sums have few levels (Wen et al., 2017)."""
-    bound = clip * gradients.std(axis=1, keepdims=True)
-    held = np.clip(gradients, -bound, bound)
-    scale = np.abs(held).max()
-    return scale * np.sign(held) * (rng.random(held.shape) < np.abs(held) / scale)
 
 
 def terngrad() -> Outcome:
@@ -147,7 +103,7 @@ def terngrad() -> Outcome:
     gradients = rng.uniform(-1, 1, (4, 200))  # nothing lies beyond 2.5 deviations
     mean = np.mean([ternary(gradients, rng) for _ in range(4000)], axis=0)
     levels = len(np.unique(ternary(gradients, rng)))
-    problem = Shards()
+    problem = LeastSquares(8, 10, seed=5)
     exact, coded = np.zeros(10), np.zeros(10)
     for step in range(1, 4001):
         rate = 0.1 / (1 + step / 100)
@@ -187,16 +143,10 @@ def _sum_levels(gradients: np.ndarray, rng: np.random.Generator) -> int:
     return len(np.unique(np.round(sums / np.abs(gradients).max(), 6)))
 
 
-def lion_votes(momentum: np.ndarray, slopes: np.ndarray, beta: float = 0.9) -> np.ndarray:
-    """What a worker of Distributed Lion sends: the sign of its interpolated momentum, one bit a number (Liu et al.,
-    2024, 2404.00438)."""
-    return np.where(beta * momentum + (1 - beta) * slopes >= 0, 1.0, -1.0)
-
-
 def dist_lion() -> Outcome:
     """Workers that send a bit a number and receive the majority's, against Lion on the mean gradient."""
     weights = 16  # whole bytes of signs
-    problem = Shards(9, weights)
+    problem = LeastSquares(9, weights, seed=5)
     together, voted, averaged = (np.zeros(weights) for _ in range(3))
     memory = np.zeros(weights)
     own = {"voted": np.zeros((9, weights)), "averaged": np.zeros((9, weights))}
@@ -209,7 +159,7 @@ def dist_lion() -> Outcome:
         for name, w in (("voted", voted), ("averaged", averaged)):
             slopes = problem.slopes(w)
             votes = lion_votes(own[name], slopes)
-            change = np.sign(votes.sum(axis=0)) if name == "voted" else votes.mean(axis=0)
+            change = combined(votes, name == "voted")
             w -= rate * change
             own[name] = 0.99 * own[name] + 0.01 * slopes
             if name == "voted":

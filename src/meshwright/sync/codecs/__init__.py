@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError, nearest
 if TYPE_CHECKING:
     import numpy as np
 
-MODULES = ("stored", "bf16", "int8")
+MODULES = ("stored", "bf16", "int8", "sigma8", "fp4")
 """The files of this package that define codecs, each as ``CODECS``: a new codec is a file and its name here."""
 
 
