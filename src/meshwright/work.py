@@ -192,7 +192,66 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: float
 
 
-Work = Gemm | GroupedGemm | Attention | VarlenAttention | Elementwise | Collective | Staging
+class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """One sequence-mixing kernel whose state has a fixed size, over ``batch`` sequences of ``seq_len`` tokens.
+
+    ``rule``: ``ssd`` (Mamba-2, 2405.21060), ``delta`` (gated delta rule, 2412.06464), both of ``heads`` matrices of
+    ``k_dim`` x ``v_dim`` numbers that are multiplied ``chunk`` tokens at a time; ``selective`` (Mamba, 2312.00752), of
+    ``heads`` channels with ``k_dim`` numbers each, token by token on the vector units. ``groups`` of heads share keys.
+    """
+
+    rule: str
+    batch: int
+    seq_len: int
+    heads: int
+    groups: int
+    k_dim: int
+    v_dim: int
+    chunk: int
+    backward: bool = False
+
+    @property
+    def flops(self) -> float:
+        """Operations of the algorithm by chunks, products within a chunk in full; a backward is two and a half."""
+        q, k, v = self.chunk, self.k_dim, self.v_dim
+        if self.rule == "selective":
+            each = 9.0 * k
+        elif self.rule == "ssd":
+            each = 2.0 * q * v + 4.0 * k * v + 2.0 * q * k * self.groups / self.heads
+        else:  # keys with keys, the triangular inverse on keys and values, queries with keys, values; three with states
+            each = 2.0 * q * (3 * k + 2 * v) + 6.0 * k * v
+        return self.batch * self.seq_len * self.heads * each * (2.5 if self.backward else 1.0)
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes that cross device memory: inputs, outputs and, chunk by chunk, the states in fp32."""
+        tokens = float(self.batch) * self.seq_len
+        moved = tokens * 2.0 * (2 * self.groups * self.k_dim + 2 * self.heads * self.v_dim + 2 * self.heads)
+        states = 0.0 if self.rule == "selective" else tokens / self.chunk * self.heads * self.k_dim * self.v_dim * 8.0
+        return (moved + states) * (2.5 if self.backward else 1.0)
+
+
+class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """A short causal convolution of every channel by itself, and its activation: ``kernel`` taps over ``batch``
+    sequences of ``seq_len`` tokens of ``channels``."""
+
+    batch: int
+    seq_len: int
+    channels: int
+    kernel: int
+    backward: bool = False
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.seq_len * self.channels * self.kernel * (2.0 if self.backward else 1.0)
+
+    @property
+    def num_bytes(self) -> float:
+        """What comes in and goes out, in 16 bits; backward both and the output's gradient."""
+        return self.batch * self.seq_len * self.channels * 2.0 * (4.0 if self.backward else 2.0)
+
+
+Work = Scan | Convolution | Gemm | GroupedGemm | Attention | VarlenAttention | Elementwise | Collective | Staging
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

@@ -8,7 +8,7 @@ from meshwright.answer.predict import predict
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
 from meshwright.plan import check, parse
-from meshwright.spec.model import transformer
+from meshwright.spec.model import load, transformer
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train
 from tests.random_plans import CLUSTERS, GPT, LATENT, LLAMA, MIXTURE, MODELS, of_size, plans_in_words, sized
@@ -17,6 +17,8 @@ WHERE = CLUSTERS["64xh100"]
 TRAIN = Train(global_batch=64, seq_len=128)
 MULTI_QUERY = transformer(layers=4, hidden=192, heads=12, kv_heads=3, vocab=128, name="mqa")
 ODD_WIDTH = transformer(layers=4, hidden=256, heads=8, ffn=1026, vocab=128, name="odd")
+
+LONG = Train(global_batch=64, seq_len=8192)
 
 #: (words, model, workload, code, what the message, its place and its help say)
 ILLEGAL = [
@@ -82,6 +84,11 @@ ILLEGAL = [
     ("dp1 moments=none", GPT, TRAIN, "P022", "moments=none"),
     ("dp1", GPT, Train(global_batch=64, seq_len=128, optimizer="adan"), "P022", "unknown optimizer 'adan'|adamw"),
     ("dp4 pp2 ep2 order=tp-cp-pp-dp", MIXTURE, TRAIN, "P023", "refactors tp, cp and dp|put pp last"),
+    ("dp8 pp8", load("zamba2-2.7b"), TRAIN, "P027", "weights several layers share|zamba2-2.7b|say pp1"),
+    ("dp32 cp2", load("jamba-v0.1"), TRAIN, "P027", "context parallelism of Mamba-1 layers is not modelled|say cp1"),
+    ("tp2 cp32 dp1", load("qwen3-next-80b-a3b"), LONG, "P027", "cp=32 does not divide a rank's heads of the mixer=16"),
+    ("dp32 cp2", load("t5-base"), TRAIN, "P028", "encoder tokens and decoder tokens of lengths of their own|say cp1"),
+    ("dp16 pp4 zb-v", load("t5-base"), TRAIN, "P028", "priced in one direction|say 1f1b, gpipe or interleaved"),
     ("pp4 dp1 interleaved vpp3", GPT, Train(global_batch=6, seq_len=128), "S013", "microbatches"),
     ("pp4 dp1 zb-h1 vpp2", GPT, TRAIN, "S011", "holds 1 stages on each rank, not vpp=2"),
 ]

@@ -32,7 +32,9 @@ def predicted(gpt, where, train, words):
 def test_every_model_is_predicted(name):
     gpt = model.load(name)
     adapters = {"phase": "lora", "lora": Lora()}
-    trains = [Train(global_batch=512, seq_len=1024), Train(global_batch=512, seq_len=1024, **adapters)]
+    flow = gpt.flows[gpt.head.stream]
+    length = flow.tokens or min(1024, (gpt.learned_positions and gpt.max_seq_len) or 1024)
+    trains = [Train(global_batch=512, seq_len=length), Train(global_batch=512, seq_len=length, **adapters)]
     answers = [predicted(gpt, H100S, train, words) for train in trains for words in WORDS]
     answers = [found for found in answers if found is not None]
     assert answers

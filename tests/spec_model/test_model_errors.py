@@ -106,7 +106,7 @@ def test_a_model_without_a_language_head_is_refused() -> None:
 
 
 def test_the_class_name_decides_over_the_model_type() -> None:
-    assert codes(refusal({**LLAMA, "architectures": ["Qwen3NextForCausalLM"]})) == ["M005"]
+    assert codes(refusal({**LLAMA, "architectures": ["KimiLinearForCausalLM"]})) == ["M005"]
 
 
 @pytest.mark.parametrize("config", [None, [], "llama", 3, {}])

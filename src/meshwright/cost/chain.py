@@ -12,7 +12,18 @@ from meshwright.cost.framework import Framework
 from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, VarlenAttention, Work
+from meshwright.work import (
+    Attention,
+    Collective,
+    Convolution,
+    Elementwise,
+    Gemm,
+    GroupedGemm,
+    Scan,
+    Staging,
+    VarlenAttention,
+    Work,
+)
 
 
 class Estimate(NamedTuple):
@@ -32,6 +43,10 @@ class Estimate(NamedTuple):
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not
 #: fitted: half the gap between the best and the typical published fraction of peak for each class.
 ROOFLINE_SIGMA = {"gemm": 0.10, "attention": 0.15, "elementwise": 0.15, "network": 0.20, "host": 0.40}
+
+#: The same of scans and their convolutions, of which few kernels have been measured, none in a backward: the spread of
+#: kernels of three libraries for one rule on one device (1.5 to 2 times, tables of NVIDIA AIConfigurator).
+SCAN_SIGMA = 0.35
 
 #: How the source of a price ends that no measured size, rank count or fabric covers.
 EXTRAPOLATED = ", extrapolated"
@@ -187,6 +202,10 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
             return _estimate(roofline.grouped_gemm_seconds(work, device), "gemm")
         case Attention():
             return _estimate(roofline.attention_seconds(work, device), "attention")
+        case Scan():
+            return Estimate(roofline.scan_seconds(work, device), "attention", "roofline", SCAN_SIGMA)
+        case Convolution():
+            return Estimate(roofline.convolution_seconds(work, device), "elementwise", "roofline", SCAN_SIGMA)
         case Elementwise():
             return _estimate(roofline.elementwise_seconds(work, device), "elementwise")
         case Collective():

@@ -11,7 +11,7 @@ from math import ceil, inf
 
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm
+from meshwright.work import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Scan
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -33,6 +33,11 @@ TYPICAL_OF_BEST = {"gemm": 0.92, "memory": 0.80, "attention_fwd": 0.92, "attenti
 #: Share of the SMs a collective's kernel occupies while it runs, which a product beside it then lacks: DeepSeek-V3 sets
 #: 20 of 132 aside (2412.19437, section 3.2.2). Larger devices need no more than 20.
 COLLECTIVE_SMS, COLLECTIVE_OF = 20, 132
+#: Share of the peak that scans reach: PLACEHOLDER
+SCAN_OF_PEAK = {"delta": 0.12, "ssd": 0.12, "selective": 0.35}
+#: Kernels of a scan by chunks: decay, products within chunks, states, from state to state, outputs (state-spaces/mamba,
+#: ssd_combined.py).
+SCAN_KERNELS = 5
 #: Fabrics whose devices are no GPUs (TPU, Gaudi): a few large matrix units fed from on-chip memory beside the cores,
 #: and engines of the fabric's own that move data without either.
 OWN_ENGINES = ("ici", "roce")
@@ -128,6 +133,21 @@ def attention_seconds(work: Attention, device: Device) -> float:
     waves = ceil(blocks / device.num_sms) * device.num_sms / blocks
     compute = work.flops / peak * max(1.0, narrow * waves / fraction)  # wide heads approach the peak, never pass it
     return max(compute, work.num_bytes / _memory(device)) + KERNEL_FLOOR_S * (3 if work.backward else 1)
+
+
+def scan_seconds(work: Scan, device: Device) -> float:
+    """Seconds of a scan by chunks: a few dependent kernels of small products, or the vector units token by token."""
+    memory = work.num_bytes / _memory(device)
+    if work.rule == "selective":
+        compute = work.flops / (peak_flops(device, "fp32") * SCAN_OF_PEAK["selective"])
+        return max(compute, memory) + KERNEL_FLOOR_S
+    compute = work.flops / (peak_flops(device, "bf16") * SCAN_OF_PEAK[work.rule])
+    return max(compute, memory) + SCAN_KERNELS * KERNEL_FLOOR_S
+
+
+def convolution_seconds(work: Convolution, device: Device) -> float:
+    """Seconds of a short convolution: what it reads and writes."""
+    return work.num_bytes / _memory(device) + KERNEL_FLOOR_S
 
 
 def elementwise_seconds(work: Elementwise, device: Device) -> float:

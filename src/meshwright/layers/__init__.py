@@ -22,6 +22,8 @@ MODULES = (
     "embedding",
     "head",
     "boundary",
+    "scans",
+    "shared",
 )
 """The files of this package that define kinds, each as ``KINDS``: a new kind is a file and its name here."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,6 +14,9 @@ from meshwright.layers.mlp import dense
 from meshwright.layers.pieces import Context, Piece, leave, norm, residual
 from meshwright.spec.layers import Block, Dense
 from meshwright.spec.workload import Train
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
 
 
 def pieces(c: Context, block: Block) -> list[Piece]:
@@ -89,7 +93,7 @@ def adapters(block: Block, hidden: int, target: str) -> int:
     return sum(layers.of(part).adapters(part, hidden, target) for _, part in _parts(block))
 
 
-def rules(block: Block, plan, train: Train) -> Iterator[tuple[str, str]]:
+def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
     """Those of all parts."""
     for _, part in _parts(block):
         yield from layers.of(part).rules(part, plan, train)

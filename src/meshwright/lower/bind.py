@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright.graph import MemoryEvents, RankClass, TaskGraph
+from meshwright.layers.pieces import Context
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass, Move, Program, Site
 from meshwright.lower.roles import ExchangeRole, MessageRole, PassRole, Role, TwinRole, UpdateRole
@@ -58,7 +59,7 @@ class Binder:
                 return self._pass(role)
             case MessageRole():
                 starts = self.mesh.slices[role.slice].starts
-                return self.message(self.mesh.pair(starts[role.source], starts[role.target]))
+                return self.message(self.mesh.pair(starts[role.source], starts[role.target]), role.layer)
             case ExchangeRole():
                 return self.exchange(role)
             case TwinRole():
@@ -99,15 +100,27 @@ class Binder:
             share=role.share,
         )
 
-    def message(self, pair: Group) -> Program:
+    def message(self, pair: Group, layer: int = 0) -> Program:
         """A stage's output: each tensor-parallel rank sends its share, gathered again on arrival where the layer
-        does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1)."""
+        does not keep the sequence sharded (Narayanan et al. 2104.04473, section 4.1). In a model of several streams of
+        tokens all that `layer` and those behind it read is sent; without one, the least that any border passes."""
         c = self.stages.context()
-        size = c.tokens * c.hidden * c.element / c.tp
+        size = self._carried(c, layer) * c.element / c.tp
         moves = [Move("send", size, pair)]
         if c.tp > 1 and not c.sp:
             moves.append(Move("all_gather", size * c.tp, c.tp_group))
         return Program(kind="send", name="send", site=self.meeting, moves=tuple(moves))
+
+    def _carried(self, c: Context, layer: int) -> float:
+        """Numbers of a microbatch that pass the border before a layer, over all tensor-parallel ranks."""
+        model = self.stages.model
+        if len(model.flows) == 1:
+            return c.tokens * c.hidden
+
+        def passed(border: int) -> int:
+            return sum(c.at(s).tokens * c.at(s).hidden for s in model.carried(border))
+
+        return passed(layer) if layer else min(passed(border) for border in range(1, model.num_layers))
 
     def exchange(self, role: ExchangeRole) -> Program:
         """The collectives that gather the parameters or reduce the gradients of some layers: dense ones over dp*cp,

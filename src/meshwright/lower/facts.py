@@ -14,8 +14,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
     all ranks run on equal devices. ``exchanges``: there are data-parallel ranks; ``zero`` says what they shard;
     ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round or
-    a step. ``tied``: a tied embedding's two copies are on two pipeline ranks. ``params`` are the schedule's, besides
-    sizes."""
+    a step. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another
+    copy of the first one's table, -1 for none. ``several``: the model has several streams of tokens, so that messages
+    differ. ``params`` are the schedule's, besides sizes."""
 
     pp: int
     vpp: int
@@ -32,6 +33,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     overlap_dp: bool
     overlap_pp: bool
     tied: bool
+    several: bool = False
+    borrowed: int = -1
     params: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -65,6 +68,19 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         # is handed its work ahead of time does not feel
         overlap_dp=plan.overlap.dp and not (layout.gathers_again and synchronous),
         overlap_pp=plan.overlap.pp,
+        several=len(model.flows) > 1,
+        borrowed=_borrowed(stages),
         tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None,
         params=tuple(sorted((params or {}).items())),
     )
+
+
+def _borrowed(stages: Stages) -> int:
+    """The stage with a table that is another part's, where the two are apart and trained."""
+    model = stages.model
+    if stages.plan.layout.pp == 1 or not any(table.borrows for table in model.tables) or stages.train.lora is not None:
+        return -1
+    for stage, layers in enumerate(stages.layers):
+        if any(getattr(part, "borrows", False) for layer in layers for part in model.block(layer).before):
+            return stage if stage else -1
+    return -1

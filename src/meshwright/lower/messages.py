@@ -21,6 +21,7 @@ def add_messages(
     if actions.num_stages == 1:
         return
     pp, home = facts.pp, compute.home
+    borders = np.array(facts.first_layers, np.int64) * facts.several
     following = np.append(compute.task[1:], -1)
     following[np.flatnonzero(np.diff(actions.rank_of()[compute.action]))] = -1
     for (first, last), source, target, queue in (
@@ -33,8 +34,10 @@ def add_messages(
         builder.depend(consumer[local], producer[local])
         order = np.flatnonzero(~local)[np.argsort(producer[~local], kind="stable")]
         producer, consumer, a, b = producer[order], consumer[order], a[order], b[order]
-        pair, back = np.unique(a * pp + b, return_inverse=True)
-        sent = [roles(MessageRole(index, *divmod(v, pp))) for v in pair.tolist()]
+        later = np.broadcast_to(borders[1:, None], (len(borders) - 1, home.shape[1])).ravel()[order]
+        pair, back = np.unique(later * pp**2 + a * pp + b, return_inverse=True)
+        sent = [roles(MessageRole(index, *divmod(v % pp**2, pp), v // pp**2)) for v in pair.tolist()]
+        pair %= pp**2
         streams = [builder.stream(index * pp + v // pp, queue) for v in pair.tolist()]
         stage = np.broadcast_to(np.arange(actions.num_stages)[:, None], home.shape)[source].ravel()[order]
         microbatch = np.broadcast_to(np.arange(actions.num_microbatches)[None, :], home.shape)[source].ravel()[order]

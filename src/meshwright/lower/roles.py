@@ -25,11 +25,13 @@ class PassRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class MessageRole(msgspec.Struct, frozen=True, cache_hash=True):
-    """Activations or their gradient, sent from one pipeline rank to another."""
+    """Activations or their gradient, sent from one pipeline rank to another; `layer` is the first behind the border
+    where what is sent depends on it (a model of several streams of tokens), else 0."""
 
     slice: int
     source: int
     target: int
+    layer: int = 0
 
 
 class ExchangeRole(msgspec.Struct, frozen=True, cache_hash=True):

@@ -56,6 +56,8 @@ def _add_twins(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actio
     ]
     if facts.tied:
         twins.append(((actions.stage_ranks[0][0], actions.stage_ranks[-1][-1]), ()))
+    if facts.borrowed >= 0 and actions.stage_ranks[0][0] != actions.stage_ranks[facts.borrowed][0]:
+        twins.append(((actions.stage_ranks[0][0], actions.stage_ranks[facts.borrowed][0]), ()))
     for (a, b), units in twins:
         for index, compute in enumerate(computes):
             ids = builder.extend(KIND["all_reduce"], roles(TwinRole(units, index, (a, b))), stage=0)

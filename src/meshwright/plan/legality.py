@@ -12,6 +12,7 @@ from functools import cache
 from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
 from meshwright.plan.facets import facets
+from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -29,11 +30,19 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list
 
 @cache
 def _rules() -> tuple:
-    return tuple(rule for facet in facets().values() for rule in facet.rules)
+    return (*(rule for facet in facets().values() for rule in facet.rules), *LAYER_RULES)
 
 
 def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
     """W006 for a sequence beyond a table of learned positions, whatever the plan; rotary positions go on."""
+    flow = model.flows[model.head.stream]
+    if flow.tokens and train.seq_len != flow.tokens:
+        message = f"{model.name} has {flow.tokens} {flow.name} tokens a sequence, not {train.seq_len:,}"
+        help = f"say seq={flow.tokens}"
+        yield Diagnostic(code="W009", message=message, place=f"--train seq={train.seq_len}", help=help)
+    if flow.inserts >= train.seq_len:
+        message = f"{flow.inserts} of a sequence's tokens in {model.name} are an image's, of {train.seq_len:,} in all"
+        yield Diagnostic(code="W009", message=message, place=f"--train seq={train.seq_len}", help="take a longer seq=")
     most = min(model.max_seq_len or model.learned_positions, model.learned_positions)
     if model.learned_positions and train.longest_document > most:
         help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"

@@ -108,7 +108,13 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def vocab(self) -> int:
         """Rows of the token table, or of the head where no tokens come in."""
-        return getattr(self.embedding, "rows", 0) or getattr(self.head, "rows", 0)
+        return self.tables[-1].rows if self.tables else getattr(self.head, "rows", 0)
+
+    @cached_property
+    def tables(self) -> tuple[Embedding, ...]:
+        """The embeddings of tokens, in order; the last is of the stream that ends in the head."""
+        found = (self.embedding, *(part for block in self.blocks for part in block.before))
+        return tuple(part for part in found if isinstance(part, Embedding))
 
     @property
     def tied_embeddings(self) -> bool:
@@ -117,8 +123,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def learned_positions(self) -> int:
-        """Rows of the embedding's table of positions."""
-        return getattr(self.embedding, "positions", 0)
+        """Rows of the table of positions of the tokens that end in the head."""
+        return self.tables[-1].positions if self.tables else 0
 
     @property
     def table_params(self) -> int:

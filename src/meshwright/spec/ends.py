@@ -12,12 +12,14 @@ import msgspec
 
 class Stream(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that flow through some of a model's layers: ``hidden`` is their width, ``tokens`` how many of them one
-    sequence of the workload brings (0 = as many as the sequence is long), ``causal`` whether one sees no later one."""
+    sequence of the workload brings (0 = as many as the sequence is long), ``causal`` whether one sees no later one,
+    ``inserts`` how many of a sequence's tokens come from another stream (an image among words)."""
 
     name: str
     hidden: int
     tokens: int = 0
     causal: bool = True
+    inserts: int = 0
 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,6 +122,7 @@ class SharedTransformer(msgspec.Struct, frozen=True, kw_only=True):
         ffn: inner width of the MLP.
         rank: of the place's own adapters of the MLP, and of the attention when `adapts_attention`.
         borrows: an earlier place of the model holds the shared weights.
+        number: which of the model's shared blocks.
     """
 
     heads: int
@@ -134,6 +135,7 @@ class SharedTransformer(msgspec.Struct, frozen=True, kw_only=True):
     rotary: bool = False
     bias: bool = False
     borrows: bool = False
+    number: int = 0
 
     def shared_params(self, hidden: int) -> int:
         """Parameters of what the places share: four projections, the MLP and both norms."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
-from meshwright.spec.families import experts, gemma, gpt, latent, llama, mixed
+from meshwright.spec.families import encoders, experts, gemma, gpt, hybrids, latent, llama, mixed, pairs
 from meshwright.spec.families.reader import Reader, shown
 from meshwright.spec.families.refused import MISSING
 
@@ -59,6 +59,25 @@ READERS: dict[str, Callable[[Reader], Model]] = {
     "step3": experts.step3,
     "mimo_v2_flash": experts.mimo_v2_flash,
     "glm4_moe": experts.glm4_moe,
+    "bert": encoders.bert,
+    "roberta": encoders.roberta,
+    "xlm_roberta": encoders.roberta,
+    "vit": encoders.vit,
+    "clip": encoders.clip,
+    "clip_text_model": encoders.clip_text,
+    "clip_vision_model": encoders.clip_vision,
+    "mamba": hybrids.mamba,
+    "falcon_mamba": hybrids.mamba,
+    "mamba2": hybrids.mamba2,
+    "jamba": hybrids.jamba,
+    "nemotron_h": hybrids.nemotron_h,
+    "zamba2": hybrids.zamba2,
+    "qwen3_next": hybrids.qwen3_next,
+    "qwen3_5": hybrids.qwen3_5,
+    "qwen3_5_moe": hybrids.qwen3_5_moe,
+    "t5": pairs.t5,
+    "bart": pairs.bart,
+    "llava": pairs.llava,
     "deepseek": experts.deepseek,
     "deepseek_v2": latent.deepseek_v2,
     **dict.fromkeys(("deepseek_v3", "deepseek_v32", "kimi_k2", "kimi_k25", "glm_moe_dsa"), latent.deepseek_v3),
@@ -97,9 +116,29 @@ _CLASSES = {
     "BaiChuanForCausalLM": "baichuan",
     "DeciLMForCausalLM": "nemotron_nas",
     "GPTRefactForCausalLM": "gpt_bigcode",
+    "T5WithLMHeadModel": "t5",
+    **dict.fromkeys(("CLIPTextModel", "CLIPTextModelWithProjection"), "clip_text_model"),
+    **dict.fromkeys(("CLIPVisionModel", "CLIPVisionModelWithProjection"), "clip_vision_model"),
+    "XLMRobertaForMaskedLM": "xlm_roberta",
 }
 _HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+#: Families that read the class's head themselves.
+_OWN_HEADS = (
+    "bert",
+    "roberta",
+    "xlm_roberta",
+    "vit",
+    "clip",
+    "clip_text_model",
+    "clip_vision_model",
+    "t5",
+    "bart",
+    "llava",
+)
+_OTHER_HEADS = ("ForMaskedLM", "ForPreTraining", "ForImageClassification", "Model")
 _NESTED = ("text_config", "language_config", "llm_config")
+#: Families that are read as a whole: their nested configurations are parts of one model.
+_WHOLE = ("clip", "llava")
 
 
 def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
@@ -125,7 +164,10 @@ def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
 
 
 def nested_key(config: Mapping[str, Any]) -> str | None:
-    """The key under which a multimodal configuration keeps its language model; None for a plain one."""
+    """The key under which a multimodal configuration keeps its language model; None for a plain one, and for one that
+    is read as a whole."""
+    if str(config.get("model_type", "")).lower() in _WHOLE:
+        return None
     return next((key for key in _NESTED if isinstance(config.get(key), Mapping)), None)
 
 
@@ -142,10 +184,10 @@ def family_of(config: Mapping[str, Any], *, name: str, place: str) -> str:
                 "M005",
                 f"{named or family} is not modelled: {MISSING[family]} ({name})",
                 place=f"{place}: model_type = {kind or family!r}",
-                help="modelled are decoders of softmax attention with dense or expert MLPs",
+                help="modelled are: " + ", ".join(sorted(READERS)),
             )
         if family in READERS:
-            if named and not named.endswith(_HEADS):
+            if named and family not in _OWN_HEADS and not named.endswith(_HEADS):
                 break
             return family
     raise MeshwrightError.one(
@@ -177,7 +219,7 @@ def _is_named(config: Mapping[str, Any]) -> bool:
 
 
 def _stem(class_name: str) -> str:
-    for head in _HEADS:
+    for head in (*_HEADS, *_OTHER_HEADS):
         class_name = class_name.removesuffix(head)
     return class_name.removesuffix("Text").lower()
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-_ENCODER_DECODER = "an encoder and cross-attention beside the decoder"
-_ENCODER = "an encoder: bidirectional attention and no next-token head"
+_ENCODER_DECODER = "its variant of encoder and decoder, whose names and norms differ from T5 and BART"
+_ENCODER = "its variant of an encoder, whose names and layers differ from BERT"
 _STATE_SPACE = "state-space (Mamba) layers"
-_LINEAR = "linear-attention layers (gated delta rule)"
 
 MISSING: dict[str, str] = {
-    **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "whisper", "fsmt"), _ENCODER_DECODER),
+    **dict.fromkeys(("mt5", "umt5", "longt5", "mbart", "pegasus", "whisper", "fsmt"), _ENCODER_DECODER),
     **dict.fromkeys(("blenderbot", "led", "marian", "m2m_100", "t5gemma"), _ENCODER_DECODER),
     "switch_transformers": _ENCODER_DECODER + ", with experts",
     "nllb_moe": _ENCODER_DECODER + ", with experts",
     "decoder_only_t5": "relative position buckets of an unpublished T5 variant",
-    **dict.fromkeys(("bert", "roberta", "albert", "electra", "deberta", "distilbert", "modernbert"), _ENCODER),
-    **dict.fromkeys(("deberta_v2", "xlm_roberta", "megatron_bert"), _ENCODER),
-    **dict.fromkeys(("clip", "clip_text_model", "siglip", "vit"), "image encoders"),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _STATE_SPACE),
-    **dict.fromkeys(("nemotron_h", "jamba", "bamba", "zamba", "zamba2", "falcon_h1"), _STATE_SPACE + " in a hybrid"),
+    "albert": "layers that all share one set of weights",
+    "electra": "a generator beside the discriminator",
+    **dict.fromkeys(("deberta", "deberta_v2"), "attention to positions apart from contents"),
+    **dict.fromkeys(("distilbert", "modernbert", "megatron_bert"), _ENCODER),
+    "siglip": "an image encoder whose head pools by attention",
+    "bamba": _STATE_SPACE + " and attention by a list of indices",
+    "zamba": "shared transformer blocks beside Mamba-1 layers",
+    "falcon_h1": "attention and state space side by side in a layer",
     "granitemoehybrid": _STATE_SPACE + " in a hybrid",
-    **dict.fromkeys(("qwen3_next", "qwen3_5", "qwen3_5_moe"), _LINEAR + " in a hybrid"),
     **dict.fromkeys(("kimi_linear", "kimi_k3"), "linear-attention layers (Kimi delta attention) in a hybrid"),
     "minimax": "linear-attention layers (lightning attention) in a hybrid",
     "minimax_text_01": "linear-attention layers (lightning attention) in a hybrid",

@@ -1,0 +1,265 @@
+"""Layers whose memory of a sequence has a fixed size, as pieces: Mamba, Mamba-2 and the gated delta rule.
+
+Each projects, convolves a few tokens back, scans and gates. Tensor parallelism splits heads (Mamba: channels), as
+Megatron-LM's and vLLM's mixers do. Under context parallelism heads are swapped for tokens around convolution and scan,
+which then see whole sequences (Megatron-LM's MambaContextParallel, and its gated delta rule after it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
+from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
+from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
+from meshwright.spec.workload import Train
+from meshwright.work import Collective, Convolution, Elementwise, Scan
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+
+#: Operations of one token for each number of a state: it decays, takes in a product and is multiplied on its way out
+#: (7, as Megatron-LM counts them in its num_floating_point_operations).
+PER_STATE = 7.0
+
+
+def _into(c: Context, n: int, *, bias: bool) -> list[Piece]:
+    """The projection into a tensor-parallel region."""
+    entry = entering(c)
+    made = linear(c, "mixer in", n, c.hidden, bias=bias, saved=entry, held=entry)
+    made = [msgspec.structs.replace(p, regather=regather(c)) if p.name == "mixer in" else p for p in made]
+    return [*enter(c, "mixer"), *made]
+
+
+def _out(c: Context, inner: int, *, bias: bool) -> list[Piece]:
+    size = c.tokens * inner * c.element
+    return linear(c, "mixer out", c.hidden, inner, bias=bias, saved=size, held=size)
+
+
+def _whole(c: Context, width_in: int, width_out: int, body: list[Piece]) -> list[Piece]:
+    """`body` on whole sequences of a share of the heads: `width_in` numbers of a token go there, `width_out` back."""
+    if c.plan.layout.cp == 1:
+        return body
+    # one swap over all context-parallel ranks, whatever the attention of other layers does
+    group = c.cp_inner if c.cp_outer.size == 1 else c.cp_outer if c.cp_inner.size == 1 else None
+    swaps = []
+    for name, width in (("mixer heads to sequence", width_in), ("mixer sequence to heads", width_out)):
+        size = c.tokens * width * c.element
+        each = [group] if group is not None else [c.cp_inner, c.cp_outer]
+        for number, one in enumerate(each):
+            moved = Collective(op="all_to_all", num_bytes=size, group=one)
+            swaps.append(
+                (name, Piece(name=f"{name} {number}".removesuffix(" 0"), forward=moved, backward=moved, queue="cp"))
+            )
+    there = [piece for name, piece in swaps if name.endswith("to sequence")]
+    back = [piece for name, piece in swaps if name.endswith("to heads")]
+    return [*there, *body, *back]
+
+
+def _convolution(c: Context, channels: int, kernel: int) -> Piece:
+    rows, cp = c.plan.pipeline.microbatch, c.plan.layout.cp
+
+    def work(backward: bool) -> Convolution:
+        width = max(1, channels // cp)
+        return Convolution(batch=rows, seq_len=c.seq_len, channels=width, kernel=kernel, backward=backward)
+
+    return Piece(
+        name="mixer convolution",
+        forward=work(False),
+        backward=work(True),
+        saved=c.tokens * channels * c.element,
+    )
+
+
+def _scan(c: Context, scan: Scan, saved: float) -> Piece:
+    """The scan keeps its inputs; its backward computes states again."""
+    return Piece(
+        name=f"{scan.rule} scan",
+        forward=scan,
+        backward=msgspec.structs.replace(scan, backward=True),
+        saved=saved,
+        outputs=(c.tokens * scan.heads * c.plan.layout.cp * scan.v_dim * c.element,),
+    )
+
+
+def _gate(c: Context, width: int, *, normed: bool) -> Piece:
+    """The output, normalised, times an activated gate: both stay."""
+    size = c.tokens * width * c.element
+    forward, backward = Elementwise(num_bytes=3 * size), Elementwise(num_bytes=(6 if normed else 5) * size)
+    return Piece(name="mixer gate", forward=forward, backward=backward, saved=2 * size)
+
+
+def _rows(c: Context, **dims: int) -> Scan:
+    return Scan(batch=c.plan.pipeline.microbatch, seq_len=c.seq_len, **dims)
+
+
+def mamba2(c: Context, spec: Mamba2) -> list[Piece]:
+    """One projection makes gate, inputs, both maps and step sizes; heads are split, groups where there are enough."""
+    cp, inner, groups = c.plan.layout.cp, spec.inner // c.tp, max(1, spec.groups // c.tp)
+    heads, maps = spec.heads // c.tp, 2 * groups * spec.state
+    scan = _rows(
+        c,
+        rule="ssd",
+        heads=heads // cp,
+        groups=max(1, groups // cp),
+        k_dim=spec.state,
+        v_dim=spec.head_dim,
+        chunk=spec.chunk,
+    )
+    body = [
+        _convolution(c, inner + maps, spec.kernel),
+        _scan(c, scan, c.tokens * (inner + maps + 2 * heads) * c.element),
+    ]
+    # fewer groups than ranks: each rank that shares a group gets its maps
+    sent = inner + maps * max(1, cp // groups) + heads
+    return [
+        *_into(c, 2 * inner + maps + heads, bias=spec.bias),
+        *_whole(c, sent, inner, body),
+        _gate(c, inner, normed=True),
+        *_out(c, inner, bias=spec.bias),
+    ]
+
+
+def mamba2_params(spec: Mamba2, c: Context) -> Held:
+    """Heads are split; the maps of groups that are fewer than ranks are on several of them."""
+    per_group = 2 * spec.state * (c.hidden + spec.kernel + int(spec.conv_bias) + int(spec.bias))
+    extra = per_group * (1 - spec.groups / c.tp) if spec.groups < c.tp else 0.0
+    return Held(split=spec.num_params(c.hidden), extra=extra)
+
+
+def delta(c: Context, spec: GatedDelta) -> list[Piece]:
+    """Projections make queries, keys, values, gate, step and decay; heads are split."""
+    cp, keys, values = c.plan.layout.cp, spec.key_width // c.tp, spec.value_width // c.tp
+    heads = spec.heads // c.tp
+    scan = _rows(
+        c,
+        rule="delta",
+        heads=heads // cp,
+        groups=max(1, spec.k_heads // c.tp // cp),
+        k_dim=spec.k_head_dim,
+        v_dim=spec.v_head_dim,
+        chunk=spec.chunk,
+    )
+    body = [
+        _convolution(c, 2 * keys + values, spec.kernel),
+        _scan(c, scan, c.tokens * (2 * keys + values + 2 * heads) * c.element),
+    ]
+    return [
+        *_into(c, 2 * keys + 2 * values + 2 * heads, bias=False),
+        *_whole(c, 2 * keys + values + 2 * heads, values, body),
+        _gate(c, values, normed=True),
+        *_out(c, values, bias=False),
+    ]
+
+
+def delta_params(spec: GatedDelta, c: Context) -> Held:
+    """Heads are split; the norm of a head is whole on every rank."""
+    return Held(split=spec.num_params(c.hidden) - spec.v_head_dim, whole=float(spec.v_head_dim))
+
+
+def mamba(c: Context, spec: Mamba) -> list[Piece]:
+    """Channels are split; step size and maps are summed over ranks, as every channel has a part in them."""
+    inner, small = spec.inner // c.tp, spec.dt_rank + 2 * spec.state
+    size = c.tokens * inner * c.element
+    scan = _rows(c, rule="selective", heads=inner, groups=1, k_dim=spec.state, v_dim=1, chunk=1)
+    summed = []
+    if c.tp > 1:
+        over = Collective(op="all_reduce", num_bytes=c.tokens * small * c.element, group=c.tp_group)
+        summed = [Piece(name="mixer maps sum", forward=over, backward=over, queue="tp")]
+    norms = []
+    if spec.normed:
+        moved = c.tokens * small * c.element
+        forward, backward = Elementwise(num_bytes=2 * moved, kernels=3), Elementwise(num_bytes=3 * moved, kernels=3)
+        norms = [Piece(name="mixer norms", forward=forward, backward=backward, saved=moved)]
+    step = c.tokens * spec.dt_rank * c.element
+    return [
+        *_into(c, 2 * inner, bias=spec.bias),
+        _convolution(c, inner, spec.kernel),
+        *linear(c, "mixer maps", small, inner, saved=size, held=size),
+        *summed,
+        *norms,
+        *linear(c, "mixer step", inner, spec.dt_rank, bias=True, saved=step, held=step),
+        _scan(c, scan, 2 * size + c.tokens * 2 * spec.state * c.element),
+        _gate(c, inner, normed=False),
+        *_out(c, inner, bias=spec.bias),
+    ]
+
+
+def mamba_params(spec: Mamba, c: Context) -> Held:
+    """Channels are split; the norms of step size and maps are whole on every rank."""
+    norms = spec.dt_rank + 2 * spec.state if spec.normed else 0
+    return Held(split=spec.num_params(c.hidden) - norms, whole=float(norms))
+
+
+def _states(spec: Mamba | Mamba2 | GatedDelta) -> int:
+    """Numbers of a layer's state."""
+    if isinstance(spec, Mamba):
+        return spec.inner * spec.state
+    if isinstance(spec, Mamba2):
+        return spec.inner * spec.state
+    return spec.heads * spec.k_head_dim * spec.v_head_dim
+
+
+def flops(spec: Mamba | Mamba2 | GatedDelta, tokens: Tokens) -> Flops:
+    """Every parameter multiplies every token, and every token every number of the state."""
+    weights = 2 * spec.num_params(tokens.hidden) * tokens.count
+    return Flops(weights=weights, mixing=PER_STATE * _states(spec) * tokens.count)
+
+
+def state(spec: Mamba | Mamba2 | GatedDelta) -> Cache:
+    """The state and the taps of the convolution, however long the sequence is."""
+    channels = spec.inner if isinstance(spec, Mamba) else spec.conv_width
+    return Cache(constant=_states(spec) + channels * (spec.kernel - 1))
+
+
+def _divides(name: str, ranks: int, what: str, count: int, help: str) -> Iterator[tuple[str, str]]:
+    if count % ranks:
+        yield f"{name}={ranks} does not divide {what}={count}", help
+
+
+def head_rules(spec: Mamba2 | GatedDelta, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+    """Heads must divide over tensor- and context-parallel ranks, groups over the former or the other way round."""
+    tp, cp = plan.layout.tp, plan.layout.cp
+    yield from _divides("tp", tp, "heads of the mixer", spec.heads, "take a tp that divides them")
+    if spec.heads % tp == 0:
+        per_rank = spec.heads // tp
+        yield from _divides("cp", cp, "a rank's heads of the mixer", per_rank, "its heads are swapped for tokens")
+    groups = spec.groups if isinstance(spec, Mamba2) else spec.k_heads
+    if groups % tp and tp % groups:
+        yield f"tp={tp} and the mixer's groups={groups} do not divide each other", "take a tp that divides them"
+    if isinstance(spec, GatedDelta) and groups % (tp * cp):
+        yield (
+            f"tp*cp={tp * cp} does not divide the mixer's key heads={groups}",
+            "Megatron-LM splits key heads over both",
+        )
+    yield from _whole_rows(train)
+
+
+def channel_rules(spec: Mamba, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
+    """Channels must divide; nobody has published context parallelism of Mamba-1."""
+    yield from _divides("tp", plan.layout.tp, "channels of the mixer", spec.inner, "take a tp that divides them")
+    if plan.layout.cp > 1:
+        yield (
+            "context parallelism of Mamba-1 layers is not modelled: no implementation is published, their scan goes on "
+            "from token to token with a state for every channel",
+            "say cp1",
+        )
+    yield from _whole_rows(train)
+
+
+def _whole_rows(train: Train) -> Iterator[tuple[str, str]]:
+    """A scan runs through a row: documents packed into it would need its state reset at their borders."""
+    if not all(item.context == item.new_tokens for item, _ in train.microbatch(1)):
+        yield "a scan over packed documents of several lengths is not modelled", "drop lengths="
+
+
+KINDS = (
+    Kind(name="mamba2", record=Mamba2, pieces=mamba2, params=mamba2_params, flops=flops, state=state, rules=head_rules),
+    Kind(
+        name="delta", record=GatedDelta, pieces=delta, params=delta_params, flops=flops, state=state, rules=head_rules
+    ),
+    Kind(name="mamba", record=Mamba, pieces=mamba, params=mamba_params, flops=flops, state=state, rules=channel_rules),
+)

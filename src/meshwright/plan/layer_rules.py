@@ -1,0 +1,58 @@
+"""What the layers of a model say of a plan: how their kinds can be split, and streams of tokens of several lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright import layers
+from meshwright.errors import Diagnostic
+from meshwright.plan import Plan
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+
+
+def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code=code, message=message, place=f"plan.{place}", help=help)
+
+
+def _layers(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """What the kinds of the model's layers say about being split."""
+    layout = plan.layout
+    found = dict.fromkeys(rule for _, layer in model.all_layers for rule in layers.of(layer).rules(layer, plan, train))
+    for message, help in found:
+        yield _bad("P027", f"{message} ({model.name})", f"layout = tp{layout.tp} pp{layout.pp} cp{layout.cp}", help)
+
+
+def _streams(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Models of several streams of tokens, or of one that is not as long as the workload's sequences."""
+    if not model.streams:
+        return
+    layout = plan.layout
+    fixed = [flow for flow in model.flows if flow.tokens]
+    if layout.cp > 1 and (len(model.flows) > 1 or fixed):
+        names = " and ".join(f"{flow.name} tokens" for flow in model.flows)
+        yield _bad(
+            "P028",
+            f"context parallelism cuts one sequence, and {model.name} has {names} of lengths of their own",
+            f"layout.cp = {layout.cp}",
+            "say cp1",
+        )
+    for flow in fixed:
+        if layout.sp and layout.tp > 1 and flow.tokens % layout.tp:
+            yield _bad(
+                "P012",
+                f"sequence parallelism shards {flow.tokens} {flow.name} tokens over tp={layout.tp}, no divisor",
+                f"layout.tp = {layout.tp}",
+                "say nosp",
+            )
+    if layout.pp > 1 and len(model.flows) > 1 and plan.pipeline.schedule not in ("1f1b", "gpipe", "interleaved"):
+        yield _bad(
+            "P028",
+            f"a pipeline over {len(model.flows)} streams of tokens is priced in one direction, stage after stage",
+            f"pipeline.schedule = {plan.pipeline.schedule}",
+            "say 1f1b, gpipe or interleaved",
+        )
+
+
+RULES = (_layers, _streams)
