@@ -280,6 +280,28 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+def pack(timeline: Timeline) -> bytes:
+    """The timeline as bytes, columns as they lie in memory: how one process hands it to another."""
+    return msgspec.msgpack.encode(timeline, enc_hook=_packed)
+
+
+def unpack(data: bytes) -> Timeline:
+    """The timeline that :func:`pack` made `data` of."""
+    return msgspec.msgpack.decode(data, type=Timeline, dec_hook=_unpacked)
+
+
+def _packed(array: NDArray) -> tuple[str, tuple[int, ...], Any]:
+    if array.dtype == object:  # texts
+        return "", array.shape, array.ravel().tolist()
+    return array.dtype.str, array.shape, np.ascontiguousarray(array).tobytes()
+
+
+def _unpacked(_: type, said: list) -> NDArray:
+    dtype, shape, values = said
+    flat = np.frombuffer(values, dtype) if dtype else np.array(values, object)
+    return flat.reshape(shape)
+
+
 class Zoom(msgspec.Struct, frozen=True, kw_only=True):
     """One level down: the operators of one layer and pass (``block 0, backward``) on their own timeline."""
 

@@ -86,6 +86,12 @@ def test_words_and_a_file_are_the_same_run(capfd):
         "stopped",
     }
     step = a["compared"]["step time"]
+    # one comparison: the table is its totals, and what compare says of the trace is in it
+    whole = a["comparison"]
+    assert whole["step_time_s"]["measured"] == step["measured"]
+    assert whole["measured"]["spread_s"] == a["step_time_span_s"]
+    assert {"F", "BW", "optimizer"} <= {row["name"] for row in whole["kinds"] if row["matched"]}
+    assert whole["differ"] == {} and "timeline" not in a
     assert step["error"] == pytest.approx(step["predicted"] / step["measured"] - 1)
     assert a["compared"]["tokens/s"]["measured"] == pytest.approx(128 / step["measured"])
 

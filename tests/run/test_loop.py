@@ -5,10 +5,13 @@ import os
 import signal
 import threading
 import time
+from base64 import b64decode
 
 import msgspec
+import numpy as np
 import pytest
 
+from meshwright.compare.measured import repeats_s, step_times
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run import data, launch, loop, metrics
@@ -18,8 +21,7 @@ from meshwright.run.settings import Settings
 from meshwright.run.weights import export_weights
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
-from meshwright.timeline import Identity
-from meshwright.trace.chrome_read import read as read_trace
+from meshwright.timeline import Identity, unpack
 
 MODEL = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=260, ffn=48, gated=True, max_seq_len=64)
 TRAIN = Train(global_batch=4, seq_len=32, dtype="fp32")
@@ -46,7 +48,7 @@ def lines(out):
 
 @pytest.fixture(scope="module")
 def uninterrupted(corpus):
-    return run(job(corpus, steps=12))["losses"]
+    return run(job(corpus, steps=12, identity=Identity(model="tiny")))
 
 
 def test_the_loss_falls_and_a_run_says_what_it_did(corpus, tmp_path, capfd):
@@ -79,7 +81,7 @@ def test_a_resumed_run_has_the_losses_of_one_never_interrupted(plan, corpus, uni
     second = run(job(corpus, steps=12, out=str(out), resume=True, plan=plan))
     assert second["first_step"] == 6
     tolerance = 0 if plan == "dp2 zero1" else 1e-5
-    assert [*first, *second["losses"]] == pytest.approx(uninterrupted, rel=tolerance, abs=0)
+    assert [*first, *second["losses"]] == pytest.approx(uninterrupted["losses"], rel=tolerance, abs=0)
     assert [line["step"] for line in lines(out)] == list(range(1, 13))
 
 
@@ -109,8 +111,9 @@ def test_a_run_told_to_end_finishes_its_step_saves_and_goes_on_later_as_if_nothi
     assert (second["first_step"], second["stopped"]) == (done + 1, False)
     whole = [line["loss"] for line in lines(out)]
     assert len(whole) == done + 3
-    shared = min(len(whole), len(uninterrupted))
-    assert whole[:shared] == uninterrupted[:shared]
+    losses = uninterrupted["losses"]
+    shared = min(len(whole), len(losses))
+    assert whole[:shared] == losses[:shared]
     assert whole == run(job(corpus, steps=done + 3))["losses"]
 
 
@@ -139,7 +142,7 @@ def test_a_run_whose_rank_was_killed_goes_on_from_its_last_checkpoint(corpus, un
     assert 2 <= kept <= 4  # the save of the last step was under way
     found = run(job(corpus, steps=12, out=str(out), resume=True))
     assert found["first_step"] == kept + 1
-    assert [line["loss"] for line in lines(out)] == uninterrupted
+    assert [line["loss"] for line in lines(out)] == uninterrupted["losses"]
     assert not list(out.glob(".step-*"))
 
 
@@ -196,13 +199,31 @@ def test_a_text_that_cannot_be_read_is_one_error_of_the_whole_job(tmp_path):
     assert [d.code for d in error.value.diagnostics] == ["D001"]
 
 
-def test_the_last_steps_are_traced_on_every_rank(corpus, tmp_path):
-    file = tmp_path / "step.json"
-    run(job(corpus, steps=4, trace=str(file), identity=Identity(model="tiny")))
-    found = read_trace(file)
-    assert len(found.ranks) == 2
-    assert found.identity.model == "tiny"
-    assert {"BW", "F", "optimizer"} <= {name.split()[0] for name in found.names()}
+def test_a_run_returns_the_timeline_of_its_last_steps_on_every_rank_and_a_row_for_each_step(uninterrupted):
+    found = uninterrupted
+    line = unpack(b64decode(found["timeline"]))
+    assert len(line.ranks) == 2
+    assert (line.identity.model, line.identity.source) == ("tiny", "measured")
+    assert {"BW", "F", "optimizer"} <= {name.split()[0] for name in line.names()}
+    # the spans of five steps are kept, the recorder's numbers being those of the steps done before
+    assert line.steps.number.tolist() == [7, 8, 9, 10, 11]
+    assert sorted(set(line.attribute("step").tolist())) == [7, 8, 9, 10, 11]
+    table = line.records["step"]
+    assert table["step"].tolist() == list(range(1, 13))
+    assert (table["seconds"].tolist(), table["loss"].tolist()) == (found["step_s"], found["losses"])
+    assert line.records["rank"]["peak_bytes"].tolist() == found["peak_bytes"]
+    loss = next(c for c in line.counters if c.name == "loss")
+    assert loss.value.tolist() == found["losses"][7:] and np.array_equal(loss.time_s, line.steps.end_s)
+    # three of twelve only warm up; what the loop does between two steps counts as the second's
+    assert repeats_s(line).tolist() == found["step_s"][3:]
+    assert len(step_times(line)) == 5 and step_times(line).min() > 0
+
+
+def test_the_bytes_of_a_timeline_are_bounded_by_the_steps_that_are_kept(corpus, uninterrupted):
+    """Of more steps only the table is longer, by five numbers of eight bytes each."""
+    longer = run(job(corpus, steps=18))
+    short, long = (len(b64decode(found["timeline"])) for found in (uninterrupted, longer))
+    assert long - short <= 6 * 5 * 8 + 1000
 
 
 def test_metrics_keep_what_stays_done_and_nothing_torn(tmp_path):

@@ -1,5 +1,6 @@
 """Timelines: the critical path, attribution, exposed communication, memory over time."""
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from meshwright.simulate import events, memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.engine import times
 from meshwright.spec.workload import Train
-from meshwright.timeline import KEY, Instants, Timeline, _outside, from_times
+from meshwright.timeline import KEY, Counter, Instants, StepBounds, Timeline, _outside, from_times, pack, unpack
 from tests.random_plans import LLAMA, legal_plans, of_size
 
 TRAIN = Train(global_batch=16, seq_len=128)
@@ -192,6 +193,25 @@ def test_the_key_of_every_span_is_its_own_and_its_occurrences_come_in_order_of_s
     for span in np.argsort(line.start_s, kind="stable").tolist():  # a slow count, one span after the other
         assert columns["occurrence"][span] == seen.setdefault(rows[span], 0)
         seen[rows[span]] += 1
+
+
+def test_a_packed_timeline_comes_back_to_its_last_bit():
+    question = parse("tp2 pp2 dp2 mb1"), LLAMA, of_size(8), TRAIN
+    line = predict(question[1], question[2], question[3], question[0]).timeline
+    line = msgspec.structs.replace(
+        line,
+        steps=StepBounds.of([1], [(0.0, 2.0)]),
+        counters=(Counter(name="loss", unit="", time_s=np.array([1.0]), value=np.array([2.5])),),
+        instants=Instants.of([(0.5, "failure")]),
+        records={"request": {"why": np.array(["a", "b"], object), "n": np.array([1, 2])}},
+    )
+    back = unpack(pack(line))
+    assert pack(back) == pack(line)
+    assert (back.ranks, back.keys, back.identity) == (line.ranks, line.keys, line.identity)
+    for name in ("task", "rank", "queue", "kind", "attributes", "start_s", "end_s", "waited_for", "cost_key"):
+        assert np.array_equal(getattr(back, name), getattr(line, name)), name
+        assert getattr(back, name).dtype == getattr(line, name).dtype, name
+    assert back.records["request"]["why"].tolist() == ["a", "b"] and back.peak_memory() == line.peak_memory()
 
 
 def test_a_timeline_of_a_job_has_instants_and_records_and_no_spans():

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.run.loop import Job
     from meshwright.spec.workload import Train
+    from meshwright.timeline import Timeline
 
 DESCRIPTION = """Train a plan for real with torch.distributed, and compare it with its prediction.
 
@@ -108,17 +109,32 @@ def _run(argv: list[str]) -> int:
     summary = launch.start(loop.train, job, num_ranks=num_ranks, device=given.device or "auto", stops=True)
     if summary is None:  # another rank than the first of a launched job
         return 0
-    prediction = predicted(summary.pop("lengths"))
+    prediction, comparison = predicted(summary.pop("lengths")), None
+    timeline = _measured(summary, prediction)
+    if summary["step_s"]:
+        from meshwright.compare import compare
+
+        comparison = compare(prediction, timeline)
     if given.json:
-        from meshwright.report.beside import to_json
+        from meshwright.report.run_text import to_json
 
-        print_json(to_json(prediction, summary))
+        print_json(to_json(prediction, summary, comparison))
     else:
-        from meshwright.report.beside import render
+        from meshwright.report.run_text import render
 
-        render(prediction, summary, console())
-    _say_written(given, summary)
+        render(prediction, summary, comparison, console())
+    _write(given, summary, timeline)
     return 0
+
+
+def _measured(summary: dict[str, Any], prediction: Prediction) -> Timeline:
+    """The timeline of a run, taken out of its summary; what was run is what is predicted, documents included."""
+    from base64 import b64decode
+
+    from meshwright.timeline import unpack
+
+    timeline = unpack(b64decode(summary.pop("timeline")))
+    return msgspec.structs.replace(timeline, identity=msgspec.structs.replace(prediction.identity, source="measured"))
 
 
 def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction]) -> int:
@@ -133,17 +149,22 @@ def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction])
     if found is None:
         note("ended on request: --resume goes on from its last checkpoint")
         return 1
-    prediction = predicted(found.summary.pop("lengths"))
+    prediction, comparison = predicted(found.summary.pop("lengths")), None
+    timeline = _measured(found.summary, prediction)
+    if found.summary["step_s"]:
+        from meshwright.compare import compare
+
+        comparison = compare(prediction, timeline)
     if given.json:
-        from meshwright.report.beside import recovered_json
+        from meshwright.report.run_text import recovered_json
 
-        print_json(recovered_json(prediction, found))
+        print_json(recovered_json(prediction, found, comparison))
     else:
-        from meshwright.report.beside import render, render_recovered
+        from meshwright.report.run_text import render, render_recovered
 
-        render(prediction, found.summary, console())
+        render(prediction, found.summary, comparison, console())
         render_recovered(found, console())
-    _say_written(given, found.summary)
+    _write(given, found.summary, timeline)
     return 0
 
 
@@ -225,7 +246,6 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         save_every=numbers.get("save_every", 0),
         weights=given.weights,
         ideal_s=prediction.mfu * prediction.step_time_s,
-        trace=given.trace,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
     )
@@ -323,8 +343,12 @@ def _begin(job: Job, num_ranks: int) -> str:
     return f"training {job.model.name} under {job.plan.text()}, {job.train.text()}, on {processes}{shared}"
 
 
-def _say_written(given: Options, summary: dict[str, Any]) -> None:
+def _write(given: Options, summary: dict[str, Any], timeline: Timeline) -> None:
+    """Write the timeline where that is asked for, and say what there is on the disk."""
     if given.trace:
+        from meshwright.trace import write
+
+        write(timeline, given.trace)
         note(f"wrote {given.trace}")
     if summary["saved"]:
         more = ": --resume goes on from it" if summary["stopped"] else ""

@@ -12,14 +12,15 @@ What only one side has is counted and shown, and is no part of an error.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median, quantiles
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from meshwright.compare.measured import Step, class_of, joined, middle, steps
+from meshwright.answer.prediction import Prediction
+from meshwright.compare.measured import Step, class_of, joined, middle, peak_bytes, repeats_s, steps
 from meshwright.graph import KINDS, QUEUES, RankClass
 from meshwright.timeline import Identity, Timeline
 
@@ -89,12 +90,14 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted against measured. ``within_spread``: the prediction lies where the repeats do, so it is right as far
-    as they can tell. ``differ`` are words of the identity that are not the same on both sides."""
+    as they can tell. ``rates`` are what follows from the step time where the prediction is known, and not only its
+    timeline. ``differ`` are words of the identity that are not the same on both sides."""
 
     format_version: int
     predicted: Side
     measured: Side
     step_time_s: Pair
+    rates: tuple[Pair, ...]
     within_spread: bool
     kinds: tuple[Row, ...]
     queues: tuple[Row, ...]
@@ -108,8 +111,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.to_builtins(self)
 
 
-def compare(predicted: Timeline, measured: Timeline) -> Comparison:
+def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
     """`predicted` against `measured`; either may hold several steps."""
+    answer = predicted if isinstance(predicted, Prediction) else None
+    predicted = answer.timeline if answer is not None else predicted
     ours, theirs = (
         [msgspec.structs.replace(s, timeline=joined(s.timeline)) for s in steps(t)] for t in (predicted, measured)
     )
@@ -118,18 +123,21 @@ def compare(predicted: Timeline, measured: Timeline) -> Comparison:
     left, right = _side(predicted, ours), _side(measured, theirs)
     low, high = right.spread_s
     names = {p: None for side in (left, right) for p in side.exposed_s}
-    memory = left.peak_memory_bytes and right.peak_memory_bytes
+    held = left.peak_memory_bytes if answer is None else answer.peak_memory_bytes
     return Comparison(
         format_version=FORMAT_VERSION,
         predicted=left,
         measured=right,
         step_time_s=_pair("step time", left.step_time_s, right.step_time_s),
+        rates=() if answer is None else _rates(answer, right.step_time_s),
         within_spread=low <= left.step_time_s <= high,
         kinds=_rows(a, b, lambda key: key[2]),
         queues=_rows(a, b, lambda key: key[1]),
         bubble=_pair("bubble", left.bubble, right.bubble),
         exposed_s=tuple(_pair(n, left.exposed_s.get(n, 0.0), right.exposed_s.get(n, 0.0)) for n in names),
-        peak_memory_bytes=_pair("peak memory", left.peak_memory_bytes, right.peak_memory_bytes) if memory else None,
+        peak_memory_bytes=_pair("peak memory", held, right.peak_memory_bytes)
+        if held and right.peak_memory_bytes
+        else None,
         differ=_differences(predicted.identity, measured.identity),
     )
 
@@ -139,8 +147,18 @@ def _pair(name: str, predicted: float, measured: float) -> Pair:
     return Pair(name=name, predicted=predicted, measured=measured, error=error)
 
 
-def spread(times: list[float]) -> tuple[float, float]:
-    """The middle 80% of some times."""
+def _rates(answer: Prediction, step_s: float) -> tuple[Pair, ...]:
+    """What a step of another length would make of the answer's rates."""
+    tokens, predicted_s = answer.train.tokens_per_step, answer.step_time_s
+    mfu = answer.mfu
+    return (
+        _pair("tokens/s", tokens / predicted_s, tokens / step_s if step_s else 0.0),
+        _pair("MFU", mfu, mfu * predicted_s / step_s if step_s else 0.0),
+    )
+
+
+def spread(times: Sequence[float]) -> tuple[float, float]:
+    """The middle 80% of some times, which are one at least."""
     if len(times) < 2:
         return times[0], times[0]
     cuts = quantiles(times, n=_TENTHS, method="inclusive")
@@ -218,7 +236,7 @@ def _rows(a: dict[tuple, float], b: dict[tuple, float], group) -> tuple[Row, ...
 
 
 def _side(timeline: Timeline, found: list[Step]) -> Side:
-    times = [s.seconds for s in found]
+    times = repeats_s(timeline).tolist()
     chosen = middle(found)
     links = _path(chosen.timeline)
     by_kind: dict[str, float] = defaultdict(float)
@@ -229,13 +247,13 @@ def _side(timeline: Timeline, found: list[Step]) -> Side:
     return Side(
         source=timeline.identity.source,
         identity={word: text for word, text in timeline.identity.said().items() if word in SAME},
-        num_steps=len(found),
+        num_steps=len(times),
         num_spans=timeline.num_spans,
         step_time_s=median(times),
         spread_s=spread(times),
         bubble=fmean(s.timeline.bubble() for s in found),
         exposed_s=_exposed(found),
-        peak_memory_bytes=max(timeline.peak_memory(), default=0.0),
+        peak_memory_bytes=float(peak_bytes(timeline).max(initial=0.0)),
         path=links[0],
         path_s={k: v for k, v in by_kind.items() if v > RESOLUTION_S},
     )

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from meshwright.graph import ATTRIBUTES, KIND, RankClass
 from meshwright.plan import Layout
-from meshwright.timeline import StepBounds, Timeline
+from meshwright.timeline import Instants, StepBounds, Timeline
 
+#: Steps of a run that only warm up: so many, or a quarter of a short run.
+WARM_UP = 5
 #: Kinds of task whose members on several ranks are one.
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ring")
 
@@ -66,6 +68,9 @@ def part(timeline: Timeline, chosen: NDArray[np.int64], begin_s: float) -> Timel
         end_s=timeline.end_s[chosen] - begin_s,
         waited_for=position[timeline.waited_for[chosen]],
         steps=StepBounds(),
+        counters=(),
+        instants=Instants(),
+        records={},
     )
 
 
@@ -114,8 +119,28 @@ def middle(found: list[Step]) -> Step:
 
 
 def step_times(timeline: Timeline) -> NDArray[np.float64]:
-    """Seconds of every step [steps]."""
+    """Seconds of every step that has spans [steps]."""
     return np.array([s.seconds for s in steps(timeline)])
+
+
+def repeats_s(timeline: Timeline) -> NDArray[np.float64]:
+    """Seconds of every step that counts [steps]: of a run all after its warm-up, whether their spans were kept or not,
+    each from the end of the one before; else those of :func:`step_times`."""
+    table = timeline.records.get("step")
+    if table is not None and len(table["seconds"]):
+        return table["seconds"][warm_up(len(table["seconds"])) :]
+    return step_times(timeline)
+
+
+def warm_up(count: int) -> int:
+    """How many of a run's steps only warm up."""
+    return min(WARM_UP, count // 4)
+
+
+def peak_bytes(timeline: Timeline) -> NDArray[np.float64]:
+    """The most bytes that each rank held [ranks], empty where that is not known."""
+    ranks = timeline.records.get("rank")
+    return np.array(timeline.peak_memory() if ranks is None else ranks["peak_bytes"], np.float64)
 
 
 def tasks(timeline: Timeline) -> dict[tuple, NDArray[np.int64]]:

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import sys
 import time
+from array import array
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -37,13 +39,12 @@ from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
-from meshwright.timeline import UNKNOWN, Identity
-from meshwright.trace.chrome import write as write_trace
+from meshwright.timeline import UNKNOWN, Counter, Identity, Timeline, pack
 
 #: Checkpoints kept in a run's folder.
 KEEP = 2
-#: Steps that a trace shows.
-TRACED = 5
+#: Steps whose spans a run's timeline has, the last ones.
+KEPT_STEPS = 5
 
 
 class Diverged(MeshwrightError):
@@ -74,16 +75,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     save_every: int = 0
     weights: str = ""
     ideal_s: float = 0.0
-    trace: str = ""
     quiet: bool = False
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What came of a run: seconds and loss of every step that this start of it did, and the most memory that each rank
-    held. ``stopped``: it was asked to end before its last step. ``lengths``: documents as they were packed."""
+    """What came of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
+    loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
+    end before its last step. ``lengths``: documents as they were packed."""
 
+    timeline: bytes
     first_step: int
     last_step: int
     step_s: list[float]
@@ -93,6 +95,20 @@ class Summary(msgspec.Struct, kw_only=True):
     stopped: bool = False
     saved: str = ""
     lengths: Lengths | None = None
+
+    @classmethod
+    def of(cls, timeline: Timeline, last_step: int, **said: Any) -> Summary:
+        """Build the summary of a measured timeline, after whose steps `last_step` were done in all."""
+        steps, ranks = timeline.records["step"], timeline.records["rank"]
+        return cls(
+            timeline=pack(timeline),
+            first_step=last_step - len(steps["step"]) + 1,
+            last_step=last_step,
+            step_s=steps["seconds"].tolist(),
+            losses=steps["loss"].tolist(),
+            peak_bytes=ranks["peak_bytes"].tolist(),
+            **said,
+        )
 
 
 def train(world: World, job: Job) -> dict[str, Any]:
@@ -108,32 +124,22 @@ def train(world: World, job: Job) -> dict[str, Any]:
     trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
     begin(job, trainer)
     run = _Run(job, trainer, corpus)
-    with closing(run), _traced(job, place, job.steps - trainer.step_count):
+    with closing(run), _recorded(place, job.steps - trainer.step_count) as recorder:
+        before = clocks.probe()
         run.steps()
-        return msgspec.to_builtins(run.summary(place))
+        timeline = gather(recorder, job.plan, before=before, identity=job.identity)
+        return msgspec.to_builtins(run.summary(timeline))
 
 
 @contextmanager
-def _traced(job: Job, place: Mesh, steps: int) -> Iterator[None]:
-    """Records the last of so many steps, and writes their timeline, where it is asked for."""
-    if not job.trace:
-        yield
-        return
-    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(TRACED, steps // 2), keep=TRACED)
+def _recorded(place: Mesh, steps: int) -> Iterator[Recorder]:
+    """Record the last of so many steps; those before the window of steps that is kept leave nothing."""
+    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(KEPT_STEPS, steps // 2), keep=KEPT_STEPS)
     install(recorder)
-    before = clocks.probe()
     try:
-        yield
-        timeline = gather(recorder, job.plan, before=before, identity=job.identity)
+        yield recorder
     finally:
         install(Off())
-    wrong: tuple[Diagnostic, ...] = ()
-    try:
-        if timeline is not None:
-            write_trace(timeline, job.trace)
-    except MeshwrightError as error:
-        wrong = error.diagnostics
-    agree(place["world"], wrong, place.device)
 
 
 def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
@@ -204,8 +210,8 @@ class _Run:
         self.mesh = trainer.mesh
         self.dp = trainer.mesh["dp"]
         self.first = trainer.step_count + 1
-        self.step_s: list[float] = []
-        self.losses: list[float] = []
+        # of every step, eight bytes each: a run may have millions of them
+        self.done = {name: array("d") for name in ("seconds", "loss", "grad_norm", "tokens")}
         self.saved, self.saved_step = "", trainer.step_count if self.first > 1 else -1
         self.stopped = False
         self.votes = _Votes(self.mesh["world"])
@@ -254,8 +260,8 @@ class _Run:
 
     def _note(self, result: StepResult, seconds: float) -> None:
         step, loss = self.trainer.step_count, result.loss
-        self.step_s.append(seconds)
-        self.losses.append(loss)
+        for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens)):
+            self.done[name].append(value)
         if self.progress is not None:
             self.progress(step, loss, seconds)
         if self.metrics is not None:
@@ -309,17 +315,30 @@ class _Run:
             help="a lower --lr, a longer --warmup, or --dtype fp32",
         )
 
-    def summary(self, place: Mesh) -> Summary:
-        """The run so far; collective."""
+    def summary(self, timeline: Timeline | None) -> Summary:
+        """The run so far, with its last steps' `timeline`, which the first rank has; collective."""
+        done, place = self.trainer.step_count, self.mesh
         peaks = share(place["world"], str(_peak_bytes(place.device)).encode(), place.device)
-        return Summary(
-            first_step=self.first,
-            last_step=self.trainer.step_count,
-            step_s=self.step_s,
-            losses=self.losses,
-            peak_bytes=[int(p) for p in peaks],
+        steps = {"step": np.arange(self.first, done + 1)}
+        steps |= {name: np.array(column, np.float64) for name, column in self.done.items()}
+        ranks = {"rank": np.arange(len(peaks)), "peak_bytes": np.array([int(p) for p in peaks], np.int64)}
+        found = timeline or Timeline.bare(identity=self.job.identity)
+        kept = np.isin(steps["step"] - 1, found.steps.number)  # the recorder counts the steps that were done before
+        found = msgspec.structs.replace(
+            found,
+            counters=tuple(
+                Counter(name=name, unit="", time_s=found.steps.end_s, value=steps[name][kept])
+                for name in ("loss", "grad_norm")
+            )
+            if kept.any()
+            else (),
+            records={"step": steps, "rank": ranks},
+        )
+        return Summary.of(
+            found,
+            done,
             device=_device_name(place.device),
-            stopped=self.stopped and self.trainer.step_count < self.job.steps,
+            stopped=self.stopped and done < self.job.steps,
             saved=self.saved,
             lengths=self.corpus.lengths() if place.first else None,
         )

@@ -1,0 +1,123 @@
+"""What came of a run, and the prediction beside it: step time, rate, utilisation, memory, each with its error.
+
+A measured step time is the median of the steps after a warm-up, with the span of the middle 80% of them: the predicted
+one is right when it lies within (:mod:`meshwright.compare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.answer.prediction import Prediction
+from meshwright.causes import JOB
+from meshwright.compare import Comparison, Pair
+from meshwright.quantity import gibibytes, seconds
+from meshwright.report.compare_text import percent
+from meshwright.report.page import Page
+
+if TYPE_CHECKING:
+    from meshwright.run.recover import Recovered
+
+FORMAT_VERSION = 1
+
+
+def to_json(prediction: Prediction, summary: Mapping[str, Any], comparison: Comparison | None) -> dict[str, Any]:
+    """The outcome of a run as plain values; `summary` is that of :mod:`meshwright.run.loop` without its timeline, and
+    `comparison` None where no step was done."""
+    out = {
+        "format_version": FORMAT_VERSION,
+        "model": prediction.model.name,
+        "cluster": prediction.cluster.name,
+        "workload": prediction.train.text(),
+        "plan": prediction.plan.text(),
+        "num_ranks": prediction.num_devices,
+        **summary,
+    }
+    if comparison is not None:
+        out["step_time_span_s"] = list(comparison.measured.spread_s)
+        out["compared"] = {
+            p.name: {"predicted": p.predicted, "measured": p.measured, "error": p.error} for p in _pairs(comparison)
+        }
+        out["comparison"] = comparison.to_json()
+    return out
+
+
+def render(prediction: Prediction, summary: Mapping[str, Any], comparison: Comparison | None, console: Console) -> None:
+    """Print the outcome of a run, and the prediction beside it."""
+    with Page(console) as page:
+        page.print(Text(_verdict(prediction, summary), "bold"))
+        if comparison is None:
+            return
+        page.title("Predicted and measured")
+        head = (Text(""), *(Text(w, "dim", justify="right") for w in ("predicted", "measured", "error")), Text(""))
+        page.rows([head, *(_row(pair, summary, comparison) for pair in _pairs(comparison))])
+        basis = _basis(prediction, summary, comparison)
+        page.quiet(f"{basis}; error is predicted over measured, less one")
+
+
+def _pairs(c: Comparison) -> tuple[Pair, ...]:
+    """The quantities of a run as a whole that both sides have."""
+    return (c.step_time_s, *c.rates, *((c.peak_memory_bytes,) if c.peak_memory_bytes is not None else ()))
+
+
+def recovered_json(prediction: Prediction, found: Recovered, comparison: Comparison | None) -> dict[str, Any]:
+    """The outcome of a run that met failures, as plain values."""
+    return to_json(prediction, found.summary, comparison) | {
+        "world": {
+            "seconds": found.seconds,
+            "simulated_s": found.simulated_s,
+            "error": found.simulated_s / found.seconds - 1,
+            "failures": found.failures,
+            "step_s": found.step_s,
+            "restart_s": found.restart_s,
+            "by_cause": found.by_cause,
+            "log": msgspec.to_builtins(found.log),
+        }
+    }
+
+
+def render_recovered(found: Recovered, console: Console) -> None:
+    """Print what the failures of a run cost, and what a simulation of the same world says."""
+    with Page(console) as page:
+        page.title(f"{found.failures} failures")
+        words = {cause.name: cause.words for cause in JOB}
+        rows = [(words.get(cause, cause), spent) for cause, spent in found.by_cause.items() if spent]
+        page.rows([(Text(cause), Text(seconds(spent), justify="right")) for cause, spent in rows])
+        error = found.simulated_s / found.seconds - 1
+        page.quiet(
+            f"{seconds(found.seconds)} in all; the same world simulated with this run's step and restart time: "
+            f"{seconds(found.simulated_s)} ({error:+.1%})"
+        )
+
+
+def _verdict(prediction: Prediction, summary: Mapping[str, Any]) -> str:
+    count = summary["last_step"] - summary["first_step"] + 1
+    what = f"{prediction.model.name} under {prediction.plan.text()} on {prediction.num_devices} x {summary['device']}"
+    if not summary["step_s"]:
+        return f"nothing to do: {what} has {summary['last_step']} steps"
+    stopped = ", then stopped on request" if summary["stopped"] else ""
+    losses = summary["losses"]
+    return f"trained {count} steps of {what}{stopped}: loss {losses[0]:.4f} to {losses[-1]:.4f}"
+
+
+def _row(pair: Pair, summary: Mapping[str, Any], c: Comparison) -> tuple[Text, ...]:
+    shown = {"step time": seconds, "peak memory": gibibytes, "MFU": "{:.2%}".format, "tokens/s": "{:,.0f}".format}
+    write, held = shown[pair.name], summary["peak_bytes"]
+    remark = ""
+    if pair.name == "step time":
+        remark = "80% of steps in {} to {}".format(*map(seconds, c.measured.spread_s))
+    if pair.name == "peak memory" and len(held) > 1:
+        remark = f"{gibibytes(min(held))} to {gibibytes(max(held))} over the ranks"
+    cells = (write(pair.predicted), write(pair.measured), "" if pair.error is None else percent(pair.error))
+    return (Text(pair.name), *(Text(cell, justify="right") for cell in cells), Text(remark, "dim"))
+
+
+def _basis(prediction: Prediction, summary: Mapping[str, Any], c: Comparison) -> str:
+    skipped = len(summary["step_s"]) - c.measured.num_steps
+    warm = f" after {skipped} to warm up" if skipped else ""
+    return f"median of {c.measured.num_steps} steps{warm}, predicted for {prediction.cluster.name}"
