@@ -95,6 +95,16 @@ def test_equal_lengths_draw_equal_microbatches():
     assert {tail.batch(d, 0) for d in range(tail.num_draws)} == {((document(300), 3), (document(100, PADDING), 1))}
 
 
+@pytest.mark.parametrize("packing", PACKS)
+def test_the_mean_item_attends_as_drawn_documents_do(packing):
+    # what search compares plans by: E[l^2] / E[l] and its like, against 25,000 drawn rows
+    lengths = "64:0.3;300:0.4;1000:0.3" if packing != "concat" else "300:0.5;700:0.2;3000:0.3"
+    train = parse(f"batch=512,seq=1024,lengths={lengths},pack={packing}")
+    drawn = draw(train, 1)
+    squares = drawn.loads(SQUARE)
+    assert train.attended == pytest.approx(squares.mean() / 1024, rel=0.05)  # what packing leaves empty is in none
+
+
 def test_lengths_are_drawn_by_their_shares():
     # of documents drawn from 100:0.25;300:0.75, padded one a row: 0.25 of 12,800 rows, four standard errors
     drawn = draw(parse("batch=400,seq=512,lengths=100:0.25;300:0.75,pack=padded"), 1)

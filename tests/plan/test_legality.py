@@ -1,5 +1,6 @@
 """What makes a plan illegal: every code with its teaching words, all violations at once, nothing changed silently."""
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 
@@ -7,7 +8,9 @@ from meshwright import catalog
 from meshwright.answer.predict import predict
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
-from meshwright.plan import check, parse
+from meshwright.plan import Pool, check, parse
+from meshwright.plan.legality import one_stream
+from meshwright.spec.ends import Stream
 from meshwright.spec.model import load, transformer
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train
@@ -203,6 +206,17 @@ def test_learned_positions_do_not_reach_beyond_their_table():
 def test_documents_within_the_table_may_be_packed_into_longer_sequences():
     packed = parse_train("batch=64,seq=4096,lengths=512:0.5;2048:0.5")
     assert not check(parse("tp1"), learned(2048), WHERE, packed)
+
+
+def test_documents_are_packed_for_one_stream_of_tokens_and_one_pool():
+    packed = parse_train("batch=64,seq=2048,lengths=512,pack=padded")
+    streams = (Stream(name="source", hidden=64), Stream(name="target", hidden=64))
+    found = check(parse("tp1"), msgspec.structs.replace(learned(2048), streams=streams), WHERE, packed)
+    (said,) = [d for d in found if d.code == "W010"]
+    assert "2 streams of tokens (source, target)" in said.message and said.place == "--train lengths=512:1,pack=padded"
+    assert not check(parse("tp1"), learned(2048), WHERE, packed)
+    pools = msgspec.structs.replace(parse("tp1"), several=(Pool(plan=parse("tp1")), Pool(plan=parse("tp1"))))
+    assert "a plan of 2 pools" in next(one_stream(pools, learned(2048), packed)).message
 
 
 def test_a_folder_where_a_plan_is_meant_is_said_to_be_one(tmp_path, monkeypatch):

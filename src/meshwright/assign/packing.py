@@ -57,9 +57,9 @@ class Laid(msgspec.Struct, frozen=True, kw_only=True):
 
 def shape(train: Train, microbatch: int) -> Shape:
     """Return the rows of a global batch of `train` in microbatches of so many sequences."""
-    if train.packing == "balanced":
-        return Shape(train.seq_len * microbatch, train.global_batch // microbatch, 1)
-    return Shape(train.seq_len, train.global_batch, microbatch)
+    together = train.rows(microbatch)
+    joined = microbatch // together
+    return Shape(train.seq_len * joined, train.global_batch // joined, together)
 
 
 def taken(rows: int, index: int, size: int, packing: str) -> NDArray[np.int64]:

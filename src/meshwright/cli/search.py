@@ -155,7 +155,7 @@ def _find(given: Options, ask: scaling.Asked, cluster: Cluster, *, before: str =
         report=partial(_progress, before=before) if before else _progress,
         **hints,
     )
-    return msgspec.structs.replace(found, remarks=tuple(remarks))
+    return msgspec.structs.replace(found, remarks=(*found.remarks, *remarks))
 
 
 def _of_run(found: Found, ask: scaling.Asked) -> Found:

@@ -149,7 +149,8 @@ def _pair(name: str, predicted: float, measured: float) -> Pair:
 
 def _rates(answer: Prediction, step_s: float) -> tuple[Pair, ...]:
     """What a step of another length would make of the answer's rates."""
-    tokens, predicted_s = answer.train.tokens_per_step, answer.step_time_s
+    predicted_s = answer.step_time_s
+    tokens = answer.tokens_per_s_per_gpu * answer.num_devices * predicted_s
     mfu = answer.mfu
     return (
         _pair("tokens/s", tokens / predicted_s, tokens / step_s if step_s else 0.0),

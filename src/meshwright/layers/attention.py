@@ -256,7 +256,7 @@ def _core(
 def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> Attention:
     """Return the core of all rows of a microbatch against the rows of another stream."""
     return Attention(
-        batch=c.plan.pipeline.microbatch,
+        batch=c.rows,
         q_len=c.seq_len,
         kv_len=source.seq_len,
         heads=heads,
@@ -279,7 +279,7 @@ def _seen(item: Item, causal: bool, window: int, chunked: bool) -> float:
 def _unfused(c: Context, spec: Spec, heads: int, queries: int, keys: int) -> list[Piece]:
     """Scores, softmax, (dropout), weighted sum as separate kernels that store the score matrix: 2 bytes per score
     for the softmax, 1 for the dropout mask and 2 for its output (Korthikanti et al. 2205.05198, section 4.1)."""
-    batch, e = c.plan.pipeline.microbatch * heads, c.element
+    batch, e = c.rows * heads, c.element
     scores = float(batch) * queries * keys
     kv = batch * queries * spec.head_dim * e
     dtype = c.attention_dtype

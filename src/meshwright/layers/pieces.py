@@ -112,7 +112,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def seq_len(self) -> int:
         """Tokens of one row of the microbatch, over all context-parallel ranks."""
-        return num_tokens(self.batch) // self.plan.pipeline.microbatch
+        return num_tokens(self.batch) // self.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of the microbatch, each attended to for itself."""
+        return self.train.rows(self.plan.pipeline.microbatch)
 
     @cached_property
     def tokens(self) -> int:

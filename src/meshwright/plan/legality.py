@@ -23,9 +23,10 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list
     """All violations, facet by facet in the order of their rules, then what the workload asks of the model; empty for
     a legal plan. An open ``dp`` is filled in first."""
     if plan.several:
-        return several(plan, model, cluster, train, violations)
+        return several(plan, model, cluster, train, violations) + list(one_stream(plan, model, train))
     plan = plan.on(cluster.num_devices)
-    return [d for rule in _rules() for d in rule(plan, model, cluster, train)] + list(beyond_positions(model, train))
+    found = [d for rule in _rules() for d in rule(plan, model, cluster, train)]
+    return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
 
 
 @cache
@@ -48,3 +49,21 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
         help = f"at most seq={most}; documents of up to {most} tokens may be packed (lengths=)"
         message = f"{model.name} has learned positions for {most:,} tokens, not for {train.longest_document:,}"
         yield Diagnostic(code="W006", message=message, place=f"--train seq={train.seq_len}", help=help)
+
+
+def one_stream(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """W010 for documents of other lengths than a sequence where more than one stream of tokens would be cut by them, or
+    more than one pool would take its microbatches of them."""
+    said = [f"lengths={train.lengths.text()[:60]}"] if train.lengths is not None else []
+    said += [f"pack={train.pack}"] if train.pack else []
+    if said and len(model.flows) > 1:
+        names = ", ".join(flow.name for flow in model.flows)
+        message = f"{model.name} reads {len(model.flows)} streams of tokens ({names}), which documents do not cut alike"
+        yield Diagnostic(
+            code="W010", message=message, place=f"--train {','.join(said)}", help="drop lengths= and pack="
+        )
+    if said and plan.several:
+        message = f"documents are not drawn for a plan of {len(plan.several)} pools"
+        yield Diagnostic(
+            code="W010", message=message, place=f"--train {','.join(said)}", help="drop lengths= and pack="
+        )

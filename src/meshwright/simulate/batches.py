@@ -32,7 +32,7 @@ from meshwright.simulate.engine import makespans
 from meshwright.simulate.engine import times as in_order
 from meshwright.simulate.price import Priced, Pricer
 from meshwright.simulate.simulated import Simulated
-from meshwright.simulate.step import simulate
+from meshwright.simulate.step import simulate, timed
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.items import Batch, document
 from meshwright.spec.model import Model
@@ -108,6 +108,11 @@ def simulate_batches(plan: Plan, model: Model, cluster: Cluster, train: Train, c
 
     folded = Mesh(plan, cluster)
     typical = simulate(plan, model, cluster, train, costs, stages=stages(placed.middle, folded), pricer=pricer)
+    bucket = costs.framework.defaults.bucket_bytes
+    if typical.lowered.stages.batch != placed.middle:  # an order that was searched for the mean of the documents
+        kept, made = typical.schedule_params, stages(placed.middle, folded)
+        typical = timed(bind(structured(made, kept), made, bucket), costs, pricer)
+        typical = msgspec.structs.replace(typical, schedule_params=kept)
     if len(placed.batches) == 1:
         steps = np.full(drawn.num_draws, typical.step_time_s)
         return Batches(
@@ -121,7 +126,6 @@ def simulate_batches(plan: Plan, model: Model, cluster: Cluster, train: Train, c
             priced=1,
         )
     structure = structured(typical.lowered.stages, typical.schedule_params)
-    bucket = costs.framework.defaults.bucket_bytes
     priced = [pricer.all(bind(structure, stages(b, folded), bucket).programs) for b in placed.batches]
     mean = _mixed(priced, placed.weights)
     even = Simulated.of(

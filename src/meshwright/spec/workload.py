@@ -94,8 +94,23 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attended(self) -> float:
-        """Tokens of context a document's last token attends to: ``seq_len`` unless documents are packed."""
-        return float(self.seq_len) if self.lengths is None else min(self.lengths.attended, float(self.seq_len))
+        """Tokens of context a document's last token attends to, on average by token: ``seq_len`` unless documents are
+        laid into sequences. Padding is a document of its own; of documents that are cut pieces count."""
+        if self.lengths is None:
+            return float(self.seq_len)
+        row, documents = float(self.seq_len), list(zip(self.lengths.tokens, self.lengths.share))
+        if self.packing == "padded":
+            return sum(share * (length**2 + (row - length) ** 2) for length, share in documents) / row
+        if self.packing != "concat":
+            return self.lengths.attended
+        # a sequence ends anywhere in a document: of one of l tokens within a sequence of s, with a chance of l / s,
+        # which leaves l^2 * 2/3 of its squares; the ends of a longer one leave s^2 / 3 each
+        squares = ((n**2 * (1 - n / (3 * row)) if n < row else n * row - row**2 / 3, share) for n, share in documents)
+        return sum(share * square for square, share in squares) / self.lengths.mean
+
+    def rows(self, sequences: int) -> int:
+        """Return the rows that a microbatch of so many sequences is, each attended to for itself."""
+        return 1 if self.packing == "balanced" else sequences
 
     def microbatch(self, sequences: int) -> Batch:
         """Return the items of a microbatch of `sequences` sequences: all alike. Where documents are packed each stands
