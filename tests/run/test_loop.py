@@ -85,6 +85,26 @@ def test_a_resumed_run_has_the_losses_of_one_never_interrupted(plan, corpus, uni
     assert [line["step"] for line in lines(out)] == list(range(1, 13))
 
 
+@pytest.mark.parametrize("sync", ["local:h=3", "local:h=3,codec=int8,moments=mean"])
+def test_a_run_of_local_steps_goes_on_within_a_round_as_if_it_had_never_stopped(sync, corpus, tmp_path):
+    plan, out = f"dp2 mb1 sync={sync}", tmp_path / "out"
+    whole = run(job(corpus, steps=7, plan=plan))["losses"]
+    first = run(job(corpus, steps=4, plan=plan, out=str(out)))["losses"]  # a step of the second round
+    second = run(job(corpus, steps=7, plan=plan, out=str(out), resume=True))["losses"]
+    assert [*first, *second] == whole
+
+
+def test_a_checkpoint_within_a_round_is_of_no_other_plan_and_one_at_its_end_of_any(corpus, tmp_path):
+    plan, out = "dp2 mb1 sync=local:h=3", tmp_path / "out"
+    run(job(corpus, steps=4, plan=plan, out=str(out)))
+    for other in ("dp2 mb1", "dp2 mb1 sync=local:h=2", "dp4 mb1 sync=local:h=3"):
+        with pytest.raises(MeshwrightError, match=r"Y004.*within a round of 2 replicas"):
+            run(job(corpus, steps=6, plan=other, out=str(out), resume=True))
+    run(job(corpus, steps=6, plan=plan, out=str(out), resume=True))
+    joined = run(job(corpus, steps=8, plan="dp2 zero1", out=str(out), resume=True))
+    assert joined["first_step"] == 7
+
+
 def after_lines(out, count, act):
     """Calls `act` once a run has done so many steps."""
 

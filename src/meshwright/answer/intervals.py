@@ -28,8 +28,8 @@ def interval_draws(run: Simulated) -> np.ndarray:
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in PRICED])
     turn = rng.permutation(normal)
-    graph, durations = run.lowered.graph, np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
-    alone, *drawn = makespans(graph, np.ascontiguousarray(durations)).tolist()
+    durations = np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
+    alone, *drawn = _steps(run, durations)
     # where ranks share cores or ports a step takes longer than in order, and its draws as much longer
     shared = run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0
     steps = np.array(drawn) * shared
@@ -38,6 +38,16 @@ def interval_draws(run: Simulated) -> np.ndarray:
         known = float(np.std(np.log(steps)))
         sigma = max(LEAST_SIGMA, max(0.0, sigma**2 - known**2) ** 0.5)
     return np.exp(turn * sigma) * steps
+
+
+def _steps(run: Simulated, durations: np.ndarray) -> list[float]:
+    """Step times under durations [draws, keys], those of replicas that average now and then in the mean of a round."""
+    graph = run.lowered.graph
+    found = makespans(graph, np.ascontiguousarray(durations))
+    if run.round is not None:
+        often = np.array([program.every == 1 for program in run.lowered.programs])
+        found = run.round.over(makespans(graph, np.ascontiguousarray(durations * often)), found)
+    return found.tolist()
 
 
 def class_sigma(run: Simulated) -> dict[str, float]:

@@ -8,7 +8,7 @@ from meshwright.answer.flops import dense_peak, executed_ratio, model_flops, nee
 from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
 from meshwright.answer.outlook import money, training_run
-from meshwright.answer.prediction import Money, Prediction, RankMemory
+from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.answer.sensitivity import sensitivities
@@ -17,6 +17,7 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.quantity import seconds
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.batches import Batches, simulate_batches
@@ -26,6 +27,7 @@ from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import read
 from meshwright.timeline import Identity, Timeline, from_times
 from meshwright.world.trace import JobWorld
 
@@ -55,7 +57,8 @@ def predict(
     if found:
         raise MeshwrightError(found)
     costs = costs or standard_on(cluster)
-    batches = simulate_batches(plan, model, cluster, train, costs)
+    apart = not read(plan.sync.policy).rule.exact  # replicas with steps of their own are timed on a typical batch
+    batches = None if apart else simulate_batches(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
     step, useful = (run.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
@@ -63,11 +66,11 @@ def predict(
     ranks = rank_memory(run, costs, plan)
     shown_ranks = _of_classes(ranks, shown)
     timeline = _timeline(shown, who, shown_ranks, costs, plan, traced=detail)
-    split = attribution(timeline, shown.priced.parts)
+    split = _attribution(shown, timeline)
     if even is not shown:  # drawn steps, told apart from the same work in equal microbatches
         split = attribution(_timeline(even, who, ranks, costs, plan, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
-    draws = interval_draws(even) * (step / even.step_time_s)
+    draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
     within = interval(draws, step)
     bill = money(cluster, plan, train, step, useful=useful)
     metrics = _metrics(run, Metric(step, within), split["bubble"] / step, ranks, bill, batches)
@@ -84,7 +87,10 @@ def predict(
         sensitivities=sensitivities(run, costs) if detail else (),
         assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
         warnings=warnings(run.lowered, costs, model, cluster, train, plan),
-        cautions=cautions(run.lowered, costs, model, train, plan, mfu=metrics.mfu.value, step_s=step),
+        cautions=(
+            *cautions(run.lowered, costs, model, train, plan, mfu=metrics.mfu.value, step_s=step),
+            *_approximate(plan, train, rounds),
+        ),
         money=bill,
         run=training_run(run.lowered, cluster, plan, train, step, within, draws, world, useful=useful)
         if train.tokens
@@ -95,7 +101,36 @@ def predict(
         schedule_params=run.schedule_params,
         identity=who,
         batches=None if batches is None else batch_spread(batches, train),
+        round=rounds,
     )
+
+
+def _round(run: Simulated) -> RoundTimes | None:
+    """The steps of a round, where they are not alike."""
+    one = run.round
+    return one and RoundTimes(every=one.every, inner_s=one.inner_s, averaging_s=one.averaging_s)
+
+
+def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
+    """A caution where replicas are kept together in a way that trains differently."""
+    rule = read(plan.sync.policy).rule
+    if rule.exact or rounds is None:
+        return ()
+    inner, averaging = seconds(rounds.inner_s), seconds(rounds.averaging_s)
+    return (
+        f"sync={plan.sync.policy} is approximate: replicas step apart and their losses are not those of one process. "
+        f"A step takes {inner}, one of {rounds.every}, which averages, {averaging}; the step time is their mean"
+        + ("" if train.lengths is None else ", and all microbatches are taken to hold documents of mean length"),
+    )
+
+
+def _attribution(run: Simulated, timeline: Timeline) -> dict[str, float]:
+    """Seconds of a step by cause; of replicas that average now and then, in the mean over a round."""
+    split, one = attribution(timeline, run.priced.parts), run.round
+    if one is None:
+        return split
+    inner = attribution(from_times(run.lowered.graph, *one.times), one.parts)
+    return {cause: one.over(inner[cause], seconds) for cause, seconds in split.items()}
 
 
 def _metrics(

@@ -169,6 +169,15 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(found)
 
 
+class RoundTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of replicas that average their parameters every ``every`` of them: seconds of an ``inner`` step, and of the
+    one that ``averages``. The step time of a prediction is their mean over a round."""
+
+    every: int
+    inner_s: float
+    averaging_s: float
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted training step: the question, the verdict, its metrics, and why.
 
@@ -178,7 +187,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     names here too (``step_time_s``). Why is in the ``attribution`` (seconds by cause), the ``memory`` of every rank
     class, the ``timeline`` and the ``assumptions``.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
-    ``goal`` is what the training run was asked to stay within. ``batches`` say how steps differ where documents do.
+    ``goal`` is what the training run was asked to stay within. ``batches`` say how steps differ where documents do;
+    ``round`` where replicas average now and then: the timeline is that of the step that averages.
     """
 
     model: Model
@@ -202,6 +212,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     goal: Goal | None = None
     cautions: tuple[str, ...] = ()
     batches: BatchSpread | None = None
+    round: RoundTimes | None = None
 
     @property
     def step_time_s(self) -> float:
@@ -331,6 +342,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "bubble": self.bubble,
             "peak_memory_bytes": self.peak_memory_bytes,
             "metrics": msgspec.to_builtins(self.metrics),
+            "round": msgspec.to_builtins(self.round),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
             "sensitivities": [msgspec.to_builtins(s) for s in self.sensitivities],

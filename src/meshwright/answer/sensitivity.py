@@ -5,9 +5,8 @@ from __future__ import annotations
 from meshwright.answer.prediction import Sensitivity
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
-from meshwright.simulate.clock import times
-from meshwright.simulate.price import Pricer
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.step import timed
 
 
 def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
@@ -21,8 +20,7 @@ def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
     out = []
     for name, what in named:
         faster = costs.faster(name, 1.1)
-        _, end = times(run.lowered, Pricer(faster).all(run.lowered.programs), faster)
-        change = float(end.max()) / run.step_time_s - 1
+        change = timed(run.lowered, faster).step_time_s / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))
     return tuple(sorted(out, key=lambda s: s.change))

@@ -12,7 +12,7 @@ from meshwright.graph import MemoryEvents, RankClass, TaskGraph
 from meshwright.layers.pieces import Context
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import LayerPass, Move, Program, Site
-from meshwright.lower.roles import ExchangeRole, MessageRole, PassRole, Role, TwinRole, UpdateRole
+from meshwright.lower.roles import CodeRole, ExchangeRole, MessageRole, NormRole, PassRole, Role, TwinRole, UpdateRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import updated_bytes
 from meshwright.lower.structure import Structure
@@ -20,16 +20,21 @@ from meshwright.lower.units import Unit, named
 from meshwright.schedules.actions import W
 from meshwright.sync.fragments import (
     DENSE,
+    EVERY,
     EXPERT,
     Fragment,
     Weights,
+    coded_bytes,
     expert_scope,
     norm,
     stored,
     transfers,
 )
-from meshwright.sync.policy import USUAL, read
+from meshwright.sync.policy import read
 from meshwright.work import Elementwise, Group, Staging
+
+#: What is exchanged of layers once in several steps.
+AVERAGE = "average"
 
 
 class Binder:
@@ -39,7 +44,7 @@ class Binder:
         self.stages, self.mesh, self.plan = stages, mesh, stages.plan
         self.bucket_bytes = 0 if self.plan.layout.zero else bucket_bytes
         self.again = self.plan.layout.gathers_again
-        self.policy, self.stored = read(USUAL), stored(self.plan, stages.train)
+        self.policy, self.stored = read(self.plan.sync.policy), stored(self.plan, stages.train)
         #: Where exchanges are priced: the first of the devices stands for all that meet.
         self.meeting = self.site(0, 0)
         self._exchanges: dict[ExchangeRole, Program] = {}
@@ -66,8 +71,10 @@ class Binder:
                 return self._twins(role)
             case UpdateRole():
                 return self._update(role)
-            case _:
-                return self.moving(self.over([norm(self.plan, self.policy)], 0))
+            case CodeRole():
+                return self._code(role)
+            case NormRole():
+                return self.moving(self.over([norm(self.plan, self.policy)], self.start(role.slice, 0)))
 
     def _pass(self, role: PassRole) -> Program:
         site, start = self.site(role.slice, role.rank), self.start(role.slice, role.rank)
@@ -128,11 +135,18 @@ class Binder:
         found = self._exchanges.get(role)
         if found is None:
             start = first_of_group(self.mesh, self.start(0, role.rank))
-            found = self._exchanges[role] = self.moving(self.steps(role.units, role.what, start))
+            found = self.moving(self.steps(role.units, role.what, start))
+            if role.what == AVERAGE:
+                found = msgspec.structs.replace(found, name=f"average by {found.name}", every=self._every(role.units))
+            self._exchanges[role] = found
         return found
 
     def steps(self, units: tuple[Unit, ...], what: str, start: int) -> tuple[tuple[str, float, Group], ...]:
         """Collectives (op, bytes, group) that gather or reduce some layers, on the ranks around `start`."""
+        return self.over([f for f in self.fragments(units) if (AVERAGE if f.due == EVERY else f.what) == what], start)
+
+    def fragments(self, units: tuple[Unit, ...]) -> list[Fragment]:
+        """All that is exchanged of some layers on one rank."""
         params = self.stages.total_params(units)
         found: list[Fragment] = []
         for kind, held, trained in (
@@ -142,7 +156,11 @@ class Binder:
             if held:
                 weights = Weights(0, 0, kind, held, trained)
                 found += self.policy.rule.fragments(self.plan, self.policy, weights, self.stored)
-        return self.over([f for f in found if f.what == what], start)
+        return found
+
+    def _every(self, units: tuple[Unit, ...]) -> int:
+        """Steps between two averages of some layers."""
+        return max(f.every for f in self.fragments(units))
 
     def over(self, fragments: Iterable[Fragment], start: int) -> tuple[tuple[str, float, Group], ...]:
         """The collectives of fragments that are due together, on the ranks around `start`."""
@@ -179,6 +197,13 @@ class Binder:
         size = params * updated_bytes(self.plan, self.stages.train)
         work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
         return Program(kind="update", name="optimizer", site=site, work=work)
+
+    def _code(self, role: CodeRole) -> Program:
+        averaged = [f for f in self.fragments(role.units) if f.due == EVERY]
+        size = sum(coded_bytes(f)[role.what == "decode"] for f in averaged)
+        work = Elementwise(num_bytes=size, kernels=2 * len(averaged), fused=True)
+        site, every = self.site(role.slice, role.rank), self._every(role.units)
+        return Program(kind="update", name=role.what, site=site, work=work, every=every)
 
     def updated_params(self, units: tuple[Unit, ...]) -> float:
         """Parameters that one rank's optimizer touches."""

@@ -6,13 +6,15 @@ import msgspec
 
 from meshwright.lower.stages import Stages
 from meshwright.lower.units import Composition
-from meshwright.sync.fragments import STEP, gradients_due
+from meshwright.sync.fragments import DENSE, EVERY, STEP, Weights, coded_bytes, gradients_due, stored
+from meshwright.sync.policy import read
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """``counts`` are microbatches of each class of data-parallel slices. ``compositions`` and ``first_layers`` (index
     in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
-    all ranks run on equal devices. ``exchanges``: there are data-parallel ranks; ``zero`` says what they shard;
+    all ranks run on equal devices. ``exchanges``: there are data-parallel ranks that take the same step; ``apart``:
+    there are others, with which parameters are averaged, ``coded`` before they travel; ``zero`` says what they shard;
     ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round or
     a step. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another
     copy of the first one's table, -1 for none. ``several``: the model has several streams of tokens, so that messages
@@ -27,6 +29,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     losing: tuple[bool, ...]
     alike: bool
     exchanges: bool
+    apart: bool
+    coded: bool
     zero: int
     again: bool
     due: str
@@ -47,7 +51,8 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
     """Read the facts of a plan off its stages; `params` go to the schedule's builder."""
     plan, model, mesh = stages.plan, stages.model, stages.mesh
     layout = plan.layout
-    exchanges = layout.dp * layout.cp > 1
+    together = read(plan.sync.policy).rule.together(plan)
+    exchanges = together > 1
     synchronous = mesh.cluster.islands[0].device.synchronous
     return Facts(
         pp=layout.pp,
@@ -61,6 +66,8 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         losing=tuple(stages.activations(c).logits > 0 for c in stages.compositions),
         alike=mesh.alike,
         exchanges=exchanges,
+        apart=together < layout.dp * layout.cp,
+        coded=together < layout.dp * layout.cp and _coded(stages),
         zero=layout.zero if exchanges else 0,
         again=layout.gathers_again,
         due=gradients_due(layout),
@@ -84,3 +91,10 @@ def _borrowed(stages: Stages) -> int:
         if any(getattr(part, "borrows", False) for layer in layers for part in model.block(layer).before):
             return stage if stage else -1
     return -1
+
+
+def _coded(stages: Stages) -> bool:
+    """Whether what replicas average is encoded."""
+    plan, policy = stages.plan, read(stages.plan.sync.policy)
+    some = policy.rule.fragments(plan, policy, Weights(0, 0, DENSE, 1, 1), stored(plan, stages.train))
+    return any(coded_bytes(f) > (0, 0) for f in some if f.due == EVERY)

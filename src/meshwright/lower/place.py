@@ -16,6 +16,7 @@ from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
+from meshwright.sync.policy import read
 from meshwright.work import Group, Hop, Reached
 
 
@@ -87,10 +88,16 @@ class Mesh:
         if name == "data":
             return self.hybrid_groups(layout.dp * layout.cp, "cp", "dp", start=start)[0]
         if name == "worker":
-            return self.group("tp", "cp", "dp", "pp")
+            return self._worker(start)
         if name in ("cp", "dp"):
             return self.group(name, start=start)
         return self.expert_group(name, start)
+
+    def _worker(self, start: int) -> Group:
+        """All ranks that take the same optimizer step."""
+        inside, _ = self._hybrid(read(self.plan.sync.policy).rule.together(self.plan), ("cp", "dp"))
+        spans = [(self.layout.stride(a), getattr(self.layout, a)) for a in ("tp", "pp")]
+        return self._span(tuple(sorted([*inside, *((s, n) for s, n in spans if n > 1)])), start)
 
     def expert_group(self, axis: str, start: int = 0) -> Group:
         """A group of the expert mesh, which refactors tp*cp*dp as etp, ep, edp from the inside out."""
@@ -128,6 +135,11 @@ class Mesh:
 
     def hybrid_groups(self, size: int, *axes: str, start: int = 0) -> tuple[Group, Group]:
         """(sharding group, replication group) when state is sharded over the innermost `size` of the axes."""
+        inner, outer = self._hybrid(size, axes)
+        return self._span(tuple(inner), start), self._span(tuple(outer), start)
+
+    def _hybrid(self, size: int, axes: tuple[str, ...]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Spans of the innermost `size` ranks of the axes, and of the rest."""
         spans = sorted((self.layout.stride(a), getattr(self.layout, a)) for a in axes)
         inner, outer, left = [], [], size
         for stride, n in spans:
@@ -137,7 +149,7 @@ class Mesh:
             if n // take > 1:
                 outer.append((stride * take, n // take))
             left = max(1, left // take)
-        return self._span(tuple(inner), start), self._span(tuple(outer), start)
+        return inner, outer
 
     def spans(self, group: Group) -> tuple[tuple[int, int], ...]:
         """Where the ranks of a group that this mesh made lie: its (stride, size) spans."""

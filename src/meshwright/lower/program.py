@@ -59,7 +59,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     * ``send`` and ``exchange``: ``moves`` one after the other;
     * ``update``: ``work``, the optimizer's.
 
-    ``name`` is for people, and says the pass and the layers.
+    ``name`` is for people, and says the pass and the layers. ``every``: the task is one of every so many steps.
     """
 
     kind: str
@@ -72,3 +72,4 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     share: float = 1.0
     moves: tuple[Move, ...] = ()
     work: Work | None = None
+    every: int = 1

@@ -35,7 +35,8 @@ class MessageRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class ExchangeRole(msgspec.Struct, frozen=True, cache_hash=True):
-    """Parameters gathered ("gather") or gradients reduced ("reduce") of some layers, over data-parallel ranks."""
+    """Parameters gathered ("gather"), gradients reduced ("reduce"), or what replicas hold of their own averaged
+    ("average"), of some layers, over data-parallel ranks."""
 
     what: str
     units: tuple[Unit, ...]
@@ -52,7 +53,9 @@ class TwinRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class NormRole(msgspec.Struct, frozen=True):
-    """The gradient norm, which joins every rank."""
+    """The gradient norm, which joins every rank that takes the same step."""
+
+    slice: int = 0
 
 
 class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
@@ -63,7 +66,16 @@ class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
     rank: int
 
 
-Role = PassRole | MessageRole | ExchangeRole | TwinRole | NormRole | UpdateRole
+class CodeRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """What is averaged of some layers, put into its code ("encode") or out of it ("decode")."""
+
+    what: str
+    units: tuple[Unit, ...]
+    slice: int
+    rank: int
+
+
+Role = PassRole | MessageRole | ExchangeRole | TwinRole | NormRole | UpdateRole | CodeRole
 
 
 class Roles:

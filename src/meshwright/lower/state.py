@@ -15,6 +15,9 @@ from meshwright.layers.pieces import Context, Piece
 from meshwright.lower.operators import kept_bytes
 from meshwright.plan import Plan
 from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
+from meshwright.sync.codecs import codec
+from meshwright.sync.fragments import DENSE, EVERY, EXPERT, Weights, stored
+from meshwright.sync.policy import USUAL, read
 
 
 def params_of(c: Context, layer: msgspec.Struct) -> Params:
@@ -57,6 +60,8 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
             out["parameters"] += held * weight
             out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
         out["gradients"] += trained * grads / (n if layout.shards_gradients else 1)
+    if plan.sync.policy != USUAL:
+        out["parameters"] += _begun_bytes(plan, train, params)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
         # the quantised weight and its transpose; a frozen base is kept quantised only, its transpose made when needed
         copies = DTYPE_BYTES[compute] * (1 if train.lora else 2)
@@ -74,6 +79,16 @@ def updated_bytes(plan: Plan, train: Train) -> float:
     moments = OPTIMIZER_MOMENTS[train.optimizer] * STORED_BYTES[precision.moments]
     grads = STORED_BYTES[precision.grads]
     return grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
+
+
+def _begun_bytes(plan: Plan, train: Train, params: Params) -> float:
+    """Parameters as they were at the last average, which a rank keeps where their change is encoded."""
+    policy, of, out = read(plan.sync.policy), stored(plan, train), 0.0
+    for kind, trained in ((DENSE, params.trained_dense), (EXPERT, params.trained_expert)):
+        for f in policy.rule.fragments(plan, policy, Weights(0, 0, kind, trained, trained), of):
+            if f.due == EVERY and not codec(f.codec).exact:
+                out += f.num_bytes / f.shard.size
+    return out
 
 
 def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:

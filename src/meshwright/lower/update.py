@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from meshwright.graph import KIND, GraphBuilder
 from meshwright.lower.compute import Compute
 from meshwright.lower.facts import Facts
-from meshwright.lower.roles import ExchangeRole, NormRole, Roles, TwinRole, UpdateRole
+from meshwright.lower.roles import CodeRole, ExchangeRole, NormRole, Roles, TwinRole, UpdateRole
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import Actions
 
@@ -22,14 +24,11 @@ def held_units(facts: Facts, actions: Actions) -> list[tuple[Unit, ...]]:
 
 
 def add_update(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, computes: list[Compute]) -> None:
-    """Add the twins' sums, the norm, every rank's optimizer and the gather that nothing else hides."""
+    """Add the twins' sums, the norm, every rank's optimizer, the average of replicas that step apart, and the gather
+    that nothing else hides."""
     _add_twins(builder, roles, facts, actions, computes)
     pp = facts.pp
-    norm = builder.extend(KIND["all_reduce"], roles(NormRole()))
-    for index, compute in enumerate(computes):
-        for r in range(pp):
-            builder.occupy(norm, [builder.stream(index * pp + r, "dp")])
-            builder.depend(norm, [compute.done[r]])
+    norms = _add_norms(builder, roles, facts, computes)
     late = facts.exchanges and facts.zero in (1, 2) and not facts.overlap_dp
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
@@ -38,12 +37,69 @@ def add_update(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actio
             stream = builder.stream(index * pp + r, "compute")
             role = roles(UpdateRole(units, index, where))
             updates.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
-            builder.depend(updates[-1], norm)
+            builder.depend(updates[-1], norms[index])
+        if facts.apart:
+            updates = _add_average(builder, roles, facts, actions, r, units, updates)
         if late:
             gather = builder.extend(KIND["all_gather"], roles(ExchangeRole("gather", units, where)))
             for index, update in enumerate(updates):
                 builder.occupy(gather, [builder.stream(index * pp + r, "dp_gather")])
                 builder.depend(gather, update)
+
+
+def _add_norms(builder: GraphBuilder, roles: Roles, facts: Facts, computes: list[Compute]) -> list[np.ndarray]:
+    """The norm of each class of slices: one of all, or, where replicas step apart, one each."""
+    joined = [[i] for i in range(len(computes))] if facts.apart else [list(range(len(computes)))]
+    out = []
+    for some in joined:
+        norm = builder.extend(KIND["all_reduce"], roles(NormRole(0 if facts.alike else some[0])))
+        for index in some:
+            for r in range(facts.pp):
+                builder.occupy(norm, [builder.stream(index * facts.pp + r, "dp")])
+                builder.depend(norm, [computes[index].done[r]])
+            out.append(norm)
+    return out
+
+
+def _add_average(
+    builder: GraphBuilder,
+    roles: Roles,
+    facts: Facts,
+    actions: Actions,
+    rank: int,
+    units: tuple[Unit, ...],
+    after: list[np.ndarray],
+) -> list[np.ndarray]:
+    """The averages of a pipeline rank, segment by segment, between all classes of slices, once their tasks `after` are
+    done; the last task of each class."""
+    where, slices = 0 if facts.alike else rank, range(len(after))
+
+    def coded(what: str) -> list[np.ndarray]:
+        tasks = []
+        for index in slices:
+            stream = builder.stream(index * facts.pp + rank, "compute")
+            role = roles(CodeRole(what, units, index, where))
+            tasks.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
+        return tasks
+
+    if facts.coded:
+        encoded = coded("encode")
+        for index in slices:
+            builder.depend(encoded[index], after[index])
+        after = encoded
+    for stage, ranks in enumerate(actions.stage_ranks):
+        for segment, some in enumerate(facts.compositions[stage].segments if rank in ranks else ()):
+            role = roles(ExchangeRole("average", some, where))
+            task = builder.extend(KIND["all_reduce"], role, stage=stage, layer=segment)
+            for index in slices:
+                builder.occupy(task, [builder.stream(index * facts.pp + rank, "dp")])
+                builder.depend(task, after[index])
+    if not facts.coded:
+        return [task for _ in slices]
+    decoded = coded("decode")
+    for index in slices:
+        builder.depend(decoded[index], task)
+    return decoded
 
 
 def _add_twins(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, computes: list[Compute]) -> None:

@@ -17,6 +17,7 @@ from meshwright.plan.facets.overlap import Overlap
 from meshwright.plan.facets.pipeline import Pipeline
 from meshwright.plan.facets.precision import Precision
 from meshwright.plan.facets.sequence import Sequence
+from meshwright.plan.facets.sync import Sync
 from meshwright.plan.pool import Elsewhere, Pool, PoolLink
 from meshwright.plan.pool import settled as settled_pools
 
@@ -31,6 +32,7 @@ __all__ = [
     "PoolLink",
     "Precision",
     "Sequence",
+    "Sync",
     "check",
     "joined",
     "parse",

@@ -29,10 +29,11 @@ from meshwright.run.sync import Held
 
 
 class Sharded:
-    """A stage with its parameters sharded; the same duties as the buckets of ``sync``."""
+    """A stage with its parameters sharded; the same duties as the buckets of ``sync``. Gradients are summed over the
+    ranks of `replica` with the same shard."""
 
-    def __init__(self, stage: Stage, mesh: Mesh, *, params: torch.dtype, grads: torch.dtype):
-        self.module, self.stage, self.mesh = stage, stage.stage, mesh
+    def __init__(self, stage: Stage, mesh: Mesh, replica: Group, *, params: torch.dtype, grads: torch.dtype):
+        self.module, self.stage, self.mesh, self.replica = stage, stage.stage, mesh, replica
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
         ranks = _mesh_of(mesh["shard"], mesh.device.type)
@@ -44,7 +45,7 @@ class Sharded:
         for number, unit in enumerate((*stage.layers, stage)):
             # what belongs to no layer is exchanged with the first, for whoever reads the spans
             said = {"stage": stage.stage, "layer": 0 if unit is stage else number, "inside": waits}
-            _recorded(unit, mesh["shard"], mesh["replica"], said)
+            _recorded(unit, mesh["shard"], replica, said)
         #: As a bucket's; torch exchanges every pass, so that none is the last.
         self.final = False
         #: Sharded parameters this rank has some of, with what it updates and the ranks that sum its gradient.
@@ -73,9 +74,9 @@ class Sharded:
             stop=start + local.numel(),
             master=local.view(-1),
             gradient=torch.zeros_like(local).view(-1),
-            copies=self.mesh["replica"].size * about.copies,
+            copies=self.replica.size * about.copies,
             decays=len(shape) > 1,
-            owner=self.mesh["replica"].index == 0 and self.mesh["tp"].index % about.copies == 0,
+            owner=self.replica.index == 0 and self.mesh["tp"].index % about.copies == 0,
         )
 
     def reset(self) -> None:

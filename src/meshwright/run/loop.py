@@ -27,12 +27,15 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run import clocks, data, launch, mesh
 from meshwright.run.agree import agree, share
+from meshwright.run.average import BEGUN
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
+from meshwright.run.checkpoint.format import find, read_index
 from meshwright.run.data import tokenizer
 from meshwright.run.gather import gather
 from meshwright.run.launch import World
 from meshwright.run.mesh import Group, Mesh
 from meshwright.run.metrics import METRICS, Metrics, Progress
+from meshwright.run.pieces import Piece
 from meshwright.run.record import Off, Recorder, ResidentBytes, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
@@ -177,7 +180,8 @@ def begin(job: Job, trainer: Trainer) -> None:
     """Fill the trainer from a checkpoint to go on from, or from published weights; else it stays as it is."""
     place, resumed = trainer.mesh, job.resume and bool(checkpoints(job.out))
     if resumed:
-        meta = load(job.out, trainer.pieces(), place["world"], model_hash=identity(job.model), device=place.device)
+        wanted = _wanted(job, trainer)
+        meta = load(job.out, wanted, place["world"], model_hash=identity(job.model), device=place.device)
         if meta.seed != job.settings.seed:
             raise MeshwrightError.one(
                 "L005",
@@ -193,8 +197,36 @@ def begin(job: Job, trainer: Trainer) -> None:
     if job.resume and place.first:
         print(f"no checkpoint in {job.out}: begins anew", file=sys.stderr)
     if job.weights:
-        load_weights(job.weights, trainer.pieces(), job.model, place["world"], device=place.device)
+        load_weights(job.weights, trainer.pieces(shared=True), job.model, place["world"], device=place.device)
         trainer.set_step(0)
+
+
+def _wanted(job: Job, trainer: Trainer) -> list[Piece]:
+    """What to fill from the checkpoint of a run: each replica's own state where it was saved by as many, else, at the
+    end of a round, the first replica's.
+
+    Raises:
+        MeshwrightError: Y004 within a round that this plan does not go on with; what `load` raises of a checkpoint.
+    """
+    place, wrong, known = trainer.mesh, (), {}
+    try:
+        known = read_index(find(job.out)).meta.extra
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(place["world"], wrong, place.device)
+    before, replicas = known.get("sync", "step"), known.get("replicas", 1)
+    same = replicas == trainer.replicas
+    if not known.get("joined", True) and not (same and before == job.plan.sync.policy):
+        raise MeshwrightError.one(
+            "Y004",
+            f"the checkpoint is within a round of {replicas} replicas under sync={before}, and this plan has "
+            f"{trainer.replicas} under sync={job.plan.sync.policy}",
+            place=f"--resume {job.out}",
+            help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
+        )
+    if same and (before == job.plan.sync.policy or replicas == 1):
+        return trainer.pieces()
+    return [p for p in trainer.pieces(shared=not same) if not p.key.startswith(BEGUN)]
 
 
 def checkpoints(out: str) -> list[Path]:
@@ -242,18 +274,21 @@ class _Run:
         """All that are left, or as many as are done when the run is asked to end."""
         begun = time.perf_counter()
         while self.trainer.step_count < self.job.steps and not self.stopped:
-            self.votes.cast(launch.stop.requested)
+            if self.trainer.joined:
+                self.votes.cast(launch.stop.requested)
             batch = self.corpus.batch(self.trainer.step_count, self.dp.index, self.dp.size)
             result = self.trainer.step(batch)
             if not result.updated:
-                self._save()
+                if not self.trainer.averages:  # replicas that went on alone have no step in common to go back to
+                    self._save()
                 raise Diverged(self._divergence(result.loss, result.grad_norm))
             if self.saver is not None:
                 self._poll()
             now = time.perf_counter()
             self._note(result, now - begun)
             begun = now
-            self.stopped = self.votes.counted()
+            if self.trainer.joined:
+                self.stopped = self.votes.counted()
             if self.saver is not None and self.job.save_every and self.trainer.step_count % self.job.save_every == 0:
                 self._save(wait=False)
         self._save()
@@ -295,7 +330,12 @@ class _Run:
                     model_hash=identity(self.job.model),
                     plan=self.job.plan.text(),
                     world=self.mesh.world,
-                    extra={"workload": self.job.train.text()},
+                    extra={
+                        "workload": self.job.train.text(),
+                        "sync": self.job.plan.sync.policy,
+                        "replicas": self.trainer.replicas,
+                        "joined": self.trainer.joined,
+                    },
                 ),
             )
             self.saved_step = step

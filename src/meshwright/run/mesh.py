@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Layout, Plan
+from meshwright.sync.policy import read
 
 AXES = ("tp", "cp", "dp", "pp")
 #: Axes of the expert mesh from the inside out: a factorisation of tp*cp*dp of its own (2504.14960).
@@ -46,7 +47,8 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     ``shard`` and ``replica``, the hybrid-sharding split of ``data``; etp, ep, edp of the expert mesh;
     ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles
     of their own, so that what flows in different directions never queues behind each other; ``ends``, the first and
-    last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``self``; and ``world``.
+    last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``worker``, all ranks that take
+    the same optimizer step; ``self``; and ``world``.
     """
 
     plan: Plan
@@ -101,6 +103,7 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     edp = plan.edp
     edp_scope = min(edp, scope)
     out["expert_shard"], out["expert_replica"] = _split(out["edp"], edp_scope if edp % edp_scope == 0 else edp)
+    out["worker"] = _workers(out["data"], read(plan.sync.policy).rule.together(plan))
     out |= dict.fromkeys(CHANNELS, out["pp"])
     out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
     out["mirror"] = [
@@ -109,6 +112,15 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     out["self"] = [(r,) for r in ranks]
     out["world"] = [tuple(ranks)]
     return out
+
+
+def _workers(data: Iterable[tuple[int, ...]], together: int) -> list[tuple[int, ...]]:
+    """All ranks of the job whose places in their data-parallel groups are in the same run of `together`."""
+    found: dict[int, list[int]] = {}
+    for group in data:
+        for place, rank in enumerate(group):
+            found.setdefault(place // together, []).append(rank)
+    return [tuple(sorted(ranks)) for ranks in found.values()]
 
 
 def _together(places: list[dict[str, int]], axes: tuple[str, ...]) -> list[tuple[int, ...]]:

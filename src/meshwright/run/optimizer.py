@@ -22,7 +22,8 @@ MOMENTS = {
 
 
 class Optimizer:
-    """Clipping and update of the held pieces. Matrices decay, vectors do not (GPT-3, 2005.14165, practice)."""
+    """Clipping and update of the held pieces, over the gradient of all ranks that step together (``world``). Matrices
+    decay, vectors do not (GPT-3, 2005.14165, practice)."""
 
     def __init__(self, held: list[Held], kind: str, settings: Settings, world: Group, device: torch.device):
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
@@ -79,6 +80,10 @@ class Optimizer:
         for state in self.torch.state.values():
             if "step" in state:
                 state["step"].fill_(float(step))
+
+    def moments(self, number: int) -> list[torch.Tensor]:
+        """The moments of one of the held pieces, live."""
+        return [self.torch.state[self.masters[number]][name] for name in MOMENTS[self.kind]]
 
     def pieces(self) -> list[Piece]:
         """Masters and moments, live."""

@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from meshwright.assign.packing import shape
 from meshwright.lower import order
 from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
+from meshwright.run.average import averages
 from meshwright.run.data import Batch
 from meshwright.run.fsdp import Sharded
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import Mesh, members
 from meshwright.run.model import Pass, Shared, Stage
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker, initialise
@@ -29,16 +31,27 @@ from meshwright.spec import naming
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.due import due_after
-from meshwright.sync.fragments import DENSE, EXPERT, TIED, Fragment, by_units, fragments, gradients_due, stored
-from meshwright.sync.policy import USUAL, read
+from meshwright.sync.fragments import (
+    DENSE,
+    EXPERT,
+    GRADIENTS,
+    TIED,
+    Fragment,
+    by_units,
+    fragments,
+    gradients_due,
+    stored,
+)
+from meshwright.sync.policy import read
 
 #: Parameters by where they are and of which kind: ((stage, segment), kind).
 Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
 
 
 class StepResult(NamedTuple):
-    """Mean loss per token, tokens trained and the gradient's norm before clipping, over the whole job. A loss that is
-    not finite was not applied: ``updated`` is False and parameters are as before."""
+    """Mean loss per token, tokens trained and the gradient's norm before clipping, over the whole job; loss and norm
+    over the replica of this rank where replicas take steps of their own. A loss that is not finite was not applied:
+    ``updated`` is False and parameters are as before, or, of such replicas, those of the last average lost."""
 
     loss: float
     num_tokens: int
@@ -91,7 +104,12 @@ class Trainer:
         self.fragments = self._fragments(parts, actions)
         self.exchanges = self._sharded() if fully else self._buckets(parts)
         held = [h for exchange in self.exchanges for h in exchange.held()]
-        self.optimizer = Optimizer(held, train.optimizer, settings, mesh["world"], mesh.device)
+        self.optimizer = Optimizer(held, train.optimizer, settings, mesh["worker"], mesh.device)
+        self.averages = averages(self.fragments, _kinds(parts), self.optimizer, mesh)
+        #: Steps between two times at which all replicas hold the same parameters.
+        self.every = max(fragment.every for fragment in self.fragments)
+        self.replica, self.replicas = _replica(mesh)
+        self._sound = True
         self.positions = local_positions(
             self.shape.row_tokens,
             plan.layout.cp,
@@ -121,7 +139,8 @@ class Trainer:
         return tables(positions, width, model.numerics, self.dtype)
 
     def _sharded(self) -> list[Sharded]:
-        return [Sharded(s, self.mesh, params=self.dtype, grads=self.grads) for s in self.stages.values()]
+        replica = next(self.mesh[f.replica.name] for f in self.fragments if f.what == GRADIENTS)
+        return [Sharded(s, self.mesh, replica, params=self.dtype, grads=self.grads) for s in self.stages.values()]
 
     def _fragments(self, parts: Parts, actions: Actions) -> tuple[Fragment, ...]:
         """What is exchanged of this rank's parameters."""
@@ -131,7 +150,7 @@ class Trainer:
             sizes.setdefault(units, {})[kind] = count, count
         grads, weights, masters = (t.itemsize for t in (self.grads, self.dtype, self.masters))
         of = stored(self.plan, self.train)._replace(grads=grads, weights=weights, masters=masters, moments=masters)
-        return fragments(self.plan, self.model, actions, sizes, of, read(USUAL))
+        return fragments(self.plan, self.model, actions, sizes, of, read(self.plan.sync.policy))
 
     def _buckets(self, parts: Parts) -> list[Bucket]:
         """One bucket per layer segment and kind of parameter, in the order of the forward."""
@@ -175,10 +194,32 @@ class Trainer:
                 wait()
             with record.span("optimizer"):
                 self.optimizer.update(self.step_count, norm)
+        if self.averages:
+            finite = self._averaged(finite)
+        if finite:
             self.publish()
             self.step_count += 1
         record.step_end()
         return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
+
+    def _averaged(self, finite: bool) -> bool:
+        """Average with the other replicas at the end of a round, unless a step of one of them was not finite since the
+        last average: that is learnt, and said, at the end alone."""
+        self._sound &= finite
+        if (self.step_count + 1) % self.every:
+            return True
+        sound = torch.tensor(float(self._sound), device=self.mesh.device)
+        dist.all_reduce(sound, op=dist.ReduceOp.MIN, group=self.mesh["world"].handle)
+        self._sound = True
+        if sound:
+            for average in self.averages:
+                average.run()
+        return bool(sound)
+
+    @property
+    def joined(self) -> bool:
+        """Whether all replicas hold the same parameters: always, but within a round of steps of their own."""
+        return self.step_count % self.every == 0
 
     def publish(self) -> None:
         """What the masters hold now becomes what the forward uses, on every rank."""
@@ -196,11 +237,19 @@ class Trainer:
         """Go on as after so many steps: parameters and moments were loaded."""
         self.step_count = step
         self.optimizer.set_step(step)
+        if self.joined:
+            for average in self.averages:
+                average.begin()
         self.publish()
 
-    def pieces(self) -> list[Piece]:
-        """Parameters and moments this rank holds, live."""
-        return self.optimizer.pieces()
+    def pieces(self, *, shared: bool = False) -> list[Piece]:
+        """Parameters and moments this rank holds, live. Those of replicas that take steps of their own are states of
+        their own; `shared`: named as those of a job whose replicas hold the same."""
+        found = self.optimizer.pieces()
+        if shared or not self.averages:
+            return found
+        found += [piece for average in self.averages for piece in average.pieces()]
+        return [piece._replace(key=f"{piece.key}@{self.replica}") if self.replica else piece for piece in found]
 
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank."""
@@ -228,7 +277,7 @@ class Trainer:
                     documents=None if batch.documents is None else batch.documents[some].to(device),
                     rotary=rotary,
                     rows=at.unsqueeze(1) + numbers.unsqueeze(0) * length,
-                    scale=1.0 / (batch.num_targets or self.train.tokens_per_step),
+                    scale=self.replicas / (batch.num_targets or self.train.tokens_per_step),
                     step=self.step_count,
                 )
             )
@@ -253,6 +302,18 @@ def _segments(stage: Stage) -> tuple[tuple[torch.nn.Module, ...], ...]:
     """Modules that are exchanged together."""
     before, after = ((m,) if m is not None else () for m in (stage.embedding, stage.head))
     return segments(tuple(stage.layers), before, after)
+
+
+def _replica(mesh: Mesh) -> tuple[int, int]:
+    """Which of the sets of ranks that step together this rank is in, by their first ranks, and how many there are."""
+    size = mesh["worker"].size
+    firsts = sorted({group[0] for group in members(mesh.plan)["worker"]})
+    return firsts.index(mesh["worker"].ranks[0]), mesh.world // size
+
+
+def _kinds(parts: Parts) -> dict[str, Any]:
+    """Where every parameter is and of which kind, by its name."""
+    return {parameter.info.name: key for key, some in parts.items() for parameter in some}
 
 
 def _parts(stages: dict[int, Stage], model: Model) -> Parts:

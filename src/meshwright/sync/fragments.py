@@ -259,6 +259,13 @@ def _averaged(f: Fragment) -> Transfer:
     )
 
 
+def coded_bytes(f: Fragment) -> tuple[float, float]:
+    """Bytes of device memory that a rank reads and writes to encode what it averages, and to decode what arrives."""
+    code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
+    encoded, decoded = code.moved(length, f.element_bytes)
+    return encoded, decoded * (1 if code.summed else f.replica.size)
+
+
 def by_units(some: Iterable[Fragment]) -> dict[Any, dict[str, Fragment]]:
     """Fragments of the same parameters together: (units, kind) -> what -> fragment."""
     out: dict[Any, dict[str, Fragment]] = {}

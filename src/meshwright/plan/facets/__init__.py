@@ -20,6 +20,7 @@ MODULES = [
     "meshwright.plan.facets.memory",
     "meshwright.plan.facets.precision",
     "meshwright.plan.facets.overlap",
+    "meshwright.plan.facets.sync",
 ]
 """The files that define a facet, each as ``FACET``: a new facet is a file and its name here."""
 

@@ -16,7 +16,7 @@ from meshwright.cost import Costs
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, KINDS
 from meshwright.lower import Lowered
-from meshwright.plan import Plan, check
+from meshwright.plan import Plan, Sync, check
 from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
@@ -105,6 +105,13 @@ def emulate(
             f"{ranks} ranks{islands}, {ranks_per_host} a host, are not emulated",
             place="meshwright emulate",
             help=f"at most {MAX_RANKS} ranks, a whole number of hosts, one island",
+        )
+    if plan.sync != Sync():
+        raise MeshwrightError.one(
+            "U003",
+            f"sync={plan.sync.policy}: steps of a round differ, and emulated ones are all alike",
+            place="meshwright emulate",
+            help="drop sync, or measure the plan with meshwright run",
         )
     with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
         begun()

@@ -16,11 +16,12 @@ from meshwright.errors import Diagnostic
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
+    from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.sync.fragments import Fragment, Stored, Weights
     from meshwright.sync.policy import Policy
 
-MODULES = ("step",)
+MODULES = ("step", "local")
 """The files of this package that define rules, each as ``RULES``: a new rule is a file and its name here."""
 
 
@@ -47,7 +48,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fragments`` gives what is exchanged of a group of parameters. ``together`` is how many data-parallel ranks take
     the same step; between such sets parameters may differ. ``exact``: training computes what one process would.
-    ``wrong`` gives what of a plan and a model the rule cannot do.
+    ``wrong`` gives what of a plan, a model and a cluster the rule cannot do.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fragments: Callable[[Plan, Policy, Weights, Stored], Iterator[Fragment]]
     together: Callable[[Plan], int]
     options: tuple[Option, ...] = ()
-    wrong: Callable[[Plan, Model], Iterator[Diagnostic]] | None = None
+    wrong: Callable[[Plan, Model, Cluster], Iterator[Diagnostic]] | None = None
 
 
 @cache

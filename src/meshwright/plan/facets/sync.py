@@ -1,0 +1,50 @@
+"""Sync: how replicas are kept together, by a rule of ``sync/rules`` with its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright.errors import Diagnostic
+from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
+from meshwright.sync import policy
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.workload import Train
+
+
+class Sync(msgspec.Struct, frozen=True, kw_only=True):
+    """How replicas are kept together: ``step`` (gradients are exchanged in every step), or a rule with its options as
+    ``local:h=8`` (parameters are averaged once in 8)."""
+
+    policy: str = policy.USUAL
+
+
+def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    rule = policy.read(plan.sync.policy).rule
+    if rule.wrong is not None:
+        yield from rule.wrong(plan, model, cluster)
+
+
+FIELDS = (
+    Field(
+        name="sync",
+        attribute="policy",
+        help="how replicas are kept together",
+        form=Form(
+            read=lambda text: policy.read(text).text,
+            wanted="a rule such as step or local:h=8",
+            whole=True,
+        ),
+        spelled=KEYED,
+        place=300,
+        decides=(STRUCTURE, EXCHANGE),
+        seen={STRUCTURE: lambda plan: plan.sync.policy},
+    ),
+)
+FACET = Facet(name="sync", help="how replicas are kept together", record=Sync, fields=FIELDS, rules=(_wrong,))

@@ -1,0 +1,103 @@
+"""Averages of parameters and moments between replicas that take steps of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshwright.run.codecs import on_tensors
+from meshwright.run.collect import all_gather_single
+from meshwright.run.mesh import Mesh
+from meshwright.run.optimizer import Optimizer
+from meshwright.run.pieces import Piece
+from meshwright.run.record import recorder
+from meshwright.run.sync import Held
+from meshwright.sync.codecs import codec
+from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
+
+#: The state that a change is measured from, in checkpoints.
+BEGUN = "round_start"
+
+
+class Average:
+    """One fragment of what this rank holds: 1-D views of parameters or moments, averaged as one run of values."""
+
+    def __init__(self, fragment: Fragment, held: Sequence[Held], views: Sequence[torch.Tensor], mesh: Mesh):
+        self.group, self.held, self.views = mesh[fragment.replica.name], list(held), list(views)
+        self.code, self.tensors = codec(fragment.codec), on_tensors(fragment.codec)
+        #: As many values as the longest shard has, so that every rank sends as much.
+        self.length = max(ceil(fragment.num_elements / fragment.shard.size), sum(len(v) for v in views))
+        self.label = {"stage": fragment.units[0], "layer": fragment.units[1]}
+        #: Values at the last average, where what changed since then is encoded.
+        self.begun = None if self.code.exact else self._flat()
+
+    def _flat(self) -> torch.Tensor:
+        flat = torch.cat([view.detach() for view in self.views])
+        return torch.cat((flat, flat.new_zeros(self.length - len(flat))))
+
+    def begin(self) -> None:
+        """Take the values as they are for those of the last average."""
+        if self.begun is not None:
+            self.begun.copy_(self._flat())
+
+    def run(self) -> None:
+        """Put the mean over the replicas in place of the values."""
+        flat = self._flat()
+        if self.begun is None:
+            mean = self._mean(flat)
+        else:
+            mean = self.begun + self._mean(flat - self.begun)
+            self.begun.copy_(mean)
+        with torch.no_grad():
+            for view, part in zip(self.views, mean[: sum(map(len, self.views))].split([len(v) for v in self.views])):
+                view.copy_(part)
+
+    def _mean(self, values: torch.Tensor) -> torch.Tensor:
+        """The mean of all replicas' values, as they come out of the code."""
+        count, n = self.group.size, self.length
+        wire = self.tensors.encode(values)
+        if self.code.summed:
+            carried = wire.view(torch.bfloat16 if self.code.summed == "bf16" else values.dtype)
+            with recorder().span("all_reduce", "dp", **self.label, **self._said(wire.nbytes)):
+                dist.all_reduce(carried, group=self.group.handle)
+            return self.tensors.decode(carried.view(torch.uint8), n, values.dtype) / count
+        every = wire.new_empty(count * len(wire))
+        with recorder().span("all_gather", "dp", **self.label, **self._said(every.nbytes)):
+            all_gather_single(every, wire, group=self.group.handle)
+        parts = [self.tensors.decode(part, n, values.dtype) for part in every.chunk(count)]
+        return torch.stack(parts).sum(0) / count
+
+    def _said(self, num_bytes: int) -> dict[str, Any]:
+        return {"group": self.group.ranks, "num_bytes": num_bytes, "key": "average"}
+
+    def pieces(self) -> Iterable[Piece]:
+        """The values of the last average, live."""
+        if self.begun is None:
+            return
+        at = 0
+        for h in self.held:
+            size = h.stop - h.start
+            yield Piece(BEGUN, h.parameter, h.start, h.stop, self.begun[at : at + size], h.owner)
+            at += size
+
+
+def averages(
+    fragments: Iterable[Fragment], kinds: Mapping[str, Any], optimizer: Optimizer, mesh: Mesh
+) -> list[Average]:
+    """The averages of what the optimizer holds. `kinds`: ((stage, segment), kind) of every parameter by its name."""
+    held: dict[Any, list[int]] = {}
+    for number, h in enumerate(optimizer.held):
+        held.setdefault(kinds[h.parameter.name], []).append(number)
+    out = []
+    for fragment in fragments:
+        numbers = held.get((fragment.units, fragment.kind), [])
+        mine = [optimizer.held[i] for i in numbers]
+        if fragment.what == PARAMETERS and mine:
+            out.append(Average(fragment, mine, [h.master for h in mine], mesh))
+        elif fragment.what == MOMENTS and mine:
+            out.append(Average(fragment, mine, [m for i in numbers for m in optimizer.moments(i)], mesh))
+    return out

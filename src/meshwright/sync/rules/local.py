@@ -1,0 +1,150 @@
+"""Local steps: replicas take their own optimizer steps, and average their parameters every ``h`` of them (local SGD,
+Stich 1805.09767; with any optimizer, Lin et al. 1808.07217). The moments of the optimizer stay each replica's own, or
+are averaged too.
+
+With a code, the change since the last average travels instead of the parameters, as in FedPAQ (Reisizadeh et al.
+1909.13014). With a sharding scope (``hsdp4``, ``zero1 shard4``, ``shard4``) the ranks inside it step together in every
+step, and parameters are averaged between the scopes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from meshwright.errors import Diagnostic
+from meshwright.spec.layers import Moe
+from meshwright.sync.codecs import codecs
+from meshwright.sync.fragments import (
+    EVERY,
+    MOMENTS,
+    PARAMETERS,
+    SELF,
+    Among,
+    Fragment,
+    Stored,
+    Weights,
+    gathered,
+    gradients,
+)
+from meshwright.sync.rules import Option, Rule
+
+if TYPE_CHECKING:
+    from meshwright.plan import Plan
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.sync.policy import Policy
+
+OWN, MEAN = "own", "mean"
+
+
+def together(plan: Plan) -> int:
+    """Data-parallel ranks of one replica: those of a sharding scope, else those that share its sequences."""
+    return plan.layout.shard or plan.layout.cp
+
+
+def fragments(plan: Plan, policy: Policy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
+    """Gradients summed inside a replica, and parameters averaged between replicas once in ``h`` steps."""
+    if plan.layout.zero:
+        yield gathered(plan, weights, stored)
+    if not weights.trained:
+        return
+    summed = gradients(plan, weights, stored)
+    inside = SELF if plan.layout.zero else Among("shard" if plan.layout.shard else "cp", together(plan))
+    yield msgspec.structs.replace(summed, replica=inside)
+    mean = Fragment(
+        what=PARAMETERS,
+        units=weights[:2],
+        kind=weights.kind,
+        num_elements=weights.trained,
+        element_bytes=stored.masters,
+        shard=summed.shard,
+        replica=Among(*between(plan)),
+        due=EVERY,
+        every=policy["h"],
+        codec=policy["codec"],
+        combine="mean",
+        apply="parameters",
+    )
+    yield mean
+    if policy["moments"] == MEAN and stored.num_moments:
+        count = weights.trained * stored.num_moments
+        yield msgspec.structs.replace(
+            mean, what=MOMENTS, num_elements=count, element_bytes=stored.moments, codec="none", apply="optimizer"
+        )
+
+
+def between(plan: Plan) -> tuple[str, int]:
+    """The group of replicas that average, and how many they are."""
+    layout = plan.layout
+    return "replica" if layout.shard else "dp", layout.dp * layout.cp // together(plan)
+
+
+def wrong(plan: Plan, model: Model, cluster: Cluster) -> Iterator[Diagnostic]:
+    """Layouts without replicas of their own, or whose replicas exchange something in every step."""
+    layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp // together(plan)
+    if layout.zero and not layout.shard:
+        yield _bad(
+            f"zero{layout.zero} shards over all dp*cp = {layout.dp * layout.cp} ranks, and none has a copy of its own",
+            f"layout.zero = {layout.zero}",
+            f"shard inside groups and average between them, such as shard{max(layout.cp, 2)}; or drop the sharding",
+        )
+    elif replicas < 2:
+        yield _bad(
+            "local steps are averaged over replicas, and the plan has one",
+            f"layout.dp = {layout.dp}",
+            "give the plan dp of 2 or more, or a smaller shard; or drop sync=local",
+        )
+    elif layout.shard % layout.cp:
+        yield _bad(
+            f"a sharding scope of {layout.shard} cuts through the {layout.cp} ranks that share a sequence",
+            f"layout.shard = {layout.shard}",
+            f"take a multiple of cp = {layout.cp}",
+        )
+    if any(isinstance(b.mlp, Moe) for b in model.blocks) and (plan.experts.ep > 1 or plan.etp != layout.tp):
+        yield _bad(
+            "experts that are spread over replicas take tokens of all of them in every step",
+            f"experts.ep = {plan.experts.ep}",
+            "drop ep and etp, so that every replica has all experts",
+        )
+    if len(cluster.islands) > 1 and together(plan) > 1:
+        yield _bad(
+            "ranks that step together are on one island each, and those of this plan may not be",
+            f"layout.cp = {layout.cp}, layout.shard = {layout.shard}",
+            "drop cp and shard on unequal islands",
+        )
+    if layout.shares:
+        yield _bad(
+            "replicas with unequal shares of the batch have no plain mean",
+            f"layout.shares = {layout.shares}",
+            "drop shares",
+        )
+
+
+def _bad(message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code="Y003", message=message, place=f"plan.{place} with sync=local", help=help)
+
+
+LOCAL = Rule(
+    name="local",
+    title="local steps",
+    paper="Stich, 2018, arXiv 1805.09767",
+    exact=False,
+    options=(
+        Option(name="h", what="local steps between two averages", example=8),
+        Option(name="codec", what="the code of what is averaged", default="none", choices=lambda: tuple(codecs())),
+        Option(
+            name="moments",
+            what="whether the optimizer's moments stay a replica's own or are averaged",
+            default=OWN,
+            choices=lambda: (OWN, MEAN),
+        ),
+    ),
+    fragments=fragments,
+    together=together,
+    wrong=wrong,
+)
+
+RULES = (LOCAL,)
