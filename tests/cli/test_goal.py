@@ -7,6 +7,7 @@ from statistics import NormalDist
 import pytest
 
 from meshwright import predict as predicted
+from meshwright import trace
 from meshwright.answer.prediction import TrainingRun
 from meshwright.cli import main
 from meshwright.cli.question import asked, read_parts
@@ -166,6 +167,22 @@ def test_a_world_is_simulated_and_its_mean_is_the_usual_answers(capsys):
     # failures are rare on 64 devices: fifty draws know their part of the run to some percent of itself
     assert run["seconds"] == pytest.approx(usual["seconds"], rel=0.005)
     assert run["seconds_interval"][0] < run["seconds"] < run["seconds_interval"][1]
+
+
+def test_what_a_run_meets_in_its_world_is_written_as_a_trace(capsys, tmp_path):
+    file = tmp_path / "job.json"
+    code, answer = said(capsys, "--tokens", "1t", "--world", "mtbf=12h,repair=1d,draws=2", "--job-trace", str(file))
+    assert code == 0 and "timeline" not in answer["training_run"]
+    line = trace.read(file)
+    assert line.identity.workload == answer["workload"] and line.identity.source == "predicted"
+    happened = [line.instants.names[what] for what in line.instants.what]
+    assert (happened[0], happened[-1]) == ("began", "ended") and happened.count("failed") > 5
+    assert len(line.records["event"]["at_s"]) == len(happened)
+
+
+def test_a_trace_of_no_world_is_refused_with_the_option_that_lacks(capsys):
+    found, err = codes(capsys, [*QUESTION, "--job-trace", "no/where.json"])
+    assert found == ["X104", "X004"] and "--world" in err
 
 
 def test_a_world_with_too_few_spares_takes_longer(capsys):

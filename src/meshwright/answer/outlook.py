@@ -17,6 +17,9 @@ from meshwright.quantity import seconds
 from meshwright.simulate.job import JobSizes, expected_s, run_job
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import Train
+from meshwright.timeline import UNKNOWN, Identity
+from meshwright.world.decider import LogEntry
+from meshwright.world.history import history
 from meshwright.world.recovery import Recovery
 from meshwright.world.trace import JobWorld, changes
 
@@ -80,9 +83,11 @@ def training_run(
     world: JobWorld | None = None,
     *,
     useful: float = 0.0,
+    identity: Identity = UNKNOWN,
 ) -> TrainingRun:
     """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
-    `draws_s` are of the step time `step_s`; `useful` are the tokens of a step that count, all of them if left out.
+    `draws_s` are of the step time `step_s`; `useful` are the tokens of a step that count, all of them if left out, and
+    `identity` says what is asked.
 
     Checkpoints go to the nodes' own drives at their rated speed, at Young's interval sqrt(2 d M) for a write time d
     and a mean time between interruptions M (Young, 1974); failures take what they do on average (Daly, 2006). In a
@@ -93,6 +98,7 @@ def training_run(
     """
     steps = ceil(train.tokens / useful) if useful else -(-int(train.tokens) // train.tokens_per_step)
     sizes = _sizes(lowered, cluster, plan, steps, step_s, world or JobWorld())
+    happened = None
     if world is None:
         lines = _expected(sizes)
         total = sum(seconds for _, seconds, _ in lines if seconds is not None)
@@ -100,7 +106,8 @@ def training_run(
         low, high = interval_s[0] * whole, interval_s[1] * whole
         drawn = [float(draw) * whole for draw in draws_s]
     else:
-        lines, total, drawn = _simulated(sizes, world, step_s, draws_s)
+        lines, total, drawn, log = _simulated(sizes, world, step_s, draws_s)
+        happened = history(log, identity)
         low, high = (float(q) for q in np.quantile(drawn, INTERVAL))
     lines.append(("data loading", None, "assumed to be hidden behind compute"))
     lines.append(("evaluation", None, "depends on the run"))
@@ -117,6 +124,7 @@ def training_run(
         draws_s=tuple(drawn),
         price_usd_hour=hourly,
         price_source=price_source(cluster),
+        timeline=happened,
     )
 
 
@@ -171,8 +179,9 @@ def _expected(sizes: _Sizes) -> list[Line]:
 
 def _simulated(
     sizes: _Sizes, world: JobWorld, step_s: float, draws_s: Sequence[float]
-) -> tuple[list[Line], float, list[float]]:
-    """The lines of the mean run in a world, its seconds, and those of every draw: failures and step time drawn."""
+) -> tuple[list[Line], float, list[float], tuple[LogEntry, ...]]:
+    """The lines of the mean run in a world, its seconds, those of every draw (failures and step time drawn), and the
+    log of the first draw."""
     if sizes.lacks:
         help = "say mtbf= or name a trace" if sizes.mtbf_s is None and world.trace is None else "say save=30s"
         raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(sizes.lacks)}", help=help)
@@ -196,7 +205,7 @@ def _simulated(
     drawn = [
         run.by_cause["steps"] * factors[i % len(factors)] + rest for i, (run, rest) in enumerate(zip(runs, others))
     ]
-    return lines, sum(mean.values()), drawn
+    return lines, sum(mean.values()), drawn, runs[0].log
 
 
 def _saves(job: JobSizes, every: int) -> str:

@@ -92,7 +92,7 @@ def predict(
             *_approximate(plan, train, rounds),
         ),
         money=bill,
-        run=training_run(run.lowered, cluster, plan, train, step, within, draws, world, useful=useful)
+        run=training_run(run.lowered, cluster, plan, train, step, within, draws, world, useful=useful, identity=who)
         if train.tokens
         else None,
         timeline=timeline,

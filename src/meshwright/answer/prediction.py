@@ -115,7 +115,8 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
 
     ``draws_s`` are the seconds of the run under draws of the errors of the costs: step time and run time go together,
     so the 80% intervals are the step's. How often devices fail is taken as known. ``price_usd_hour`` is that of all
-    ``num_devices`` for an hour, from ``price_source``.
+    ``num_devices`` for an hour, from ``price_source``. ``timeline`` is what happens in the first draw of a world, event
+    by event; None where failures are as on average.
     """
 
     tokens: float
@@ -129,6 +130,11 @@ class TrainingRun(msgspec.Struct, frozen=True, kw_only=True):
     draws_s: tuple[float, ...]
     price_usd_hour: float | None
     price_source: str
+    timeline: Timeline | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The run as plain values, without its timeline."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in self.__struct_fields__ if name != "timeline"}
 
     @property
     def days(self) -> float:
@@ -349,7 +355,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "assumptions": [msgspec.to_builtins(a) for a in self.assumptions],
             "warnings": [*self.cautions, *self.warnings],
             "money": msgspec.to_builtins(self.money),
-            "training_run": msgspec.to_builtins(self.run),
+            "training_run": None if self.run is None else self.run.to_json(),
             "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],
             "stage_layers": [list(s) for s in self.stage_layers],
             "batches": msgspec.to_builtins(self.batches),

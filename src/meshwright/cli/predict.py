@@ -37,6 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
+    job_trace: options.text("FILE", "Write what the run meets in the first draw of --world, event by event.") = ""
     json: options.JSON = False
 
 
@@ -47,6 +48,10 @@ def run(argv: list[str]) -> int:
     question = asked(said)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
+    wrong += unwritable(given.job_trace, "--job-trace")
+    if given.job_trace:
+        wanted = {"world": "--world, which says what the run meets"}
+        wrong += options.missing({"world": question.world}, wanted, command="predict")
     prediction = read_all([question], also_wrong=wrong)[0]()
     if given.json:
         print_json(prediction.to_json())
@@ -69,3 +74,8 @@ def _write_files(prediction, given: Options) -> None:
 
         write_trace(prediction.timeline, given.trace)
         note(f"wrote {given.trace}")
+    if given.job_trace:
+        from meshwright.trace.chrome import write as write_trace
+
+        write_trace(prediction.run.timeline, given.job_trace)
+        note(f"wrote {given.job_trace}")

@@ -77,6 +77,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "FILE.csv", "Kill processes at the times of a trace, and recover: failures.csv,spares=1,repair=10s."
     ) = ""
     trace: options.text("FILE", "Write the measured timeline of the last steps, step.json.gz.") = ""
+    job_trace: options.text("FILE", "Write what the run met in --world, event by event, job.json.") = ""
     json: options.JSON = False
 
 
@@ -165,6 +166,12 @@ def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction])
         render(prediction, found.summary, comparison, console())
         render_recovered(found, console())
     _write(given, found.summary, timeline)
+    if given.job_trace:
+        from meshwright.trace import write
+        from meshwright.world.history import history
+
+        write(history(found.log, timeline.identity), given.job_trace)
+        note(f"wrote {given.job_trace}")
     return 0
 
 
@@ -179,6 +186,7 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = _numbers(given, wrong)
     wrong += unwritable(given.trace, "--trace") + unwritable(given.lengths, "--lengths")
+    wrong += unwritable(given.job_trace, "--job-trace")
     wrong += _contradictions(given) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
     if wrong or found:
@@ -313,7 +321,8 @@ def _world(given: Options) -> list[Diagnostic]:
     from meshwright.world.trace import read
 
     if not given.world:
-        return []
+        help = "it is of a run that meets failures: --world failures.csv"
+        return [_bad("--job-trace", help)] if given.job_trace else []
     place = f"--world {given.world}"
     try:
         world = read(given.world)

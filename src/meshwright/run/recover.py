@@ -89,7 +89,7 @@ class _Driver:
         state, event = self.decider.begin(), Began()
         while True:
             state, decisions = self.decider.decide(state, event)
-            self.log.append(LogEntry(event, decisions))
+            self.log.append(LogEntry(event, decisions, self.now()))
             for decision in decisions:
                 if isinstance(decision, Finish):
                     return None if self.summary["stopped"] else self._said()

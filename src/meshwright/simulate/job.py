@@ -116,7 +116,7 @@ class _Driver:
         limit = HOPELESS * (self.job.num_steps * (self.job.step_s + self.job.save_s) + self.job.restart_s)
         while True:
             state, decisions = self.decider.decide(state, event)
-            self.log.append(LogEntry(event, decisions))
+            self.log.append(LogEntry(event, decisions, self.now_s))
             for decision in decisions:
                 if isinstance(decision, Finish):
                     return JobRun(seconds=self.now_s, by_cause=self.spent, failures=self.failures, log=tuple(self.log))

@@ -28,10 +28,11 @@ class Decider(Protocol[State, Event, Decision]):
 
 
 class LogEntry(msgspec.Struct, frozen=True):
-    """One line of a log: what happened, and what was decided."""
+    """One line of a log: what happened, what was decided, and when, in seconds from the beginning of the job."""
 
     event: msgspec.Struct
     decisions: tuple[msgspec.Struct, ...]
+    at_s: float = 0.0
 
 
 def replayed(decider: Decider, log: Iterable[LogEntry]) -> list[LogEntry]:
@@ -39,5 +40,5 @@ def replayed(decider: Decider, log: Iterable[LogEntry]) -> list[LogEntry]:
     state, out = decider.begin(), []
     for entry in log:
         state, decisions = decider.decide(state, entry.event)
-        out.append(LogEntry(entry.event, decisions))
+        out.append(LogEntry(entry.event, decisions, entry.at_s))
     return out
