@@ -11,7 +11,7 @@ from meshwright import schedules
 from meshwright.answer.prediction import Assumption
 from meshwright.cost import Costs, Framework
 from meshwright.cost.chain import EXTRAPOLATED
-from meshwright.cost.roofline import TYPICAL_OF_BEST, efficiency, peak_flops, supports
+from meshwright.cost.roofline import SCAN_OF_PEAK, TYPICAL_OF_BEST, efficiency, peak_flops, supports
 from meshwright.graph import TaskGraph
 from meshwright.lower import Lowered
 from meshwright.plan import Memory, Plan, Precision
@@ -23,7 +23,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity
 from meshwright.version import VERSION
-from meshwright.work import Attention, Collective, Gemm, GroupedGemm
+from meshwright.work import Attention, Collective, Gemm, GroupedGemm, Scan
 
 #: MFU that 9 of the 1,007 measured 16-bit steps exceed that state theirs (llm-foundry's benchmarks 6 of 174, MegaScale
 #: 3 of 8, nanotron's sweep none of 823, Megatron-Bridge none of 2).
@@ -74,6 +74,7 @@ def assumptions(
                     f"{device.name}: {what}", f"{value:.0%} of peak", source, not published or "unverified" in source
                 )
             )
+        out += scans(lowered, costs, device)
         out.append(
             Assumption(
                 f"{device.name}: peak",
@@ -135,6 +136,25 @@ def fabric(cluster: Cluster) -> list[Assumption]:
 
 #: Where a device's spread of speeds comes from that its record says nothing of.
 SPREAD_SOURCE = "8% between the whiskers on five GPU clusters (Sinha et al., SC 2022, arXiv 2208.11035)"
+
+
+def scans(lowered: Lowered, costs: Costs, device: Device) -> list[Assumption]:
+    """Where the time of each rule's scans comes from, forward and backward; flagged where no kernel was measured."""
+    seen: dict[tuple[str, bool], str] = {}
+    for layer in lowered.layer_passes:
+        for work in (entry.work for entry in layer.entries):
+            if isinstance(work, Scan):
+                seen.setdefault((work.rule, work.backward), costs.price(work, device).source)
+    out = []
+    for (rule, backward), source in sorted(seen.items()):
+        measured = source != "roofline"
+        said = source if measured else "no table has such a kernel: taken to reach what scans of the delta rule do"
+        value = f"{SCAN_OF_PEAK[rule]:.0%} of peak"
+        if measured:
+            value = "by its work" if backward else "as measured"
+        way = "backward" if backward else "forward"
+        out.append(Assumption(f"{device.name}: {rule} scan {way}", value, said, not measured or backward))
+    return out
 
 
 def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumption]:

@@ -46,7 +46,7 @@ def find(folder: Path, table: str) -> list[Path]:
         MeshwrightError: K011 when there are several of one name, as of two backends or versions.
     """
     found = []
-    for name in FILES[table]:
+    for name in FILES.get(table, ()):
         same = sorted(folder.rglob(name))
         if len(same) > 1:
             places = ", ".join(str(p.parent.relative_to(folder)) for p in same[:4])

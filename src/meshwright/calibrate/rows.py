@@ -12,15 +12,15 @@ from typing import NamedTuple
 from meshwright.calibrate.loads import alpha, busiest
 from meshwright.calibrate.tables import Row
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Elementwise, Gemm, GroupedGemm, Work, pairs
+from meshwright.work import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
 
 #: Phase of an attention row -> the kind of curve it belongs to.
 PHASES = {"prefill": "prefill", "decode": "decode", "train_fwd": "flash_fwd", "train_bwd": "flash_bwd"}
 
 
 class Measured(NamedTuple):
-    """One row as work: the kind of curve, the precision, its kernels and what runs around them, seconds, and the
-    group that a holdout takes or leaves whole."""
+    """One row as work: the kind of curve, the precision, its kernels and what runs around them, seconds, the group
+    that a holdout takes or leaves whole, and the library where each has a kernel of its own of one name."""
 
     op: str
     dtype: str
@@ -28,6 +28,7 @@ class Measured(NamedTuple):
     around: tuple[Elementwise, ...]
     seconds: float
     group: tuple[int, ...]
+    library: str = ""
 
     @property
     def serving(self) -> bool:
@@ -111,4 +112,37 @@ def _moe(row: Row) -> Measured | None:
     return Measured("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
 
 
-_READERS = {"ops_gemm": _gemm, "ops_attention": _attention, "ops_moe": _moe}
+#: Kernels that training runs too; those written for serving alone are others (FlashInfer's scan is six times as fast).
+SCANS = ("chunk_gated_delta_rule",)
+CONVOLUTIONS = ("causal_conv1d_fn",)
+#: Tokens that the measured scans multiply at once (fla-org/flash-linear-attention).
+CHUNK = 64
+
+
+def _ssm(row: Row) -> Measured | None:
+    at, text = row.number, row.text
+    if text["phase"] != "prefill" or text["dtype"] not in DTYPE_BYTES:
+        return None
+    batch, seq, heads = int(at["batch"]), int(at["seq_len"]), int(at["num_v_heads"])
+    keys, values = int(at["num_k_heads"]) * int(at["head_k_dim"]), heads * int(at["head_v_dim"])
+    seconds = at["latency_us"] * 1e-6
+    if text["kernel"] in CONVOLUTIONS:
+        maps = int(at["n_groups"]) * int(at["d_state"]) if text["op"] == "mamba2" else keys
+        work = Convolution(batch=batch, seq_len=seq, channels=values + 2 * maps, kernel=max(1, int(at["d_conv"])))
+        return Measured("convolution", text["dtype"], (work,), (), seconds, (work.channels,))
+    if text["kernel"] not in SCANS:
+        return None
+    scan = Scan(
+        rule="delta",
+        batch=batch,
+        seq_len=seq,
+        heads=heads,
+        groups=int(at["num_k_heads"]),
+        k_dim=int(at["head_k_dim"]),
+        v_dim=int(at["head_v_dim"]),
+        chunk=CHUNK,
+    )
+    return Measured("scan", text["dtype"], (scan,), (), seconds, (scan.heads, scan.groups), text["backend"])
+
+
+_READERS = {"ops_ssm": _ssm, "ops_gemm": _gemm, "ops_attention": _attention, "ops_moe": _moe}

@@ -18,7 +18,7 @@ from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
 
 #: What ``--only`` may name, and the table behind it.
-CLASSES = {"gemm": "ops_gemm", "attention": "ops_attention", "moe": "ops_moe"}
+CLASSES = {"gemm": "ops_gemm", "attention": "ops_attention", "moe": "ops_moe", "scan": "ops_ssm"}
 #: Public tables by the name of their source: where they were published and under which licence.
 ATTRIBUTION = {
     "aiconfigurator": "NVIDIA AIConfigurator, ai-dynamo/aiconfigurator@095f58a5, Apache-2.0",
@@ -96,14 +96,31 @@ def _of_table(folder: Path, table: str, only: str) -> tuple[list[Sample], list[L
             continue
         work = measured(table, row)
         if work is None:
-            what = f"{row.text['hardware']} {row.text['dtype']}: not a precision this package computes in"
+            what = f"{row.text['hardware']} {row.text['dtype']}: not a {_reason(table)} this package computes in"
             skipped[what] = skipped.get(what, 0) + 1
             continue
         by_curve.setdefault((device, work.op, work.dtype), []).append((row, work))
+    for key, own in by_curve.items():
+        by_curve[key], others = _one_library(own)
+        if others:
+            skipped[f"{key[0]} {key[1]}: kernels of other libraries than the one with most rows"] = others
     wrong = tables.Faults(path)
     made = [_sample(load_device(key[0]), key[1], key[2], own, wrong) for key, own in sorted(by_curve.items())]
     wrong.refuse()
     return made, [Left(table, what, rows) for what, rows in sorted(skipped.items())]
+
+
+def _one_library(rows: list[tuple[tables.Row, Measured]]) -> tuple[list[tuple[tables.Row, Measured]], int]:
+    """The rows of the library that has most of them, and how many others there are: one curve is of one kernel."""
+    counts: dict[str, int] = {}
+    for _, work in rows:
+        counts[work.library] = counts.get(work.library, 0) + 1
+    most = max(sorted(counts), key=counts.__getitem__)
+    return [pair for pair in rows if pair[1].library == most], len(rows) - counts[most]
+
+
+def _reason(table: str) -> str:
+    return "kernel or phase" if table == "ops_ssm" else "precision"
 
 
 def _rows(folder: Path, table: str, device: str) -> tuple[Path, list[tables.Row]]:
@@ -153,6 +170,7 @@ def _source(row: tables.Row) -> str:
 
 def _groups(op: str, rows: list) -> tuple[np.ndarray, str]:
     names = {"gemm": "(n, k)", "grouped_gemm": "(experts per rank, hidden, ffn per rank)"}
+    names |= {"scan": "(heads, key heads)", "convolution": "(channels)"}
     keys, by = [work.group for _, work in rows], names.get(op, "(heads, head dim)")
     if len(set(keys)) < FEWEST_GROUPS and op not in names:
         keys, by = [(work.kernels[0].batch, work.kernels[0].kv_len) for _, work in rows], "(batch, keys)"

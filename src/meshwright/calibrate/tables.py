@@ -32,6 +32,15 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("tokens", "hidden", "ffn", "experts", "top_k", "tp", "ep", "latency_us"),
         (),
     ),
+    "ops_ssm": (
+        ("source", "hardware", "backend", "backend_version", "op", "kernel", "phase", "dtype"),
+        ("batch", "seq_len", "latency_us"),
+        (),
+    ),
+}
+#: Columns of which a row fills those that its kind of layer has.
+OPTIONAL: dict[str, tuple[str, ...]] = {
+    "ops_ssm": ("d_conv", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_state", "n_groups"),
 }
 #: As many faults are listed; the rest are counted.
 MOST_SHOWN = 20
@@ -62,13 +71,14 @@ def read(path: Path, table: str, *, hardware: str = "") -> list[Row]:
             positive finite number.
     """
     text, positive, zero = COLUMNS[table]
+    optional = OPTIONAL.get(table, ())
     rows, wrong = [], Faults(path)
-    for line, cells in _lines(path, text + positive + zero):
+    for line, cells in _lines(path, text + positive + zero + optional):
         if hardware and cells["hardware"] != hardware:
             continue
         number = {}
-        for name in positive + zero:
-            value = _number(cells[name])
+        for name in positive + zero + optional:
+            value = _number(cells[name] or "0" if name in optional else cells[name])
             if value is None or value < 0 or (value == 0 and name in positive):
                 wrong.add("K003", line, f"{name} = {cells[name]!r} is not a positive number")
             else:

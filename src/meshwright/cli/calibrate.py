@@ -21,7 +21,7 @@ Profiles are written to --out (kernels/, network/ and frameworks/ in it); a pred
 otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
-CLASSES = ("gemm", "attention", "moe", "network", "framework")
+CLASSES = ("gemm", "attention", "moe", "scan", "network", "framework")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
     ) = ""
     only: options.text(
-        "CLASS[,CLASS]", "Some of gemm, attention, moe, network, framework; all of them if left out."
+        "CLASS[,CLASS]", "Some of gemm, attention, moe, scan, network, framework; all of them if left out."
     ) = ""
     holdout: options.text("SHARE", "Share of whole groups held out to measure accuracy; 0.2 if left out.") = ""
     out: options.text("DIR", "Write the profiles there; nothing is written if left out.") = ""
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
                        place="--quick", help="say --here --quick, or leave --quick out")
         )  # fmt: skip
     wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="calibrate")
-    only = [name for name in given.only.split(",") if name] or list(CLASSES)
+    only = [name for name in given.only.split(",") if name] or _there(Path(given.data))
     wrong += [_unknown(name) for name in only if name not in CLASSES]
     share, fault = _share(given.holdout)
     wrong += fault
@@ -69,6 +69,13 @@ def run(argv: list[str]) -> int:
     if "framework" in only:
         _frameworks(given)
     return 0
+
+
+def _there(folder: Path) -> list[str]:
+    """All classes; scans where the folder has their table, which few have."""
+    from meshwright.calibrate import tables
+
+    return [name for name in CLASSES if name != "scan" or tables.find(folder, "ops_ssm") is not None]
 
 
 def _here(given: Options, wrong: list[Diagnostic]) -> int:

@@ -16,16 +16,17 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright import catalog
-from meshwright.cost.chain import EXTRAPOLATED, Estimate, Link
+from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link
 from meshwright.cost.curve import FADE_OCTAVES, Fit, Profile, Residual, Shape, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD
 from meshwright.cost.curves_gemm import GEMM, GROUPED
+from meshwright.cost.curves_scan import CONVOLUTION, SCAN
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Gemm, GroupedGemm, Work
+from meshwright.work import Attention, Convolution, Gemm, GroupedGemm, Scan, Work
 
 FORMAT_VERSION = 1
 #: Which formula each kind of curve follows.
@@ -36,8 +37,10 @@ SHAPES: dict[str, Shape] = {
     "flash_fwd": FORWARD,
     "flash_bwd": FORWARD,
     "decode": DECODE,
+    "scan": SCAN,
+    "convolution": CONVOLUTION,
 }
-CAUSES = {"gemm": "gemm", "grouped_gemm": "gemm"}
+CAUSES = {"gemm": "gemm", "grouped_gemm": "gemm", "convolution": "elementwise"}
 #: Precisions whose kernels stand in for one another, nearest first.
 KIN = {
     "bf16": ("bf16", "fp16"),
@@ -86,6 +89,11 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Po
         return _grouped(work, serving)
     if isinstance(work, Attention):
         return _attention(work, serving, ops)
+    if isinstance(work, Scan) and work.rule == "delta":
+        sizes = (work.batch, work.seq_len, work.heads, work.groups, work.k_dim, work.v_dim, work.chunk)
+        return Points(("scan",), (*sizes, work.flops, work.num_bytes), "bf16")
+    if isinstance(work, Convolution):
+        return Points(("convolution",), (work.batch * work.seq_len, work.channels, work.num_bytes), "bf16")
     return None
 
 
@@ -186,6 +194,9 @@ class Fitted:
         if curve is None:
             return None
         answer = curve.price(found.x)
+        if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
+            # forwards were measured alone: as many operations and bytes more as the backward has
+            return answer._replace(sigma=max(answer.sigma, SCAN_SIGMA), source=answer.source + ", backward by its work")
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
