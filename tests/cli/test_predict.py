@@ -254,3 +254,35 @@ def test_an_mfu_that_hardly_any_measured_step_reaches_asks_for_the_frameworks_na
         plan, *more = words.split(" --")
         _, out, _ = said(capsys, *asked, plan, *(f"--{more[0]}".split() if more else ()))
         assert ("name your framework" in out.split("model")[0]) is expected
+
+
+def test_a_file_of_lengths_lies_beside_the_question_and_an_option_s_where_it_is_typed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "asked").mkdir()
+    (tmp_path / "asked" / "lengths.csv").write_text("tokens\n256\n1024\n")
+    (tmp_path / "asked" / "q.toml").write_text(
+        'format_version = 1\nmodel = "gpt2-xl"\non = "2xh100"\nplan = "dp2 zero1 mb1"\n'
+        'train = "batch=8,seq=1024,lengths=lengths.csv"\n'
+    )
+    (tmp_path / "here.txt").write_text("1024\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "asked/q.toml", "--json"]) == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert asked["workload"] == "batch=8,seq=1024,lengths=lengths.csv"
+    found = asked["batches"]
+    assert found["num_draws"] == 32 and found["p10_s"] <= found["p50_s"] <= found["p90_s"]
+    assert found["mean_s"] == asked["step_time_s"]
+    assert found["unequal_s"] == asked["attribution"]["unequal"] > 0
+    assert main(["predict", "asked/q.toml", "--train", "batch=8,seq=1024,lengths=here.txt", "--json"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert main(["predict", "asked/q.toml", "--train", "batch=8,seq=1024", "--json"]) == 0
+    plain = json.loads(capsys.readouterr().out)
+    assert whole["step_time_s"] == plain["step_time_s"]
+
+
+def test_all_that_is_wrong_with_lengths_is_said_at_once(tmp_path, capsys):
+    (tmp_path / "bad.csv").write_text("tokens\n0\n-3\nten\n512\n")
+    argv = ["predict", "gpt2-xl", "--on", "2xh100", "--plan", "dp3", "--train"]
+    assert main([*argv, f"batch=8,seq=2048,pack=tight,seed=x,lengths={tmp_path / 'bad.csv'}"]) == 2
+    said = capsys.readouterr().err
+    for part in ("pack = 'tight'", "seed = 'x'", "bad.csv:2: '0'; ", "bad.csv:3: '-3'; ", "bad.csv:4: 'ten'"):
+        assert part in said, part

@@ -339,3 +339,11 @@ def test_shares_that_do_not_add_up_or_that_a_schedule_cannot_run_are_not_in_the_
     assert found.proven_optimal
     assert {r.plan.layout.shares for r in found.best} == {(7, 9)}
     assert "interleaved" not in {r.plan.pipeline.schedule for r in found.best}
+
+
+def test_plans_are_compared_by_the_mean_of_the_documents_and_the_answer_says_so():
+    drawn = parse("batch=16,seq=1024,lengths=128;1024")
+    found = find(*SMALL[:2], drawn, space=space())
+    assert found.proven_optimal and any("the mean of the documents" in remark for remark in found.remarks)
+    assert found.best[0].prediction.batches.num_draws == 32
+    assert not find(*SMALL, space=space()).remarks
