@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: Columns of a span's key, in order; equal keys on two timelines of one plan are the same work.
 KEY = ("pool", "rank", "queue", "kind", *ATTRIBUTES, "occurrence")
 #: A table of records: columns of equal length by name.
-Table = dict[str, NDArray]
+Records = dict[str, NDArray]
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,7 +141,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     steps: StepBounds = msgspec.field(default_factory=StepBounds)
     counters: tuple[Counter, ...] = ()
     instants: Instants = msgspec.field(default_factory=Instants)
-    records: dict[str, Table] = {}
+    records: dict[str, Records] = {}
     identity: Identity = UNKNOWN
 
     @classmethod
@@ -249,13 +249,16 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         """Highest total bytes of each rank class."""
         return [m.peak()[0] for m in self.memory]
 
-    def to_dataframe(self) -> DataFrame:
+    def to_dataframe(self, table: str = "") -> DataFrame:
         """One row per span for pandas: its key (the attributes -1 where they do not apply), how many ranks its class
-        stands for, start and end in seconds.
+        stands for, start and end in seconds. Or the records of a `table`, such as ``step``, ``request`` or ``event``.
 
         Raises:
             MeshwrightError: X021 when pandas is not installed.
+            KeyError: there are no such records.
         """
+        if table:
+            return dataframe(self.records[table])
         key = self.key_columns()
         names = {"pool": self.pools, "rank": [r.name for r in self.ranks], "queue": QUEUES, "kind": KINDS}
         return dataframe(

@@ -205,3 +205,23 @@ def test_what_cannot_be_compared_is_said_at_once(files, capsys):
     assert "error[X102]" in err and "error[X101]" in err
     assert main(["compare", str(files / "a.json.gz")]) == 2
     assert "MEASURED" in capsys.readouterr().err
+
+
+def test_a_run_is_judged_by_all_its_steps_after_the_warm_up_whether_their_spans_were_kept_or_not():
+    """By hand: of eight steps two only warm up; the median of 4, 5, 6, 7, 8 and 9 is 6.5, the middle 80% of them 4.5 to
+    8.5. Rates follow from that median."""
+    predicted = answer("pp4 dp2 mb1 1f1b zero1")
+    seconds = np.array([90.0, 80.0, 9.0, 4.0, 8.0, 5.0, 7.0, 6.0])
+    records = {
+        "step": {"step": np.arange(1, 9), "seconds": seconds, "loss": np.ones(8)},
+        "rank": {"rank": np.arange(2), "peak_bytes": np.array([3e9, 5e9])},
+    }
+    measured = msgspec.structs.replace(repeated(predicted.timeline, [1.0, 1.1]), records=records)
+    c = compare(predicted, measured)
+    assert (c.measured.num_steps, c.step_time_s.measured) == (6, 6.5)
+    assert c.measured.spread_s == pytest.approx((4.5, 8.5))
+    assert c.measured.peak_memory_bytes == 5e9 and c.peak_memory_bytes.predicted == predicted.peak_memory_bytes
+    tokens, mfu = c.rates
+    assert tokens.measured == pytest.approx(16 * 4096 / 6.5)
+    assert mfu.measured == pytest.approx(predicted.mfu * predicted.step_time_s / 6.5)
+    assert compare(predicted.timeline, measured).rates == ()

@@ -217,4 +217,15 @@ def test_a_packed_timeline_comes_back_to_its_last_bit():
 def test_a_timeline_of_a_job_has_instants_and_records_and_no_spans():
     line = Timeline.bare(instants=Instants.of([(2.0, "failure")]), records={"event": {"at_s": np.array([2.0])}})
     assert line.num_spans == 0 and line.makespan_s == 0.0 and len(line.critical_path()) == 0
-    assert len(line.to_dataframe()) == 0 and line.instants.names == ("failure",)
+    assert line.instants.names == ("failure",)
+
+
+def test_spans_and_records_are_data_frames():
+    pytest.importorskip("pandas", reason="data frames need pandas")
+    line = msgspec.structs.replace(hidden_and_exposed(), records={"event": {"at_s": np.array([2.0, 3.0])}})
+    frame = line.to_dataframe()
+    assert list(frame.columns) == [*KEY, "multiplicity", "start_s", "end_s"] and len(frame) == line.num_spans
+    assert frame["rank"].tolist() == ["r"] * 3 and frame["occurrence"].tolist() == [0, 0, 1]  # the second op is alike
+    assert line.to_dataframe("event")["at_s"].tolist() == [2.0, 3.0]
+    with pytest.raises(KeyError):
+        line.to_dataframe("request")
