@@ -190,6 +190,6 @@ def _timeline(
         run.start_s,
         run.end_s,
         parts={cause: run.priced.parts[:, i] for i, cause in enumerate(PRICED) if run.priced.parts[:, i].any()},
-        memory=memory.traces(graph, run.start_s, run.end_s, constant, copies) if traced else (),
+        memory=memory.traces(graph, run.start_s, run.end_s, constant, copies, run.memory_order) if traced else (),
         identity=who,
     )

@@ -25,7 +25,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
     and the communication library hold."""
     graph, framework = run.lowered.graph, costs.framework
     layout, copies = plan.layout, dynamic_copies(costs, plan)
-    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks), copies)
+    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks), copies, run.memory_order)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
     devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
     leads = lead(run.lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp

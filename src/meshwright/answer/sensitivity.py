@@ -5,6 +5,8 @@ from __future__ import annotations
 from meshwright.answer.prediction import Sensitivity
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
+from meshwright.simulate.clock import step_times
+from meshwright.simulate.price import Pricer
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import timed
 
@@ -17,10 +19,15 @@ def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
     if run.priced.parts[:, CAUSE["host"]].any():
         named.append(("host", "host 10% faster"))
     named += [(level, f"{level} links 10% faster") for level in levels]
+    pricer, programs = Pricer(costs), run.lowered.programs
+    under = [(Pricer(faster, pricer), faster) for faster in (costs.faster(name, 1.1) for name, _ in named)]
+    if run.round is None:
+        steps = step_times(run.lowered, [(one.all(programs), faster) for one, faster in under])
+    else:
+        steps = [timed(run.lowered, faster, one).step_time_s for one, faster in under]
     out = []
-    for name, what in named:
-        faster = costs.faster(name, 1.1)
-        change = timed(run.lowered, faster).step_time_s / run.step_time_s - 1
+    for (name, what), step in zip(named, steps):
+        change = step / run.step_time_s - 1
         if abs(change) > 5e-5:
             out.append(Sensitivity(name=name, what=what, change=change))
     return tuple(sorted(out, key=lambda s: s.change))

@@ -6,6 +6,10 @@ cores that ranks share (``Device.cores``) are flows on the event engine.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.simulate import cores, engine, ports
@@ -20,6 +24,18 @@ CUT_TASKS = 5_000
 def shares_ports(cluster: Cluster) -> bool:
     """Whether exchanges that meet on a port of the cluster share it."""
     return any(level.shared_ports for island in cluster.islands for level in island.levels)
+
+
+def in_order(lowered: Lowered) -> bool:
+    """Whether a step is a longest path: no ports and no cores are shared."""
+    return not shares_ports(lowered.mesh.cluster) and not cores.crowded(lowered)
+
+
+def step_times(lowered: Lowered, priced: Sequence[tuple[Priced, Costs]]) -> list[float]:
+    """Seconds of the step under several prices, each with the costs that it comes from."""
+    if not in_order(lowered):
+        return [float(times(lowered, one, costs)[1].max()) for one, costs in priced]
+    return engine.makespans(lowered.graph, np.array([one.durations for one, _ in priced])).tolist()
 
 
 def times(lowered: Lowered, priced: Priced, costs: Costs) -> Times:

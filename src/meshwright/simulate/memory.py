@@ -8,16 +8,24 @@ from meshwright.graph import MemoryEvents, TaskGraph
 from meshwright.native import Float64s, Int32s, OutFloat64s, native
 from meshwright.timeline import MemoryTrace
 
+#: Times of memory events, and the order in which they are replayed.
+Ordered = tuple[np.ndarray, np.ndarray]
+
 
 def peaks(
-    graph: TaskGraph, start_s: np.ndarray, end_s: np.ndarray, num_ranks: int, copies: dict[str, float] | None = None
+    graph: TaskGraph,
+    start_s: np.ndarray,
+    end_s: np.ndarray,
+    num_ranks: int,
+    copies: dict[str, float] | None = None,
+    known: Ordered | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """When each rank class holds most [R], and what is alive then by category [R, C]; `copies` multiplies a
-    category."""
+    category. The events' order is worked out unless it is known."""
     events = graph.memory
     if events is None:
         return np.zeros(num_ranks), np.zeros((num_ranks, 0))
-    time, order = _ordered(events, start_s, end_s)
+    time, order = known or ordered(events, start_s, end_s)
     num_bytes = events.num_bytes[order]
     times = np.array([(copies or {}).get(c, 1.0) for c in events.categories])
     if (times != 1.0).any():
@@ -36,12 +44,13 @@ def traces(
     end_s: np.ndarray,
     static: tuple[dict[str, float], ...],
     copies: dict[str, float],
+    known: Ordered | None = None,
 ) -> tuple[MemoryTrace, ...]:
     """Bytes of every rank class over time, constant categories included; `copies` multiplies a dynamic category."""
     events = graph.memory
     out = []
     if events is not None:
-        time, order = _ordered(events, start_s, end_s)
+        time, order = known or ordered(events, start_s, end_s)
     for rank, constant in enumerate(static):
         mine = order[events.rank[order] == rank] if events is not None else np.empty(0, np.int64)
         dynamic = events.categories if events is not None else ()
@@ -57,7 +66,7 @@ def traces(
     return tuple(out)
 
 
-def _ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def ordered(events: MemoryEvents, start_s: np.ndarray, end_s: np.ndarray) -> Ordered:
     """Times of the events and their order: by time, what happens at a task's end before what happens at the start of
     the one that follows at the same instant."""
     time = np.where(events.at_end, end_s[events.task], start_s[events.task])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from meshwright.cost import Costs
 from meshwright.lower import Lowered
 from meshwright.simulate import clock
 from meshwright.simulate.engine import Times
+from meshwright.simulate.memory import Ordered, ordered
 from meshwright.simulate.price import Priced
 
 
@@ -34,7 +36,7 @@ class Round(NamedTuple):
         return inner + (averaging - inner) / self.every
 
 
-class Simulated(msgspec.Struct, frozen=True, kw_only=True):
+class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
     error of the framework's profile: where that was ``fitted``, of whole measured steps, their kernels' and
     collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
@@ -72,6 +74,12 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
             schedule_params=schedule_params or {},
             round=_round(lowered, priced, times, costs, every) if every > 1 else None,
         )
+
+    @cached_property
+    def memory_order(self) -> Ordered | None:
+        """Times of the memory events and their order; None for a graph without any."""
+        events = self.lowered.graph.memory
+        return None if events is None else ordered(events, self.start_s, self.end_s)
 
     @property
     def step_time_s(self) -> float:
