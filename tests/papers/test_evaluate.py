@@ -93,13 +93,24 @@ def test_everything_that_is_wrong_is_said_at_once_with_the_figure_it_is_in():
     bad = row(
         good,
         {"what": "a", "quantity": "step tim", "judge": "withn", "tolerance": -0.1},
-        {"what": "b", "quantity": "MFU", "ask": {"on": "4xa100-81", "plan": "pp4 mb1 fulll", "train": "batch=16"}},
-        {"what": "c", "quantity": "MFU", "ask": {"plan": "pp4 dp2 mb1"}},
-        {"what": "d", "quantity": "MFU", "ask": {"modle": "toy"}},
-        {"what": "e", "quantity": "bubble", "order": {"schedule": "gpip", "ranks": 4, "microbatches": 8}},
-        {"what": "f", "quantity": "bubble", "order": {"schedule": "gpipe", "ranks": 4}},
-        {"what": "g", "quantity": "mean error", "of": "Table 9"},
-        {"what": "h", "quantity": "MFU", "ask": {"model": "no-such-model"}},
+        {
+            "what": "b",
+            "quantity": "MFU",
+            "paper": 0.5,
+            "ask": {"on": "4xa100-81", "plan": "pp4 mb1 fulll", "train": "batch=16"},
+        },
+        {"what": "c", "quantity": "MFU", "paper": 0.5, "ask": {"plan": "pp4 dp2 mb1"}},
+        {"what": "d", "quantity": "MFU", "paper": 0.5, "ask": {"modle": "toy"}},
+        {
+            "what": "e",
+            "quantity": "bubble",
+            "judge": "shown",
+            "order": {"schedule": "gpip", "ranks": 4, "microbatches": 8},
+        },
+        {"what": "f", "quantity": "bubble", "judge": "shown", "order": {"schedule": "gpipe", "ranks": 4}},
+        {"what": "g", "quantity": "mean error", "of": "Table 9", "judge": "shown"},
+        {"what": "i", "quantity": "MFU", "bound": float("nan")},
+        {"what": "h", "quantity": "MFU", "paper": 0.5, "ask": {"model": "no-such-model"}},
     )
     with pytest.raises(MeshwrightError) as error:
         evaluate(bad)
@@ -110,6 +121,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_the_figure_it_is_in():
     assert said["a"] == ["J008"] * 3 and "did you mean step time" in str(error.value)
     assert len(said["b"]) == 3 and {code[0] for code in said["b"]} == {"C", "P", "W"}
     assert said["c"] == ["P010"] and said["d"] == ["J008"] and said["e"] == ["S001"]
+    assert said["i"] == ["J008"] * 2  # no value to be within of, and no bound
     assert said["f"] == ["J008"] and said["g"] == ["J008"] and said["h"] == ["M006"]
     assert "fine" not in said
 

@@ -61,7 +61,9 @@ def run(argv: list[str]) -> int:
     if given.write:
         _write(found, given.write)
     if given.json:
-        listed = [{**msgspec.to_builtins(p), **msgspec.to_builtins(s)} for p, s in rows]
+        # of a row's figures the questions are under `asked`, the answers of its state under `figures`
+        asked = [{**msgspec.to_builtins(p), "asked": msgspec.to_builtins(p.figures)} for p, _ in rows]
+        listed = [said | msgspec.to_builtins(s) for said, (_, s) in zip(asked, rows)]
         told = {name: getattr(shipped(), name) for name in ("version", "digest", "torch", "changed")}
         more = {"differences": [{"paper": name, "what": what} for name, what in differs]} if given.check else {}
         print_json(

@@ -12,7 +12,7 @@ DESCRIPTION = """Run the check of one published system: the paper's figures besi
 against, and what is assumed.
 
 Exit code 0: its figures are met; 1: something is off or missing, which is said; 2: no such paper."""
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

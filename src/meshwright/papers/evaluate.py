@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import inf
 from statistics import fmean
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from meshwright.answer.prediction import Prediction
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.papers.outcome import JUDGES, WITHIN, Figure, Outcome
+from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
 from meshwright.papers.published import OrderQuestion, Published, StepQuestion, Words
 from meshwright.papers.record import Paper
 from meshwright.plan import parse as parse_plan
@@ -126,10 +127,15 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
         )
         for what, value, names in wrong
     ]
-    if one.tolerance < 0:
-        said.append(
-            Diagnostic(code="J008", message=f"tolerance={one.tolerance:g} is negative", place=place, help="say 0.1")
-        )
+    numbers = {"tolerance": one.tolerance, "bound": one.bound}
+    said += [
+        Diagnostic(code="J008", message=f"{what}={value:g} is not 0 or more", place=place, help=f"say {what} = 0.1")
+        for what, value in numbers.items()
+        if not 0 <= value < inf
+    ]
+    if one.paper is None and one.judge in (WITHIN, SIDE):
+        message, help = f"judge={one.judge!r} needs the paper's value", "say paper, or another judge"
+        said.append(Diagnostic(code="J008", message=message, place=place, help=help))
     if said:
         raise MeshwrightError(said)
     if one.of:

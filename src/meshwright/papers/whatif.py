@@ -13,6 +13,7 @@ from meshwright.cost import Costs
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import Paper, paper, papers
+from meshwright.papers.shipped import shipped
 from meshwright.plan import FACETS, Plan, check
 from meshwright.plan.text import over
 from meshwright.spec.cluster import Cluster
@@ -97,6 +98,7 @@ class Ranking(msgspec.Struct, frozen=True, kw_only=True):
             "attempts": [
                 {
                     "paper": a.paper.id,
+                    "state": shipped().states[a.paper.id].state,
                     "exact": a.paper.recipe_exact,
                     "why_not": a.why or None,
                     "changed": self.changes(a),

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from meshwright.papers.outcome import BROKEN, NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
+from meshwright.papers.shipped import shipped
 from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, PARTLY, STATES, USABLE, State
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
@@ -179,7 +180,7 @@ def tried(found: WhatIf, console: Console) -> None:
                 if one.recipe_exact
                 else "approximate: training computes something else"
             )
-            page.quiet(f"{one.id}: {kind}. {one.mechanism}")
+            page.quiet(f"{one.id} ({shipped().states[one.id].state}): {kind}. {one.mechanism}")
 
 
 def lines(found: WhatIf) -> list[tuple[str, str, str]]:

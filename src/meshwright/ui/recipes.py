@@ -10,6 +10,7 @@ from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.errors import MeshwrightError
 from meshwright.papers.record import Paper, papers
+from meshwright.papers.shipped import shipped
 from meshwright.papers.whatif import what_if
 from meshwright.quantity import seconds
 from meshwright.ui.asked import Asked, read
@@ -63,6 +64,7 @@ def _row(one: Paper, on: tuple[str, ...], trying: Trying) -> dict[str, Any]:
         "title": one.title,
         "mechanism": one.mechanism,
         "cited": one.cited,
+        "state": shipped().states[one.id].state,
         "exact": one.recipe_exact,
         "on": one.id in on,
         "changed": False,

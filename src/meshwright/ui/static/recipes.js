@@ -45,7 +45,7 @@ Meshwright.Recipes = class {
       this.actions.tries(input.checked ? [...others, row.id] : others);
     });
     const text = Meshwright.make("span", "recipe-name", row.title);
-    text.append(Meshwright.make("span", "quiet", row.cited));
+    text.append(Meshwright.make("span", "quiet", `${row.cited}; ${row.state}`));
     label.append(input, text);
     const facts = Meshwright.make("span", "recipe-facts");
     facts.append(...this.facts(row));
