@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import msgspec
 
@@ -87,6 +88,26 @@ class Figure(msgspec.Struct, frozen=True):
         if self.judge not in (AT_MOST, AT_LEAST):
             return self.judge
         return f"{self.judge} {self.bound:g}" if self.paper is None else f"{self.judge} {self.bound:g}x"
+
+
+def equal(what: str, paper: float, ours: float, **more: Any) -> Figure:
+    """A figure that has to be the paper's own."""
+    return Figure(what, paper, ours, judge=WITHIN, bound=0.0, **more)
+
+
+def at_most(what: str, ours: float, bound: float, **more: Any) -> Figure:
+    """A figure with a bound of its own, of which the paper gives no value."""
+    return Figure(what, None, ours, judge=AT_MOST, bound=bound, **more)
+
+
+def above(what: str, ours: float, **more: Any) -> Figure:
+    """A ratio that has to be above 1, of which the paper gives no value."""
+    return Figure(what, None, ours, "x", ABOVE, **more)
+
+
+def below(what: str, ours: float, **more: Any) -> Figure:
+    """A ratio that has to be below 1, of which the paper gives no value."""
+    return Figure(what, None, ours, "x", BELOW, **more)
 
 
 class Fact(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import AT_LEAST, AT_MOST, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import AT_LEAST, WITHIN, Check, Fact, Figure, Outcome, at_most, equal
 from meshwright.sync.codecs.fp4 import FP4
 from meshwright.sync.reference.least_squares import LeastSquares, coded
 from meshwright.sync.reference.rounds import rounds
@@ -144,25 +144,13 @@ def _trained(every: int = ROUND, fragments: int = 4, steps: int = 4000) -> Outco
     bits = steps * 32 / (found.sent[:, 0].sum() * 4)
     return Outcome(
         figures=(
-            Figure(
-                "loss of fragments in turn over synchronous steps",
-                None,
-                problem.loss(found.shared) / wanted,
-                "x",
-                AT_MOST,
-                1.05,
+            at_most(
+                "loss of fragments in turn over synchronous steps", problem.loss(found.shared) / wanted, 1.05, unit="x"
             ),
-            Figure(
-                "whole, at once and unmixed: furthest from DiLoCo's rounds",
-                None,
-                float(np.abs(plain - whole).max()),
-                "",
-                AT_MOST,
-                1e-12,
+            at_most(
+                "whole, at once and unmixed: furthest from DiLoCo's rounds", float(np.abs(plain - whole).max()), 1e-12
             ),
-            Figure(
-                "bits sent by steps in fp32 over fragments in four", 8 * every, bits, "x", WITHIN, 0.0, restated=True
-            ),
+            equal("bits sent by steps in fp32 over fragments in four", 8 * every, bits, unit="x", restated=True),
         ),
         facts=(
             Fact("a fragment is sent once a round and never two together", once),

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from meshwright.answer.predict import predict
-from meshwright.papers.outcome import AT_MOST, SHOWN, Check, Fact, Figure, Outcome, by_processes
+from meshwright.papers.outcome import SHOWN, Check, Fact, Figure, Outcome, at_most, by_processes
 from meshwright.plan import parse
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
@@ -84,12 +84,9 @@ def _resumed() -> Outcome:
             runs += [Run(before, TURN, {"out": out}), Run(after, STEPS, {"out": out, "resume": True})]
         found = _losses(runs)
     figures = [
-        Figure(
+        at_most(
             f"{TURN} steps under {before}, then {STEPS - TURN} under {after}: losses, furthest from one process",
-            None,
             _furthest(first + rest, whole),
-            "",
-            AT_MOST,
             TOLERANCE,
             headline=True,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.papers.outcome import AT_MOST, BELOW, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, below, equal
 from meshwright.sync.reference import projected
 from meshwright.sync.reference.least_squares import LeastSquares
 from meshwright.sync.reference.powersgd import compress
@@ -41,23 +41,11 @@ def powersgd() -> Outcome:
                 1e-9,
                 restated=True,
             ),
-            Figure(
-                "largest error of a mean of rank r, one power iteration",
-                None,
-                float(np.abs(decoded - thin).max()),
-                "",
-                AT_MOST,
-                ROUNDING,
+            at_most(
+                "largest error of a mean of rank r, one power iteration", float(np.abs(decoded - thin).max()), ROUNDING
             ),
-            Figure(
-                "what is lost after 200 steps with the error fed back, of what was sent",
-                None,
-                misses[-1],
-                "",
-                AT_MOST,
-                0.2,
-            ),
-            Figure("loss after 200 steps over after 20", None, misses[-1] / misses[19], "x", BELOW),
+            at_most("what is lost after 200 steps with the error fed back, of what was sent", misses[-1], 0.2),
+            below("loss after 200 steps over after 20", misses[-1] / misses[19]),
         ),
         facts=(
             Fact("error feedback loses nothing: what was not applied is still held", _held(applied, total, errors)),
@@ -86,11 +74,9 @@ def one_byte() -> Outcome:
     begun, ended = problem.loss(problem.start), problem.loss(replicas[0])
     return Outcome(
         figures=(
-            Figure("bytes a projected gradient costs", 1, sent / (steps * 4), "", WITHIN, 0.0, restated=True),
-            Figure(
-                "largest difference between replicas", None, float(np.ptp(replicas, axis=0).max()), "", AT_MOST, 0.0
-            ),
-            Figure("loss after over before", None, ended / begun, "", AT_MOST, 0.1),
+            equal("bytes a projected gradient costs", 1, sent / (steps * 4), restated=True),
+            at_most("largest difference between replicas", float(np.ptp(replicas, axis=0).max()), 0.0),
+            at_most("loss after over before", ended / begun, 0.1),
         ),
         baseline="gradients of ten 32-bit numbers",
         assumptions=("least squares with ten weights, 4 replicas that share nothing but seeds and bytes",),
@@ -120,17 +106,8 @@ def terngrad() -> Outcome:
                 1e-9,
                 restated=True,
             ),
-            Figure(
-                "largest error of the mean of 4000 codes",
-                None,
-                float(np.abs(mean - gradients).max()),
-                "",
-                AT_MOST,
-                0.06,
-            ),
-            Figure(
-                "loss of coded over exact steps", None, problem.loss(coded) / problem.loss(exact), "x", AT_MOST, 1.05
-            ),
+            at_most("largest error of the mean of 4000 codes", float(np.abs(mean - gradients).max()), 0.06),
+            at_most("loss of coded over exact steps", problem.loss(coded) / problem.loss(exact), 1.05, unit="x"),
         ),
         facts=(Fact("sums over workers have 2 N + 1 levels", _sum_levels(gradients, rng) <= 2 * len(gradients) + 1),),
         baseline="the same steps with 32-bit gradients",
@@ -168,16 +145,9 @@ def dist_lion() -> Outcome:
     best = problem.loss(together)
     return Outcome(
         figures=(
-            Figure("bits a number costs a worker to send", 1, sent / (4000 * weights), "", WITHIN, 0.0, restated=True),
-            Figure(
-                "loss of majority votes over Lion on the mean gradient",
-                None,
-                problem.loss(voted) / best,
-                "x",
-                AT_MOST,
-                1.1,
-            ),
-            Figure("loss of averaged votes over it", None, problem.loss(averaged) / best, "x", AT_MOST, 1.1),
+            equal("bits a number costs a worker to send", 1, sent / (4000 * weights), restated=True),
+            at_most("loss of majority votes over Lion on the mean gradient", problem.loss(voted) / best, 1.1, unit="x"),
+            at_most("loss of averaged votes over it", problem.loss(averaged) / best, 1.1, unit="x"),
         ),
         facts=(Fact("a majority of an odd number of workers is one bit as well", received == 4000 * weights),),
         baseline="Lion on the mean of all workers' gradients",

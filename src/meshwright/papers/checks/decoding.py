@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.papers.outcome import AT_MOST, BELOW, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import AT_MOST, Check, Fact, Figure, Outcome, below
 
 VOCAB, WIDTH, LENGTH = 11, 12, 40
 
@@ -59,13 +59,7 @@ def jacobi() -> Outcome:
                 AT_MOST,
                 restated=True,
             ),
-            Figure(
-                "passes of a chain with short memory, of one position at a time",
-                None,
-                float(short / LENGTH),
-                "x",
-                BELOW,
-            ),
+            below("passes of a chain with short memory, of one position at a time", float(short / LENGTH)),
         ),
         facts=(
             Fact(

@@ -8,7 +8,7 @@ its round trip every time (TensorFlow 1 on many hosts); one that dispatches asyn
 from __future__ import annotations
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import ABOVE, BELOW, SHOWN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import SHOWN, Check, Fact, Figure, Outcome, above, below
 
 
 def finished(
@@ -61,19 +61,13 @@ def pathways() -> Outcome:
         figures=(
             *rows,
             Figure("2048 cores on 256 hosts, steps of 0.3 s ('~100%')", 1.0, ratio(256, 0.3), "", SHOWN),
-            Figure(
+            below(
                 "waiting for each computation, of 1 ms on 64 hosts, over dispatching ahead",
-                None,
                 ratio(64, 1e-3, False) / ratio(64, 1e-3),
-                "x",
-                BELOW,
             ),
-            Figure(
+            above(
                 "16 stages of 1 ms, enqueued one after another over in parallel",
-                None,
                 stages(16, 1e-3, 2e-3, False) / stages(16, 1e-3, 2e-3, True),
-                "x",
-                ABOVE,
             ),
         ),
         facts=(

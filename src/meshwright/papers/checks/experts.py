@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.answer.predict import predict
 from meshwright.cost.collectives import collective_seconds
 from meshwright.papers.checks.data_parallel import nodes
-from meshwright.papers.outcome import AT_MOST, SHOWN, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import SHOWN, WITHIN, Check, Fact, Figure, Outcome, at_most
 from meshwright.plan import check, parse
 from meshwright.plan.algebra import Mesh, carry_out, distribute, prove, transfers
 from meshwright.spec.cluster import load as load_cluster
@@ -46,7 +46,7 @@ def ted() -> Outcome:
                 1e-9,
             ),
             Figure("40B on 128 V100, both over neither", 1.26, gain, "x", SHOWN, why=BY_HAND),
-            Figure("largest error of dropping, sending and gathering", None, _dropping_error(), "", AT_MOST, 1e-9),
+            at_most("largest error of dropping, sending and gathering", _dropping_error(), 1e-9),
         ),
         facts=(
             Fact("experts regroup the ranks of TP and DP: ep x etp x edp = tp x dp", _regroups()),

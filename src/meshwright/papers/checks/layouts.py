@@ -7,7 +7,7 @@ from itertools import product as every
 import numpy as np
 
 from meshwright import catalog
-from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome, by_processes
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, at_most, by_processes, equal
 from meshwright.papers.ranks import attention
 from meshwright.plan.algebra import (
     PARTIAL,
@@ -48,8 +48,8 @@ def oneflow() -> Outcome:
     found = Outcome(
         figures=(
             Figure("placements on 2 x 3 devices turned into one another, pairs", None, len(ALL) ** 2),
-            Figure("largest error of them on tensors with ragged shards", None, worst, "", AT_MOST, ROUNDING),
-            Figure("largest error of a product's signatures", None, wrong, "", AT_MOST, ROUNDING),
+            at_most("largest error of them on tensors with ragged shards", worst, ROUNDING),
+            at_most("largest error of a product's signatures", wrong, ROUNDING),
         ),
         facts=(
             Fact("the boxing of its Table 2: what each pair of tags inserts", boxing == said),
@@ -70,7 +70,7 @@ def _by_processes(found: Outcome, shape: tuple[int, int]) -> Outcome:
 
         worst = apart(Mesh.of(node=2, device=2), [(a, b) for a in ALL for b in ALL], shape)
         what = "collectives of 2 x 2 processes, furthest from simulated ones"
-        return Outcome(figures=(Figure(what, None, worst, "", AT_MOST, ROUNDING),))
+        return Outcome(figures=(at_most(what, worst, ROUNDING),))
 
     return by_processes(found, "collectives of real processes", real)
 
@@ -107,7 +107,7 @@ def gspmd() -> Outcome:
     uneven = max(prove(mesh, a, b, (13, 11)) for a in ALL for b in ALL)
     found = Outcome(
         figures=(
-            Figure("largest error of resharding uneven shapes (13 x 11 on 2 x 4)", None, uneven, "", AT_MOST, ROUNDING),
+            at_most("largest error of resharding uneven shapes (13 x 11 on 2 x 4)", uneven, ROUNDING),
             Figure(
                 "weights a device holds of the layer pair, of all", 1 / 8, _held(mesh, hidden, wide), "", WITHIN, 1e-9
             ),
@@ -182,19 +182,9 @@ def redco() -> Outcome:
     of = f"of {kinds} kinds of block in {len(names)} models"
     return Outcome(
         figures=(
-            Figure(f"one reduction after attention and one after the MLP, {of}", kinds, once, "", WITHIN, 0.0),
-            Figure(
-                f"q, k and v cut at whole heads by {PLACED} ranks, {of}",
-                kinds,
-                whole,
-                "",
-                WITHIN,
-                0.0,
-                why=PART_OF_A_HEAD,
-            ),
-            Figure(
-                "largest error of a sharded block on 4 simulated ranks", None, _block_error(4), "", AT_MOST, ROUNDING
-            ),
+            equal(f"one reduction after attention and one after the MLP, {of}", kinds, once),
+            equal(f"q, k and v cut at whole heads by {PLACED} ranks, {of}", kinds, whole, why=PART_OF_A_HEAD),
+            at_most("largest error of a sharded block on 4 simulated ranks", _block_error(4), ROUNDING),
         ),
         baseline="a placement written by hand (Megatron's)",
         assumptions=("latent attention: the rules place its up-projections, the small down-projections stay whole",),

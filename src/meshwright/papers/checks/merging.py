@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.papers import ranks, trained
-from meshwright.papers.checks.sequence import DIM, HEADS, PROVEN, RANKS, ROUNDING, TOKENS, equal, tensors
-from meshwright.papers.outcome import AT_MOST, BELOW, SHOWN, WITHIN, Check, Figure, Outcome
+from meshwright.papers.checks.sequence import DIM, HEADS, PROVEN, RANKS, ROUNDING, TOKENS, as_plain, tensors
+from meshwright.papers.outcome import AT_MOST, SHOWN, Check, Figure, Outcome, at_most, below, equal
 
 
 def inf_cl() -> Outcome:
@@ -18,16 +18,8 @@ def inf_cl() -> Outcome:
     wanted = float((top[:, 0] + np.log(np.exp(scores - top).sum(axis=1)) - np.diag(scores)).mean())
     return Outcome(
         figures=(
-            Figure("difference from the loss of the whole matrix", None, abs(found - wanted), "", AT_MOST, ROUNDING),
-            Figure(
-                "similarities held at once, of the whole matrix: 1 / N^2",
-                64 * 64 / 64,
-                held,
-                "",
-                WITHIN,
-                0.0,
-                restated=True,
-            ),
+            at_most("difference from the loss of the whole matrix", abs(found - wanted), ROUNDING),
+            equal("similarities held at once, of the whole matrix: 1 / N^2", 64 * 64 / 64, held, restated=True),
         ),
         baseline="a loss that stores the whole matrix of similarities",
         assumptions=(
@@ -50,17 +42,14 @@ def infinite_llm() -> Outcome:
     moved = 2 * HEADS * TOKENS // RANKS * DIM
     return Outcome(
         figures=(
-            equal(found, ranks.attention(*t)[:, last]),
-            Figure(
+            as_plain(found, ranks.attention(*t)[:, last]),
+            equal(
                 "numbers a remote block costs: q there, output and two numbers a head back",
                 HEADS * (2 * DIM + 2),
                 sent,
-                "",
-                WITHIN,
-                0.0,
                 restated=True,
             ),
-            Figure("of moving the block's keys and values", None, sent / moved, "x", BELOW),
+            below("of moving the block's keys and values", sent / moved),
         ),
         baseline="keys and values moved to the query's instance",
         assumptions=(PROVEN,),
@@ -93,7 +82,7 @@ def hydragen() -> Outcome:
     apart = {length: 1024 * (length + 128) for length in (1024, 16384)}
     return Outcome(
         figures=(
-            Figure("largest difference from attention over both", None, worst, "", AT_MOST, ROUNDING),
+            at_most("largest difference from attention over both", worst, ROUNDING),
             Figure(
                 "keys and values read, prefix of 16K over 1K ('less than 15%' slower)",
                 1.15,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import AT_MOST, SHOWN, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import SHOWN, WITHIN, Check, Fact, Figure, Outcome, at_most, equal
 from meshwright.sync.codecs.sigma8 import DEVIATIONS, LEVELS, SIGMA8
 from meshwright.sync.reference.least_squares import LeastSquares, coded
 from meshwright.sync.reference.rounds import rounds
@@ -26,15 +26,7 @@ def diloco() -> Outcome:
     best = PROBLEM.loss(w)
     return Outcome(
         figures=(
-            Figure(
-                "numbers sent, synchronous over rounds of 500",
-                500,
-                together / apart,
-                "x",
-                WITHIN,
-                0.0,
-                restated=True,
-            ),
+            equal("numbers sent, synchronous over rounds of 500", 500, together / apart, unit="x", restated=True),
             Figure("loss of rounds over synchronous", 1.0, PROBLEM.loss(found) / best, "x", SHOWN),
             Figure(
                 "loss of rounds with Nesterov over synchronous",
@@ -43,13 +35,8 @@ def diloco() -> Outcome:
                 "x",
                 SHOWN,
             ),
-            Figure(
-                "rounds of one step against synchronous, largest difference",
-                None,
-                float(np.abs(plain - same).max()),
-                "",
-                AT_MOST,
-                1e-12,
+            at_most(
+                "rounds of one step against synchronous, largest difference", float(np.abs(plain - same).max()), 1e-12
             ),
         ),
         baseline="gradients averaged every step by the same 8 replicas",
@@ -80,9 +67,7 @@ def intellect() -> Outcome:
     return Outcome(
         figures=(
             *shown,
-            Figure(
-                "bits sent by synchronous steps over rounds of 100 in int8", 400, saved, "x", WITHIN, 0.0, restated=True
-            ),
+            equal("bits sent by synchronous steps over rounds of 100 in int8", 400, saved, unit="x", restated=True),
         ),
         facts=(
             Fact("a quantised mean is within a step of the mean", _quantised_error() <= 1.0),

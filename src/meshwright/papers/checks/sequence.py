@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.papers import ranks, trained
-from meshwright.papers.outcome import AT_MOST, BELOW, WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome, at_most, below, equal
 from meshwright.plan.algebra import Mesh, prove, transfers
 
 #: Heads, tokens, head dim and ranks of the tensors that everything here is proven on.
@@ -30,10 +30,9 @@ def tensors(seed: int = 0) -> Tensors:
     return Tensors(*np.random.default_rng(seed).standard_normal((3, HEADS, TOKENS, DIM)))
 
 
-def equal(found: np.ndarray, wanted: np.ndarray) -> Figure:
-    return Figure(
-        "largest difference from plain attention", None, float(np.abs(found - wanted).max()), "", AT_MOST, ROUNDING
-    )
+def as_plain(found: np.ndarray, wanted: np.ndarray) -> Figure:
+    """How far attention is from what plain attention gives."""
+    return at_most("largest difference from plain attention", float(np.abs(found - wanted).max()), ROUNDING)
 
 
 def ring_self_attention() -> Outcome:
@@ -58,16 +57,9 @@ def ring_self_attention() -> Outcome:
 
     return Outcome(
         figures=(
-            equal(found, ranks.attention(*t)),
-            Figure(
-                "numbers sent by a rank forward: 2 (N-1) B Z L/N A",
-                2 * (RANKS - 1) * per_rank,
-                sent.most,
-                "",
-                WITHIN,
-                0.0,
-            ),
-            Figure("scores a rank holds: B Z L^2 / N", HEADS * TOKENS**2 // RANKS, held, "", WITHIN, 0.0),
+            as_plain(found, ranks.attention(*t)),
+            equal("numbers sent by a rank forward: 2 (N-1) B Z L/N A", 2 * (RANKS - 1) * per_rank, sent.most),
+            equal("scores a rank holds: B Z L^2 / N", HEADS * TOKENS**2 // RANKS, held),
             Figure(
                 "MLP block: B L where sequence parallelism needs less, 32 H",
                 32 * hidden,
@@ -121,8 +113,8 @@ def usp() -> Outcome:
     said = 4 * whole * (heads - 1) / heads + 2 * (rings - 1) * HEADS // heads * TOKENS // rings * DIM
     return Outcome(
         figures=(
-            equal(found, ranks.attention(*t)),
-            Figure("numbers sent by a rank: 4 swapped, 2 circulated", said, sent.most, "", WITHIN, 0.0),
+            as_plain(found, ranks.attention(*t)),
+            equal("numbers sent by a rank: 4 swapped, 2 circulated", said, sent.most),
             Figure(
                 "causal work of the busiest rank over the mean, zigzag",
                 1.0,
@@ -162,16 +154,9 @@ def burst() -> Outcome:
     wide = (3 * 128 + 2) / (4 * 128)
     return Outcome(
         figures=(
-            equal(ranks.ring(*t, cut, ranks.Sent(RANKS)), ranks.attention(*t)),
-            Figure("largest error of gradients against differences of the loss", None, max(errors), "", AT_MOST, 1e-5),
-            Figure(
-                "numbers sent backward: (N-1) (3 d + 2) a row",
-                (RANKS - 1) * rows * (3 * DIM + 2),
-                sent.most,
-                "",
-                WITHIN,
-                0.0,
-            ),
+            as_plain(ranks.ring(*t, cut, ranks.Sent(RANKS)), ranks.attention(*t)),
+            at_most("largest error of gradients against differences of the loss", max(errors), 1e-5),
+            equal("numbers sent backward: (N-1) (3 d + 2) a row", (RANKS - 1) * rows * (3 * DIM + 2), sent.most),
             Figure(
                 "backward traffic over a ring of k, v, dk, dv: (3 d + 2) / 4 d",
                 (3 * DIM + 2) / (4 * DIM),
@@ -208,18 +193,10 @@ def tokenring() -> Outcome:
     one_way = 2 * rows * DIM  # a ring hands on k and v in one direction
     return Outcome(
         figures=(
-            equal(found, ranks.attention(*t)),
-            Figure("a step's queries, one way: d a row", rows * DIM, most["forth"], "", WITHIN, 0.0),
-            Figure(
-                "a step's output and lse, the other way: d + 1 a row", rows * (DIM + 1), most["back"], "", WITHIN, 0.0
-            ),
-            Figure(
-                "busiest direction over a ring's, both directions usable",
-                None,
-                max(most.values()) / one_way,
-                "x",
-                BELOW,
-            ),
+            as_plain(found, ranks.attention(*t)),
+            equal("a step's queries, one way: d a row", rows * DIM, most["forth"]),
+            equal("a step's output and lse, the other way: d + 1 a row", rows * (DIM + 1), most["back"]),
+            below("busiest direction over a ring's, both directions usable", max(most.values()) / one_way),
         ),
         facts=(Fact("the work of ranks is equal under a causal mask", len(set(ranks.pairs(cut))) == 1),),
         baseline="RingAttention on full-duplex links, of which it uses one direction",
@@ -243,19 +220,10 @@ def dsp() -> Outcome:
                 "x",
                 AT_MOST,
             ),
-            Figure(
-                "of gathering and scattering in attention and MLP of both blocks",
-                None,
-                dynamic / (4 * gathered),
-                "x",
-                BELOW,
-            ),
-            Figure(
+            below("of gathering and scattering in attention and MLP of both blocks", dynamic / (4 * gathered)),
+            at_most(
                 "largest error of a switch there and back",
-                None,
                 max(prove(mesh, "S0", "S1", shape), prove(mesh, "S1", "S0", shape)),
-                "",
-                AT_MOST,
                 ROUNDING,
             ),
         ),
@@ -299,24 +267,11 @@ def lasp() -> Outcome:
     long = 4096 * 1024
     return Outcome(
         figures=(
-            equal(found, ranks.linear_attention(*t)),
-            Figure(
-                "numbers sent a hop: one head dim x head dim state a head",
-                HEADS * DIM * DIM,
-                volumes[TOKENS],
-                "",
-                WITHIN,
-                0.0,
-            ),
-            Figure(
-                "sent for twice the sequence, over once", 1.0, volumes[TOKENS] / volumes[TOKENS // 2], "x", WITHIN, 0.0
-            ),
-            Figure(
-                "of a ring's keys and values, 4096K tokens on 128 ranks, head dim 128",
-                None,
-                128 / (2 * (long // 128) * 127),
-                "x",
-                BELOW,
+            as_plain(found, ranks.linear_attention(*t)),
+            equal("numbers sent a hop: one head dim x head dim state a head", HEADS * DIM * DIM, volumes[TOKENS]),
+            equal("sent for twice the sequence, over once", 1.0, volumes[TOKENS] / volumes[TOKENS // 2], unit="x"),
+            below(
+                "of a ring's keys and values, 4096K tokens on 128 ranks, head dim 128", 128 / (2 * (long // 128) * 127)
             ),
         ),
         facts=(Fact("a ring sends more already on the small tensors", around.most > volumes[TOKENS]),),

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.papers import figures
-from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome
+from meshwright.papers.outcome import WITHIN, Check, Fact, Figure, Outcome, equal
 from meshwright.schedules import build
 from meshwright.schedules.actions import Actions, F
 from meshwright.schedules.timing import bubble_rate, durations
@@ -87,7 +87,7 @@ def find() -> Outcome:
         searched = searched and all(found[name] <= row["bubble"][name] + 5e-5 for name in SEARCHED)
     worst = max(shown, key=lambda f: abs(f.error or 0.0))
     return Outcome(
-        figures=(Figure("cells of Table 5 met to four digits (of 48)", 48, exact, "", WITHIN, 0.0), worst),
+        figures=(equal("cells of Table 5 met to four digits (of 48)", 48, exact), worst),
         facts=(Fact("the searched ZB-1p and ZB-2p are no worse than the paper's in any of 24 cells", searched),),
         assumptions=("cells: stage times are the paper's own, Table 9",),
     )
