@@ -179,7 +179,7 @@ def redco() -> Outcome:
             kinds += 1
             once += _reductions(placed) == (1, 1)
             whole += _whole_heads(placed, block)
-    of = f"of {kinds} kinds of block in {len(names)} models"
+    of = f"of {kinds} kinds of block with attention and MLP in {len(names)} models"
     return Outcome(
         figures=(
             equal(f"one reduction after attention and one after the MLP, {of}", kinds, once),
@@ -205,8 +205,9 @@ def _reductions(placed: dict[str, tuple[int, int, int]]) -> tuple[int, int]:
     def ends(firsts: tuple[str, ...], last: str) -> int:
         inner = [matmul(mesh, "R", (dim,), 256, rows, columns) for rows, columns, dim in map(placed.get, firsts)]
         rows, columns, dim = placed[last]
-        outer = matmul(mesh, (1,), (dim,), 256, rows, columns, out="R")
+        outer = matmul(mesh, (1,), (dim,), 256, rows, columns)
         moved = [t.op for found in (*inner, outer) for t in found.moves]
+        moved += [t.op for t in transfers(mesh, outer.out, "R", (256, columns))]
         return moved.count("all_reduce") if len(moved) == 1 and {found.out for found in inner} == {(1,)} else 99
 
     def there(*names: str) -> tuple[str, ...]:
