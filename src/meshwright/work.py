@@ -70,9 +70,10 @@ class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 class Attention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The attention core of ``batch`` sequences: scores, softmax, weighted sum, fused (FlashAttention,
-    Dao 2307.08691). ``pairs`` is the number of (query, key) pairs per head and sequence that a mask leaves."""
+    Dao 2307.08691). ``pairs`` is the number of (query, key) pairs per head and sequence that a mask leaves; ``batch`` a
+    rank's mean where each sequence is on one of several."""
 
-    batch: int
+    batch: float
     q_len: int
     kv_len: int
     heads: int

@@ -45,11 +45,11 @@ def test_the_work_of_several_lengths_is_the_sum_of_theirs():
     assert attention_seconds(groups[0], DEVICE) > 0
 
 
-def core(batch) -> Attention | VarlenAttention:
+def core(batch, words: str = "mb1", ranks: int = 1) -> Attention | VarlenAttention:
     """The forward of llama3-8b's attention core over these items."""
-    plan = parse_plan("mb1").on(1)
+    plan = parse_plan(words).on(ranks)
     model = load_model("llama3-8b")
-    stages = Stages(plan, model, parse("batch=1,seq=8192"), Mesh(plan, CLUSTER))
+    stages = Stages(plan, model, parse("batch=1,seq=8192"), Mesh(plan, load_cluster(f"{ranks}xh100")))
     context = msgspec.structs.replace(stages.context(), batch=batch)
     return next(p.forward for p in pieces_of(context, model.blocks[0].attention) if p.name == "attention core")
 
@@ -72,3 +72,13 @@ def test_an_item_that_stands_for_several_documents_attends_to_their_mean():
     # 8192 tokens in documents of 1024: as 8 of them, 8 * 1024 * 1025 / 2
     found = core(((Item(8192, 1024.0), 1),))
     assert found.pairs == 8 * 1024 * 1025 / 2
+
+
+@pytest.mark.parametrize("words", ["cp4 mb1 allgather", "cp4 mb1 ring", "cp4 mb1 ulysses"])
+def test_a_short_document_is_whole_on_one_context_parallel_rank(words):
+    # 16 documents of 512 are 4 on each of four ranks, in one kernel or in a ring's four; heads are swapped, or are not
+    found, whole = core(((document(512), 16),), words, 4), core(((document(512), 16),))
+    steps = 4 if "ring" in words else 1
+    assert (found.q_len, found.kv_len, found.pairs) == (512, 512, 512 * 513 / 2)
+    assert found.flops * steps == pytest.approx(whole.flops / 4)
+    assert found.batch * found.heads == pytest.approx(whole.batch * whole.heads / 4 / steps)

@@ -10,6 +10,8 @@ from meshwright.spec.workload import Train
 
 #: What drawn steps take longer than the same work in equal microbatches, in an attribution.
 UNEQUAL = "unequal"
+#: Relative difference of step times that sums in another order leave.
+ROUNDING = 1e-9
 
 
 def batch_spread(batches: Batches, train: Train) -> BatchSpread:
@@ -24,7 +26,7 @@ def batch_spread(batches: Batches, train: Train) -> BatchSpread:
         p10_s=p10,
         p50_s=p50,
         p90_s=p90,
-        unequal_s=max(0.0, batches.unequal_s),
+        unequal_s=batches.unequal_s if batches.unequal_s > ROUNDING * batches.mean_s else 0.0,
         useful_tokens=useful,
         useful=useful / train.tokens_per_step,
         documents=sum(count for _, count in drawn.documents()) / drawn.num_draws,
@@ -36,6 +38,7 @@ def with_unequal(split: dict[str, float], batches: Batches) -> dict[str, float]:
     """The attribution of the same work in equal microbatches, with what the drawn steps wait beyond it, so that it sums
     to their mean; where they happen to wait less, every entry is shorter."""
     extra = batches.unequal_s
+    extra = extra if abs(extra) > ROUNDING * batches.mean_s else 0.0
     shorter = 1.0 if extra >= 0 else batches.mean_s / batches.even.step_time_s
     out = {cause: seconds * shorter for cause, seconds in split.items()}
     return out | {UNEQUAL: max(0.0, extra)}

@@ -213,16 +213,21 @@ def _core(
         for item, count in c.batch:
             seq, queries = item.new_tokens, item.new_tokens // outer
             seen = _seen(item, c.causal, window, spec.chunked)
+            if outer > 1 and seq * 2 * outer <= c.seq_len:  # shorter than a rank's piece of a row: whole on one rank
+                many, rows, keys = count / outer / ring, seq, seq
+            else:
+                many, rows, keys = count, max(1, queries // ring), max(1, max(seq, int(item.context)) // ring)
+                seen = seen * max(1, queries) / seq / ring
             groups.append(
                 Attention(
-                    batch=count,
-                    q_len=max(1, queries // ring),
-                    kv_len=max(1, max(seq, int(item.context)) // ring),
+                    batch=many,
+                    q_len=rows,
+                    kv_len=keys,
                     heads=heads,
                     kv_heads=kv,
                     head_dim=spec.head_dim,
                     v_head_dim=spec.v_head_dim,
-                    pairs=seen * max(1, queries) / seq / ring,
+                    pairs=seen,
                     dtype=c.attention_dtype,
                     backward=backward,
                 )
