@@ -28,10 +28,11 @@ from meshwright.plan import Plan, parse
 from meshwright.run import bench
 from meshwright.run.data import Batch
 from meshwright.run.environment import prefer
-from meshwright.run.launch import World, start
+from meshwright.run.launch import start
 from meshwright.run.mesh import build
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
+from meshwright.run.world import World
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load

@@ -14,7 +14,8 @@ from rich.console import Console
 from meshwright import plan
 from meshwright.answer.metrics import Metric
 from meshwright.causes import WORDS
-from meshwright.report.diff import UNATTRIBUTED, delta, render
+from meshwright.report.diff import UNATTRIBUTED, delta
+from meshwright.report.diff_text import render
 from meshwright.spec import cluster, workload
 from tests.report.sample import GIB, prediction, stepping
 

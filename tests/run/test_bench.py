@@ -15,7 +15,8 @@ from meshwright.run.bench import operators as bench_operators
 from meshwright.run.bench import store as bench_kept
 from meshwright.run.bench.clock import Clock, mean
 from meshwright.run.environment import only_cores
-from meshwright.run.launch import World, start
+from meshwright.run.launch import start
+from meshwright.run.world import World
 from meshwright.simulate.step import simulate
 from meshwright.spec import cluster
 from meshwright.spec.workload import Train

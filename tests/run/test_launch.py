@@ -21,7 +21,8 @@ from meshwright.errors import Diagnostic, Infeasible, MeshwrightError
 from meshwright.run import environment as around
 from meshwright.run import launch
 from meshwright.run.environment import num_threads
-from meshwright.run.launch import RankDied, Report, verdict
+from meshwright.run.launch import verdict
+from meshwright.run.world import RankDied, Report
 from tests.run import processes
 from tests.run.forked import Program
 

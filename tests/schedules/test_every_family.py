@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.schedules import build, families, get
-from meshwright.schedules.actions import BW, Actions, B, F, W
+from meshwright.schedules.actions import BW, B, F, W
+from meshwright.schedules.text import parse_actions
 from meshwright.schedules.timing import in_order_times, in_order_times_plain
 from meshwright.schedules.verify import verify
 
@@ -43,7 +44,7 @@ def test_every_legal_shape_builds_and_every_illegal_one_says_why(shape):
     assert (actions.num_ranks, actions.num_stages, actions.num_microbatches) == (p, p * vpp, m)
     assert verify(actions) == []  # once per stage and direction, no deadlock in order
     _each_once(actions)
-    assert Actions.parse(actions.text()) == actions
+    assert parse_actions(actions.text()) == actions
 
 
 def _each_once(actions):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.schedules import build
-from meshwright.schedules.actions import Actions
+from meshwright.schedules.text import parse_actions
 from meshwright.schedules.timing import peak_in_flight
 
 RANKS, MICROBATCHES = st.integers(1, 8), st.integers(1, 40)
@@ -101,5 +101,5 @@ def test_2bp_over_gpipe_keeps_everything_and_over_1f1b_no_less_than_1f1b(p, m):
 @pytest.mark.parametrize(("keep_w", "expected"), [(1.0, 3.0), (0.5, 2.5), (0.0, 2.0)])
 def test_a_split_backward_frees_its_share_of_the_activation(keep_w, expected):
     # By hand: held after each action is 1, 2, 1+k, 2+k, 2, 1+k, 1, k, 0.
-    actions = Actions.parse("F0 F1 B0 F2 W0 B1 W1 B2 W2")
+    actions = parse_actions("F0 F1 B0 F2 W0 B1 W1 B2 W2")
     assert peak_in_flight(actions, keep_w).tolist() == [expected]

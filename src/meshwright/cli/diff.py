@@ -40,7 +40,8 @@ def run(argv: list[str]) -> int:
     given, wrong = options.read(Options, argv, command=COMMAND, description=DESCRIPTION)
     asked = given.on or given.train or given.plan
     a, b = _asked(given, wrong) if asked else _files(given, wrong)
-    from meshwright.report.diff import delta, render
+    from meshwright.report.diff import delta
+    from meshwright.report.diff_text import render
 
     difference = delta(a, b)
     if given.json:

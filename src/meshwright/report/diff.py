@@ -83,13 +83,6 @@ def delta(a: Prediction | Mapping[str, Any], b: Prediction | Mapping[str, Any]) 
     )
 
 
-def render(difference: Delta, console) -> None:
-    """Print why b differs from a; see ``diff_text.py``."""
-    from meshwright.report.diff_text import render as print_delta
-
-    print_delta(difference, console)
-
-
 def _saved(side: Prediction | Mapping[str, Any]) -> Mapping[str, Any]:
     return side.to_json() if isinstance(side, Prediction) else side
 

@@ -16,10 +16,11 @@ import torch.distributed as dist
 from meshwright.plan import Plan
 from meshwright.run import mesh
 from meshwright.run.data import Batch
-from meshwright.run.launch import World, start
+from meshwright.run.launch import start
 from meshwright.run.pieces import Parameter
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
+from meshwright.run.world import World
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 

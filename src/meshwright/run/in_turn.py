@@ -18,10 +18,10 @@ from meshwright.run import clocks, launch, mesh
 from meshwright.run.data import Batch
 from meshwright.run.environment import prefer
 from meshwright.run.gather import gather
-from meshwright.run.launch import World
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
+from meshwright.run.world import World
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity

@@ -28,14 +28,16 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.errors import MeshwrightError
+from meshwright.run import watchdog
 from meshwright.run.environment import keep_memory, launched, num_threads, own_cores, run_in_batch
+from meshwright.run.world import RankDied, Report, World, died
 
 #: How long the others may take to say why they ended once a rank has died; then they are killed.
 GRACE_S = 1.5
@@ -45,37 +47,6 @@ TIMEOUT_S = 600.0
 ASKING = (signal.SIGINT, signal.SIGTERM)
 #: What a rank says whose peer has gone: a consequence, never the cause.
 PEER = re.compile(r"closed by peer|reset by peer|broken pipe|timed out|connection refused|NCCL|socket|gloo", re.I)
-
-
-class World(NamedTuple):
-    """This process's place: ``local_rank`` among the ``local_size`` processes of its machine ``host``."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    device: torch.device
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-
-class RankDied(MeshwrightError):
-    """A run that ended because of one of its processes: exit code 1."""
-
-    exit_code = 1
-
-
-class Report(msgspec.Struct, kw_only=True):
-    """What a process leaves behind: its result, or why there is none. ``consequence``: another rank was the cause."""
-
-    result: Any = None
-    diagnostics: list[Diagnostic] = []
-    exit_code: int = 0
-    cause: str = ""
-    consequence: bool = False
 
 
 class Stop:
@@ -318,17 +289,6 @@ def verdict(ended: dict[int, int], reports: dict[int, Report | None]) -> Meshwri
     return died(rank, socket.gethostname(), report.cause if report else f"it ended with code {ended[rank]}", "")
 
 
-def died(rank: int, host: str, cause: str, help: str = "") -> RankDied:
-    """L001."""
-    return RankDied(
-        Diagnostic(
-            code="L001",
-            message=f"rank {rank} on {host} died: {cause}",
-            help=help or "MESHWRIGHT_DEBUG=1 shows where; --resume goes on from the last checkpoint",
-        )
-    )
-
-
 @contextmanager
 def _forwarding(children: list[Any], stops: bool):
     """SIGINT and SIGTERM ask children that can stop to end in order; others, and the second time all, are killed."""
@@ -356,8 +316,6 @@ def _forwarding(children: list[Any], stops: bool):
 
 def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str, timeout_s: float, stops: bool) -> Any:
     """One rank of a launched job: `function`'s result on rank 0, None elsewhere."""
-    from meshwright.run import watchdog
-
     size, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))

@@ -32,7 +32,6 @@ from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
 from meshwright.run.checkpoint.format import find, read_index
 from meshwright.run.data import tokenizer
 from meshwright.run.gather import gather
-from meshwright.run.launch import World
 from meshwright.run.mesh import Group, Mesh
 from meshwright.run.metrics import METRICS, Metrics, Progress
 from meshwright.run.pieces import Piece
@@ -40,6 +39,7 @@ from meshwright.run.record import Off, Recorder, ResidentBytes, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
+from meshwright.run.world import World
 from meshwright.spec.architecture import Model
 from meshwright.spec.workload import Lengths, Train
 from meshwright.timeline import UNKNOWN, Counter, Identity, Timeline, pack

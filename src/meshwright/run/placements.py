@@ -12,7 +12,7 @@ import torch.distributed as dist
 from meshwright.plan import algebra
 from meshwright.plan.algebra import PARTIAL, REPLICATE, Mesh, Placement, Transfer
 from meshwright.run import launch
-from meshwright.run.launch import World
+from meshwright.run.world import World
 
 
 def apart(mesh: Mesh, pairs: Sequence[tuple[Placement, Placement]], shape: Sequence[int]) -> float:

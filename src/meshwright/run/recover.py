@@ -22,7 +22,7 @@ import msgspec
 
 from meshwright.run import launch, loop
 from meshwright.run.checkpoint.format import complete
-from meshwright.run.launch import RankDied
+from meshwright.run.world import RankDied
 from meshwright.simulate.job import JobSizes, run_job
 from meshwright.world.decider import LogEntry
 from meshwright.world.recovery import (

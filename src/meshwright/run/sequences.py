@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from meshwright.run import launch, mesh
 from meshwright.run.exchange import swap
-from meshwright.run.launch import World
 from meshwright.run.visible import runs_of
+from meshwright.run.world import World
 
 HEADS, TOKENS, DIM = 4, 32, 8
 

@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from meshwright.run.launch import Report, World, died
+from meshwright.run.world import Report, World, died
 
 BEAT_S = 0.5
 #: A rank not heard of for so long has died.

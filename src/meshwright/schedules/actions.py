@@ -77,19 +77,6 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return "\n".join(lines) + "\n"
 
     @classmethod
-    def parse(cls, text: str) -> Actions:
-        """The actions written in `text`.
-
-        Raises:
-            MeshwrightError: S002 for every word that is not an action, S003 for every action written twice,
-                S004 when there is no action at all, S005 for a number left out, S007 for a W without its B; each with
-                its line and column.
-        """
-        from meshwright.schedules.text import parse
-
-        return parse(text)
-
-    @classmethod
     def of(
         cls,
         name: str,

@@ -17,8 +17,14 @@ Action = tuple[int, int, int]
 """(kind, stage, microbatch)."""
 
 
-def parse(text: str) -> Actions:
-    """See `Actions.parse`."""
+def parse_actions(text: str) -> Actions:
+    """The actions written in `text`.
+
+    Raises:
+        MeshwrightError: S002 for every word that is not an action, S003 for every action written twice,
+            S004 when there is no action at all, S005 for a number left out, S007 for a W without its B; each with
+            its line and column.
+    """
     name, rows, places, found = _read(text)
     full = _full_backwards(rows, places, found)
     if found:

@@ -36,10 +36,11 @@ from meshwright.run.bench.operands import Operands, kept
 from meshwright.run.bench.scope import FULL, QUICK, Layer, Scope
 from meshwright.run.bench.store import Kept
 from meshwright.run.environment import num_cores, only_cores, prefer
-from meshwright.run.launch import World, start
+from meshwright.run.launch import start
 from meshwright.run.mesh import Group
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
+from meshwright.run.world import World
 
 #: Products of more operations say nothing new on a core.
 LARGEST_FLOPS = 1e9

@@ -10,7 +10,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.launch import World
+from meshwright.run.world import World
 
 REPEATS = 5
 #: Seconds that one repeat of a short operation lasts if nothing else is said (see :class:`.scope.Scope`).

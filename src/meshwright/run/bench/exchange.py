@@ -16,8 +16,8 @@ from meshwright.run.bench.scope import Scope
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit
-from meshwright.run.launch import World
 from meshwright.run.mesh import Group
+from meshwright.run.world import World
 
 #: Work between two collectives of a step, seconds on a core of its own.
 BETWEEN_S = 2e-3

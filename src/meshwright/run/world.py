@@ -1,0 +1,52 @@
+"""The processes of a job as each sees it: its place, what it leaves behind, and how the death of one is told."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from meshwright.errors import Diagnostic, MeshwrightError
+
+
+class World(NamedTuple):
+    """This process's place: ``local_rank`` among the ``local_size`` processes of its machine ``host``."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+
+class RankDied(MeshwrightError):
+    """A run that ended because of one of its processes: exit code 1."""
+
+    exit_code = 1
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a process leaves behind: its result, or why there is none. ``consequence``: another rank was the cause."""
+
+    result: Any = None
+    diagnostics: list[Diagnostic] = []
+    exit_code: int = 0
+    cause: str = ""
+    consequence: bool = False
+
+
+def died(rank: int, host: str, cause: str, help: str = "") -> RankDied:
+    """L001."""
+    return RankDied(
+        Diagnostic(
+            code="L001",
+            message=f"rank {rank} on {host} died: {cause}",
+            help=help or "MESHWRIGHT_DEBUG=1 shows where; --resume goes on from the last checkpoint",
+        )
+    )
