@@ -1,4 +1,4 @@
-"""What both executors return, as columns: task spans, counters, instants, records, and who made them.
+"""Timelines, which both executors return, as columns: task spans, counters, instants, records, and who made them.
 
 A span is one task on one stream of one rank class. Its key (pool, rank, queue, kind, stage, chunk, microbatch, layer,
 step, occurrence) is stable, so a simulated and a measured timeline of the same plan can be laid side by side. Spans and

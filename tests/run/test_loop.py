@@ -246,6 +246,10 @@ def test_the_bytes_of_a_timeline_are_bounded_by_the_steps_that_are_kept(corpus, 
     assert long - short <= 6 * 5 * 8 + 1000
 
 
+def test_a_run_of_many_ranks_keeps_fewer_steps_and_one_at_least():
+    assert [loop.kept_steps(n) for n in (1, 64, 102, 103, 256, 512, 16_384)] == [5, 5, 5, 4, 2, 1, 1]
+
+
 def test_metrics_keep_what_stays_done_and_nothing_torn(tmp_path):
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"step":1}\n{"step":2}\n{"step":3}\n{"ste')

@@ -1,4 +1,4 @@
-"""How sure a step time is: draws of the errors of the costs, and the 80% interval that they leave."""
+"""Intervals: draws of the errors of the costs, and the 80% interval of the step time that they leave."""
 
 from __future__ import annotations
 

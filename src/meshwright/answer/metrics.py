@@ -1,4 +1,4 @@
-"""What an answer's numbers are called and how sure they are: the metrics of a workload, each with its 80% interval.
+"""Metrics of a workload: the numbers of an answer by name, each with its 80% interval.
 
 A workload has metrics of its own: those of training are :class:`TrainMetrics`. Reports, comparisons and searches read a
 metric by name, so that another workload's are shown by the same code.

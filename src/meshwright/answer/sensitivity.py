@@ -1,4 +1,4 @@
-"""What would help: the step under 10% more of each resource."""
+"""Sensitivities: the step time under 10% more of each resource."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _pair(name: str, predicted: float, measured: float) -> Pair:
 
 
 def _rates(answer: Prediction, step_s: float) -> tuple[Pair, ...]:
-    """What a step of another length would make of the answer's rates."""
+    """The answer's rates, and those of a step of another length."""
     predicted_s = answer.step_time_s
     tokens = answer.tokens_per_s_per_gpu * answer.num_devices * predicted_s
     mfu = answer.mfu

@@ -133,7 +133,7 @@ def repeats_s(timeline: Timeline) -> NDArray[np.float64]:
 
 
 def warm_up(count: int) -> int:
-    """How many of a run's steps only warm up."""
+    """Return the number of a run's steps that only warm up."""
     return min(WARM_UP, count // 4)
 
 

@@ -1,4 +1,4 @@
-"""What came of a run, and the prediction beside it: step time, rate, utilisation, memory, each with its error.
+"""The outcome of a run, and the prediction beside it: step time, rate, utilisation, memory, each with its error.
 
 A measured step time is the median of the steps after a warm-up, with the span of the middle 80% of them: the predicted
 one is right when it lies within (:mod:`meshwright.compare`).

@@ -46,8 +46,9 @@ from meshwright.timeline import UNKNOWN, Counter, Identity, Timeline, pack
 
 #: Checkpoints kept in a run's folder.
 KEEP = 2
-#: Steps whose spans a run's timeline has, the last ones.
-KEPT_STEPS = 5
+#: Steps whose spans a run's timeline has, the last ones; fewer of many ranks, so that it has at most so many steps of
+#: one rank: putting together a span takes some 14 us of one process at the end of a run.
+KEPT_STEPS, MOST_RANK_STEPS = 5, 512
 
 
 class Diverged(MeshwrightError):
@@ -84,7 +85,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, kw_only=True):
-    """What came of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
+    """The outcome of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
     loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
     end before its last step. ``lengths``: documents as they were packed."""
 
@@ -134,10 +135,16 @@ def train(world: World, job: Job) -> dict[str, Any]:
         return msgspec.to_builtins(run.summary(timeline))
 
 
+def kept_steps(num_ranks: int) -> int:
+    """Return the number of last steps whose spans a run of so many ranks keeps."""
+    return max(1, min(KEPT_STEPS, MOST_RANK_STEPS // num_ranks))
+
+
 @contextmanager
 def _recorded(place: Mesh, steps: int) -> Iterator[Recorder]:
     """Record the last of so many steps; those before the window of steps that is kept leave nothing."""
-    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(KEPT_STEPS, steps // 2), keep=KEPT_STEPS)
+    keep = kept_steps(place.world)
+    recorder = Recorder(rank=place.rank, device=place.device, warmup=min(keep, steps // 2), keep=keep)
     install(recorder)
     try:
         yield recorder
