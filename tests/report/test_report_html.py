@@ -120,6 +120,10 @@ def test_verdict_and_numbers_are_in_the_text(page, answer):
     assert "41.2%" in page.said and "412" in page.said and answer.plan.text() in page.said
 
 
+def test_no_record_is_printed_as_python_writes_it(page):
+    assert not re.search(r"\b(RankClass|Identity|Metric|NoneType|Timeline)\(", page.said)
+
+
 def test_every_rank_is_in_the_memory_chart_and_in_both_tables(page, answer):
     for rank in answer.memory:
         assert page.said.count(rank.rank) >= 3
