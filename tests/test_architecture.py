@@ -23,7 +23,7 @@ ORDER = (
     ("spec",),
     ("work", "world"),
     ("detect",),
-    ("layers", "schedules", "sync", "assign"),
+    ("layers", "schedules", "sync", "assign", "serving"),
     ("plan",),
     ("cost", "lower"),
     ("simulate",),

@@ -82,7 +82,7 @@ def assumptions(
                 source_of(device, "peak_flops"),
             )
         )
-        count = lowered.num_ranks
+        count = plan.layout.num_ranks
         if device.slowest_of(count) > 1.0:
             out.append(
                 Assumption(

@@ -208,21 +208,20 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
 
         packed = train
         if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
-            found = msgspec.structs.replace(msgspec.convert(lengths, Lengths), said=given.lengths)
+            found = msgspec.convert(lengths, Lengths)
             packed = msgspec.structs.replace(train, lengths=found, pack=train.pack or "concat")
         costs = standard_on(cluster, question.framework)
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
-    return _job(given, numbers, precision, predicted), predicted
+    return _job(given, numbers, precision, predicted(None)), predicted
 
 
-def _job(given: Options, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
+def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Prediction) -> Job:
     """What every rank is told. The text is tokenised here, unless each machine has to do it for itself."""
     from meshwright.run import data, loop
     from meshwright.run.data import tokenizer
     from meshwright.run.settings import Settings
 
-    prediction = useful = predicted(None)
     model, plan, train = prediction.model, prediction.plan, prediction.train
     words, corpus = given.tokenizer or "bytes", ""
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
@@ -236,8 +235,6 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, predicted: Cal
             microbatch=plan.pipeline.microbatch,
             place=f"--data {given.data}",
         )
-        if text.rows is not None:  # padding is no use
-            useful = predicted(msgspec.to_builtins(text.lengths()))
         if given.lengths:
             count = data.write_lengths(text, Path(given.lengths))
             note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
@@ -256,7 +253,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, predicted: Cal
         resume=given.resume,
         save_every=numbers.get("save_every", 0),
         weights=given.weights,
-        ideal_s=useful.mfu * useful.step_time_s,
+        ideal_s=prediction.mfu * prediction.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
     )

@@ -31,3 +31,22 @@ def standard_on(cluster: Cluster, framework: str = "") -> Costs:
     """
     named = framework or cluster.islands[0].device.framework
     return standard(load(named) if named else None)
+
+
+#: What serving engines run between kernels: nothing that is priced by the kernel. Pointwise chains are fused, and what
+#: the host adds to an iteration is the engine profile's.
+BARE = Framework(
+    name="serving",
+    elementwise_passes=1.0,
+    host_us_per_kernel=0.0,
+    host_us_per_collective=0.0,
+    host_us_per_pass=0.0,
+    source="kernels of serving engines: fused, and issued from graphs",
+)
+
+
+def serving_costs(library: str = "vllm") -> Costs:
+    """Costs of serving: attention that also writes the cache, products of experts in one kernel, and the collectives of
+    a serving `library` (one-shot all-reduces of small buffers)."""
+    links = (measured.price, network.Network(library=library), fitted.link(serving=True))
+    return Costs(BARE, links, profile="catalog profiles of serving kernels, else roofline")

@@ -69,6 +69,20 @@ def loss(c: Context, rows: int, *, shared: bool = True) -> list[Piece]:
     return [*projection, entropy]
 
 
+def logits(c: Context, spec: Head) -> list[Piece]:
+    """Forward of the tokens that are sampled, all of them on every rank: final norm, projection (split over tp), scores
+    gathered, and the softmax in fp32 that the next token is drawn from."""
+    width = -(-spec.rows // c.tp)
+    pieces = [norm(c, "final norm"), *linear(c, "head", width, c.hidden)]
+    scores = float(c.tokens) * spec.rows
+    if c.tp > 1:
+        gathered = Collective(op="all_gather", num_bytes=scores * c.element, group=c.tp_group)
+        pieces.append(Piece(name="scores gather", forward=gathered, queue="tp"))
+    # cast to fp32; maximum; exponentials and their sum; draw
+    sampling = Elementwise(num_bytes=scores * ((c.element + 4) + 4 + 8 + 4), kernels=4, fused=True)
+    return [*pieces, Piece(name="sampling", forward=sampling)]
+
+
 def _loss_sums(c: Context) -> list[Piece]:
     """Maximum, sum of exponentials and the target's logit, each a number per token, over the vocabulary's ranks."""
     if c.tp == 1:

@@ -78,8 +78,6 @@ QUEUES: dict[str, str] = {
     "dp": "red",
     "dp_gather": "red",
     "pp_forward": "rose",
-    "link_forward": "rose",
-    "link_backward": "rose",
     "pp_backward": "rose",
     "copy": "grey",
     "host": "grey",

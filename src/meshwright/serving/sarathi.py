@@ -1,0 +1,52 @@
+"""Sarathi-Serve: chunks of prompts ride along with decoding, so that no answer stalls (Agrawal et al., OSDI 2024,
+2403.02310, algorithm 3).
+
+An iteration computes everybody's next token, then the chunk of a prompt that was begun, then of new ones, up to a
+budget of tokens that keeps the iteration short. A prompt is admitted where there are cache blocks for all of it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.vllm_v0 import make_room
+
+
+class Sarathi(msgspec.Struct, frozen=True):
+    """The policy; 512 is the paper's budget for strict objectives (section 5.1)."""
+
+    name: str = "sarathi"
+    title: str = "chunked prefill beside decoding (Sarathi-Serve)"
+    code: int = 5
+    budget: int = 512
+    reserves: bool = False
+    watermark: bool = True
+
+    def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
+        """Compute next tokens and begun prompts, then admit. Of those that run only the last has a prompt that is not
+        computed yet, so that their order is the paper's."""
+        left, place = limits.budget, 0
+        while place < len(plan.running) and left > 0:
+            new = min(plan.running[place].need, left)
+            if make_room(plan, limits, place, new):
+                plan.compute(place, new)
+                left -= new
+            place += 1
+        if plan.evicted:
+            return
+        while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
+            one = plan.waiting[0]
+            blocks = limits.blocks_for(one.need)
+            if plan.free - blocks < limits.watermark:
+                break
+            new = min(one.need, left)
+            plan.compute(plan.admit(blocks), new)
+            left -= new
+
+    def keeps(self, finished: bool, others: bool) -> bool:
+        """Whoever is answered leaves."""
+        return not finished
+
+
+POLICY = Sarathi()

@@ -1,0 +1,48 @@
+"""Static batching: a batch is computed until all of its requests are answered, and only then the next one is taken.
+
+FasterTransformer and Triton's static batcher serve like this (the baseline of Orca, Yu et al., OSDI 2022, section 2).
+Requests that are answered early keep their place, and the engine computes for them in vain.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.serving.batching import EngineLimits, NextBatch
+
+
+class Static(msgspec.Struct, frozen=True):
+    """The policy; every request of a batch has the cache blocks of the longest of them."""
+
+    name: str = "static"
+    title: str = "one batch at a time (FasterTransformer)"
+    code: int = 1
+    budget: int = 0
+    reserves: bool = True
+    watermark: bool = False
+
+    def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
+        """Go on with the batch, or take the next one."""
+        if not plan.running:
+            _take(plan, limits)
+        for place, one in enumerate(plan.running):
+            plan.compute(place, one.need)
+
+    def keeps(self, finished: bool, others: bool) -> bool:
+        """All leave together."""
+        return others
+
+
+def _take(plan: NextBatch, limits: EngineLimits) -> None:
+    """Admit as many as there is room for, if each were as long as the longest."""
+    count = longest = 0
+    for one in plan.waiting[: limits.max_batch]:
+        length = max(longest, limits.blocks_for(one.prompt + one.limit))
+        if (count + 1) * length > plan.free:
+            break
+        count, longest = count + 1, length
+    for _ in range(count):
+        plan.admit(longest)
+
+
+POLICY = Static()

@@ -1,0 +1,50 @@
+"""vLLM V1: decoding and prefill in one iteration, under one budget of tokens.
+
+Those that run come first, in order of admission; what is left of the budget goes to those that wait, whose prompts are
+cut into chunks where they do not fit (vllm/v1/core/sched/scheduler.py). Blocks are held as tokens are computed; where
+there are none the request admitted last is evicted and computed again, and then nobody is admitted in that iteration.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.vllm_v0 import make_room
+
+
+class VllmV1(msgspec.Struct, frozen=True):
+    """The policy; its usual budget is that of the server on a large device."""
+
+    name: str = "vllm-v1"
+    title: str = "decode and prefill under one token budget (vLLM V1)"
+    code: int = 4
+    budget: int = 8192
+    reserves: bool = False
+    watermark: bool = False
+
+    def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
+        """Compute what those that run need, then admit."""
+        left, place = limits.budget, 0
+        while place < len(plan.running) and left > 0:
+            new = min(plan.running[place].need, left)
+            if make_room(plan, limits, place, new):
+                plan.compute(place, new)
+                left -= new
+            place += 1
+        if plan.evicted:
+            return
+        while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
+            new = min(plan.waiting[0].need, left)
+            blocks = limits.blocks_for(new)
+            if blocks > plan.free:
+                break
+            plan.compute(plan.admit(blocks), new)
+            left -= new
+
+    def keeps(self, finished: bool, others: bool) -> bool:
+        """Whoever is answered leaves."""
+        return not finished
+
+
+POLICY = VllmV1()

@@ -1,0 +1,197 @@
+"""What a serving iteration takes: tables of the programs of a forward pass, by what they depend on.
+
+The time of an iteration is the sum of four parts, and of the host's. The token-wise part is a function of the tokens
+alone, sampling of the tokens sampled. Decoding attention is a function of how many requests decode and of their mean
+context: a kernel's requests share its time by their keys, which is linear in each context, so that the mean stands for
+all. Prefill attention is a function of how many prompts there are, of their mean new tokens and of what is cached.
+Between the nodes of a table the time is interpolated linearly; ``tests/simulate/test_iterations.py`` holds what that
+leaves. With a pipeline of p stages the requests of an iteration are up to p microbatches that follow one another
+through the stages: a round takes what the whole model takes for one of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, sqrt
+
+import msgspec
+import numpy as np
+
+from meshwright.causes import CAUSE, PRICED
+from meshwright.cost import Costs
+from meshwright.lower.forward import Forward
+from meshwright.lower.layer import Entry
+from meshwright.simulate.layer import cost
+from meshwright.spec.hardware import Device
+
+#: Tokens of an iteration at which the token-wise part is priced: CUDA graphs' sizes, then ever fewer.
+TOKEN_STEPS = ((1, 1, 8), (8, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 4096), (4096, 1024, 16384))
+#: Cached tokens in front of a prompt at which prefill is priced.
+PASTS = (0.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0)
+#: Longest table of the token-wise part, in tokens.
+MOST_TOKENS = 1 << 21
+
+
+class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds of a replica's iterations on its devices.
+
+    ``linear_s`` [tokens] and ``sampled_s`` [sampled tokens]; ``decode_s`` [requests, contexts]; ``prefill_s``
+    [prompts, queries, cached] per new token of a prompt. ``linear_parts`` and ``linear_spread`` [tokens, causes] split
+    the token-wise part, ``sampled_parts`` [sampled, causes] the sampling. ``sigma`` is the relative error of the
+    attention kernels.
+    """
+
+    linear_s: np.ndarray
+    linear_parts: np.ndarray
+    linear_spread: np.ndarray
+    sampled_s: np.ndarray
+    sampled_parts: np.ndarray
+    sampled_spread: np.ndarray
+    decode_s: np.ndarray
+    context_node: np.ndarray
+    prefill_s: np.ndarray
+    batch_node: np.ndarray
+    query_node: np.ndarray
+    past_node: np.ndarray
+    sigma: float
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens of the largest iteration in the table."""
+        return len(self.linear_s) - 1
+
+    def decoding(self, requests: int, context: float) -> float:
+        """Return the attention of so many requests that decode behind so many tokens each on average."""
+        node = self.context_node
+        at = min(max(int(np.searchsorted(node, context, side="right")) - 1, 0), len(node) - 2)
+        low, high = self.decode_s[requests, at], self.decode_s[requests, at + 1]
+        return float(low + (context - node[at]) * ((high - low) / (node[at + 1] - node[at])))
+
+    def prefilling(self, prompts: int, queries: float, past: float) -> float:
+        """Return the attention of so many prompts, each of so many new tokens behind so many on average."""
+        found = self.prefill_s
+        for node, value in ((self.batch_node, prompts), (self.query_node, queries), (self.past_node, past)):
+            at = min(max(int(np.searchsorted(node, value, side="right")) - 1, 0), len(node) - 2)
+            share = max((value - node[at]) / (node[at + 1] - node[at]), 0.0)
+            found = found[at] * (1.0 - share) + found[at + 1] * share
+        return float(found) * queries
+
+    def scaled(self, factors: np.ndarray, attention: float) -> IterationCosts:
+        """Return the costs with every cause's seconds times its factor [causes], and attention's times `attention`."""
+        return msgspec.structs.replace(
+            self,
+            linear_s=np.ascontiguousarray(self.linear_parts @ factors),
+            sampled_s=np.ascontiguousarray(self.sampled_parts @ factors),
+            decode_s=self.decode_s * attention,
+            prefill_s=self.prefill_s * attention,
+        )
+
+
+def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch: int, context: int) -> IterationCosts:
+    """Return the costs of iterations of up to `tokens` tokens, `batch` requests and `context` tokens of context."""
+    tokens = min(max(tokens, batch, 2), MOST_TOKENS)
+    node = token_nodes(tokens)
+    linear = [_tokenwise(forward, device, costs, n) for n in node]
+    sample_node = token_nodes(max(batch, 2))
+    sampled = [_parts(forward.head(n), device, costs) for n in sample_node]
+    contexts = doubling(16.0, max(float(context), 32.0), 2.0)
+    requests = _halving(batch)
+    decode = np.array([[_mixed(forward, device, costs, n, 1, int(c) - 1) for c in contexts] for n in requests])
+    prompts, queries = doubling(1.0, min(max(batch, 2.0), 64.0), 1.0), doubling(1.0, float(max(tokens, 2)), 2.0)
+    pasts = np.array([p for i, p in enumerate(PASTS) if i < 2 or PASTS[i - 1] < context])
+    prefill = np.array(
+        [
+            [[_mixed(forward, device, costs, int(b), round(q), int(p)) / q for p in pasts] for q in queries]
+            for b in prompts
+        ]
+    )
+    whole = np.arange(tokens + 1)
+    alone = np.arange(max(batch, 2) + 1)
+    return IterationCosts(
+        linear_s=_filled(node, np.array([p.sum() for p, _ in linear]), whole),
+        linear_parts=_filled(node, np.array([p for p, _ in linear]), whole),
+        linear_spread=_filled(node, np.array([s for _, s in linear]), whole),
+        sampled_s=_filled(sample_node, np.array([p.sum() for p, _ in sampled]), alone),
+        sampled_parts=_filled(sample_node, np.array([p for p, _ in sampled]), alone),
+        sampled_spread=_filled(sample_node, np.array([s for _, s in sampled]), alone),
+        decode_s=_filled(np.array(requests), decode, np.arange(batch + 1)),
+        context_node=contexts,
+        prefill_s=prefill,
+        batch_node=prompts,
+        query_node=queries,
+        past_node=pasts,
+        sigma=_attention_sigma(forward, device, costs, batch, context),
+    )
+
+
+@lru_cache(maxsize=64)
+def token_nodes(most: int) -> np.ndarray:
+    """Return the numbers of tokens at which costs are priced, up to `most`."""
+    found = [n for first, step, last in TOKEN_STEPS for n in range(first, last, step) if n <= most]
+    n = TOKEN_STEPS[-1][2]
+    while n < most:
+        found.append(n)
+        n = ceil(n * 1.25)
+    return np.unique([*found, most])
+
+
+def doubling(first: float, last: float, each: float) -> np.ndarray:
+    """Return nodes from `first` until `last` is covered, `each` of them for a factor of two."""
+    found = [first]
+    while found[-1] < last or len(found) < 2:
+        found.append(first * 2 ** (len(found) / each))
+    return np.array(found)
+
+
+def _halving(batch: int) -> list[int]:
+    """Return numbers of requests up to `batch`, four for a factor of two."""
+    found = {1, 2, 3, max(batch, 2)}
+    n = 4.0
+    while n < batch:
+        found.add(round(n))
+        n *= 2**0.25
+    return sorted(found)
+
+
+def _filled(node: np.ndarray, values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Return values [at, ...] between those [node, ...], linearly; below the first node the first."""
+    flat = values.reshape(len(node), -1)
+    columns = [np.interp(at, node, column) for column in flat.T]
+    return np.ascontiguousarray(np.stack(columns, axis=1).reshape(len(at), *values.shape[1:]))
+
+
+def _parts(entries: list[Entry], device: Device, costs: Costs) -> tuple[np.ndarray, np.ndarray]:
+    found = cost(entries, "F", device, costs)
+    return found.parts, found.spread
+
+
+def _tokenwise(forward: Forward, device: Device, costs: Costs, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds by cause of all layers' token-wise part, and those times their relative errors."""
+    parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
+    kinds = [("embedding", 1), *enumerate(forward.model.layers_by_kind)]
+    for kind, count in kinds:
+        mine, uncertain = _parts(forward.tokenwise(kind, int(tokens)), device, costs)
+        parts += mine * count
+        spread += uncertain * count
+    message = forward.send(int(tokens))
+    if message is not None:
+        sent = costs.price(message, device)
+        stages = forward.plan.layout.pp - 1
+        parts[CAUSE["pp"]] += sent.seconds * stages
+        spread[CAUSE["pp"]] += sent.seconds * sent.sigma * stages
+    return parts, spread
+
+
+def _mixed(forward: Forward, device: Device, costs: Costs, batch: int, new: int, past: int) -> float:
+    """Seconds of the attention cores of all layers."""
+    return sum(
+        costs.price(forward.core(spec, int(batch), max(new, 1), past), device).seconds * count
+        for spec, count in forward.mixing
+    )
+
+
+def _attention_sigma(forward: Forward, device: Device, costs: Costs, batch: int, context: int) -> float:
+    """The relative error of decoding attention in the middle of what is asked."""
+    middle = max(1, int(sqrt(batch))), max(16, int(sqrt(context) * 4))
+    found = [costs.price(forward.core(spec, middle[0], 1, middle[1]), device).sigma for spec, _ in forward.mixing]
+    return max(found, default=0.0)

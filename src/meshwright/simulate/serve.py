@@ -1,0 +1,192 @@
+"""The serving simulator: requests, an engine's policy and the costs of its iterations become records of every request.
+
+An engine is a replica of the model with queues of its own; it computes one iteration after the other on a virtual
+clock. Policies of the catalog run in a compiled loop, which skips runs of equal iterations; any other decider runs in
+:mod:`meshwright.simulate.serve_plain`, which says what both compute.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.errors import MeshwrightError
+from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.simulate.iterations import IterationCosts
+from meshwright.simulate.serve_loop import (
+    EVICTIONS,
+    ITERATIONS,
+    PEAK_BATCH,
+    PEAK_BLOCKS,
+    RUNS,
+    SAMPLES,
+    serve_loop,
+)
+from meshwright.spec.requests import Requests
+
+#: Samples of the state over time that are kept of a replica.
+MOST_SAMPLES = 2048
+#: Edges of the histogram of gaps between tokens, 2% apart.
+GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
+#: Names of where a replica's time goes, as the loop counts them.
+SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle")
+
+
+class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """What the host adds to an iteration, in seconds: ``step_s`` to each, ``request_s`` for every request in it.
+    ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
+    beyond ``graph_tokens`` tokens."""
+
+    step_s: float = 0.0
+    request_s: float = 0.0
+    eager_s: float = 0.0
+    graph_tokens: int = 0
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica: its policy, limits, iteration costs, pipeline stages and host."""
+
+    policy: BatchPolicy
+    limits: EngineLimits
+    costs: IterationCosts
+    host: HostTimes = HostTimes()
+    stages: int = 1
+
+
+class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of requests [n], in seconds of the virtual clock: their arrival, when they were first ``scheduled``,
+    when their first and last token came, and how often they were evicted.
+
+    ``gaps`` is the histogram of times between tokens over :data:`GAP_EDGES`; ``spent_s`` where the replica's time went,
+    by :data:`SPENT`; ``tokens_seen`` how many iterations computed so many tokens. ``sample_s`` [s] and ``sample``
+    [s, 3] are the requests running and waiting and the cache blocks held over time.
+    """
+
+    arrival_s: np.ndarray
+    scheduled_s: np.ndarray
+    first_s: np.ndarray
+    end_s: np.ndarray
+    evicted: np.ndarray
+    gaps: np.ndarray
+    spent_s: np.ndarray
+    tokens_seen: np.ndarray
+    iterations: int
+    runs: int
+    evictions: int
+    peak_blocks: int
+    peak_batch: int
+    sample_s: np.ndarray
+    sample: np.ndarray
+
+
+def simulate(replica: Replica, requests: Requests) -> ServedRequests:
+    """Return what becomes of requests that one replica serves.
+
+    Raises:
+        MeshwrightError: W012 for requests that the cache can never hold.
+    """
+    refuse_oversized(replica, requests)
+    if not replica.policy.code:
+        from meshwright.simulate.serve_plain import simulate as plainly
+
+        return plainly(replica, requests)
+    count, limits, host, costs = len(requests), replica.limits, replica.host, replica.costs
+    ints = {name: np.zeros(count, np.int64) for name in ("queue", "computed", "generated", "held", "evicted")}
+    times = {name: np.full(count, -1.0) for name in ("last_s", "scheduled_s", "first_s", "end_s")}
+    width = min(count, limits.max_batch) + 1
+    arrival = np.array(requests.arrival_s, np.float64)
+    gaps, counts = np.zeros(len(GAP_EDGES), np.int64), np.zeros(7, np.int64)
+    spent, seen = np.zeros(len(SPENT)), np.zeros(costs.most_tokens + 1)
+    sample_s, sample = np.zeros(MOST_SAMPLES), np.zeros(3 * MOST_SAMPLES, np.int64)
+    watermark = limits.watermark if replica.policy.watermark else 0
+    serve_loop(
+        count,
+        64,
+        np.array(
+            [
+                replica.policy.code,
+                limits.max_batch,
+                limits.budget,
+                limits.block,
+                limits.blocks,
+                watermark,
+                requests.concurrency,
+                replica.stages,
+                host.graph_tokens,
+            ],
+            np.int64,
+        ),
+        np.array([host.step_s, host.request_s, host.eager_s]),
+        arrival,
+        np.array(requests.prompt, np.int64),
+        np.array(requests.output, np.int64),
+        costs.linear_s,
+        costs.most_tokens,
+        costs.sampled_s,
+        np.ascontiguousarray(costs.decode_s).ravel(),
+        costs.context_node,
+        len(costs.context_node),
+        np.ascontiguousarray(costs.prefill_s).ravel(),
+        costs.batch_node,
+        len(costs.batch_node),
+        costs.query_node,
+        len(costs.query_node),
+        costs.past_node,
+        len(costs.past_node),
+        GAP_EDGES,
+        len(GAP_EDGES),
+        ints["queue"],
+        np.zeros(width, np.int64),
+        np.zeros(width, np.int64),
+        ints["computed"],
+        ints["generated"],
+        ints["held"],
+        times["last_s"],
+        times["scheduled_s"],
+        times["first_s"],
+        times["end_s"],
+        ints["evicted"],
+        gaps,
+        seen,
+        spent,
+        counts,
+        MOST_SAMPLES,
+        sample_s,
+        sample,
+    )
+    kept = int(counts[SAMPLES])
+    return ServedRequests(
+        arrival_s=arrival,
+        scheduled_s=times["scheduled_s"],
+        first_s=times["first_s"],
+        end_s=times["end_s"],
+        evicted=ints["evicted"],
+        gaps=gaps,
+        spent_s=spent,
+        tokens_seen=seen,
+        iterations=int(counts[ITERATIONS]),
+        runs=int(counts[RUNS]),
+        evictions=int(counts[EVICTIONS]),
+        peak_blocks=int(counts[PEAK_BLOCKS]),
+        peak_batch=int(counts[PEAK_BATCH]),
+        sample_s=sample_s[:kept],
+        sample=sample.reshape(-1, 3)[:kept],
+    )
+
+
+def refuse_oversized(replica: Replica, requests: Requests) -> None:
+    """Raise W012 for requests that the cache can never hold, by their lines."""
+    from meshwright.spec.requests import numbered
+
+    limits = replica.limits
+    room = (limits.blocks - (limits.watermark if replica.policy.watermark else 0)) * limits.block
+    over = np.flatnonzero(requests.prompt + requests.output > room)
+    if len(over):
+        where = numbered(requests.line[over]) if len(requests.line) else f"{len(over):,} of {len(requests):,} requests"
+        longest = int((requests.prompt + requests.output).max())
+        raise MeshwrightError.one(
+            "W012",
+            f"requests of up to {longest:,} tokens, and the cache of a replica holds {max(room, 0):,}: {where}",
+            place=f"--serve {requests.source}".strip(),
+            help="more devices to a replica (tp, pp), a smaller or quantised model, kv=fp8, or shorter requests",
+        )

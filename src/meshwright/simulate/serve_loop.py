@@ -1,0 +1,419 @@
+"""The fast loop of the serving simulator: what :mod:`meshwright.simulate.serve_plain` does, over flat arrays.
+
+It decides as the policies of :mod:`meshwright.serving` do, by their ``code``. Where an iteration computes nothing but
+next tokens, and nobody is answered, evicted or admitted before the k-th one, these k iterations are one: the context
+grows by a token each, so that their times are an arithmetic series (:mod:`meshwright.simulate.iterations` says why).
+"""
+
+from __future__ import annotations
+
+from meshwright.native import Float64s, Int64s, OutFloat64s, OutInt64s, native
+
+#: Places of ``limits``.
+POLICY, MAX_BATCH, BUDGET, BLOCK, BLOCKS, WATERMARK, CONCURRENCY, PIPELINE, GRAPH_TOKENS = range(9)
+#: Places of ``fixed_s``: what an iteration takes on the host, a request in it, the host of an iteration without graphs.
+STEP, REQUEST, EAGER = range(3)
+#: Places of ``spent_s``: where the time of a replica goes.
+LINEAR, SAMPLED, DECODE, PREFILL, HOST, IDLE = range(6)
+#: Places of ``counts``.
+ITERATIONS, RUNS, EVICTIONS, SAMPLES, STRIDE, PEAK_BLOCKS, PEAK_BATCH = range(7)
+#: Codes of policies.
+STATIC, ORCA, V0, V1, SARATHI = 1, 2, 3, 4, 5
+
+
+@native("num_requests", "weight")
+def serve_loop(
+    num_requests: int,
+    weight: int,
+    limits: Int64s,
+    fixed_s: Float64s,
+    arrival: OutFloat64s,
+    prompt: Int64s,
+    output: Int64s,
+    linear_s: Float64s,
+    most_tokens: int,
+    sampled_s: Float64s,
+    decode_s: Float64s,
+    context_node: Float64s,
+    num_contexts: int,
+    prefill_s: Float64s,
+    batch_node: Float64s,
+    num_batches: int,
+    query_node: Float64s,
+    num_queries: int,
+    past_node: Float64s,
+    num_pasts: int,
+    gap_edge: Float64s,
+    num_gaps: int,
+    queue: OutInt64s,
+    run: OutInt64s,
+    new: OutInt64s,
+    computed: OutInt64s,
+    generated: OutInt64s,
+    held: OutInt64s,
+    last_s: OutFloat64s,
+    scheduled_s: OutFloat64s,
+    first_s: OutFloat64s,
+    end_s: OutFloat64s,
+    evicted: OutInt64s,
+    gaps: OutInt64s,
+    tokens_seen: OutFloat64s,
+    spent_s: OutFloat64s,
+    counts: OutInt64s,
+    most_samples: int,
+    sample_s: OutFloat64s,
+    sample_value: OutInt64s,
+) -> None:
+    """Serve the requests [n] and write down when each was ``scheduled``, had its ``first`` token and its last
+    (``end``), how often it was ``evicted``, the histogram of gaps between tokens, and samples of the state over time.
+
+    It is one function because compiled ones call no others."""
+    policy, max_batch, budget, block = limits[POLICY], limits[MAX_BATCH], limits[BUDGET], limits[BLOCK]
+    free, watermark, concurrency, pipeline = limits[BLOCKS], limits[WATERMARK], limits[CONCURRENCY], limits[PIPELINE]
+    graph_tokens = limits[GRAPH_TOKENS]
+    now = 0.0
+    head = tail = coming = answered = num_run = 0
+    stride, since = 1, 0
+    if concurrency > 0:
+        while coming < num_requests and coming < concurrency:
+            arrival[coming] = 0.0
+            queue[tail] = coming
+            tail += 1
+            coming += 1
+    while answered < num_requests:
+        if concurrency == 0:
+            while coming < num_requests and arrival[coming] <= now:
+                queue[tail] = coming
+                tail += 1
+                coming += 1
+        if num_run == 0 and head == tail:
+            spent_s[IDLE] += arrival[coming] - now
+            now = arrival[coming]
+            continue
+        # ---- who is computed, and who is admitted
+        num_new = 0  # places of `run` that have a share: the first so many, or those from `first_new` on
+        first_new = 0
+        evictions = 0
+        if policy <= ORCA:
+            if policy == STATIC and num_run == 0:
+                count = longest = 0
+                while head + count < tail and count < max_batch:
+                    r = queue[head + count]
+                    blocks = (prompt[r] + output[r] + block - 1) // block
+                    length = blocks if blocks > longest else longest
+                    if (count + 1) * length > free:
+                        break
+                    count += 1
+                    longest = length
+                for _ in range(count):
+                    r = queue[head]
+                    head += 1
+                    held[r] = longest
+                    free -= longest
+                    scheduled_s[r] = now
+                    run[num_run] = r
+                    num_run += 1
+            if policy == ORCA:
+                while head < tail and num_run < max_batch:
+                    r = queue[head]
+                    blocks = (prompt[r] + output[r] + block - 1) // block
+                    if blocks > free:
+                        break
+                    head += 1
+                    held[r] = blocks
+                    free -= blocks
+                    scheduled_s[r] = now
+                    run[num_run] = r
+                    num_run += 1
+            for i in range(num_run):
+                r = run[i]
+                new[i] = prompt[r] + generated[r] - computed[r]
+            num_new = num_run
+        else:
+            left = budget
+            if policy == V0:
+                first_new = num_run
+                while head < tail and num_run < max_batch:
+                    r = queue[head]
+                    need = prompt[r] + generated[r]
+                    blocks = (need + block - 1) // block
+                    if (need > left and num_run > first_new) or free - blocks < watermark:
+                        break
+                    head += 1
+                    held[r] = blocks
+                    free -= blocks
+                    if scheduled_s[r] < 0.0:
+                        scheduled_s[r] = now
+                    run[num_run] = r
+                    new[num_run] = need
+                    num_run += 1
+                    left -= need
+                    if left <= 0:
+                        break
+                num_new = num_run - first_new
+                if num_new == 0:
+                    first_new = 0
+                    left = num_run
+            if policy != V0 or num_new == 0:
+                place = 0
+                while place < num_run and left > 0:
+                    r = run[place]
+                    need = prompt[r] + generated[r] - computed[r]
+                    if need > left:
+                        need = left
+                    blocks = (computed[r] + need + block - 1) // block
+                    gone = False
+                    while blocks - held[r] > free:
+                        num_run -= 1
+                        victim = run[num_run]
+                        free += held[victim]
+                        held[victim] = 0
+                        computed[victim] = 0
+                        evicted[victim] += 1
+                        evictions += 1
+                        head -= 1
+                        queue[head] = victim
+                        if victim == r:
+                            gone = True
+                            break
+                    if gone:
+                        break
+                    if blocks > held[r]:
+                        free -= blocks - held[r]
+                        held[r] = blocks
+                    new[place] = need
+                    left -= need
+                    place += 1
+                num_new = place
+                if policy != V0 and evictions == 0:
+                    while head < tail and left > 0 and num_run < max_batch:
+                        r = queue[head]
+                        need = prompt[r] + generated[r]
+                        share = need if need < left else left
+                        whole = need if policy == SARATHI else share
+                        blocks = (whole + block - 1) // block
+                        if free - blocks < (watermark if policy == SARATHI else 0):
+                            break
+                        head += 1
+                        held[r] = blocks
+                        free -= blocks
+                        if scheduled_s[r] < 0.0:
+                            scheduled_s[r] = now
+                        run[num_run] = r
+                        new[num_run] = share
+                        num_run += 1
+                        num_new += 1
+                        left -= share
+        # ---- what that takes
+        num_decode = num_prefill = tokens = sampled = 0
+        context = queries = past = 0
+        steps = num_requests + 1 << 40
+        for i in range(first_new, first_new + num_new):
+            r = run[i]
+            tokens += new[i]
+            if new[i] == 1 and computed[r] > 0:
+                num_decode += 1
+                context += computed[r] + 1
+            else:
+                num_prefill += 1
+                queries += new[i]
+                past += computed[r]
+            if computed[r] + new[i] == prompt[r] + generated[r]:
+                sampled += 1
+                rest = output[r] - generated[r]
+                if rest > 0 and rest < steps:
+                    steps = rest
+        parts = pipeline if pipeline < num_new else num_new
+        at = (tokens + parts - 1) // parts
+        linear = linear_s[at if at < most_tokens else most_tokens]
+        head_s = sampled_s[(sampled + parts - 1) // parts]
+        decode = slope = room = 0.0
+        if num_decode > 0:
+            mean = context / num_decode
+            low, high = 0, num_contexts - 1
+            while high - low > 1:
+                middle = (low + high) // 2
+                if context_node[middle] <= mean:
+                    low = middle
+                else:
+                    high = middle
+            row = (num_decode + parts - 1) // parts * num_contexts + low
+            slope = (decode_s[row + 1] - decode_s[row]) / (context_node[low + 1] - context_node[low])
+            decode = decode_s[row] + (mean - context_node[low]) * slope
+            room = context_node[low + 1] - mean
+            if low + 2 >= num_contexts:
+                room = 1e18
+        prefill = 0.0
+        if num_prefill > 0:
+            b = (num_prefill + parts - 1) // parts
+            q = queries / num_prefill
+            if parts > num_prefill:
+                q = queries / parts
+            p = past / num_prefill
+            i0 = 0
+            while i0 + 2 < num_batches and batch_node[i0 + 1] <= b:
+                i0 += 1
+            j0 = 0
+            while j0 + 2 < num_queries and query_node[j0 + 1] <= q:
+                j0 += 1
+            k0 = 0
+            while k0 + 2 < num_pasts and past_node[k0 + 1] <= p:
+                k0 += 1
+            x = (b - batch_node[i0]) / (batch_node[i0 + 1] - batch_node[i0])
+            y = (q - query_node[j0]) / (query_node[j0 + 1] - query_node[j0])
+            z = (p - past_node[k0]) / (past_node[k0 + 1] - past_node[k0])
+            if y < 0.0:
+                y = 0.0
+            base = (i0 * num_queries + j0) * num_pasts + k0
+            up = num_queries * num_pasts
+            for corner in range(8):
+                share_x = x if corner >= 4 else 1.0 - x
+                share_y = y if corner % 4 >= 2 else 1.0 - y
+                share_z = z if corner % 2 == 1 else 1.0 - z
+                at_corner = base + (up if corner >= 4 else 0) + (num_pasts if corner % 4 >= 2 else 0) + corner % 2
+                prefill += share_x * share_y * share_z * prefill_s[at_corner]
+            prefill *= q
+        device = linear + head_s + decode + prefill
+        eager = fixed_s[EAGER] if num_prefill > 0 or tokens > graph_tokens else 0.0
+        host = fixed_s[STEP] + fixed_s[REQUEST] * num_new + (eager - device if eager > device else 0.0)
+        if eager > device:
+            slope_now = 0.0
+            bound = (eager - device) / slope if slope > 0.0 else 1e18
+            room = bound if bound < room else room
+        else:
+            slope_now = slope
+        one = device + host
+        # ---- how often the same again
+        if num_prefill > 0 or evictions > 0 or num_new < num_run or sampled < num_new:
+            steps = 1
+        if steps > 1:
+            if room < steps - 1:
+                steps = int(room) + 1
+            if policy > ORCA:
+                slack = free // num_run * block + 1
+                if slack < steps:
+                    steps = slack
+            if concurrency == 0 and coming < num_requests and num_run < max_batch and policy != STATIC:
+                wanted = arrival[coming] - now
+                if one * steps + slope_now * steps * (steps - 1) / 2.0 > wanted:
+                    least = wanted / (one + slope_now * wanted / one / 2.0)  # of the steps that fit, closer each time
+                    least = wanted / (one + slope_now * wanted / (one + slope_now * least / 2.0) / 2.0)
+                    fit = int(least)
+                    fit = fit - 1 if fit > 1 else 1
+                    while fit < steps and one * fit + slope_now * fit * (fit - 1) / 2.0 < wanted:
+                        fit += 1
+                    steps = fit
+            if steps < 1:
+                steps = 1
+        more = slope_now * steps * (steps - 1) / 2.0
+        lasted = one * steps + more
+        end = now + lasted
+        # ---- afterwards
+        spent_s[LINEAR] += linear * steps
+        spent_s[SAMPLED] += head_s * steps
+        spent_s[DECODE] += decode * steps + slope * steps * (steps - 1) / 2.0
+        spent_s[PREFILL] += prefill * steps
+        spent_s[HOST] += host * steps - (slope - slope_now) * steps * (steps - 1) / 2.0
+        tokens_seen[at if at < most_tokens else most_tokens] += steps
+        counts[ITERATIONS] += steps
+        counts[RUNS] += 1
+        counts[EVICTIONS] += evictions
+        used = limits[BLOCKS] - free
+        counts[PEAK_BLOCKS] = used if used > counts[PEAK_BLOCKS] else counts[PEAK_BLOCKS]
+        counts[PEAK_BATCH] = num_run if num_run > counts[PEAK_BATCH] else counts[PEAK_BATCH]
+        since += 1
+        if since >= stride:
+            since = 0
+            if counts[SAMPLES] == most_samples:
+                for i in range(most_samples // 2):
+                    sample_s[i] = sample_s[2 * i]
+                    for field in range(3):
+                        sample_value[3 * i + field] = sample_value[6 * i + field]
+                counts[SAMPLES] = most_samples // 2
+                stride *= 2
+            sample_s[counts[SAMPLES]] = now
+            sample_value[3 * counts[SAMPLES]] = num_run
+            sample_value[3 * counts[SAMPLES] + 1] = tail - head
+            sample_value[3 * counts[SAMPLES] + 2] = used
+            counts[SAMPLES] += 1
+        usual_gap, usual_bin = -1.0, 0
+        leaving = 0
+        unanswered = 0
+        for i in range(first_new, first_new + num_new):
+            r = run[i]
+            samples = computed[r] + new[i] == prompt[r] + generated[r]
+            computed[r] += new[i] + steps - 1
+            if not samples:
+                continue
+            was = generated[r]
+            generated[r] = was + steps
+            if was >= output[r]:
+                continue
+            if was == 0:
+                first_s[r] = now + one
+            else:
+                gap = now + one - last_s[r]
+                if gap != usual_gap:
+                    low, high = 0, num_gaps
+                    while high - low > 1:
+                        middle = (low + high) // 2
+                        if gap_edge[middle] <= gap:
+                            low = middle
+                        else:
+                            high = middle
+                    usual_gap, usual_bin = gap, low
+                gaps[usual_bin] += 1
+            last_s[r] = end
+            if was + steps >= output[r]:
+                end_s[r] = end
+                answered += 1
+                leaving += 1
+                if concurrency > 0 and coming < num_requests:
+                    arrival[coming] = end
+                    queue[tail] = coming
+                    tail += 1
+                    coming += 1
+        if steps > 1:
+            gap = one + slope_now * steps / 2.0
+            low, high = 0, num_gaps
+            while high - low > 1:
+                middle = (low + high) // 2
+                if gap_edge[middle] <= gap:
+                    low = middle
+                else:
+                    high = middle
+            counted = num_new
+            if policy == STATIC:
+                counted = 0
+                for i in range(num_run):
+                    r = run[i]
+                    if generated[r] - steps < output[r]:
+                        counted += 1
+            gaps[low] += counted * (steps - 1)
+            if policy > ORCA:
+                for i in range(num_run):
+                    r = run[i]
+                    blocks = (computed[r] + block - 1) // block
+                    if blocks > held[r]:
+                        free -= blocks - held[r]
+                        held[r] = blocks
+                used = limits[BLOCKS] - free
+                counts[PEAK_BLOCKS] = used if used > counts[PEAK_BLOCKS] else counts[PEAK_BLOCKS]
+        if leaving > 0:
+            if policy == STATIC:
+                unanswered = 0
+                for i in range(num_run):
+                    if generated[run[i]] < output[run[i]]:
+                        unanswered += 1
+            kept = 0
+            for i in range(num_run):
+                r = run[i]
+                if generated[r] >= output[r] and unanswered == 0:
+                    free += held[r]
+                    held[r] = 0
+                else:
+                    run[kept] = r
+                    kept += 1
+            num_run = kept
+        now = end
+    counts[STRIDE] = stride

@@ -1,0 +1,111 @@
+"""The serving simulator against hand calculations, and its fast loop against the plain one."""
+
+import numpy as np
+import pytest
+
+from meshwright import serving
+from meshwright.errors import MeshwrightError
+from meshwright.simulate.serve import GAP_EDGES, HostTimes, simulate
+from meshwright.simulate.serve_loop import serve_loop
+from meshwright.simulate.serve_plain import simulate as plainly
+from tests.serving.costs import linear_costs, replica, requests
+
+TIMES = ("arrival_s", "scheduled_s", "first_s", "end_s")
+COSTS = linear_costs(base=5e-3, token=2e-5, sampled=1e-5, decode=3e-7, prefill=1e-5, tokens=1 << 17)
+
+
+def test_a_request_alone_takes_its_prompt_and_its_tokens_one_after_the_other():
+    # 10 ms an iteration, 1 ms a token of the prompt's 20; then 4 tokens of 10 + 1 ms, with 0.1 ms per token of context:
+    # 21, 22, 23, 24 of them. First token after 30 ms, the last after 30 + 4 * 11 + 0.1 * 90 = 83 ms
+    costs = linear_costs(base=0.010, token=0.001, decode=0.0001)
+    served = simulate(replica("vllm-v1", costs), requests((2.0, 20, 5)))
+    assert served.first_s[0] - 2.0 == pytest.approx(0.030)
+    assert served.end_s[0] - 2.0 == pytest.approx(0.083)
+    assert served.spent_s.tolist() == pytest.approx([0.030 + 4 * 0.011, 0.0, 0.009, 0.0, 0.0, 2.0])
+
+
+def test_what_arrives_in_an_iteration_joins_the_next_one():
+    # iterations of a second each: the request of 0.5 s waits until 1 s, and has its token at 2 s
+    served = simulate(replica("vllm-v1"), requests((0.0, 8, 3), (0.5, 8, 1)))
+    assert served.scheduled_s.tolist() == [0.0, 1.0] and served.first_s.tolist() == [1.0, 2.0]
+
+
+def test_a_closed_loop_asks_the_next_when_one_is_answered():
+    # iterations of a second each, two open at a time: the third comes at 2 s, when the first two are answered
+    served = simulate(replica("vllm-v1"), requests((0, 8, 2), (0, 8, 2), (0, 8, 2), concurrency=2))
+    assert served.arrival_s.tolist() == [0.0, 0.0, 2.0] and served.end_s.tolist() == [2.0, 2.0, 4.0]
+
+
+def test_a_pipeline_of_two_stages_computes_two_requests_in_the_time_of_one():
+    # a second for each token: alone a request's token takes a second; of two, each is a microbatch of a round
+    costs = linear_costs(token=1.0)
+    one = simulate(replica("vllm-v1", costs, stages=2), requests((0.0, 1, 3)))
+    two = simulate(replica("vllm-v1", costs, stages=2), requests((0.0, 1, 3), (0.0, 1, 3)))
+    assert one.end_s.tolist() == [3.0] and two.end_s.tolist() == [3.0, 3.0]
+
+
+def test_without_graphs_an_iteration_takes_what_its_host_does_at_least():
+    host = HostTimes(step_s=0.001, request_s=0.002, eager_s=0.050, graph_tokens=1)
+    served = simulate(replica("vllm-v1", linear_costs(base=0.010), host=host), requests((0.0, 8, 3)))
+    # the prompt: 50 ms of host instead of 10 of device; two next tokens from graphs; 1 + 2 ms each
+    assert served.end_s[0] == pytest.approx(0.053 + 2 * 0.013)
+
+
+@pytest.mark.parametrize("policy", serving.names("batching"))
+@pytest.mark.parametrize("concurrency", [0, 20])
+@pytest.mark.parametrize(
+    ("blocks", "stages", "eager"), [(400, 1, 0.0), (400, 3, 9e-3), (4000, 1, 9e-3), (4000, 3, 0.0)]
+)
+def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager):
+    rng = np.random.default_rng(blocks + stages + concurrency)
+    at = np.zeros(90) if concurrency else np.cumsum(rng.exponential(1 / 30, 90))
+    asked = requests(*zip(at, rng.integers(1, 1500, 90), rng.integers(1, 120, 90)), concurrency=concurrency)
+    host = HostTimes(step_s=1e-3, request_s=1e-5, eager_s=eager, graph_tokens=16)
+    one = replica(policy, COSTS, blocks=blocks, stages=stages, host=host, budget=700)
+    fast, plain = simulate(one, asked), plainly(one, asked)
+    for name in TIMES:
+        assert getattr(fast, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+    assert fast.evicted.tolist() == plain.evicted.tolist()
+    assert (fast.iterations, fast.peak_blocks, fast.peak_batch) == (
+        plain.iterations,
+        plain.peak_blocks,
+        plain.peak_batch,
+    )
+    assert fast.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
+    assert np.array_equal(fast.tokens_seen, plain.tokens_seen)
+    middle = [np.searchsorted(np.cumsum(s.gaps), s.gaps.sum() / 2) for s in (fast, plain)]
+    assert abs(middle[0] - middle[1]) <= 2  # of edges 2% apart: a skipped run counts its mean
+
+
+def test_runs_of_equal_iterations_are_skipped():
+    served = simulate(replica("vllm-v1", COSTS), requests((0.0, 500, 20_000)))
+    assert served.iterations == 20_000 and served.runs < 10
+
+
+def test_the_compiled_loop_equals_itself_run_by_python():
+    rng = np.random.default_rng(1)
+    asked = requests(*zip(np.cumsum(rng.exponential(0.03, 60)), rng.integers(1, 900, 60), rng.integers(1, 60, 60)))
+    one = replica("sarathi", COSTS, blocks=300)
+    expected = plainly(one, asked)
+    compiled, serve_loop._call = serve_loop._call, None
+    try:
+        load, serve_loop._load = serve_loop._load, lambda arguments: False
+        alone = simulate(one, asked)
+    finally:
+        serve_loop._call = compiled
+        serve_loop._load = load
+    assert alone.end_s == pytest.approx(expected.end_s, rel=1e-9)
+
+
+def test_what_the_cache_can_never_hold_is_refused_by_its_line():
+    asked = requests((0.0, 8, 8), (0.0, 100, 60), (0.0, 8, 8), (0.0, 300, 1))
+    with pytest.raises(MeshwrightError) as caught:
+        simulate(replica("vllm-v1", block=16, blocks=9), asked)  # 144 tokens
+    (found,) = caught.value.diagnostics
+    assert found.code == "W012" and "2 of 4 requests" in found.message and "144" in found.message
+
+
+def test_gaps_between_tokens_fall_into_their_bins():
+    served = simulate(replica("vllm-v1", linear_costs(base=0.02)), requests((0.0, 8, 101)))
+    (bins,) = np.nonzero(served.gaps)
+    assert len(bins) == 1 and GAP_EDGES[bins[0]] <= 0.02 < GAP_EDGES[bins[0] + 1] and served.gaps.sum() == 100
