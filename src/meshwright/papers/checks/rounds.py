@@ -45,6 +45,7 @@ def diloco() -> Outcome:
             "the paper's perplexities on C4 are not simulated",
         ),
         missing=(
+            "the outer Nesterov step as a word of a plan: sync=local averages parameters",
             "its loss: on least squares one average at the very end would do as well, so that ours is only shown",
         ),
     )
