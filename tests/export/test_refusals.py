@@ -59,3 +59,10 @@ def test_asking_takes_less_than_200_microseconds_of_cpu(engine):
         return time.process_time_ns() - began
 
     assert min(once() for _ in range(50)) < 200_000
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_engines_whose_replicas_step_together_refuse_local_steps_and_ours_runs_them(target):
+    asked = request("llama3-8b", "2x8xh100", "batch=64,seq=4096", "tp2 dp8 sync=local:h=8")
+    assert "sync.policy" in [gap.facet for gap in refusals(target, asked)]
+    assert refusals("meshwright", asked) == ()

@@ -84,6 +84,7 @@ def test_encoded_changes_are_averaged_within_the_error_of_the_code_and_alike_on_
         ("dp2 mb1", 2, "none", "llama"),
         ("dp2 mb1", 2, "bf16", "llama"),
         ("dp2 mb1", 2, "int8", "llama"),
+        ("dp2 mb1", 2, "fp4", "llama"),  # a code without a version for tensors goes through host memory
         ("dp2 tp2 mb1", 2, "int8", "llama"),
         ("dp2 pp2 mb1", 2, "none", "tied"),
         ("dp4 zero1 shard2 mb1", 2, "int8", "llama"),

@@ -1,16 +1,19 @@
 """The search against brute force: bounds never exceed what they bound, and nothing better is ever thrown away."""
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from meshwright.answer.predict import predict
 from meshwright.plan import check
 from meshwright.search.evaluate import Evaluator
+from meshwright.search.restrict import restricted
 from meshwright.search.settle import settled
-from meshwright.search.space import gathers_once, plan_of
+from meshwright.search.space import default, gathers_once, plan_of
 from meshwright.search.strategies import exhaustive
-from tests.random_plans import legal_plans
-from tests.search.small import compared, everything, questions, walk_of
+from meshwright.spec.workload import Train
+from tests.random_plans import GPT, legal_plans
+from tests.search.small import CLUSTERS, compared, everything, questions, walk_of
 
 
 @given(legal_plans())
@@ -75,3 +78,20 @@ def test_zero3_under_a_pipeline_is_zero1_in_other_words(question):
             mine, other = evaluator(plan), evaluator(whole)
             assert mine.step_time_s == other.step_time_s
             assert abs(mine.headroom_bytes - other.headroom_bytes) < 1
+
+
+@given(questions(), st.sampled_from(("local:h=2", "local:h=16,codec=int8")))
+@settings(max_examples=12)
+def test_bounds_hold_for_replicas_that_step_apart(question, policy):
+    """Every plan of the space averages: none of its bounds is above what it takes in the mean of a round."""
+    model, where, train, space = question
+    apart = (model, where, train, space.with_domain("sync", (policy,)))
+    for one in compared(apart, regions=3, plans=8):
+        assert one.plan.sync.policy == policy and not check(one.plan, model, where, train)
+        assert not one.over(), (one.plan.text(), one.over())
+
+
+def test_a_search_takes_local_steps_only_where_it_is_told_to():
+    space = default(GPT, CLUSTERS["8xh100"], Train(global_batch=8, seq_len=1024))
+    assert space["sync"] == ("step",)
+    assert restricted(space, allow=["sync=local:h=4,codec=bf16"])["sync"] == ("step", "local:h=4,codec=bf16")

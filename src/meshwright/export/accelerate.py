@@ -30,6 +30,7 @@ def limits(r: Request) -> Iterator[Gap]:
         return
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.every_step(r)
     yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")
     yield from shared.order(r)
     yield from _tensor(r)

@@ -33,6 +33,7 @@ def limits(r: Request) -> Iterator[Gap]:
     """What a DeepSpeed configuration cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.every_step(r)
     yield from shared.no_pipeline(r, "stages are arguments of PipelineModule in your program, not of the JSON")
     yield from shared.order(r)
     yield from _tensor(r)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.export.gap import Gap
 from meshwright.export.request import Request
 from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.sync.policy import USUAL
 
 #: The schedules that mean the same as no pipeline at all when there is one stage: a microbatch after the other.
 PLAIN = ("1f1b", "interleaved")
@@ -40,6 +41,18 @@ def equal_shares(r: Request) -> Iterator[Gap]:
             reason="every data-parallel replica runs as many microbatches",
             help="drop shares",
             mend={"layout.shares": ()},
+        )
+
+
+def every_step(r: Request) -> Iterator[Gap]:
+    """Replicas exchange gradients in every step."""
+    if r.plan.sync.policy != USUAL:
+        yield Gap(
+            facet="sync.policy",
+            value=f"sync={r.plan.sync.policy}",
+            reason="its replicas exchange gradients in every step",
+            help="drop sync",
+            mend={"sync.policy": USUAL},
         )
 
 

@@ -39,6 +39,7 @@ def limits(r: Request) -> Iterator[Gap]:
     """What Megatron-LM cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.every_step(r)
     yield from megatron_model.limits(r)
     yield from _workload(r)
     yield from shared.order(r, (DEFAULT_ORDER, STAGES_INSIDE))

@@ -42,6 +42,7 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
     `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from shared.every_step(r)
     yield from _model(r, target)
     yield from _workload(r)
     yield from shared.order(r)

@@ -86,6 +86,22 @@ def two_axes_of_a_sequence(plan: Plan, model: Model, cluster: Cluster, train: Tr
     return plan
 
 
+def rounds_of_local_steps(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Rounds of 500 local steps with a plain mean, between groups that shard what the plan shards: as large as share a
+    node, or none where no group is legal."""
+    layout, here = plan.layout, max(1, cluster.islands[0].node.devices // plan.layout.tp)
+    data, way = layout.dp * layout.cp, over(plan, "sync=local:h=500")
+    if not layout.zero or layout.shard:
+        return way
+    scopes = [n for n in range(min(here, data // 2), 1, -1) if data % n == 0]
+    ways = [_laid_out(way, zero=layout.zero, shard=n) for n in scopes] + [_laid_out(way, zero=0)]
+    return next((w for w in ways if not check(w, model, cluster, train)), ways[-1])
+
+
+def _laid_out(plan: Plan, **changed: int) -> Plan:
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, **changed))
+
+
 RECIPES: dict[str, Function] = {
     "split_backward": split_backward,
     "interleave": interleave,
@@ -95,4 +111,5 @@ RECIPES: dict[str, Function] = {
     "tensor_parallel_inside_the_node": tensor_parallel_inside_the_node,
     "regroup_experts": regroup_experts,
     "two_axes_of_a_sequence": two_axes_of_a_sequence,
+    "rounds_of_local_steps": rounds_of_local_steps,
 }

@@ -7,6 +7,7 @@ import msgspec
 from meshwright.answer.prediction import Prediction, RankMemory
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.plan import check
+from meshwright.plan.text import over
 from meshwright.quantity import gibibytes
 from meshwright.report.facts import limit_kw
 from meshwright.spec.layers import Moe
@@ -150,8 +151,18 @@ def _sharding(prediction: Prediction, tight: RankMemory) -> list[tuple[str, str,
         (word, name, held * (1 - 1 / group))
         for prefix, level, word in SHARDED_BY
         for name, held in tight.alive.items()
-        if name.startswith(prefix) and held > 0 and layout.zero < level and prefix not in kept_whole
+        if name.startswith(prefix)
+        and held > 0
+        and layout.zero < level
+        and prefix not in kept_whole
+        and _legal(prediction, word)
     ]
+
+
+def _legal(prediction: Prediction, word: str) -> bool:
+    """Whether the plan may have one word more."""
+    p = prediction
+    return not check(over(p.plan, word), p.model, p.cluster, p.train)
 
 
 def _next_power(value: float) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from meshwright.lower.bind import Binder, first_of_group
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import Program
+from meshwright.lower.roles import NormRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
 from meshwright.lower.units import Unit
@@ -20,6 +21,7 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
+from meshwright.sync.policy import USUAL
 from meshwright.work import Group
 
 #: What the bytes of a rank's state, and what is exchanged of it, depend on in an inner part, besides what overlaps.
@@ -139,7 +141,8 @@ class Exchanges:
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        norm = self.price(binder.moving((("all_reduce", 4.0, mesh.group("tp", "cp", "dp", "pp")),)))
+        apart = range(len(mesh.slices)) if state.sync != USUAL else (0,)
+        norm = min(self.price(binder(NormRole(index))) for index in apart)
         trained = sum(n * binder.updated_params((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
         sites = {binder.site(index, r) for index, s in enumerate(mesh.slices) for r in range(len(s.devices))}
         update = min(self.price(binder.updating(trained / core.pp, site)) for site in sites)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from meshwright import schedules
 from meshwright.plan import Layout
 from meshwright.search.space import EVEN, Core, Inner, Piped, State
+from meshwright.sync.policy import USUAL
 
 
 def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> bool:
@@ -42,5 +43,9 @@ def legal(core: Core, inner: Inner, piped: Piped, state: State, among: Collectio
 
 
 def exchanges_once(core: Core, state: State) -> bool:
-    """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one."""
-    return not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
+    """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one, nor
+    where they average parameters instead."""
+    return (
+        state.sync == USUAL
+        and not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
+    )

@@ -27,6 +27,7 @@ from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import USUAL, read
 
 DEVICES = "devices"
 #: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode.
@@ -268,7 +269,14 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
         out += [State(zero=zero, shard=shard) for shard in _scopes(space, core, cluster, zero, replicas)]
-    return _with_others(space, tuple(out), "zero", "shard")
+    found = _with_others(space, tuple(out), "zero", "shard")
+    return tuple(state for state in found if state.sync == USUAL or _kept_together(core, state, cluster))
+
+
+def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
+    """Whether the rule of synchronisation goes with the sizes and what is sharded."""
+    wrong = read(state.sync).rule.wrong
+    return wrong is None or not any(wrong(plan_of(core, _ALL, PLAIN, state), cluster))
 
 
 def gathers_once(space: Space, train: Train) -> bool:

@@ -28,7 +28,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
 def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
     rule = policy.read(plan.sync.policy).rule
     if rule.wrong is not None:
-        yield from rule.wrong(plan, model, cluster)
+        yield from rule.wrong(plan, cluster)
 
 
 FIELDS = (

@@ -17,7 +17,6 @@ from meshwright.errors import Diagnostic
 if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
-    from meshwright.spec.model import Model
     from meshwright.sync.fragments import Fragment, Stored, Weights
     from meshwright.sync.policy import Policy
 
@@ -48,7 +47,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
     ``fragments`` gives what is exchanged of a group of parameters. ``together`` is how many data-parallel ranks take
     the same step; between such sets parameters may differ. ``exact``: training computes what one process would.
-    ``wrong`` gives what of a plan, a model and a cluster the rule cannot do.
+    ``wrong`` gives what of a plan on a cluster the rule cannot do.
     """
 
     name: str
@@ -58,7 +57,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fragments: Callable[[Plan, Policy, Weights, Stored], Iterator[Fragment]]
     together: Callable[[Plan], int]
     options: tuple[Option, ...] = ()
-    wrong: Callable[[Plan, Model, Cluster], Iterator[Diagnostic]] | None = None
+    wrong: Callable[[Plan, Cluster], Iterator[Diagnostic]] | None = None
 
 
 @cache

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import Diagnostic
-from meshwright.spec.layers import Moe
 from meshwright.sync.codecs import codecs
 from meshwright.sync.fragments import (
     EVERY,
@@ -34,7 +33,6 @@ from meshwright.sync.rules import Option, Rule
 if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
-    from meshwright.spec.model import Model
     from meshwright.sync.policy import Policy
 
 OWN, MEAN = "own", "mean"
@@ -82,7 +80,7 @@ def between(plan: Plan) -> tuple[str, int]:
     return "replica" if layout.shard else "dp", layout.dp * layout.cp // together(plan)
 
 
-def wrong(plan: Plan, model: Model, cluster: Cluster) -> Iterator[Diagnostic]:
+def wrong(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
     """Layouts without replicas of their own, or whose replicas exchange something in every step."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp // together(plan)
     if layout.zero and not layout.shard:
@@ -103,7 +101,7 @@ def wrong(plan: Plan, model: Model, cluster: Cluster) -> Iterator[Diagnostic]:
             f"layout.shard = {layout.shard}",
             f"take a multiple of cp = {layout.cp}",
         )
-    if any(isinstance(b.mlp, Moe) for b in model.blocks) and (plan.experts.ep > 1 or plan.etp != layout.tp):
+    if plan.experts.ep > 1 or plan.etp != layout.tp:
         yield _bad(
             "experts that are spread over replicas take tokens of all of them in every step",
             f"experts.ep = {plan.experts.ep}",
