@@ -18,8 +18,14 @@ from meshwright.errors import MeshwrightError, nearest
 if TYPE_CHECKING:
     import numpy as np
 
-MODULES = ("stored", "bf16", "int8", "sigma8", "fp4")
-"""The files of this package that define codecs, each as ``CODECS``: a new codec is a file and its name here."""
+MODULES = [
+    "meshwright.sync.codecs.stored",
+    "meshwright.sync.codecs.bf16",
+    "meshwright.sync.codecs.int8",
+    "meshwright.sync.codecs.sigma8",
+    "meshwright.sync.codecs.fp4",
+]
+"""The files that define codecs, each as ``CODECS``: a new codec is a file and its name here."""
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +52,7 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def codecs() -> dict[str, Codec]:
     """Every codec by its name."""
-    found = [import_module(f"meshwright.sync.codecs.{module}").CODECS for module in MODULES]
+    found = [import_module(module).CODECS for module in MODULES]
     return {codec.name: codec for group in found for codec in group}
 
 

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from meshwright.sync.fragments import Fragment, Stored, Weights
     from meshwright.sync.policy import Policy
 
-MODULES = ("step", "local")
-"""The files of this package that define rules, each as ``RULES``: a new rule is a file and its name here."""
+MODULES = [
+    "meshwright.sync.rules.step",
+    "meshwright.sync.rules.local",
+]
+"""The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +48,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """A way to keep replicas together, by name.
 
-    ``fragments`` gives what is exchanged of a group of parameters. ``together`` is how many data-parallel ranks take
+    ``fragments`` gives what is exchanged of a group of parameters; those that are due once in several steps are so
+    together. ``together`` is how many data-parallel ranks take
     the same step; between such sets parameters may differ. ``exact``: training computes what one process would.
     ``wrong`` gives what of a plan on a cluster the rule cannot do.
     """
@@ -63,5 +67,5 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 @cache
 def rules() -> dict[str, Rule]:
     """Every rule by its name."""
-    found = [import_module(f"meshwright.sync.rules.{module}").RULES for module in MODULES]
+    found = [import_module(module).RULES for module in MODULES]
     return {rule.name: rule for group in found for rule in group}
