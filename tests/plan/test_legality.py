@@ -215,6 +215,8 @@ def test_documents_are_packed_for_one_stream_of_tokens_and_one_pool():
     (said,) = [d for d in found if d.code == "W010"]
     assert "2 streams of tokens (source, target)" in said.message and said.place == "--train lengths=512:1,pack=padded"
     assert not check(parse("tp1"), learned(2048), WHERE, packed)
+    images = msgspec.structs.replace(learned(2048), streams=(Stream(name="image", hidden=64, tokens=196),))
+    assert "196 tokens of each image" in next(one_stream(parse("tp1"), images, packed)).message
     pools = msgspec.structs.replace(parse("tp1"), several=(Pool(plan=parse("tp1")), Pool(plan=parse("tp1"))))
     assert "a plan of 2 pools" in next(one_stream(pools, learned(2048), packed)).message
 

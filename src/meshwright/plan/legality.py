@@ -53,17 +53,22 @@ def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
 
 def one_stream(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     """W010 for documents of other lengths than a sequence where more than one stream of tokens would be cut by them, or
-    more than one pool would take its microbatches of them."""
+    one whose length the model says, or more than one pool would take its microbatches of them."""
     said = [f"lengths={train.lengths.text()[:60]}"] if train.lengths is not None else []
     said += [f"pack={train.pack}"] if train.pack else []
-    if said and len(model.flows) > 1:
+    if not said:
+        return
+    why = []
+    if len(model.flows) > 1:
         names = ", ".join(flow.name for flow in model.flows)
-        message = f"{model.name} reads {len(model.flows)} streams of tokens ({names}), which documents do not cut alike"
-        yield Diagnostic(
-            code="W010", message=message, place=f"--train {','.join(said)}", help="drop lengths= and pack="
+        why.append(
+            f"{model.name} reads {len(model.flows)} streams of tokens ({names}), which documents do not cut alike"
         )
-    if said and plan.several:
-        message = f"documents are not drawn for a plan of {len(plan.several)} pools"
+    elif model.flows[0].tokens:
+        why.append(f"{model.name} reads {model.flows[0].tokens} tokens of each {model.flows[0].name}, which stay whole")
+    if plan.several:
+        why.append(f"documents are not drawn for a plan of {len(plan.several)} pools")
+    for message in why:
         yield Diagnostic(
             code="W010", message=message, place=f"--train {','.join(said)}", help="drop lengths= and pack="
         )
