@@ -13,7 +13,7 @@ from meshwright.plan import parse as plan
 from meshwright.search.find import find
 from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted
-from meshwright.search.space import default
+from meshwright.search.space import default, plan_of
 from meshwright.search.store import Store, identity
 from meshwright.search.strategies import exhaustive
 from meshwright.search.ties import difference, tie
@@ -23,6 +23,7 @@ from meshwright.spec.model import load as model
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import parse
 from tests.random_plans import LLAMA
+from tests.search.small import everything
 
 SMALL = LLAMA, cluster("8xh100"), parse("batch=16,seq=1024")
 FEW = ["order=tp-cp-dp-pp", "schedule=1f1b,interleaved,zb-h1", "recompute=none,full", "mb=1,2"]
@@ -347,3 +348,22 @@ def test_plans_are_compared_by_the_mean_of_the_documents_and_the_answer_says_so(
     assert found.proven_optimal and any("the mean of the documents" in remark for remark in found.remarks)
     assert found.best[0].prediction.batches.num_draws == 32
     assert not find(*SMALL, space=space()).remarks
+
+
+def test_what_a_schedule_hides_is_decided_the_same_by_a_search_and_by_a_plans_words():
+    """DualPipe hides the experts' exchange (DeepSeek-V3, 2412.19437) unless the words of a plan say otherwise; a search
+    prices it so, and no other schedule."""
+    asked = model("mixtral-8x7b"), cluster("16xh100"), parse("batch=64,seq=1024")
+    few = ["pp=4", "mb=1", "tp=1", "cp=1", "zero=1", "recompute=full", "schedule=dualpipe,1f1b", "order=tp-cp-dp-pp"]
+    space = restricted(default(*asked), fix=[*few, "ep=1,4"])
+    found = {one for one, _ in find(*asked, space=space, top=100).points}
+    found |= {plan_of(*point) for point in everything(space, *asked)}
+    assert {(p.pipeline.schedule, p.experts.ep, p.overlap.ep) for p in found} == {
+        ("dualpipe", 1, False),
+        ("dualpipe", 4, True),
+        ("1f1b", 1, False),
+        ("1f1b", 4, False),
+    }
+    assert all(plan(one.text()) == one for one in found)
+    exposed = restricted(space, fix=["overlap=dp+pp"])
+    assert not any(plan_of(*point).overlap.ep for point in everything(exposed, *asked))

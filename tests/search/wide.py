@@ -30,7 +30,7 @@ CLUSTERS = {name: cluster.load(name) for name in (*ALIKE, "4xa100-80 + 4xh100", 
 CLUSTERS["slow steps"] = cluster.load("2xp5").reaching({"all_gather": 20.0, "all_reduce": 20.0})
 PROFILES = ("default", "torchtitan", "megatron-lm", "megatron-bridge-2026", "deepspeed", "nanotron")
 ORDERS = (DEFAULT_ORDER, ("dp", "tp", "cp", "pp"), ("cp", "dp", "tp", "pp"), ("tp", "cp", "pp", "dp"))
-OVERLAPS = (("dp", "pp"), (), ("dp",), ("pp",), ("dp", "pp", "tp"), ("dp", "ep", "pp"))
+OVERLAPS = (("dp", "pp"), ("dp", "pp", "usual"), (), ("dp",), ("pp",), ("dp", "pp", "tp"), ("dp", "ep", "pp"))
 #: Whose order is not worked out from the times of the plan's passes, which takes longer.
 SCHEDULES = tuple(name for name, family in schedules.families().items() if "t_f" not in family.params)
 
@@ -96,6 +96,9 @@ def wide_questions(draw, most=None):
         "overlap": some(*OVERLAPS),
         "imbalance": some(1.0, 1.5, most=1),
         "loss": some("eager", "fused"),
+        "ulysses": some(1, 1, 2, most=1),
+        "gathered": some("again", "kept", most=1),
+        "params": some("bf16", "bf16", "fp8", most=1),
         "schedule": some(*SCHEDULES),
         "vpp": draw(st.sampled_from((None, (1, 2, 3, 4, 6)))),
         "zero": some(0, 1, 2, 3),

@@ -18,9 +18,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.plan.facets.overlap import USUAL
 from meshwright.search.columns import Costs, Exchanged, spread
 from meshwright.search.exchanges import STORED
-from meshwright.search.legal import exchanges_once, most_layers, runs, together
+from meshwright.search.legal import as_decided, exchanges_once, most_layers, runs, together
 from meshwright.search.parts import Inners
 from meshwright.search.paths import KEPT, Paths
 from meshwright.search.regions import Regions
@@ -64,6 +65,20 @@ class Scope(NamedTuple):
             model.num_layers,
         )
 
+    def parts(self) -> list[Scope]:
+        """The region in parts where what overlaps is left to schedules: each schedule with what it decides alone."""
+        marked = [overlap for overlap in self.inners.overlaps if USUAL in overlap]
+        if not marked:
+            return [self]
+        said = [rest.overlap if rest.overlap in marked else None for rest in self.inners.rests]
+        out = []
+        for overlap in (*marked, None):
+            mine = np.array([one == overlap for one in said])[self.inners.rest]
+            alone = self.inners.overlaps - {*marked} if overlap is None else frozenset({overlap})
+            goes = [p for p in self.pipelines if overlap is None or as_decided(self.core.ep, overlap, p.schedule)]
+            out.append(self._replace(inners=self.inners.take(mine, alone), pipelines=tuple(goes)))
+        return [scope for scope in out if len(scope.inners) and scope.pipelines]
+
     def legal(self) -> np.ndarray:
         """Which parts go together, bool [A, B, C]: as :func:`meshwright.search.legal.legal` says of each."""
         shape = len(self.inners), len(self.pipelines), len(self.states)
@@ -77,6 +92,9 @@ class Scope(NamedTuple):
             shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
             once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
             pairs = pairs & (once | ~shared[:, None])[:, None, :]
+        if len(self.inners.overlaps) > 1 and any(USUAL in overlap for overlap in self.inners.overlaps):
+            goes = np.array([_decided(self.core.ep, rest.overlap, self.pipelines) for rest in rests])
+            pairs = pairs & goes[self.inners.rest][:, :, None]
         if any(isinstance(said, tuple) for said in shares):
             able = [[runs(self.core.pp, piped, rest.shares) for piped in self.pipelines] for rest in rests]
             pairs = pairs & np.array(able, bool).reshape(len(rests), -1)[self.inners.rest][:, :, None]
@@ -86,6 +104,12 @@ class Scope(NamedTuple):
         """Plans of the region."""
         legal = self.legal()
         return int(legal.sum()) if legal.strides[0] else len(self.inners) * int(legal[:1].sum())
+
+
+@lru_cache(maxsize=4096)
+def _decided(ep: int, overlap: tuple[str, ...], pipelines: tuple[Piped, ...]) -> np.ndarray:
+    """Which schedules go with what overlaps, bool [B]."""
+    return np.array([as_decided(ep, overlap, piped.schedule) for piped in pipelines], bool)
 
 
 @lru_cache(maxsize=4096)

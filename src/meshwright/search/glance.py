@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meshwright.cost.roofline import contention
 from meshwright.lower.layer import Entry
 from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
@@ -54,6 +55,7 @@ class Glances:
         self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.alike, self.devices = evaluator.alike, evaluator.devices
         self.names = [device.name for device in self.devices]
+        self.contention = min(0.0 if device.cores else contention(device) for device in self.devices)
         self._waits: dict[tuple, np.ndarray] = {}
         self._ends: dict[tuple, list[Entry]] = {}
         self._glances: dict[Core, Glance] = {}
@@ -142,8 +144,9 @@ class Glances:
     def _brief(self, rest: Inner) -> tuple:
         """What a glance sees of an inner part besides its order."""
         mode = "none" if rest.recompute_layers else rest.recompute
-        waits = self.alike and "tp" not in rest.overlap and "ep" not in rest.overlap
-        return _way(rest), mode == "full", mode == "selective", waits, None if self.alike else rest.shares
+        waits = self.alike and "tp" not in rest.overlap
+        beside = waits and "ep" in rest.overlap
+        return _way(rest), mode == "full", mode == "selective", waits, beside, None if self.alike else rest.shares
 
     def _glance(self, core: Core, inners: Inners) -> Glance:
         near, place = np.unique(self.near(core, inners.orders), return_inverse=True)
@@ -156,13 +159,16 @@ class Glances:
         ways = list(dict.fromkeys(way for way, *_ in briefs))
         alone = [self._alone(core, way) for way in ways]
         which = np.array([ways.index(way) for way, *_ in briefs])
-        full, repeats, waits = np.array([brief[1:4] for brief in briefs], bool).T[:, :, None, None, None]
+        full, repeats, waits, beside = np.array([brief[1:5] for brief in briefs], bool).T[:, :, None, None, None]
         each = np.repeat(np.array([a.kernels for a in alone])[which][:, None], len(near), axis=1)  # [B, N, D, 4, U]
         forward, whole, back = each[:, :, :, 0], each[:, :, :, 1], each[:, :, :, 2]
         if waits.any():
-            waited = np.array([[self._waited(a, n) for n in near.tolist()] for a in alone])[which] * waits
-            forward += waited[:, :, None, 0]
-            back += waited[:, :, None, 1]
+            waited = np.array([[self._waited(a, n) for n in near.tolist()] for a in alone])[which] * waits[..., None]
+            hidden = waited[:, :, 1] * beside  # beside kernels, which it slows for as long as both run
+            slowed = np.minimum(hidden[:, :, None], each[:, :, :, [0, 2]]) * self.contention
+            waited = waited[:, :, 0] + waited[:, :, 1] - hidden
+            forward += waited[:, :, None, 0] + slowed[:, :, :, 0]
+            back += waited[:, :, None, 1] + slowed[:, :, :, 1]
         np.maximum(whole, back, out=whole)
         repeated = forward * full + np.array([a.core for a in alone])[which][:, None] * repeats
         repeated[..., self.kinds :] = 0.0
@@ -171,10 +177,11 @@ class Glances:
         return each.reshape(-1, *each.shape[2:]).transpose(1, 2, 0, 3)
 
     def _waited(self, alone: Alone, near: int) -> np.ndarray:
-        """Seconds [2, U] of the collectives that F and B wait for, on one set of groups."""
+        """Seconds [2, 2, U] of the collectives that F and B wait for, on one set of groups: those on other queues than
+        the experts', then theirs."""
         found = self._waits.get((alone.number, near))
         if found is None:
-            found = np.zeros((2, self.num_units))
+            found = np.zeros((2, 2, self.num_units))
             for queue, passes in alone.waited.items():
                 number, group = self._distinct[near][queue]
                 known = self._waits.get((alone.number, queue, number))
@@ -182,7 +189,7 @@ class Glances:
                     known = self._waits[alone.number, queue, number] = np.array(
                         [[self._exchanged(unit, group) for unit in units] for units in passes]
                     )
-                found += known
+                found[int(queue == "ep")] += known
             self._waits[alone.number, near] = found
         return found
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from meshwright import schedules
 from meshwright.plan import Layout
+from meshwright.plan.facets.overlap import USUAL, overlapped, usual_of
 from meshwright.search.space import EVEN, Core, Inner, Piped, State
 from meshwright.sync.policy import USUAL
 
@@ -39,7 +40,13 @@ def legal(core: Core, inner: Inner, piped: Piped, state: State, among: Collectio
     """Whether the parts of a point go together; `among` are the state parts of its core."""
     apart = inner.shares == EVEN or exchanges_once(core, state)
     deep = inner.recompute_layers <= most_layers(core, piped, num_layers)
-    return apart and deep and runs(core.pp, piped, inner.shares) and together(core.pp, piped, state, among)
+    goes = as_decided(core.ep, inner.overlap, piped.schedule) and runs(core.pp, piped, inner.shares)
+    return apart and deep and goes and together(core.pp, piped, state, among)
+
+
+def as_decided(ep: int, overlap: tuple[str, ...], schedule: str) -> bool:
+    """Whether a schedule goes with what overlaps: of what is left to schedules, with what this one decides."""
+    return USUAL not in overlap or overlapped(usual_of(ep, schedule)) == overlap[:-1]
 
 
 def exchanges_once(core: Core, state: State) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facet import Form, count
 from meshwright.plan.facets import fields
+from meshwright.plan.facets.overlap import USUAL
 from meshwright.search.space import DEVICES, FACETS, Space
 
 _WORD = re.compile(r"\s*([a-z_]+)\s*(<=|>=|=)\s*(.+?)\s*", re.IGNORECASE)
@@ -83,7 +84,12 @@ def _allowed(space: Space, facet: str, _: str, values: tuple) -> Space:
 
 def _excluded(space: Space, facet: str, _: str, values: tuple) -> Space:
     before = _listed(space, facet)
-    return space.with_domain(facet, tuple(v for v in before if v not in values))
+    return space.with_domain(facet, tuple(v for v in before if _said(v) not in values))
+
+
+def _said(value: Any) -> Any:
+    """A value without the mark that the schedule decides it."""
+    return value[:-1] if isinstance(value, tuple) and value[-1:] == (USUAL,) else value
 
 
 def _bounded(space: Space, facet: str, sign: str, values: tuple) -> Space:

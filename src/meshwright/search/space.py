@@ -22,6 +22,7 @@ from meshwright.plan import Layout, Plan, check
 from meshwright.plan.facet import BALANCED, EVEN, Field
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.overlap import USUAL, overlapped, usual_of
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
@@ -30,8 +31,9 @@ from meshwright.spec.workload import Train
 from meshwright.sync.policy import USUAL, read
 
 DEVICES = "devices"
-#: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode.
-_TOGETHER = ("order", "recompute", "recompute_layers", "shares")
+#: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode, what
+#: overlaps with the schedule.
+_TOGETHER = ("order", "recompute", "recompute_layers", "overlap", "shares")
 
 
 def _part(name: str, doc: str, first: tuple[str, ...] = ()) -> type:
@@ -160,7 +162,7 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     ways = tuple(legal_inner(space, core, model, cluster, train))
     orders = _orders(space, core)
     shared = {order: _shares(space, core, order, cluster, train.global_batch) for order in orders}
-    found = _combined(ways, tuple(orders), recompute)
+    found = _combined(ways, tuple(orders), recompute, _overlaps(space, core))
     if all(shares == [EVEN] for shares in shared.values()):
         return found
     return Inners(inner._replace(shares=shares) for inner in found for shares in shared[inner.order])
@@ -184,14 +186,28 @@ def _shares(
 
 
 @lru_cache(maxsize=256)
-def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple) -> Inners:
+def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple, overlaps: tuple) -> Inners:
     """Every combination; many cores allow the same ones."""
-    return Inners(
-        way._replace(order=order, recompute=mode, recompute_layers=layers)
+    groups = [
+        [
+            way._replace(order=(), recompute=mode, recompute_layers=layers, overlap=overlap)
+            for mode, layers in recompute
+            for overlap in overlaps
+        ]
         for way in ways
-        for order in orders
-        for mode, layers in recompute
-    )
+    ]
+    return Inners.crossed(groups, orders)
+
+
+def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
+    """What overlaps in a core's plans: where the schedules of the space decide it differently, each of their ways with
+    the mark that it goes with some of them (:func:`meshwright.search.legal.as_decided`)."""
+    said = [value for value in space["overlap"] if USUAL not in value]
+    if len(said) < len(space["overlap"]):
+        names = space["schedule"] if core.pp > 1 else (PLAIN.schedule,)
+        decided = dict.fromkeys(overlapped(usual_of(core.ep, name)) for name in names)
+        said += [(*value, USUAL) if len(decided) > 1 else value for value in decided if value not in said]
+    return tuple(said)
 
 
 def _says(mode: str, layers: int) -> bool:
@@ -305,36 +321,29 @@ def _scopes(space: Space, core: Core, cluster: Cluster, zero: int, replicas: int
 
 def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
     """The plan at a point; ``balanced`` stages are still to be worked out."""
-    parts = _said(core), _said(inner), _said(piped), _said(state)
-    records: dict[str, msgspec.Struct] = {}
-    for whole, _ in parts:
-        records.update(whole)
-    for facet, record, which in _shared():
-        said: dict[str, Any] = {}
-        for number in which:
-            said.update(parts[number][1][facet])
-        records[facet] = record(**said)
-    return Plan(**records)
+    around, own = _around(core, piped, state), _around(inner)
+    joined = {facet: record(**around[1][facet], **own[1][facet]) for facet, record in _joined()}
+    return Plan(**around[0], **own[0], **joined)
 
 
 @lru_cache(maxsize=1 << 14)
-def _said(part: tuple) -> tuple[dict[str, msgspec.Struct], dict[str, dict[str, Any]]]:
-    """What a part of a point says: the records of the facets that it says alone, the attributes of others."""
-    out: dict[str, dict[str, Any]] = {}
-    for name, value in zip(part._fields, part):
-        if name != DEVICES:
-            out.setdefault(fields()[name].facet, {}).update(fields()[name].sets(value))
-    shared = {facet for facet, _, _ in _shared()}
-    return {facet: facets()[facet].record(**said) for facet, said in out.items() if facet not in shared}, out
+def _around(*parts: tuple) -> tuple[dict[str, msgspec.Struct], dict[str, dict[str, Any]]]:
+    """What some parts of a point say of a plan: the records of the facets that the inner part says nothing of, and the
+    attributes of those that it does."""
+    said: dict[str, dict[str, Any]] = {}
+    for name, value in ((n, v) for part in parts for n, v in zip(part._fields, part) if n != DEVICES):
+        said.setdefault(fields()[name].facet, {}).update(fields()[name].sets(value))
+    joined = dict(_joined())
+    whole = {facet: facets()[facet].record(**values) for facet, values in said.items() if facet not in joined}
+    return whole, {facet: said.get(facet, {}) for facet in joined}
 
 
 @cache
-def _shared() -> tuple[tuple[str, type, tuple[int, ...]], ...]:
-    """The facets that several parts of a point say: name, record, the places of those parts."""
-    said = {name: [f.name for f in facet.fields] for name, facet in facets().items()}
-    parts = (Core, Inner, Piped, State)
-    which = {name: tuple(i for i, p in enumerate(parts) if {*p._fields} & {*mine}) for name, mine in said.items()}
-    return tuple((name, facets()[name].record, places) for name, places in which.items() if len(places) > 1)
+def _joined() -> tuple[tuple[str, type], ...]:
+    """The facets that the inner part of a point says as well as others, with their records."""
+    inner = {fields()[name].facet for name in Inner._fields}
+    others = {fields()[name].facet for part in (Core, Piped, State) for name in part._fields if name != DEVICES}
+    return tuple((facet, facets()[facet].record) for facet in facets() if facet in inner & others)
 
 
 def point(plan: Plan) -> tuple[Core, Inner, Piped, State]:

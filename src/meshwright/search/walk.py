@@ -150,18 +150,17 @@ class Walk:
         runnable = self.wanted.runnable if self.wanted.narrow else None
         if runnable is None:
             return self._whole(core)
-        scopes = (self._scope(space, core) for space in runnable.narrowed(self.space, core))
-        return [scope for scope in scopes if scope.size()]
+        return [scope for space in runnable.narrowed(self.space, core) for scope in self._scopes(space, core)]
 
     def _whole(self, core: Core) -> list[Scope]:
         found = self._listed.get(core)
         if found is None:
-            scope = self._scope(self.space, core)
-            found = self._listed[core] = [scope] if scope.size() else []
+            found = self._listed[core] = self._scopes(self.space, core)
         return found
 
-    def _scope(self, space: Space, core: Core) -> Scope:
-        return Scope.of(space, core, self.model, self.cluster, self.train)
+    def _scopes(self, space: Space, core: Core) -> list[Scope]:
+        whole = Scope.of(space, core, self.model, self.cluster, self.train)
+        return [scope for scope in whole.parts() if scope.size()]
 
     def lists(self, core: Core) -> list[Scope]:
         """:meth:`scopes`, and all plans of the core counted."""

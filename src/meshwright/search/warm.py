@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from meshwright.plan import Plan
+from meshwright.plan.facets.overlap import USUAL
 from meshwright.search.legal import legal
 from meshwright.search.space import Core, Inner, Piped, State, inners, pipelines, point, states
 from meshwright.search.walk import Walk
@@ -31,8 +32,11 @@ def point_of(plan: Plan, walk: Walk) -> tuple[Core, Inner, Piped, State] | None:
         return None
     asked = walk.model, walk.cluster, walk.train
     among = states(walk.space, core, walk.cluster, walk.train)
+    mine = inners(walk.space, core, *asked)
+    if inner not in mine:
+        inner = inner._replace(overlap=(*inner.overlap, USUAL))
     if (
-        inner not in inners(walk.space, core, *asked)
+        inner not in mine
         or piped not in pipelines(walk.space, core, walk.model, walk.train)
         or state not in among
         or not legal(core, inner, piped, state, among, walk.model.num_layers)

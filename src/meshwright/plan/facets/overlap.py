@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 OVERLAPS = ("dp", "tp", "pp", "ep")
-#: The value of a search for what the schedule decides, written beside what it comes to.
+#: Said in a value of a search beside what overlaps: with the schedules alone for which that is the usual overlap.
 USUAL = "usual"
 
 
@@ -33,11 +33,15 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     ep: bool = False
 
 
+def usual_of(ep: int, schedule: str) -> Overlap:
+    """The overlap of plans whose words say none: the default, and the experts' exchange under a schedule made to hide
+    it (DualPipe). Everything that leaves the overlap open asks this, predictions and searches alike."""
+    return Overlap(ep=True) if ep > 1 and schedules.get(schedule).hides_experts else Overlap()
+
+
 def usual(plan: Plan) -> Overlap:
-    """The overlap of a plan whose words say none: the default, and the experts' exchange under a schedule made to
-    hide it (DualPipe)."""
-    hidden = plan.experts.ep > 1 and schedules.get(plan.pipeline.schedule).hides_experts
-    return Overlap(ep=True) if hidden else Overlap()
+    """The overlap of this plan if its words say none."""
+    return usual_of(plan.experts.ep, plan.pipeline.schedule)
 
 
 def _read(text: str) -> tuple[str, ...]:
@@ -53,12 +57,13 @@ def _write(value: tuple[str, ...]) -> str:
     return ",".join(name for name in OVERLAPS if name in value) or "none"
 
 
-def _of(overlap: Overlap) -> tuple[str, ...]:
+def overlapped(overlap: Overlap) -> tuple[str, ...]:
+    """What overlaps, as a search writes it."""
     return tuple(sorted(name for name in OVERLAPS if getattr(overlap, name)))
 
 
 def _words(plan: Plan) -> list[str]:
-    return [] if plan.overlap == usual(plan) else [f"overlap={_write(_of(plan.overlap))}"]
+    return [] if plan.overlap == usual(plan) else [f"overlap={_write(overlapped(plan.overlap))}"]
 
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
@@ -73,7 +78,7 @@ FIELDS = (
     Field(
         name="overlap",
         attribute=OVERLAPS,
-        help="communication beside compute",
+        help="communication beside compute (usual: as the schedule decides)",
         form=Form(
             read=_read,
             write=_write,
@@ -85,7 +90,8 @@ FIELDS = (
         decides=(STRUCTURE, LAYER, EXCHANGE),
         seen={LAYER: lambda plan: (plan.overlap.tp, plan.overlap.ep)},
         stored=lambda value: {name: name in value for name in OVERLAPS},
-        of=_of,
+        of=overlapped,
+        domain=lambda model, cluster, train: ((*overlapped(Overlap()), USUAL),),
         say=_words,
     ),
 )
