@@ -12,11 +12,12 @@ import pytest
 import meshwright as mw
 from meshwright import native as natives
 from meshwright import toposort
+from meshwright.assign import Problem, solve
+from meshwright.assign.partition import partition
 from meshwright.graph import GraphBuilder
 from meshwright.native import Float64s, Native, OutFloat64s, native
 from meshwright.schedules import build
 from meshwright.search.find import find
-from meshwright.search.partition import partition
 from meshwright.simulate import engine
 
 README = ["llama3-70b", "--on", "64xh100", "--train", "batch=512,seq=8192", "--plan", "tp8 pp4 vpp5 zero1"]
@@ -69,6 +70,9 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
     builder.depend([one], [builder.add("op", "two", builder.stream(0, "dp"), [one])], 2)
     engine.steady_state(builder.build(), np.array([0.1, 0.7]), 9)
     partition(np.array([[0.3, 0.1, 0.7, 0.2], [0.2, 0.4, 0.1, 0.6]]), first=(0.1, 0.0), last=(0.0, 0.2))
+    sizes = np.array([7, 3, 6, 4, 9, 2])
+    for method in ("first-fit", "heaviest-first"):
+        solve(method, Problem(sizes=sizes, capacity=12, costs=0.1 * sizes, num_bins=3))
     for family, ranks, count in (("2bp:gpipe", 3, 7), ("hanayo", 4, 8), ("chimera", 4, 8)):
         build(family, ranks, count)
     assert both == {
@@ -83,7 +87,9 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
         "schedules.fill_loop._run",
         "schedules.slots_loop._run",
         "search.clock._makespan",
-        "search.partition._fill",
+        "assign.first_fit._first_fit",
+        "assign.heaviest_first._heaviest_first",
+        "assign.partition._fill",
         "search.paths._follow",
     }
 

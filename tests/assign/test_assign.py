@@ -73,19 +73,6 @@ def test_what_has_no_room_is_in_no_bin():
     assert few.bin_of.tolist() == [0, -1, 0]
 
 
-def test_compiled_and_plain_first_fit_agree():
-    from meshwright.assign.first_fit import _first_fit
-
-    sizes = np.random.default_rng(0).integers(1, 100, 300)
-    order = np.argsort(-sizes, kind="stable")
-    both = []
-    for run in (_first_fit.plain, _first_fit.compiled):
-        room, bins = np.full(1024, 100, np.int64), np.full(300, -1, np.int64)
-        run(sizes, order, 300, 512, 300, room, bins)
-        both.append(bins.tolist())
-    assert both[0] == both[1]
-
-
 def test_wrong_problems_and_names_are_refused():
     assert sorted(methods()) == ["first-fit", "heaviest-first"]
     with pytest.raises(MeshwrightError, match="no method 'first'"):

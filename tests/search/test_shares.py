@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.answer.predict import predict
+from meshwright.assign.shares import apportion
 from meshwright.plan import check
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
-from meshwright.search.shares import apportion
 from meshwright.search.space import default
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model

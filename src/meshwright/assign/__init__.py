@@ -1,7 +1,9 @@
 """Assignment: items with a size and a cost onto bins with a capacity, and how far from the best it may be.
 
-Documents onto rows and microbatches are the first users. A method is a :class:`Method` record with one pure function,
-in a file of its own, registered by name; each says with its answer a bound that no assignment goes below.
+Items in any order (documents onto rows and microbatches) are assigned by a :class:`Method`: a record with one pure
+function, in a file of its own, registered by name, whose answer comes with a bound that no assignment goes below.
+Layers onto stages stay in order and batches onto kinds of slices are counts; both are solved exactly, by dynamic
+programming (:mod:`.partition`, :mod:`.shares`).
 """
 
 from __future__ import annotations

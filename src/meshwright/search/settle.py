@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 from meshwright import schedules
+from meshwright.assign.partition import partition
+from meshwright.assign.shares import apportion
 from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.partition import partition
-from meshwright.search.shares import apportion
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
 
 

@@ -317,7 +317,7 @@ FIELDS = (
     ),
     Field(
         name="stages",
-        help="layers per stage: even, balanced by the partition of search/partition.py, or numbers",
+        help="layers per stage: even, balanced by the partition of assign/partition.py, or numbers",
         form=counts("layers per stage such as 9,10,10,9"),
         spelled=KEYED,
         place=180,
@@ -329,7 +329,7 @@ FIELDS = (
     ),
     Field(
         name="shares",
-        help="microbatches of each kind of slice on unequal islands: even, balanced by search/shares.py, or numbers",
+        help="microbatches of each kind of slice on unequal islands: even, balanced by assign/shares.py, or numbers",
         form=counts("microbatches per kind of slice such as 5,11"),
         spelled=KEYED,
         place=190,

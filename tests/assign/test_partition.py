@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.search.partition import partition
+from meshwright.assign.partition import partition
 
 
 @st.composite
