@@ -15,12 +15,15 @@ from meshwright.errors import Diagnostic
 from meshwright.plan import Plan
 from meshwright.plan.facets import facets
 from meshwright.spec import naming
+from meshwright.spec.ends import Head
 from meshwright.spec.layers import Block, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.numerics import ROPE_TYPES
 from meshwright.spec.workload import Train
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "momentum")
+#: Schools whose layers have modules of their own, which every rank holds whole.
+WHOLE = ("mamba2", "qwen3_5", "bert", "t5")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh", "relu")
 
 
@@ -31,7 +34,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         stored = msgspec.structs.replace(plan.precision, compute=precision)
         plan = msgspec.structs.replace(plan, precision=stored)
     asked = (facet.unexecutable(plan, model, train) for facet in facets().values() if facet.unexecutable)
-    return [*_model(model), *_workload(train), *chain.from_iterable(asked)]
+    return [*_model(model), *_workload(train), *_whole(plan, model, train), *chain.from_iterable(asked)]
 
 
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
@@ -43,6 +46,11 @@ def _model(model: Model) -> Iterator[Diagnostic]:
     if not naming.school(model):
         help = f"families that are: {known}"
         yield _bad("P030", f"the {model.family} family is predicted, not trained", f"model {model.name}", help)
+        return
+    if naming.school(model) in WHOLE:
+        for why in sorted(set(_parts(model))):
+            message = f"{model.name} is predicted, not trained: {why}"
+            yield _bad("P030", message, f"model {model.name}", f"trained: {known}")
         return
     if not model.is_decoder:
         why = "it is more than attention and MLP between one vocabulary's embedding and head"
@@ -61,6 +69,42 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         found.add("its layers rotate heads of different widths")
     for why in sorted(found):
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
+
+
+def _parts(model: Model) -> Iterator[str]:
+    """What the modules of schools that are trained whole do not have."""
+    head = model.head
+    if naming.school(model) == "bert" and not (isinstance(head, Head) and head.transform and head.tied):
+        yield "it has no head that finds hidden tokens by the embedding's table"
+    elif isinstance(head, Head) and head.pooler >= 0:
+        yield "its head also tells the next sentence"
+    if naming.school(model) == "bert" and model.flows[0].causal:
+        yield "its tokens see no later one"
+    for block in model.blocks:
+        if isinstance(block.mlp, Moe):
+            yield "it has experts"
+        elif block.mlp is not None and block.mlp.activation not in ACTIVATIONS:
+            yield f"its activation {block.mlp.activation!r} is not one of {', '.join(ACTIVATIONS)}"
+        if block.attention is not None and block.attention.qkv_bias and naming.school(model) != "bert":
+            yield "its attention has biases"
+
+
+def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """What is not there for the layers of schools whose parts every rank holds whole."""
+    if naming.school(model) not in WHOLE:
+        return
+    layout, family = plan.layout, model.family
+    for axis in ("tp", "pp", "cp"):
+        size = getattr(layout, axis)
+        if size > 1:
+            message = f"{axis}{size} of the {family} family is priced and not run: each rank holds its layers whole"
+            yield _bad("P033", message, f"layout.{axis} = {size}", f"say {axis}1")
+    if plan.memory.recompute == "selective":
+        message = f"selective recompute of the {family} family is priced and not run"
+        yield _bad("P033", message, "memory.recompute = selective", "say full, or drop it")
+    if train.lengths is not None:
+        message = f"documents of several lengths in the {family} family are priced and not run"
+        yield _bad("P033", message, "lengths=", "drop lengths=")
 
 
 def _block(block: Block) -> Iterator[str]:

@@ -72,6 +72,11 @@ class Shared(NamedTuple):
         """Whether hidden states between tensor-parallel regions are shards of the sequence."""
         return self.plan.layout.sp and not self.tp.alone
 
+    def conv(self, name: str, channels: int, taps: int) -> nn.Parameter:
+        """The taps of a convolution of every channel by itself, [channels, 1, taps]."""
+        shape = (channels, 1, taps)
+        return self.make(name, shape, [Part(name, shape, (0, 0, 0), (slice(None),))], std=taps**-0.5)
+
     @property
     def shard_sums(self) -> int:
         """Tensor-parallel ranks that each have a part of a replicated parameter's gradient."""
@@ -292,11 +297,11 @@ class Layer(nn.Module):
         return self._forward(x, p)
 
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
-        x = x + _dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
-        return x + _dropped(self.shared, self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
+        x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
+        return x + dropped(self.shared, self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
 
 
-def _dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:
+def dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:
     if not shared.dropout:
         return x
     return dropout(x, shared.my_shard(p.rows), shared.dropout, seed=shared.seed, step=p.step, site=site)
@@ -343,7 +348,7 @@ class Embedding(nn.Module):
         if self.positions is not None:
             places = p.positions.T if p.positions.dim() == 2 else p.positions.unsqueeze(1)
             x = x + F.embedding(shared.my_shard(places), self.positions)
-        return _dropped(shared, x, p, 0)
+        return dropped(shared, x, p, 0)
 
 
 class Head(nn.Module):
@@ -378,6 +383,24 @@ class Head(nn.Module):
         return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 
+def modules(shared: Shared) -> tuple[type, type, type]:
+    """The modules of a model's embedding, layers and head, by the school that its tensors' names follow."""
+    match naming.school(shared.model):
+        case "mamba2" | "qwen3_5":
+            from meshwright.run.hybrid import HybridHead, HybridLayer
+
+            return Embedding, HybridLayer, HybridHead
+        case "bert":
+            from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
+
+            return EncoderEmbedding, EncoderLayer, EncoderHead
+        case "t5":
+            from meshwright.run.pair import PairEmbedding, PairHead, PairLayer
+
+            return PairEmbedding, PairLayer, PairHead
+    return Embedding, Layer, Head
+
+
 class Stage(nn.Module):
     """A virtual stage: some layers, with the embedding before the first and the head behind the last."""
 
@@ -385,18 +408,20 @@ class Stage(nn.Module):
                  last: bool, tied: Embedding | None = None):  # fmt: skip
         super().__init__()
         self.stage, self.first, self.last = stage, first, last
-        self.embedding = Embedding(shared) if first else None
-        self.layers = nn.ModuleList(Layer(shared, layer, mode) for layer, mode in zip(layers, modes))
+        embedding, layer_of, head = modules(shared)
+        self.embedding = embedding(shared) if first else None
+        self.layers = nn.ModuleList(layer_of(shared, layer, mode) for layer, mode in zip(layers, modes))
         if last:
             tied = self.embedding if shared.model.tied_embeddings and tied is None else tied
-        self.head = Head(shared, tied) if last else None
+        self.head = head(shared, tied) if last else None
 
     def forward(self, x: torch.Tensor | None, p: Pass) -> torch.Tensor:
         """Hidden states in (None for the first stage), hidden states or the scaled loss out."""
         if self.embedding is not None:
             x = self.embedding(p)
         for layer in self.layers:
-            x = layer(x, p)
+            out = layer(x, p)
+            x = layer.merge(x, out) if hasattr(layer, "merge") else out  # of several streams one has changed
         return self.head(x, p) if self.head is not None else x
 
 

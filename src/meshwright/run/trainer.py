@@ -133,9 +133,10 @@ class Trainer:
 
     def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         model = self.model
-        if not any(b.attention.rotary for b in model.blocks):
+        rotated = [a for a in model.attentions if a.rotary]
+        if not rotated:
             return None
-        width = int(model.blocks[0].attention.head_dim * model.numerics.rope_fraction)
+        width = int(rotated[0].head_dim * model.numerics.rope_fraction)
         return tables(positions, width, model.numerics, self.dtype)
 
     def _sharded(self) -> list[Sharded]:

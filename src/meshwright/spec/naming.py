@@ -16,12 +16,17 @@ SCHOOLS = {
     "qwen2_moe": "llama",
     "qwen3_moe": "llama",
     "gpt2": "gpt2",
+    "mamba2": "mamba2",
+    "qwen3_5": "qwen3_5",
+    "bert": "bert",
+    "t5": "t5",
 }
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
     """Names of a school's tensors; ``layer`` takes the layer's number. ``conv`` matrices are stored transposed and
-    query, key and value as one (GPT-2's Conv1D)."""
+    query, key and value as one (GPT-2's Conv1D). Weights of norms are
+    departures from one where there is a ``unit_offset`` (Qwen3-Next)."""
 
     layer: str
     embedding: str
@@ -36,6 +41,8 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     gate: str = ""
     positions: str = ""
     conv: bool = False
+    mixer: str = ""
+    unit_offset: bool = False
 
 
 LLAMA = Names(
@@ -64,7 +71,29 @@ GPT2 = Names(
     positions="transformer.wpe.weight",
     conv=True,
 )
-_NAMES = {"llama": LLAMA, "mixtral": MIXTRAL, "gpt2": GPT2}
+QWEN3_5 = msgspec.structs.replace(LLAMA, mixer="linear_attn.", unit_offset=True)
+MAMBA2 = msgspec.structs.replace(
+    LLAMA,
+    layer="backbone.layers.{}.",
+    embedding="backbone.embeddings.weight",
+    final_norm="backbone.norm_f",
+    norms=("norm", ""),
+    mixer="mixer.",
+)
+#: Modules of these name their tensors themselves; the table is what ties ask for.
+BERT = msgspec.structs.replace(
+    LLAMA, layer="bert.encoder.layer.{}.", embedding="bert.embeddings.word_embeddings.weight"
+)
+T5 = msgspec.structs.replace(LLAMA, layer="{}", embedding="shared.weight")
+_NAMES = {
+    "llama": LLAMA,
+    "mixtral": MIXTRAL,
+    "gpt2": GPT2,
+    "mamba2": MAMBA2,
+    "qwen3_5": QWEN3_5,
+    "bert": BERT,
+    "t5": T5,
+}
 
 
 def school(model: Model) -> str:
