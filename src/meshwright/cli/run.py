@@ -207,7 +207,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         from meshwright.spec.lengths import Lengths
 
         packed = train
-        if lengths is not None and train.lengths is None:  # those that are trained on, where none were said
+        # those that are trained on, where none were said and the model has a place for them
+        if lengths is not None and train.lengths is None and len(model.flows) == 1:
             found = msgspec.convert(lengths, Lengths)
             packed = msgspec.structs.replace(train, lengths=found, pack=train.pack or "concat")
         costs = standard_on(cluster, question.framework)

@@ -75,7 +75,8 @@ def _convolution(c: Context, channels: int, kernel: int) -> Piece:
 
 
 def _scan(c: Context, scan: Scan, saved: float) -> Piece:
-    """The scan keeps its inputs; its backward computes states again."""
+    """The scan keeps its inputs; its backward computes states again. Documents in a row cost it nothing: at their
+    borders the decay is to nothing."""
     return Piece(
         name=f"{scan.rule} scan",
         forward=scan,
@@ -235,7 +236,6 @@ def head_rules(spec: Mamba2 | GatedDelta, plan: Plan, train: Train) -> Iterator[
             f"tp*cp={tp * cp} does not divide the mixer's key heads={groups}",
             "Megatron-LM splits key heads over both",
         )
-    yield from _whole_rows(train)
 
 
 def channel_rules(spec: Mamba, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
@@ -247,13 +247,6 @@ def channel_rules(spec: Mamba, plan: Plan, train: Train) -> Iterator[tuple[str, 
             "from token to token with a state for every channel",
             "say cp1",
         )
-    yield from _whole_rows(train)
-
-
-def _whole_rows(train: Train) -> Iterator[tuple[str, str]]:
-    """A scan runs through a row: documents packed into it would need its state reset at their borders."""
-    if not all(item.context == item.new_tokens for item, _ in train.microbatch(1)):
-        yield "a scan over packed documents of several lengths is not modelled", "drop lengths="
 
 
 KINDS = (
