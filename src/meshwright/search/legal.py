@@ -9,7 +9,7 @@ from meshwright import schedules
 from meshwright.plan import Layout
 from meshwright.plan.facets.overlap import USUAL, overlapped, usual_of
 from meshwright.search.space import EVEN, Core, Inner, Piped, State
-from meshwright.sync.policy import USUAL
+from meshwright.sync.policy import USUAL as EVERY_STEP
 
 
 def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> bool:
@@ -53,6 +53,6 @@ def exchanges_once(core: Core, state: State) -> bool:
     """Whether slices with other numbers of microbatches can exchange gradients: not where they do in every one, nor
     where they average parameters instead."""
     return (
-        state.sync == USUAL
+        state.sync == EVERY_STEP
         and not Layout(cp=core.cp, pp=core.pp, dp=core.dp, zero=state.zero, shard=state.shard).shards_gradients
     )

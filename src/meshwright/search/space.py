@@ -28,7 +28,8 @@ from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.sync.policy import USUAL, read
+from meshwright.sync.policy import USUAL as EVERY_STEP
+from meshwright.sync.policy import read
 
 DEVICES = "devices"
 #: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode, what
@@ -286,7 +287,7 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
             continue
         out += [State(zero=zero, shard=shard) for shard in _scopes(space, core, cluster, zero, replicas)]
     found = _with_others(space, tuple(out), "zero", "shard")
-    return tuple(state for state in found if state.sync == USUAL or _kept_together(core, state, cluster))
+    return tuple(state for state in found if state.sync == EVERY_STEP or _kept_together(core, state, cluster))
 
 
 def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
