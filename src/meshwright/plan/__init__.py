@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.errors import MeshwrightError, a_folder
-from meshwright.plan.facets import facets
+from meshwright.plan.facets import facets as _table
 from meshwright.plan.facets.experts import Experts
 from meshwright.plan.facets.layout import Layout
 from meshwright.plan.facets.memory import Memory
@@ -40,7 +40,7 @@ __all__ = [
 
 
 _Facets = msgspec.defstruct(
-    "_Facets", [(name, facet.record, facet.record()) for name, facet in facets().items()], frozen=True, kw_only=True
+    "_Facets", [(name, facet.record, facet.record()) for name, facet in _table().items()], frozen=True, kw_only=True
 )
 
 
@@ -141,7 +141,7 @@ def parse(text: str, *, place: str = "--plan") -> Plan:
 
 
 #: The facets of a pool.
-FACETS = tuple(facets())
+FACETS = tuple(_table())
 
 
 def check(plan, model, cluster, train):

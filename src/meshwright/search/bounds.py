@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.plan.facets.overlap import USUAL
+from meshwright.plan.facets.overlap import AS_DECIDED
 from meshwright.search.columns import Costs, Exchanged, spread
 from meshwright.search.exchanges import STORED
 from meshwright.search.legal import as_decided, exchanges_once, most_layers, runs, together
@@ -67,7 +67,7 @@ class Scope(NamedTuple):
 
     def parts(self) -> list[Scope]:
         """The region in parts where what overlaps is left to schedules: each schedule with what it decides alone."""
-        marked = [overlap for overlap in self.inners.overlaps if USUAL in overlap]
+        marked = [overlap for overlap in self.inners.overlaps if AS_DECIDED in overlap]
         if not marked:
             return [self]
         said = [rest.overlap if rest.overlap in marked else None for rest in self.inners.rests]
@@ -92,7 +92,7 @@ class Scope(NamedTuple):
             shared = np.array([rest.shares != EVEN for rest in rests], bool)[self.inners.rest]
             once = np.array([exchanges_once(self.core, state) for state in self.states], bool)
             pairs = pairs & (once | ~shared[:, None])[:, None, :]
-        if len(self.inners.overlaps) > 1 and any(USUAL in overlap for overlap in self.inners.overlaps):
+        if len(self.inners.overlaps) > 1 and any(AS_DECIDED in overlap for overlap in self.inners.overlaps):
             goes = np.array([_decided(self.core.ep, rest.overlap, self.pipelines) for rest in rests])
             pairs = pairs & goes[self.inners.rest][:, :, None]
         if any(isinstance(said, tuple) for said in shares):

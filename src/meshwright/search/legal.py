@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from meshwright import schedules
 from meshwright.plan import Layout
-from meshwright.plan.facets.overlap import USUAL, overlapped, usual_of
+from meshwright.plan.facets.overlap import AS_DECIDED, overlapped, usual_of
 from meshwright.search.space import EVEN, Core, Inner, Piped, State
 from meshwright.sync.policy import USUAL as EVERY_STEP
 
@@ -46,7 +46,7 @@ def legal(core: Core, inner: Inner, piped: Piped, state: State, among: Collectio
 
 def as_decided(ep: int, overlap: tuple[str, ...], schedule: str) -> bool:
     """Whether a schedule goes with what overlaps: of what is left to schedules, with what this one decides."""
-    return USUAL not in overlap or overlapped(usual_of(ep, schedule)) == overlap[:-1]
+    return AS_DECIDED not in overlap or overlapped(usual_of(ep, schedule)) == overlap[:-1]
 
 
 def exchanges_once(core: Core, state: State) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facet import Form, count
 from meshwright.plan.facets import fields
-from meshwright.plan.facets.overlap import USUAL
+from meshwright.plan.facets.overlap import AS_DECIDED
 from meshwright.search.space import DEVICES, FACETS, Space
 
 _WORD = re.compile(r"\s*([a-z_]+)\s*(<=|>=|=)\s*(.+?)\s*", re.IGNORECASE)
@@ -89,7 +89,7 @@ def _excluded(space: Space, facet: str, _: str, values: tuple) -> Space:
 
 def _said(value: Any) -> Any:
     """A value without the mark that the schedule decides it."""
-    return value[:-1] if isinstance(value, tuple) and value[-1:] == (USUAL,) else value
+    return value[:-1] if isinstance(value, tuple) and value[-1:] == (AS_DECIDED,) else value
 
 
 def _bounded(space: Space, facet: str, sign: str, values: tuple) -> Space:

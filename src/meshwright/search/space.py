@@ -22,7 +22,7 @@ from meshwright.plan import Layout, Plan, check
 from meshwright.plan.facet import BALANCED, EVEN, Field
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
-from meshwright.plan.facets.overlap import USUAL, overlapped, usual_of
+from meshwright.plan.facets.overlap import AS_DECIDED, overlapped, usual_of
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
@@ -203,11 +203,11 @@ def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple, overlaps
 def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
     """What overlaps in a core's plans: where the schedules of the space decide it differently, each of their ways with
     the mark that it goes with some of them (:func:`meshwright.search.legal.as_decided`)."""
-    said = [value for value in space["overlap"] if USUAL not in value]
+    said = [value for value in space["overlap"] if AS_DECIDED not in value]
     if len(said) < len(space["overlap"]):
         names = space["schedule"] if core.pp > 1 else (PLAIN.schedule,)
         decided = dict.fromkeys(overlapped(usual_of(core.ep, name)) for name in names)
-        said += [(*value, USUAL) if len(decided) > 1 else value for value in decided if value not in said]
+        said += [(*value, AS_DECIDED) if len(decided) > 1 else value for value in decided if value not in said]
     return tuple(said)
 
 

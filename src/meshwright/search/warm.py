@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from meshwright.plan import Plan
-from meshwright.plan.facets.overlap import USUAL
+from meshwright.plan.facets.overlap import AS_DECIDED
 from meshwright.search.legal import legal
 from meshwright.search.space import Core, Inner, Piped, State, inners, pipelines, point, states
 from meshwright.search.walk import Walk
@@ -34,7 +34,7 @@ def point_of(plan: Plan, walk: Walk) -> tuple[Core, Inner, Piped, State] | None:
     among = states(walk.space, core, walk.cluster, walk.train)
     mine = inners(walk.space, core, *asked)
     if inner not in mine:
-        inner = inner._replace(overlap=(*inner.overlap, USUAL))
+        inner = inner._replace(overlap=(*inner.overlap, AS_DECIDED))
     if (
         inner not in mine
         or piped not in pipelines(walk.space, core, walk.model, walk.train)

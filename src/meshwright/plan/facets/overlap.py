@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 OVERLAPS = ("dp", "tp", "pp", "ep")
 #: Said in a value of a search beside what overlaps: with the schedules alone for which that is the usual overlap.
-USUAL = "usual"
+AS_DECIDED = "usual"
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ FIELDS = (
         seen={LAYER: lambda plan: (plan.overlap.tp, plan.overlap.ep)},
         stored=lambda value: {name: name in value for name in OVERLAPS},
         of=overlapped,
-        domain=lambda model, cluster, train: ((*overlapped(Overlap()), USUAL),),
+        domain=lambda model, cluster, train: ((*overlapped(Overlap()), AS_DECIDED),),
         say=_words,
     ),
 )
