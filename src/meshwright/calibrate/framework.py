@@ -153,7 +153,7 @@ def _sample(found: list[Timed], most: int) -> list[Timed]:
 
 
 def _folds(found: list[Timed]) -> list[set[str]]:
-    """Whole groups dealt onto at most MAX_FOLDS folds, in the order of a hash of their names."""
+    """Assign whole groups to at most MAX_FOLDS folds in turn, in the order of a hash of their names."""
     names = sorted({t.group for t in found}, key=lambda g: hashlib.sha256(g.encode()).digest())
     folds: list[set[str]] = [set() for _ in range(min(MAX_FOLDS, len(names)))]
     for i, group in enumerate(names):

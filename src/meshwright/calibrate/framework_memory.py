@@ -1,7 +1,7 @@
-"""How many copies of its activations a framework keeps, and what its allocator leaves unused, from measured peaks.
+"""Fit a framework's memory constants to measured peaks: copies of its activations, and what its allocator cannot use.
 
 Two constants on a grid, against the mean absolute log error with every model's rows weighing the same: the copies, and
-either the allocator's slack or how many layers the host is ahead of its device. Peaks are compared with the kind a row
+either the allocator's slack or the launch-ahead of the host in layers. Peaks are compared with the kind a row
 states: tensors for ``allocated``, tensors and what else is reserved for ``reserved``. A job that ran out of memory
 needed more than there is, and counts by how much less is predicted: without those, jobs near the limit would be the
 ones that happened to need little.
@@ -27,17 +27,19 @@ from meshwright.validate.tables import find, number, rows
 
 COPIES = tuple(round(1.0 + 0.1 * i, 1) for i in range(21))
 AHEAD = tuple(2.0 * i for i in range(1, 13))
-#: The allocator's slack where the host's lead is fitted, since a profile has six fitted constants at most, and the
-#: least there is: every allocator hands out blocks that are larger than what was asked for.
+#: The allocator's slack where the host's launch-ahead is fitted, since a profile has six fitted constants at most, and
+#: the least there is: every allocator hands out blocks that are larger than what was asked for.
 USUAL_SLACK = Framework(name="").allocator_slack
 SLACK = tuple(round(USUAL_SLACK + 0.01 * i, 2) for i in range(28))
 MIN_ROWS = 20
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """One measured peak with what is predicted for each rank: (constant bytes, bytes that copies multiply, bytes in
-    flight for each layer of the host's lead, layers). ``room`` is what can be reserved at most, ``full`` where the
-    allocator starts to give back. ``least``: the job ran out of memory, so ``num_bytes`` is the least it needed."""
+    """One measured peak, with the predicted parts of each rank's memory: (constant bytes, bytes that copies multiply,
+    bytes in flight for each layer of the host's launch-ahead, layers).
+
+    ``room`` is the most bytes that can be reserved, ``full`` those at which the allocator starts to give back.
+    ``least``: the job ran out of memory, so ``num_bytes`` is the least it needed."""
 
     ranks: tuple[tuple[float, float, float, float], ...]
     num_bytes: float
@@ -49,7 +51,11 @@ class Peak(msgspec.Struct, frozen=True):
 
 
 class Known(msgspec.Struct, frozen=True):
-    """Peaks as arrays: [P, R] of each rank's four figures (0 where a peak has fewer ranks), [P] of the rest."""
+    """P peaks of at most R ranks as arrays: the fields of :class:`Peak`, one array each.
+
+    ``ranks`` is [P, R, 4]: constant bytes, bytes that copies multiply, bytes in flight for each layer of launch-ahead,
+    and layers, all 0 where a peak has fewer than R ranks. The others are [P]; by ``weight`` each model counts alike.
+    """
 
     ranks: np.ndarray
     num_bytes: np.ndarray
@@ -61,7 +67,7 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class Constants(msgspec.Struct, frozen=True):
-    """What is fitted to peaks."""
+    """The constants of the memory model, fitted to measured peaks."""
 
     activation_copies: float
     allocator_slack: float

@@ -98,7 +98,8 @@ def tables(machine: Machine) -> Measured:
 
 
 def _updates(machine: Machine) -> Table:
-    """What a step does besides its passes, by the bytes an update moves: clearing gradients, their norm, the update."""
+    """Return the seconds of a step outside its passes (clearing gradients, their norm, the update), as a table over
+    the bytes that the update moves."""
     from meshwright.run import bench
 
     found = {}

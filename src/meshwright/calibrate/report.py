@@ -1,5 +1,5 @@
-"""What a calibration says of itself: constants with their units, measured against predicted by size, and errors on
-groups held out, in sample, and on devices left out."""
+"""The report of a calibration: constants with their units, measured against predicted by size, and errors on groups
+held out, in sample, and on devices left out."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ OPS = {
 
 
 class Calibrated(NamedTuple):
-    """What a run found: curves, devices left out, rows skipped."""
+    """The result of a calibration: fitted curves, the errors on each device left out, and the rows skipped."""
 
     fits: list[Fitted]
     left: list[LeftOut]

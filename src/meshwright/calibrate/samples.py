@@ -1,4 +1,4 @@
-"""What a curve is fitted to: the rows of one device, kind and precision as arrays."""
+"""Samples, to which curves are fitted: the measured rows of one device, kind and precision as arrays."""
 
 from __future__ import annotations
 

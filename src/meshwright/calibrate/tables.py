@@ -89,7 +89,8 @@ def read(path: Path, table: str, *, hardware: str = "") -> list[Row]:
 
 
 class Faults:
-    """What is wrong with a file, row by row: the first few in full, the rest as a count."""
+    """Collects the faults of a file row by row, and raises them together: the first few in full, the others as a
+    count."""
 
     def __init__(self, path: Path):
         self._path = path

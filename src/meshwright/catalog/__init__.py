@@ -47,7 +47,7 @@ def tables(kind: str) -> dict[str, dict[str, Any]]:
 
 
 def explanation(word: str) -> dict[str, Any]:
-    """What a term or an error code means: the entry of ``terms/`` or ``codes/``.
+    """Return the explanation of a term or an error code: its entry of ``terms/`` or ``codes/``, and its name.
 
     Raises:
         MeshwrightError: X001 when neither has the word; names the nearest.

@@ -57,7 +57,7 @@ EXAMPLE = 'meshwright predict llama3-70b --on 64xh100 --train batch=512,seq=8192
 
 
 def usage() -> str:
-    """What ``meshwright --help`` prints."""
+    """Return the text of ``meshwright --help``."""
     from meshwright import NOT_YET, SUMMARY
 
     verbs = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())

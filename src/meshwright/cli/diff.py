@@ -80,7 +80,9 @@ def _legality(said: dict[str, tuple[str, ...]]) -> list[Diagnostic]:
 
 
 def _files(given: Options, wrong: list[Diagnostic]) -> list[Prediction | dict[str, Any]]:
-    """What two files say, the questions among them answered; what is wrong in either, together."""
+    """Read both files: saved predictions as they are, questions as the predictions that answer them.
+
+    Faults of the options and of either file are added to `wrong` and raised together."""
     wanted = {"first": "A, a saved prediction or question file", "second": "B, another one"}
     named = {field: getattr(given, field) for field in wanted}
     wrong += options.missing(named, wanted, command=COMMAND)

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError, nearest
 from meshwright.plan.facet import ALONE, KEYED, NUMBERED, Field
 from meshwright.plan.facets import fields
 
-DESCRIPTION = """What a word or an error code means.
+DESCRIPTION = """Explain a word or an error code.
 
 Every word of the output, of a plan and of a workload, every schedule and every error code has an explanation."""
 FORMAT_VERSION = 1

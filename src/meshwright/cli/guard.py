@@ -1,4 +1,4 @@
-"""What ends a command: exit codes, errors as text or JSON, and no traceback for what a user did."""
+"""How commands end: exit codes, errors as text or JSON, and no traceback for what a user did."""
 
 from __future__ import annotations
 

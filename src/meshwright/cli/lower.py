@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 
 
 def _unknown(given: Options) -> list[Diagnostic]:
-    """What is wrong with the options that are this command's own."""
+    """Return a diagnostic for each option of this command alone that has an unknown value."""
     wrong = []
     if given.show not in PASSES:
         help = nearest(given.show, list(PASSES))

@@ -1,4 +1,4 @@
-"""What a command needs that planning and predicting do not."""
+"""Optional dependencies of commands, those that planning and predicting do without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What commands leave behind: one JSON object or text on stdout, notes on stderr, files where they can be."""
+"""The output of commands: one JSON object or text on stdout, notes on stderr, files where they can be written."""
 
 from __future__ import annotations
 

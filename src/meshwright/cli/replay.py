@@ -10,8 +10,7 @@ from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.errors import Diagnostic, MeshwrightError
 
-DESCRIPTION = """What a measured step would take if something were different: faster links or kernels, another schedule,
-other buckets.
+DESCRIPTION = """Predict a measured step with a change: faster links or kernels, another schedule, other buckets.
 
 The trace's task graph is rebuilt and timed as it was first, and how far that is from what was measured is printed:
 within 5% the what-ifs can be trusted.

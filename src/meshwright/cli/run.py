@@ -218,7 +218,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
 
 
 def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Prediction) -> Job:
-    """What every rank is told. The text is tokenised here, unless each machine has to do it for itself."""
+    """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
+    each machine does it for itself."""
     from meshwright.run import data, loop
     from meshwright.run.data import tokenizer
     from meshwright.run.settings import Settings
@@ -291,7 +292,8 @@ def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, Any]:
 
 
 def _contradictions(given: Options) -> list[Diagnostic]:
-    """What does not go together, or is already there."""
+    """Return a diagnostic for each option with an unknown value, for options that exclude one another, and for an
+    output folder that cannot be used."""
     out = []
     for option, known in (("device", DEVICES), ("dtype", DTYPES)):
         said = getattr(given, option)

@@ -1,4 +1,4 @@
-"""What a fitted curve is: a physical shape with a few constants, and a coarse table of what it leaves unexplained.
+"""Fitted curves: a physical formula with a few constants, and a coarse table of the residual it leaves.
 
 Inside the measured range the residual is interpolated between the nodes of a grid in powers of two; outside it
 fades to nothing, and the physics alone speaks. What NeuSight (2407.13853) and CDMPP (2311.09690) learn for

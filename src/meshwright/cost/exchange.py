@@ -40,7 +40,7 @@ class MoeExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExchangeConstants(msgspec.Struct, frozen=True, kw_only=True):
-    """What one library's kernels take.
+    """The fitted constants of one library's kernels for the exchange of tokens between experts.
 
     Attributes:
         start_us: launch, notification and first byte. token_ns: each of a rank's tokens. copy_ns: each copy sent.
@@ -117,8 +117,11 @@ def exchange_seconds(item: MoeExchange, constants: ExchangeConstants, *, each_ex
 
 
 def price(item: MoeExchange, device: Device, *, mode: str = "normal") -> Estimate:
-    """What one exchange takes with a library's kernels: DeepEP ``normal`` or ``low_latency``, TensorRT-LLM NVLink
-    ``one_sided`` or ``two_sided``. A fabric without measurements gets those of the one most like it, and says so.
+    """Return the seconds of one exchange of tokens between experts with a library's kernels, and their spread.
+
+    `mode` is DeepEP's ``normal`` or ``low_latency``, or TensorRT-LLM NVLink's ``one_sided`` or ``two_sided``. A fabric
+    without measurements gets the constants of one that has them; the estimate is then marked as extrapolated, with
+    twice the spread.
 
     Raises:
         MeshwrightError: N004 for a mode nobody measured.

@@ -20,7 +20,7 @@ FORMAT_VERSION = 2
 
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a fabric does to a collective.
+    """The fitted constants of a fabric, from which collectives over it are priced.
 
     Attributes:
         start_ll_us, start_ll128_us, start_simple_us: launch to first byte of NCCL's three protocols.
@@ -141,7 +141,7 @@ class Fabrics:
 
 
 def names_of(hop: Hop, device: str, scale_up: str) -> tuple[str, ...]:
-    """What a level may be called by, the most particular first."""
+    """Return the names under which a level's constants are looked up, the most specific first."""
     exact = f"{device}.{hop.name}.{hop.topology}"
     if hop.scale_out:
         return exact, f"{device}.{hop.name}", hop.name

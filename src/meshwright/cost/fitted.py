@@ -255,8 +255,10 @@ def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
 
 
 def _clock_under_limit(owner: Device, device: Device, dtype: str) -> float:
-    """What is left of the clock where a variant of the owner, of the same rated peak, runs at a lower power limit:
-    dynamic power goes as the clock times the voltage squared, and the voltage as the clock, so the clock goes as the
+    """Return the clock of a device over that of its curves' owner, at most 1: below 1 where it is a variant of the
+    owner with the same rated peak and a lower power limit.
+
+    Dynamic power goes as the clock times the voltage squared, and the voltage as the clock, so the clock goes as the
     cube root. Variants rated lower by their maker (H100 NVL: 0.84 at 400 of 700 W, the law 0.83) say so themselves."""
     variant = device.differs_from.partition(":")[0] == owner.name
     if not variant or not owner.tdp_w or not device.tdp_w or peak_flops(owner, dtype) != peak_flops(device, dtype):

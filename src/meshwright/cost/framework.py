@@ -22,21 +22,34 @@ FORMAT_VERSION = 1
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the framework does unless told: ``attention`` kernel (``flash``: the generation of FlashAttention it is on
-    every device, 0 for the newest the device has), ``loss`` kernels, ``dropout``, ``parallel`` blocks (attention
-    beside the MLP), ``streams`` (slices of a product run on several), ``accumulation`` of a microbatch's weight
-    gradients (``fused`` into the product, or a ``separate`` kernel that reads them again), ``overlap`` (plan words,
-    and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain), ``recompute``, what it calls
-    ``selective`` recompute in a plan's words, ``sp`` under tensor parallelism, ``params``, ``grads`` and ``master``
-    precision, how it cuts layers into stages (``partition``: ``even``, or ``thresholds`` of summed costs,
-    ``lower/partition.py``), whether inputs of products are ``gathered`` again for their weight gradients or kept
-    (plan words), how tokens reach experts on other nodes (``dispatch``: "" for an all-to-all of a copy for each expert,
-    ``normal`` for DeepEP's kernels, which send one copy to a node and spread it there) and from how many ranks of
-    experts on it does so (``dispatch_from``), the ``bucket_bytes`` in which whole gradients are summed over replicas
-    (0: a layer's at once; torch's DistributedDataParallel otherwise, whose buckets are memory of their own), how many
-    ``gather_buffers`` of a microbatch's full width stay for tensor-parallel products under sequence parallelism, over
-    how many ranks each expert is split (``etp``; 0: as over ``tp``), and whose memory it ``logs``: of the first
-    pipeline stage, the last or the fullest rank; ``source`` says where that is documented."""
+    """The defaults of a framework, which hold where a plan does not say otherwise.
+
+    Attributes:
+        attention: the attention kernel; ``flash`` the generation of FlashAttention it is on every device (0: the newest
+            that the device has).
+        loss, dropout: the loss kernels; whether dropout is applied.
+        parallel: attention and the MLP of a block are computed side by side.
+        streams: slices of a product run on several streams.
+        accumulation: of a microbatch's weight gradients: ``fused`` into the product, or a ``separate`` kernel that
+            reads them again.
+        overlap: plan words, and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain.
+        recompute, selective: the recompute mode; what the framework calls ``selective``, in a plan's words.
+        sp: sequence parallelism under tensor parallelism.
+        params, grads, master: precisions.
+        partition: how layers are cut into stages: ``even``, or ``thresholds`` of summed costs (``lower/partition.py``).
+        gathered: whether inputs of products are gathered again for their weight gradients or saved (plan words).
+        dispatch: how tokens reach experts on other nodes: "" for an all-to-all of a copy for each expert, ``normal``
+            for DeepEP's kernels, which send one copy to a node and spread it there, from ``dispatch_from`` expert
+            ranks on.
+        bucket_bytes: size of the buckets in which whole gradients are summed over replicas (0: a layer's at once;
+            otherwise torch's DistributedDataParallel, whose buckets are memory of their own).
+        gather_buffers: how many buffers of a microbatch's full width stay allocated for tensor-parallel products under
+            sequence parallelism.
+        etp: over how many ranks each expert is split (0: over ``tp``).
+        logs: whose memory the framework logs: the ``first`` pipeline stage's, the ``last`` one's or the ``fullest``
+            rank's.
+        source: where these defaults are documented.
+    """
 
     attention: str = "flash"
     flash: int = 0
@@ -64,7 +77,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a framework adds to a step's kernels.
+    """The profile of a framework: what it adds to the time and the memory of a step's kernels, and its defaults.
 
     ``elementwise_passes``: bytes its memory-bound kernels move over what fused ones need (1 = every chain of
     pointwise operators is one kernel). ``host_us_per_kernel``: CPU time to issue one kernel (what an unfused small
@@ -83,8 +96,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
-    fragmentation leaves unused. ``ahead_layers``: how many layers the host is ahead of its device, whose collectives'
-    tensors it has freed and the device has yet to use. ``step_sigma``: relative error of whole steps of models that
+    fragmentation leaves unused. ``ahead_layers``: the host's launch-ahead, in layers whose collectives' tensors it has
+    freed and the device has yet to use. ``step_sigma``: relative error of whole steps of models that
     the constants never saw. ``flagged``: nobody measured these. ``constants_of``: the profile of another version with
     the same kernels, to whose steps and this one's together the constants are fitted: the versions differ in their
     defaults alone.

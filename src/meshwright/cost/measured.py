@@ -192,7 +192,7 @@ def _read(path: Path) -> Link | None:
 
 
 def link() -> Link | None:
-    """What was measured on this machine, None when nothing was.
+    """Return the cost link of tables measured on this machine, None where nothing was measured.
 
     Raises:
         MeshwrightError: K008 when the file is damaged.

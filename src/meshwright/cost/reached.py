@@ -66,7 +66,8 @@ def as_reached(fabric: Constants, reached: Reached, latency_us: float) -> Consta
 
 
 def seconds_of(busbw_gb_s: float, rounds: int, ranks: int) -> float:
-    """What a ring collective of ``REACHED_BYTES`` took that reached a bus bandwidth; `rounds` is 2 for all-reduce."""
+    """Return the seconds of a ring collective of ``REACHED_BYTES`` over `ranks` at a bus bandwidth in GB/s; `rounds` is
+    2 for an all-reduce, else 1."""
     return rounds * (ranks - 1) / ranks * REACHED_BYTES / (busbw_gb_s * 1e9)
 
 

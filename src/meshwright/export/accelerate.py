@@ -24,7 +24,7 @@ MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 
 
 def limits(r: Request) -> Iterator[Gap]:
-    """What Accelerate cannot express."""
+    """Yield what the request needs and Accelerate cannot express."""
     if _through_deepspeed(r):
         yield from deepspeed.limits(r)
         return

@@ -30,7 +30,7 @@ EXPERT_PRESETS = {
 
 
 def limits(r: Request) -> Iterator[Gap]:
-    """What a DeepSpeed configuration cannot express."""
+    """Yield what the request needs and a DeepSpeed configuration cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from shared.every_step(r)

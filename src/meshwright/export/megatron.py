@@ -36,7 +36,7 @@ WANTED = {
 
 
 def limits(r: Request) -> Iterator[Gap]:
-    """What Megatron-LM cannot express."""
+    """Yield what the request needs and Megatron-LM cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from shared.every_step(r)

@@ -1,4 +1,4 @@
-"""What Megatron-LM multiplies in and what it stores: gradients, master copy and moments.
+"""Megatron-LM's precisions: of matrix products, and of stored gradients, master copy and moments.
 
 Parameters are 16 bits wide with an fp32 master copy; the precision-aware optimizer of Transformer Engine stores
 master copy and moments in less, sharded over data parallelism.

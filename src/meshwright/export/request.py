@@ -1,4 +1,4 @@
-"""What an exporter is asked: model, cluster, workload and a legal plan with every axis filled in, and what follows."""
+"""Requests to an exporter: model, cluster, workload and a legal plan with every axis filled in, and what follows."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ CONVERTED = {
 
 
 def limits(r: Request) -> Iterator[Gap]:
-    """What TorchTitan 0.3.0 cannot express."""
+    """Yield what the request needs and TorchTitan 0.3.0 cannot express."""
     quantized = ("fp8", "mxfp8") if r.has_experts else tuple(CONVERTERS)
     yield from titan.limits(r, load(NAME), quantized, operators=True)
     yield from _context(r)

@@ -1,4 +1,4 @@
-"""What the two forms of a TorchTitan configuration share: its mesh, its pipeline, its precisions, and their limits.
+"""The common part of the two forms of a TorchTitan configuration: mesh, pipeline, precisions, and their limits.
 
 TorchTitan (Liang et al., 2024, arXiv 2410.06511) shards parameters, gradients and optimizer state together with FSDP2,
 keeps them gathered after the forward when asked to (ZeRO-2's traffic), splits a model into stages by module names, and
@@ -38,8 +38,8 @@ MIXED = {"precision.grads": "fp32", "precision.master": "fp32", "precision.momen
 
 
 def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators: bool = False) -> Iterator[Gap]:
-    """What no TorchTitan of either form can express. `quantized` are the compute precisions it has converters for;
-    `operators`: its selective recompute keeps every second matrix product."""
+    """Yield what the request needs and neither form of a TorchTitan configuration can express. `quantized` are the
+    compute precisions it has converters for; `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
     yield from shared.every_step(r)
@@ -292,12 +292,12 @@ def training(r: Request) -> dict[str, object]:
 
 
 def extra_files(r: Request) -> dict[str, str]:
-    """What lies beside the configuration."""
+    """Return the files written beside the configuration, {name: text}: the schedule where torch has no name for it."""
     return {SCHEDULE_FILE: schedule_csv(r)} if r.layout.pp > 1 and schedule(r) == WRITTEN_OUT else {}
 
 
 def notes(r: Request, known: Known) -> Iterator[str]:
-    """What both forms leave to the user or to TorchTitan."""
+    """Yield a note for each setting that both forms leave to the user or to TorchTitan."""
     yield "fill in <HF_ASSETS_PATH>: the folder of the tokenizer and configuration of " + r.model.name
     yield "fill in <DATASET>: a name of torchtitan.hf_datasets, such as c4"
     if not r.num_steps:

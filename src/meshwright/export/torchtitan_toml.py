@@ -36,7 +36,7 @@ QUANTIZED = {
 
 
 def limits(r: Request) -> Iterator[Gap]:
-    """What TorchTitan 0.2.2 cannot express."""
+    """Yield what the request needs and TorchTitan 0.2.2 cannot express."""
     yield from titan.limits(r, load(NAME), tuple(QUANTIZED), operators=True)
     yield from shared.context(r, tuple(ROTATE), "keys and values rotate or are gathered, heads stay where they are")
     pieces = 2 * r.layout.cp * r.layout.tp

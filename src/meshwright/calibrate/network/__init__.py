@@ -108,8 +108,10 @@ def fit(data_dir: Path) -> tuple[Profile, ...]:
 
 
 def fit_series(series: Iterable[Series], *, folds: int = 0) -> tuple[Profile, ...]:
-    """The profiles that unflagged series tell. With `folds` their spreads are those of predictions made without
-    the group predicted, each fold holding out its part of the groups; without, those of the fit itself."""
+    """Return the profiles fitted to the clean series, those without a known fault and with stable times.
+
+    With `folds` > 0 the spread of a profile is that of cross-validation over so many folds of whole groups (source,
+    hardware, op, ranks); with 0 it is that of the fit's own residuals."""
     used = [s for s in series if usable(s)]
     profiles = _fit(used)
     if not folds:
@@ -206,7 +208,9 @@ def _constants(
 
 
 def _curves(series: list[Series], found: dict[str, Constants], priors: dict[str, Constants]) -> list[Curve]:
-    """NCCL's series with the constants known inside the level sought."""
+    """Group the NCCL series by collective and group, each with the constants of the fabrics inside the outermost one.
+
+    The outermost level's constants are the unknowns of the fit; an inner level without constants yet has NVLink's."""
     alike: dict[tuple[str, Group], list[Series]] = defaultdict(list)
     for one in series:
         if one.library == "nccl":

@@ -1,4 +1,4 @@
-"""What a fit of the network says of itself: errors on groups held out, in sample, and on devices left out."""
+"""The report of a fit of the network: errors on groups held out, in sample, and on devices left out."""
 
 from __future__ import annotations
 
