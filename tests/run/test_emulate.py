@@ -116,7 +116,10 @@ def test_numbers_that_cannot_be_are_refused(option, value, capsys):
     assert f"{option} {value}" in said
 
 
-@pytest.mark.parametrize(("words", "code"), [("64xh100 dp64", "U003"), ("4xh100 tp3", "P"), ("2xh100 pp2 dp2", "P")])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [("64xh100 dp64", "U003"), ("2xh100 dp2 sync=local:h=2", "U003"), ("4xh100 tp3", "P"), ("2xh100 pp2 dp2", "P")],
+)
 def test_what_is_not_emulated_is_refused_before_anything_is_said_to_begin(words, code, capsys):
     on, _, plan = words.partition(" ")
     asked = ["emulate", "llama3-8b", "--on", on, "--train", "batch=64,seq=64", "--plan", plan]

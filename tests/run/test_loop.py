@@ -94,6 +94,17 @@ def test_a_run_of_local_steps_goes_on_within_a_round_as_if_it_had_never_stopped(
     assert [*first, *second] == whole
 
 
+def test_replicas_learn_at_the_end_of_a_round_that_one_of_them_has_diverged(corpus, tmp_path):
+    out = tmp_path / "out"
+    asked = job(corpus, steps=9, plan="dp2 mb1 sync=local:h=4", out=str(out), settings={"lr": 1e38}, save_every=4)
+    with pytest.raises(MeshwrightError) as error:
+        run(asked)
+    (found,) = error.value.diagnostics
+    assert (found.code, error.value.exit_code) == ("L004", 1)
+    assert "in the round that ends with step 4" in found.message
+    assert not list(out.glob("step-*"))
+
+
 def test_a_checkpoint_within_a_round_is_of_no_other_plan_and_one_at_its_end_of_any(corpus, tmp_path):
     plan, out = "dp2 mb1 sync=local:h=3", tmp_path / "out"
     run(job(corpus, steps=4, plan=plan, out=str(out)))

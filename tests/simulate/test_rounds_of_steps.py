@@ -1,12 +1,15 @@
 """Steps of replicas that average now and then: an inner step exchanges nothing, an average takes what its bytes do."""
 
+import msgspec
+import numpy as np
 import pytest
 
 import meshwright as mw
 from meshwright.answer.predict import predict
+from meshwright.compare import compare
 from meshwright.cost import standard_on
 from meshwright.graph import KIND, QUEUE
-from meshwright.plan import parse
+from meshwright.plan import check, parse
 from meshwright.simulate.step import simulate
 from meshwright.work import Collective
 
@@ -112,3 +115,43 @@ def test_unequal_islands_wait_for_one_another_at_the_average_alone():
     updates = graph.kind == KIND["optimizer"]
     fast, last = (float(end[updates & (rank == r)].max()) for r in (0, 1))
     assert fast < 0.7 * last  # an H100 is done with its own step long before
+
+
+def test_a_run_of_rounds_is_compared_in_the_mean_of_whole_rounds():
+    """Ten measured steps after a warm-up of four: the last eight are a round, seven of 1 s and one of 9 s."""
+    found = predict(*QUESTION, parse("sync=local:h=8"), detail=False)
+    table = {"step": {"seconds": np.array([5.0] * 6 + [1.0] * 7 + [9.0])}}
+    measured = msgspec.structs.replace(found.timeline, records=table)
+    got = compare(found, measured)
+    assert got.step_time_s.predicted == found.step_time_s
+    assert got.step_time_s.measured == 2.0
+
+
+def test_a_lossy_code_keeps_the_parameters_of_the_last_average():
+    """One fp32 copy of what a rank updates, beside which nothing changes in what is constant."""
+    plain, coded = (
+        predict(*QUESTION, parse(f"sync=local:h=8,codec={code}"), detail=False).memory[0].alive["parameters"]
+        for code in ("none", "int8")
+    )
+    assert coded - plain == pytest.approx(4 * MODEL.num_params)
+
+
+@pytest.mark.parametrize(
+    ["words", "said"],
+    [
+        ("zero1 sync=local:h=8", "none has a copy of its own"),
+        ("tp16 sync=local:h=8", "the plan has one"),
+        ("cp4 dp4 shard2 sync=local:h=8", "cuts through the 4 ranks"),
+        ("dp16 shares=4 sync=local:h=8", "unequal shares"),
+    ],
+)
+def test_layouts_without_replicas_of_their_own_are_refused(words, said):
+    wrong = check(parse(words), *QUESTION)
+    assert [d.code for d in wrong if said in d.message] == ["Y003"]
+    assert all(d.help for d in wrong)
+
+
+def test_experts_that_take_tokens_of_all_replicas_are_refused():
+    mixture = mw.load_model("mixtral-8x7b")
+    wrong = check(parse("tp2 ep4 sync=local:h=8"), mixture, CLUSTER, TRAIN)
+    assert [d.code for d in wrong if "experts" in d.message] == ["Y003"]

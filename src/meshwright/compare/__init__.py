@@ -121,6 +121,9 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
     classes = _classes(predicted, measured)
     a, b = _units(ours, classes[0]), _units(theirs, classes[1])
     left, right = _side(predicted, ours), _side(measured, theirs)
+    if answer is not None and answer.round is not None:
+        left = msgspec.structs.replace(left, step_time_s=answer.step_time_s)
+        right = msgspec.structs.replace(right, step_time_s=_over_rounds(measured, answer.round.every))
     low, high = right.spread_s
     names = {p: None for side in (left, right) for p in side.exposed_s}
     held = left.peak_memory_bytes if answer is None else answer.peak_memory_bytes
@@ -140,6 +143,13 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
         else None,
         differ=_differences(predicted.identity, measured.identity),
     )
+
+
+def _over_rounds(timeline: Timeline, every: int) -> float:
+    """The mean of the last steps, as many as make whole rounds of `every`; of all where there are fewer."""
+    times = repeats_s(timeline)
+    whole = len(times) // every * every or len(times)
+    return float(times[-whole:].mean())
 
 
 def _pair(name: str, predicted: float, measured: float) -> Pair:

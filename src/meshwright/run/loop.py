@@ -355,6 +355,9 @@ class _Run:
 
     def _divergence(self, loss: float, norm: float) -> Diagnostic:
         step = self.trainer.step_count + 1
+        if self.trainer.averages:
+            message = f"a replica's loss was not a number in the round that ends with step {step}, which is lost"
+            return Diagnostic(code="L004", message=message, help="a lower --lr, a longer --warmup, or --dtype fp32")
         kept = f"; the state before it is {self.saved}" if self.saved else ""
         return Diagnostic(
             code="L004",
