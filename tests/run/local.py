@@ -49,7 +49,7 @@ def trained(rank: int, model, text: str, train: Train, last: int, settings: Sett
     labels = [recorder.recording().labels[i] for i in recorder.recording().label.tolist()]
     sent = [(one.kind, one.num_bytes) for one in labels if one.key == "average"]
     exchanged = any(one.queue == "dp" and one.stage >= 0 and one.key != "average" for one in labels)
-    return trainer.replica, seen, state(trainer), sent, exchanged
+    return trainer.rounds.replica, seen, state(trainer), sent, exchanged
 
 
 def by_hand(rank: int, model, train: Train, replicas: int, every: int, last: int, moments: bool):

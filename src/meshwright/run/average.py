@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from meshwright.run.codecs import on_tensors
 from meshwright.run.collect import all_gather_single
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import Mesh, members
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.pieces import Piece
 from meshwright.run.record import recorder
@@ -85,10 +85,59 @@ class Average:
             at += size
 
 
-def averages(
-    fragments: Iterable[Fragment], kinds: Mapping[str, Any], optimizer: Optimizer, mesh: Mesh
+class Rounds:
+    """Keeps replicas together that take steps of their own: averages at the end of every round. A plan whose replicas
+    step together has rounds of one step and nothing to average."""
+
+    def __init__(self, fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: Mesh):
+        """`parts`: the parameters of each ((stage, segment), kind)."""
+        fragments = tuple(fragments)
+        self.mesh, self.every = mesh, max(fragment.every for fragment in fragments)
+        #: Which of the sets of ranks that step together this rank is in, by their first ranks, and how many there are.
+        firsts = sorted({ranks[0] for ranks in members(mesh.plan)["worker"]})
+        self.replica, self.replicas = firsts.index(mesh["worker"].ranks[0]), len(firsts)
+        self.averages = _averages(fragments, parts, optimizer, mesh)
+        self._sound = True
+
+    def joined(self, step: int) -> bool:
+        """Whether all replicas hold the same parameters after so many steps."""
+        return step % self.every == 0
+
+    def step(self, count: int, finite: bool) -> bool:
+        """End the step that makes so many. At the end of a round the replicas average, unless a step of one of them was
+        not finite since the last average: that is learnt, and said, at the end alone."""
+        if not self.averages:
+            return finite
+        self._sound &= finite
+        if not self.joined(count):
+            return True
+        sound = torch.tensor(float(self._sound), device=self.mesh.device)
+        dist.all_reduce(sound, op=dist.ReduceOp.MIN, group=self.mesh["world"].handle)
+        self._sound = True
+        if sound:
+            for average in self.averages:
+                average.run()
+        return bool(sound)
+
+    def begin(self, step: int) -> None:
+        """Go on as after so many steps: parameters were loaded."""
+        if self.joined(step):
+            for average in self.averages:
+                average.begin()
+
+    def named(self, pieces: list[Piece]) -> list[Piece]:
+        """The pieces of this rank and those of its rounds; of replicas that step apart each has states of its own."""
+        if not self.averages:
+            return pieces
+        found = [*pieces, *(piece for average in self.averages for piece in average.pieces())]
+        return [piece._replace(key=f"{piece.key}@{self.replica}") for piece in found] if self.replica else found
+
+
+def _averages(
+    fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: Mesh
 ) -> list[Average]:
-    """The averages of what the optimizer holds. `kinds`: ((stage, segment), kind) of every parameter by its name."""
+    """The averages of what the optimizer holds."""
+    kinds = {parameter.info.name: key for key, some in parts.items() for parameter in some}
     held: dict[Any, list[int]] = {}
     for number, h in enumerate(optimizer.held):
         held.setdefault(kinds[h.parameter.name], []).append(number)

@@ -222,12 +222,12 @@ def _wanted(job: Job, trainer: Trainer) -> list[Piece]:
         wrong = error.diagnostics
     agree(place["world"], wrong, place.device)
     before, replicas = known.get("sync", "step"), known.get("replicas", 1)
-    same = replicas == trainer.replicas
+    same = replicas == trainer.rounds.replicas
     if not known.get("joined", True) and not (same and before == job.plan.sync.policy):
         raise MeshwrightError.one(
             "Y004",
             f"the checkpoint is within a round of {replicas} replicas under sync={before}, and this plan has "
-            f"{trainer.replicas} under sync={job.plan.sync.policy}",
+            f"{trainer.rounds.replicas} under sync={job.plan.sync.policy}",
             place=f"--resume {job.out}",
             help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
         )
@@ -286,7 +286,7 @@ class _Run:
             batch = self.corpus.batch(self.trainer.step_count, self.dp.index, self.dp.size)
             result = self.trainer.step(batch)
             if not result.updated:
-                if not self.trainer.averages:  # replicas that went on alone have no step in common to go back to
+                if not self.trainer.rounds.averages:  # replicas that went on alone have no step in common to go back to
                     self._save()
                 raise Diverged(self._divergence(result.loss, result.grad_norm))
             if self.saver is not None:
@@ -340,7 +340,7 @@ class _Run:
                     extra={
                         "workload": self.job.train.text(),
                         "sync": self.job.plan.sync.policy,
-                        "replicas": self.trainer.replicas,
+                        "replicas": self.trainer.rounds.replicas,
                         "joined": self.trainer.joined,
                     },
                 ),
@@ -355,7 +355,7 @@ class _Run:
 
     def _divergence(self, loss: float, norm: float) -> Diagnostic:
         step = self.trainer.step_count + 1
-        if self.trainer.averages:
+        if self.trainer.rounds.averages:
             message = f"a replica's loss was not a number in the round that ends with step {step}, which is lost"
             return Diagnostic(code="L004", message=message, help="a lower --lr, a longer --warmup, or --dtype fp32")
         kept = f"; the state before it is {self.saved}" if self.saved else ""

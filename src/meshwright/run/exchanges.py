@@ -1,0 +1,108 @@
+"""What a rank holds and how it is exchanged: the plan's stages, their parameters by kind, and the fragments of these
+made into buckets or fully sharded layers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from meshwright.lower.partition import segments, stage_layers
+from meshwright.plan import Plan
+from meshwright.run.fsdp import Sharded
+from meshwright.run.mesh import Mesh
+from meshwright.run.model import Shared, Stage
+from meshwright.run.parameters import initialise
+from meshwright.run.settings import DTYPES
+from meshwright.run.sync import Bucket
+from meshwright.schedules.actions import Actions
+from meshwright.spec import naming
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.sync.fragments import DENSE, EXPERT, GRADIENTS, TIED, Fragment, by_units, fragments, stored
+from meshwright.sync.policy import read
+
+#: Parameters by where they are and of which kind: ((stage, segment), kind).
+Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
+
+
+class Types(NamedTuple):
+    """What a run computes in, and stores the updated copy of parameters and gradients in."""
+
+    compute: torch.dtype
+    masters: torch.dtype
+    grads: torch.dtype
+
+    @classmethod
+    def of(cls, plan: Plan, train: Train, override: str) -> Types:
+        """Return the types of a plan; `override` is what the run computes in instead."""
+        compute = DTYPES[override or plan.precision.compute or train.dtype]
+        half = compute in (torch.bfloat16, torch.float16)
+        masters = torch.float32 if half and plan.precision.master == "fp32" else compute
+        return cls(compute, masters, torch.float32 if half and plan.precision.grads == "fp32" else compute)
+
+
+def built(shared: Shared, actions: Actions) -> dict[int, Stage]:
+    """The virtual stages this rank holds, by number, with their first values."""
+    plan, layers = shared.plan, stage_layers(shared.plan, shared.model)
+    me, last = shared.mesh["pp"].index, len(layers) - 1
+    out: dict[int, Stage] = {}
+    for number, ranks in enumerate(actions.stage_ranks):
+        if me not in ranks:
+            continue
+        modes = tuple(plan.memory.mode(position) for position in range(len(layers[number])))
+        tied = out[0].embedding if number == last and number and 0 in out and shared.model.tied_embeddings else None
+        out[number] = Stage(shared, number, layers[number], modes, first=number == 0, last=number == last, tied=tied)
+        for parameter in out[number].parameters():
+            initialise(parameter, shared.seed)
+    return out
+
+
+def parts_of(stages: dict[int, Stage], model: Model) -> Parts:
+    """The parameters of every kind in every segment of the stages."""
+    table = naming.names(model).embedding if model.tied_embeddings else None
+    out: Parts = {}
+    for number, stage in stages.items():
+        for segment, modules in enumerate(_segments(stage)):
+            for parameter in (p for module in modules for p in module.parameters()):
+                kind = EXPERT if parameter.expert else TIED if parameter.info.name == table else DENSE
+                out.setdefault(((number, segment), kind), []).append(parameter)
+    return out
+
+
+def _segments(stage: Stage) -> tuple[tuple[torch.nn.Module, ...], ...]:
+    """Modules that are exchanged together."""
+    before, after = ((m,) if m is not None else () for m in (stage.embedding, stage.head))
+    return segments(tuple(stage.layers), before, after)
+
+
+def fragments_of(
+    parts: Parts, plan: Plan, model: Model, train: Train, actions: Actions, types: Types
+) -> tuple[Fragment, ...]:
+    """All that is exchanged of these parameters."""
+    sizes: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
+    for (units, kind), parameters in parts.items():
+        count = sum(p.numel() for p in parameters)
+        sizes.setdefault(units, {})[kind] = count, count
+    weights, masters, grads = (t.itemsize for t in types)
+    of = stored(plan, train)._replace(grads=grads, weights=weights, masters=masters, moments=masters)
+    return fragments(plan, model, actions, sizes, of, read(plan.sync.policy))
+
+
+def exchanges_of(
+    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: Mesh, types: Types
+) -> list[Sharded] | list[Bucket]:
+    """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
+    forward; or, where parameters are gathered for every pass, one for each stage."""
+    if mesh.plan.layout.gathers_again:
+        replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
+        return [Sharded(s, mesh, replica, params=types.compute, grads=types.grads) for s in stages.values()]
+    out = []
+    for (units, kind), found in by_units(some).items():
+        if not kind:  # of no parameters
+            continue
+        bucket = Bucket(parts[units, kind], found, mesh, grads=types.grads, masters=types.masters)
+        for module in _segments(stages[units[0]])[units[1]]:
+            module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
+        out.append(bucket)
+    return out
