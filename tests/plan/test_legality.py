@@ -91,7 +91,6 @@ ILLEGAL = [
     ("dp32 cp2", load("jamba-v0.1"), TRAIN, "P027", "context parallelism of Mamba-1 layers is not modelled|say cp1"),
     ("tp2 cp32 dp1", load("qwen3-next-80b-a3b"), LONG, "P027", "cp=32 does not divide a rank's heads of the mixer=16"),
     ("dp32 cp2", load("t5-base"), TRAIN, "P028", "encoder tokens and decoder tokens of lengths of their own|say cp1"),
-    ("dp16 pp4 zb-v", load("t5-base"), TRAIN, "P028", "priced in one direction|say 1f1b, gpipe or interleaved"),
     ("pp4 dp1 interleaved vpp3", GPT, Train(global_batch=6, seq_len=128), "S013", "microbatches"),
     ("pp4 dp1 zb-h1 vpp2", GPT, TRAIN, "S011", "holds 1 stages on each rank, not vpp=2"),
 ]

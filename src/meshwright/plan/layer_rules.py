@@ -46,13 +46,6 @@ def _streams(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
                 f"layout.tp = {layout.tp}",
                 "say nosp",
             )
-    if layout.pp > 1 and len(model.flows) > 1 and plan.pipeline.schedule not in ("1f1b", "gpipe", "interleaved"):
-        yield _bad(
-            "P028",
-            f"a pipeline over {len(model.flows)} streams of tokens is priced in one direction, stage after stage",
-            f"pipeline.schedule = {plan.pipeline.schedule}",
-            "say 1f1b, gpipe or interleaved",
-        )
 
 
 RULES = (_layers, _streams)

@@ -93,7 +93,7 @@ class Layers:
     def stages(self, plan: Plan, mesh: Mesh | None = None) -> Stages:
         """The plan's stages, with the tables that it shares with plans of the same sizes."""
         stages = Stages(plan, self.model, self.train, mesh or self.mesh(plan))
-        sizes, split = _sizes(plan), (plan.layout.tp, plan.experts, stages.ends_meet)
+        sizes, split = _sizes(plan), (plan.layout.tp, plan.experts, stages.ends_meet, plan.layout.pp == 1)
         key = (sizes, split)
         found = self._known.get(key)
         if found is None:
