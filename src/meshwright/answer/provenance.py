@@ -87,7 +87,7 @@ def assumptions(
             out.append(
                 Assumption(
                     f"{device.name}: slowest of {count:,}",
-                    f"{device.slowest_of(count) - 1:.1%} behind a middling one, speeds {device.speed_spread:.1%} apart",
+                    f"{device.slowest_of(count) - 1:.1%} behind a median one, speeds {device.speed_spread:.1%} apart",
                     device.sources.get("speed_spread", SPREAD_SOURCE),
                 )
             )

@@ -97,7 +97,7 @@ def draw(train: Train, microbatch: int) -> Drawn | None:
     documents = _documents(train, needed if train.packing != "padded" else 0, num_draws * rows, rng)
     laid = lay(documents, train.packing, row_tokens, rows)
     if train.packing == "balanced":
-        order = np.arange(num_draws * rows)  # batches were dealt one by one
+        order = np.arange(num_draws * rows)  # batches were assigned one by one
     else:
         last = int(laid.num_rows > num_draws * rows)  # may hold the few documents that were left
         order = rng.permutation(laid.num_rows - last)[: num_draws * rows]

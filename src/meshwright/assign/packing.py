@@ -64,8 +64,8 @@ def shape(train: Train, microbatch: int) -> Shape:
 
 def taken(rows: int, index: int, size: int, packing: str) -> NDArray[np.int64]:
     """Return which of a global batch's rows data-parallel rank `index` of `size` takes, in its order: consecutive ones.
-    ``balanced`` rows, the costliest first, are dealt in turn, there and back, so that what ranks do at a time is alike
-    and what they do in all is, too."""
+    ``balanced`` rows, the costliest first, are assigned in turn, there and back, so that the work of ranks is alike at
+    every moment and in all."""
     each = rows // size
     if packing != "balanced":
         return np.arange(index * each, (index + 1) * each)
@@ -149,7 +149,7 @@ def _concat(lengths: NDArray[np.int64], row_tokens: int) -> Laid:
 
 def _balanced(lengths: NDArray[np.int64], row_tokens: int, rows: int) -> Laid:
     """Return global batches of `rows` rows each: documents are taken in order while they fit all rows together, and
-    dealt by attention; those that no row has room for go on to the next batch."""
+    assigned by attention; those that no row has room for go on to the next batch."""
     costs, total = attention_cost(lengths), np.concatenate([[0], np.cumsum(lengths)])
     row_of = np.full(len(lengths), -1, np.int64)
     waiting, next_, first = np.zeros(0, np.int64), 0, 0

@@ -1,4 +1,4 @@
-"""What a measured timeline has that a simulated one need not: several steps, and a rank for every process.
+"""Measured timelines: their several steps, and a rank for every process, which simulated ones need not have.
 
 A process is a rank class of one: ``rank 1 dp0 tp1`` is one of those that ``rank 1`` predicts.
 """

@@ -19,8 +19,9 @@ FORMAT_VERSION = 1
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What is different: ``factors`` of times by kind or queue, another schedule, another size of buckets; none of
-    them asks for the measured step again."""
+    """The changes asked for: ``factors`` of times by kind or queue, another schedule, another size of buckets in bytes.
+
+    Without any change the measured step itself is timed anew."""
 
     factors: dict[str, float] = {}
     schedule: str = ""

@@ -17,8 +17,8 @@ NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
 
 class PassTimes(msgspec.Struct):
-    """What was measured of a lane's passes by (kind, stage): ``usual`` seconds, ``edge`` those of the pass with
-    exchanges (first F, last backward), ``wait`` the host time in front of one."""
+    """Measured times of a lane's passes in seconds: by (kind, stage) ``usual`` ones and ``edge``, those of the pass
+    with exchanges (first F, last backward); by kind ``wait``, the host time in front of one."""
 
     usual: dict[tuple[str, int], float]
     edge: dict[tuple[str, int], float]
@@ -26,7 +26,7 @@ class PassTimes(msgspec.Struct):
 
 
 def measured(rebuilt: Rebuilt, ranks: list[int]) -> PassTimes:
-    """Those of the ranks of a lane: means over microbatches."""
+    """Return the measured pass times of the ranks of a lane: means over microbatches."""
     mine = set(ranks)
     whole: dict[tuple[str, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
     waits: dict[str, list[float]] = defaultdict(list)

@@ -222,7 +222,8 @@ def _late_ranks(tasks: list[Task], passes: ComputeSpans, plan: Plan | None) -> s
 
 
 def _prefetch(order: list[Task], gathers: list[tuple[Task, Task]]) -> None:
-    """Each gather begins when the pass ends that is as far ahead of its own as any gather was of its."""
+    """Make each gather depend on the pass before its own by the prefetch depth: the most passes that any measured
+    gather was ahead of the pass that uses it."""
     at = {t.number: i for i, t in enumerate(order)}
     ends = np.array([t.end_s for t in order])
     before = [int(np.searchsorted(ends, g.start_s + EPSILON_S, side="right")) - 1 for g, _ in gathers]
@@ -234,7 +235,7 @@ def _prefetch(order: list[Task], gathers: list[tuple[Task, Task]]) -> None:
 
 
 def _recorded(tasks: list[Task], timeline: Timeline, position: dict[int, int]) -> None:
-    """What the timeline itself says that a task waited for."""
+    """Add to each task's needs the task that the timeline itself recorded as the one it waited for."""
     last = {span: i for i, task in enumerate(tasks) for span in task.spans}
     first_piece: set[int] = set()
     for task in tasks:

@@ -313,7 +313,8 @@ class _Builder:
                 self._need(number, new)
 
     def _rest(self) -> None:
-        """What comes after the passes: as it was, after the last pass of each rank."""
+        """Add the tasks that are neither passes nor messages as they were, those that followed a pass behind the last
+        pass of each rank."""
         for task in self.r.tasks:
             if task.is_pass or task.kind == "send" or task.number in self.new_number:
                 continue

@@ -58,8 +58,8 @@ def profiles(rebuilt: Rebuilt, num_stages: int, ended: dict[int, tuple[float, fl
 
 
 def shares(layers: list[NDArray[np.float64]], num_stages: int) -> NDArray[np.float64]:
-    """[new, old]: the share of each old stage's time that falls into each new one, the layers of all stages dealt out
-    evenly in order."""
+    """Return [new, old]: the share of each old stage's time that falls into each new stage when the layers of all
+    stages are assigned to the new ones evenly and in order."""
     if num_stages == len(layers):
         return np.eye(num_stages)
     widths = np.concatenate([np.full(len(p), 1.0) for p in layers])

@@ -188,8 +188,9 @@ def _carries(task: Task, made_by: Task, layers: dict[tuple[int, str], int]) -> b
 
 
 def layer_base(tasks: list[Task]) -> dict[tuple[int, str], int]:
-    """What to add to an exchange's layer to have a pass's, by (stage, queue): exchanges may count layers from their
-    stage's first."""
+    """Return the offset from an exchange's layer number to a pass's, by (stage, queue); 0 where both count alike.
+
+    Exchanges may count layers from their stage's first."""
     first: dict[int, int] = {}
     lowest: dict[tuple[int, str], int] = {}
     for task in tasks:

@@ -1,1 +1,1 @@
-"""What a prediction looks like: text for a terminal, one offline HTML file, and why two predictions differ."""
+"""Reports of predictions: text for a terminal, one offline HTML file, and why two predictions differ."""

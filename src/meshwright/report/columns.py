@@ -26,7 +26,7 @@ _LAST_TICK = 2**32 - 1
 
 
 def payload(timeline: Timeline, *, max_spans: int = MAX_SPANS) -> dict[str, Any]:
-    """What ``timeline.js`` draws, as plain JSON values."""
+    """Return a timeline as ``timeline.js`` draws it, in plain JSON values: columns of at most `max_spans` spans."""
     chosen, note = _kept(timeline, max_spans)
     order = chosen[np.lexsort((timeline.start_s[chosen], timeline.queue[chosen], timeline.rank[chosen]))]
     new_index = np.full(timeline.num_spans, -2, np.int64)
@@ -63,7 +63,8 @@ def payload(timeline: Timeline, *, max_spans: int = MAX_SPANS) -> dict[str, Any]
 
 
 def memory_payload(timeline: Timeline, memory: tuple[RankMemory, ...]) -> dict[str, Any]:
-    """What ``memory.js`` draws: per rank class the stacked step function, thinned so that every peak survives.
+    """Return memory over time as ``memory.js`` draws it: for each rank class a stacked step function in bytes, thinned
+    so that every peak survives.
 
     What is alive at a rank's peak and not in its trace (context, buffers) is constant and goes on top.
     """

@@ -41,7 +41,7 @@ def verdict(c: Comparison) -> str:
 
 
 def remarks(c: Comparison) -> list[str]:
-    """What to know before reading on."""
+    """Return the remarks on a comparison: fields of the question that differ, and a spread that is not known."""
     out = [f"{name} differs: {a} predicted, {b} measured" for name, (a, b) in c.differ.items()]
     if c.measured.num_steps == 1:
         out.append("one step was measured: its spread is not known")
@@ -85,7 +85,7 @@ def _rows(title: str, rows: tuple[Row, ...], page: Page) -> None:
 
 
 def alone(r: Row) -> str:
-    """What only one side has of a kind."""
+    """Return the tasks of a row's kind that only one side has, in words: how many and their seconds."""
     parts = []
     if r.only_predicted:
         parts.append(f"{r.only_predicted:,} predicted ({seconds(r.unmatched_predicted_s)})")

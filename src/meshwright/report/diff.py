@@ -118,7 +118,8 @@ def _exact_rest(whole: float, parts) -> float:
 
 
 def _fields(a, b, left: Mapping[str, Any], right: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """What differs in the question: names and workload always, fields of model and cluster where both are known."""
+    """Return the differences of two questions: of names and workload always, of the fields of model and cluster where
+    both sides are whole predictions."""
     found = [
         Difference(field=key, a=str(left[key]), b=str(right[key]))
         for key in ("model", "cluster")

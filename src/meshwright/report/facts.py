@@ -1,4 +1,4 @@
-"""What every report says of a prediction, in words and numbers, before it is laid out as text or as HTML."""
+"""Facts of a prediction that every report states, in words and numbers, before they are laid out as text or HTML."""
 
 from __future__ import annotations
 

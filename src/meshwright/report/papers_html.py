@@ -71,7 +71,7 @@ def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: 
 
 
 def write_what_if(found: WhatIf, path: str | Path) -> None:
-    """What recipes change.
+    """Write a page with a user's plan before and after the recipes of papers: a table and each recipe's mechanism.
 
     Raises:
         MeshwrightError: X104 when the file cannot be written.

@@ -150,7 +150,7 @@ def switched_on(paper: Paper) -> str:
 
 
 def claims(paper: Paper) -> list[tuple[str, str]]:
-    """What the authors say, as (name, text)."""
+    """Return the authors' claim as (name, text): figure, hardware, baseline, version, and how it is switched on."""
     claim, switch = paper.claim, switched_on(paper)
     said = (
         ("claim", claim.text),

@@ -1,7 +1,7 @@
 """Attention over a sequence that is cut across ranks: each algorithm of ``plan.Sequence``, exact in all of them.
 
 ``ring`` passes keys and values round (Liu et al. 2310.01889), ``allgather`` collects them first (Llama 3, 2407.21783);
-for both, causal sequences are dealt out in a zigzag so that every rank has the same work (ibid., section 3.3.2).
+for both, causal sequences are assigned in a zigzag so that every rank has the same work (ibid., section 3.3.2).
 ``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al. 2309.14509). An inner swap of
 heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719).
 """

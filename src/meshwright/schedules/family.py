@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What a schedule is built for. ``vpp`` is chunks per rank: num_stages / num_ranks."""
+    """The sizes and parameters a schedule is built for. ``vpp`` is chunks per rank: num_stages / num_ranks."""
 
     num_ranks: int
     num_microbatches: int

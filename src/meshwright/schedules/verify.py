@@ -1,4 +1,4 @@
-"""What is wrong with a schedule: work left out, work split over two ranks, ranks that wait for each other."""
+"""Verification of a schedule: no work left out or split over two ranks, and no ranks that wait for each other."""
 
 from __future__ import annotations
 

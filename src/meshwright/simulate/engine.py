@@ -82,8 +82,8 @@ def _seconds(values: NDArray) -> NDArray[np.float64]:
 
 
 def reference_times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times:
-    """What :func:`times` computes, written for reading: a task starts when its streams are free and its
-    dependencies have ended."""
+    """Return the start and end of every task in seconds, as :func:`times` does, written for reading: a task starts when
+    its streams are free and its dependencies have ended."""
     free = [0.0] * len(graph.streams)
     start, end = [0.0] * graph.num_tasks, [0.0] * graph.num_tasks
     for i in range(graph.num_tasks):

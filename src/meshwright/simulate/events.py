@@ -26,7 +26,7 @@ POLICIES = ("in_order", "priority")
 
 
 class Transfers(msgspec.Struct, frozen=True, kw_only=True):
-    """What flows over which links.
+    """Transfers over shared links: the bytes that each of N tasks sends, and the links that they cross.
 
     ``num_bytes`` [N] is 0 for a task that is no transfer. ``link``/``link_ptr`` (CSR over the N tasks) are the links
     each one crosses, the same link twice if it passes twice; without any its bytes cost nothing.
@@ -111,7 +111,7 @@ def reference_times(
     priority: NDArray | None = None,
     transfers: Transfers | None = None,
 ) -> Times:
-    """What :func:`times` computes, written for reading.
+    """Return the start and end of every task in seconds, as :func:`times` does, written for reading.
 
     The clock jumps from instant to instant. At each: what is due ends (or, for a transfer whose latency is over, begins
     to flow), rates are shared anew if a flow came or went, and what can start does, best first.
@@ -156,7 +156,7 @@ def reference_times(
 
 
 def _predecessors(graph: TaskGraph, dynamic: NDArray[np.bool_]) -> list[set[int]]:
-    """What each task waits for: its dependencies, and on in-order streams the task before it."""
+    """Return the tasks that each task waits for: its dependencies, and on in-order streams the task before it."""
     last: dict[int, int] = {}
     out = []
     for task in range(graph.num_tasks):

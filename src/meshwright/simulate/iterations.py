@@ -1,4 +1,4 @@
-"""What a serving iteration takes: tables of the programs of a forward pass, by what they depend on.
+"""Costs of serving iterations: tables of the programs of a forward pass, by what they depend on.
 
 The time of an iteration is the sum of four parts, and of the host's. The token-wise part is a function of the tokens
 alone, sampling of the tokens sampled. Decoding attention is a function of how many requests decode and of their mean

@@ -42,8 +42,10 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float = 1.0) -> list[Estimate]:
-    """What the operators of a pass take, kernels on a device that takes `lag` times as long as a middling one, and
-    longer by the framework's `kernel_slowdown` where the core that runs them issues them too."""
+    """Return the seconds and the spread of each operator of a pass, in order.
+
+    Kernels take `lag` times as long, the straggler factor: time on the device over that on one of median speed. Where
+    the core that runs them issues them too, they take longer by the framework's `kernel_slowdown`."""
     found = [costs.price(e.work, device) for e in entries]
     longer = lag * (1.0 + costs.framework.kernel_slowdown) if device.synchronous else lag
     if longer == 1.0:

@@ -26,7 +26,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-#: What exchanges are expected to take, in forwards of a middling rank: a message between stages, and those inside a
+#: Expected times of exchanges over that of the mean rank's forward: of a message between stages, and of those inside a
 #: forward or a backward. On models and clusters of many kinds, at links from a hundredth to thirty times their speed,
 #: the best order of these was within 0.1% of the one searched for the step's own times (`test_schedule_times.py`).
 EXPECTED = ((0.0, 0.0), (0.3, 0.0), (0.0, 0.5))

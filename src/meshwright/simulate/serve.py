@@ -33,7 +33,8 @@ SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle")
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the host adds to an iteration, in seconds: ``step_s`` to each, ``request_s`` for every request in it.
+    """The host's part of an iteration in seconds: ``step_s`` for each iteration, ``request_s`` for every request in it.
+
     ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
     beyond ``graph_tokens`` tokens."""
 
@@ -54,8 +55,8 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of requests [n], in seconds of the virtual clock: their arrival, when they were first ``scheduled``,
-    when their first and last token came, and how often they were evicted.
+    """The times of n served requests in seconds of the virtual clock: arrival, first scheduled, first token and last
+    token; and how often each was evicted. All of these are [n].
 
     ``gaps`` is the histogram of times between tokens over :data:`GAP_EDGES`; ``spent_s`` where the replica's time went,
     by :data:`SPENT`; ``tokens_seen`` how many iterations computed so many tokens. ``sample_s`` [s] and ``sample``

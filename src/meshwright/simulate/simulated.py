@@ -1,4 +1,4 @@
-"""What a simulation leaves: a plan's graph with its prices and the times at which everything ran."""
+"""The result of a simulation: a plan's graph with its prices and the times at which everything ran."""
 
 from __future__ import annotations
 

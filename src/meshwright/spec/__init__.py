@@ -1,1 +1,1 @@
-"""What the user says: model, cluster and workload, immutable and without torch."""
+"""The user's side of a question: model, cluster and workload, immutable and without torch."""

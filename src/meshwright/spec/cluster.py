@@ -172,7 +172,8 @@ def forget_here() -> None:
 
 
 def _machine(name: str) -> Machine | None:
-    """What a term of a short name is built of: a device's standard node, or a machine type of the catalog."""
+    """Return the machine that a term of a short name stands for: a device's standard node or a machine type of the
+    catalog; None where it is neither."""
     if _device_file(_plain(name)):
         device = load_device(name)
         return Machine(name=device.name, device=device, node=device.node, levels=device.levels)

@@ -1,4 +1,4 @@
-"""What makes a cluster or device description wrong: units mixed up, arities that do not multiply, ports too wide."""
+"""Checks of a cluster or device description: units mixed up, arities that do not multiply, ports too wide."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ MOST_DEVICES = 1_000_000
 """Devices of the largest cluster that is answered for; the largest there are have some 200,000."""
 
 NO_LEVEL = Level(name="none", arity=1, gb_s=inf, latency_us=0, topology="switch")
-"""What stands at a depth an island does not reach, where islands differ: one child, no limit, no latency."""
+"""The level of an island at a depth that it does not have and another island does: one child, no limit, no latency."""
 
 
 class Island(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -133,7 +133,7 @@ def _whole(values: dict[str, Any], low: int, name: str) -> list[Diagnostic]:
 
 
 def _contradictions(d: dict[str, int], gated: bool, name: str) -> list[Diagnostic]:
-    """What a decoder of the dimensions `d`, each valid by itself, cannot be."""
+    """Return a diagnostic for each contradiction between the dimensions `d` of a decoder, each valid by itself."""
     found = []
 
     def refuse(code: str, message: str, help: str) -> None:

@@ -1,4 +1,4 @@
-"""What stands before, between and behind a model's blocks: streams of tokens, embeddings, bridges and heads.
+"""Layers before, between and behind a model's blocks: embeddings, bridges and heads, and the streams of their tokens.
 
 Token embeddings with learned positions and token types (BERT, Devlin et al. 2018, 1810.04805), patches of an image
 (ViT, Dosovitskiy et al. 2020, 2010.11929), contrastive heads (CLIP, Radford et al. 2021, 2103.00020), projectors from

@@ -66,7 +66,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one host holds besides its devices.
+    """One host without its devices: network ports, memory, drives, cores and power.
 
     Attributes:
         devices: devices attached to one host (a device is what a rank drives: a GPU, a GCD, a TPU chip).
@@ -173,8 +173,10 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.cores > 0
 
     def slowest_of(self, count: int) -> float:
-        """Time of the slowest of so many devices over that of a middling one: the largest of so many draws of a normal
-        variable (Blom's approximation, 1958). Cores of one processor are alike."""
+        """Return the straggler factor: time of the slowest of `count` devices over that of one of median speed.
+
+        It is the expected largest of so many draws of a normal variable (Blom's approximation, 1958). Cores of one
+        processor are alike."""
         if count <= 1 or not self.speed_spread or self.cores:
             return 1.0
         return 1.0 + self.speed_spread * _NORMAL.inv_cdf((count - 0.375) / (count + 0.25))

@@ -33,7 +33,7 @@ Batch = tuple[tuple[Item, int], ...]
 
 
 class Workload(Protocol):
-    """What lowering asks of a workload."""
+    """The interface that lowering uses of a workload."""
 
     def microbatch(self, sequences: int) -> Batch:
         """Return the items of a microbatch of so many sequences."""

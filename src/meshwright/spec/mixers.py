@@ -1,4 +1,4 @@
-"""What mixes tokens in place of softmax attention: state-space layers and the gated delta rule.
+"""Layers that mix tokens in place of softmax attention: state-space layers and the gated delta rule.
 
 Mamba (Gu and Dao 2023, 2312.00752), Mamba-2 (Dao and Gu 2024, 2405.21060), Gated DeltaNet (Yang et al. 2024,
 2412.06464). Each record counts its parameters exactly as the published checkpoint stores them.

@@ -1,4 +1,4 @@
-"""How families name their tensors on the Hugging Face hub."""
+"""Naming schemes: how families name their tensors on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.spec.architecture import Model
 
-#: Families whose tensors are named, and so can be trained, by the school their names follow.
+#: The naming scheme of each family whose tensors are named, and which can be trained for that.
 SCHOOLS = {
     "llama": "llama",
     "mistral": "llama",
@@ -24,9 +24,10 @@ SCHOOLS = {
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
-    """Names of a school's tensors; ``layer`` takes the layer's number. ``conv`` matrices are stored transposed and
-    query, key and value as one (GPT-2's Conv1D). Weights of norms are
-    departures from one where there is a ``unit_offset`` (Qwen3-Next)."""
+    """The names of the tensors in one naming scheme; ``layer`` takes the layer's number.
+
+    ``conv``: matrices are stored transposed, and query, key and value as one (GPT-2's Conv1D). ``unit_offset``: norms
+    multiply by one plus their stored weight (Qwen3-Next)."""
 
     layer: str
     embedding: str
@@ -97,7 +98,7 @@ _NAMES = {
 
 
 def school(model: Model) -> str:
-    """Which school's names a model's tensors have; a model given by its dimensions follows its shape."""
+    """Return the naming scheme of a model's tensors; that of a model given by its dimensions follows its shape."""
     if model.family == "transformer":
         return "llama" if model.blocks[0].norm == "rmsnorm" else "gpt2"
     return SCHOOLS.get(model.family, "")

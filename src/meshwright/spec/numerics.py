@@ -1,4 +1,4 @@
-"""What computing with a model needs beside its shapes: constants of norms, rotary positions and routing.
+"""Numerical constants of a model beside its shapes: of norms, rotary positions and routing.
 
 None of them changes a cost, so every configuration may leave them out; the defaults are the families' own.
 """

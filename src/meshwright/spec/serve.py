@@ -48,7 +48,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
-    """What the serving engine is told: the batching ``policy`` and its limits.
+    """The options of the serving engine: the batching ``policy`` and its limits.
 
     At most ``max_batch`` requests run at a time, and an iteration computes at most ``budget`` tokens (0: as the policy
     usually does). Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as
@@ -177,7 +177,7 @@ def _pairs(text: str, place: str) -> tuple[dict[str, str], list[Diagnostic]]:
 
 
 def _contradictions(given: dict[str, str], place: str) -> list[Diagnostic]:
-    """What is missing among the keys, and what excludes what."""
+    """Return a diagnostic for each missing key of a serving workload, and for keys that exclude one another."""
     wrong, has = [], given.keys()
     sources = [key for key in ("rate", "concurrency", "batch", "trace") if key in has]
     if not sources:

@@ -58,7 +58,7 @@ def encode(timeline: Timeline) -> bytes:
 
 
 def header(timeline: Timeline) -> dict[str, Any]:
-    """What a Timeline has beside its spans, as plain values."""
+    """Return all of a Timeline but its spans, as plain values."""
     return {
         "identity": timeline.identity.said(),
         "ranks": msgspec.to_builtins(timeline.ranks),

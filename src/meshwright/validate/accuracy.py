@@ -175,7 +175,8 @@ def _gaps(found: list[Table]) -> str:
 
 
 def _weak(table: Table) -> Iterator[str]:
-    """What the figures themselves say is wrong."""
+    """Yield a line for each weakness that a table's own figures show: groups of rows on which the trivial formula is
+    closer, and groups whose 80% interval covers too few or too many rows."""
     worse, narrow = [], []
     for key, m in table.metrics.items():
         if key == "all" or key.endswith("/flagged") or "mean_ape" not in m:

@@ -319,8 +319,10 @@ def _etp(row: dict[str, str], usual: int) -> int:
 
 
 def _zero(stage: int, pp: int) -> int:
-    """What papers call ZeRO-2 beside a pipeline shards the optimizer and reduces gradients once a step, out of a buffer
-    that is whole (Megatron-LM's distributed optimizer, and what is built on it): ZeRO-1 here."""
+    """Return the ZeRO stage in Meshwright's terms: 1 for a paper's ZeRO-2 in a pipeline, else the stage itself.
+
+    With a pipeline, papers call it ZeRO-2 where the optimizer is sharded and gradients are reduced once a step out of a
+    whole buffer (Megatron-LM's distributed optimizer and its descendants)."""
     return 1 if stage == 2 and pp > 1 else stage
 
 

@@ -1,4 +1,4 @@
-"""What a training step's row measured: the scorer's half of a row, and the only reader of its answer columns.
+"""Measured figures of a training step's row: the scorer's half of a row, and the only reader of its answer columns.
 
 Values that cannot be measurements are refused with file, line and reason before anything is scored: cells that are
 no numbers, a step time that contradicts the row's own throughput, rates no device reaches, memory no device has.
@@ -53,7 +53,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured(row: dict[str, str]) -> Measured:
-    """What a row measured. Its step time counts when the run succeeded."""
+    """Return the measured figures of a row: seconds of a step where the run succeeded, peak bytes, out of memory or
+    not."""
     peak = number(row, "peak_memory_gb")
     return Measured(
         seconds=number(row, "step_time_s") if row["outcome"] == "ok" else None,

@@ -59,7 +59,7 @@ def variables(row: dict[str, str]) -> tuple[float | str, ...]:
 
 
 class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What is predicted for one row; ``unsupported`` says why not, and then the rest is empty.
+    """The prediction for one row; where there is none, ``unsupported`` says why and the other fields are empty.
 
     ``allocated_bytes`` is what the framework's allocator holds in tensors at the peak, ``reserved_bytes`` with its
     slack; both of the rank whose memory the framework logs. ``trivial_s`` is 6 N D / (n peak 0.5) times the pipeline's

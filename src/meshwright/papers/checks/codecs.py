@@ -33,7 +33,7 @@ def powersgd() -> Outcome:
     return Outcome(
         figures=(
             Figure(
-                "numbers sent, of the whole gradient: r (n + m) / n m",
+                "elements sent, of the whole gradient: r (n + m) / n m",
                 rank * (n + m) / (n * m),
                 sent / (n * m),
                 "",

@@ -26,7 +26,7 @@ def diloco() -> Outcome:
     best = PROBLEM.loss(w)
     return Outcome(
         figures=(
-            equal("numbers sent, synchronous over rounds of 500", 500, together / apart, unit="x", restated=True),
+            equal("elements sent, synchronous over rounds of 500", 500, together / apart, unit="x", restated=True),
             Figure("loss of rounds over synchronous", 1.0, PROBLEM.loss(found) / best, "x", SHOWN),
             Figure(
                 "loss of rounds with Nesterov over synchronous",

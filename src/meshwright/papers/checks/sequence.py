@@ -58,7 +58,7 @@ def ring_self_attention() -> Outcome:
     return Outcome(
         figures=(
             as_plain(found, ranks.attention(*t)),
-            equal("numbers sent by a rank forward: 2 (N-1) B Z L/N A", 2 * (RANKS - 1) * per_rank, sent.most),
+            equal("elements sent by a rank forward: 2 (N-1) B Z L/N A", 2 * (RANKS - 1) * per_rank, sent.most),
             equal("scores a rank holds: B Z L^2 / N", HEADS * TOKENS**2 // RANKS, held),
             Figure(
                 "MLP block: B L where sequence parallelism needs less, 32 H",
@@ -114,7 +114,7 @@ def usp() -> Outcome:
     return Outcome(
         figures=(
             as_plain(found, ranks.attention(*t)),
-            equal("numbers sent by a rank: 4 swapped, 2 circulated", said, sent.most),
+            equal("elements sent by a rank: 4 swapped, 2 circulated", said, sent.most),
             Figure(
                 "causal work of the busiest rank over the mean, zigzag",
                 1.0,
@@ -133,7 +133,7 @@ def usp() -> Outcome:
             Fact("more ranks than heads are possible: 2 heads on 4 ranks", _more_ranks_than_heads()),
         ),
         baseline=ALONE,
-        assumptions=(PROVEN, "numbers sent: counted, not timed"),
+        assumptions=(PROVEN, "elements sent: counted, not timed"),
     )
 
 
@@ -156,7 +156,7 @@ def burst() -> Outcome:
         figures=(
             as_plain(ranks.ring(*t, cut, ranks.Sent(RANKS)), ranks.attention(*t)),
             at_most("largest error of gradients against differences of the loss", max(errors), 1e-5),
-            equal("numbers sent backward: (N-1) (3 d + 2) a row", (RANKS - 1) * rows * (3 * DIM + 2), sent.most),
+            equal("elements sent backward: (N-1) (3 d + 2) a row", (RANKS - 1) * rows * (3 * DIM + 2), sent.most),
             Figure(
                 "backward traffic over a ring of k, v, dk, dv: (3 d + 2) / 4 d",
                 (3 * DIM + 2) / (4 * DIM),
@@ -214,7 +214,7 @@ def dsp() -> Outcome:
     return Outcome(
         figures=(
             Figure(
-                "numbers sent over two blocks, of embedded all-to-all ('at least half less')",
+                "elements sent over two blocks, of embedded all-to-all ('at least half less')",
                 0.5,
                 dynamic / qkvo,
                 "x",
@@ -268,7 +268,7 @@ def lasp() -> Outcome:
     return Outcome(
         figures=(
             as_plain(found, ranks.linear_attention(*t)),
-            equal("numbers sent a hop: one head dim x head dim state a head", HEADS * DIM * DIM, volumes[TOKENS]),
+            equal("elements sent a hop: one head dim x head dim state a head", HEADS * DIM * DIM, volumes[TOKENS]),
             equal("sent for twice the sequence, over once", 1.0, volumes[TOKENS] / volumes[TOKENS // 2], unit="x"),
             below(
                 "of a ring's keys and values, 4096K tokens on 128 ranks, head dim 128", 128 / (2 * (long // 128) * 127)

@@ -99,7 +99,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 
     def batch(self, step: int, dp_index: int = 0, dp_size: int = 1) -> Batch:
         """The share of data-parallel rank `dp_index` of step `step`, counted from 0: rows [dp_index, dp_index + 1) *
-        global_batch / dp_size of the global batch, and of balanced ones those that it is dealt.
+        global_batch / dp_size of the global batch, and of balanced ones those that it is assigned.
 
         Raises:
             ValueError: `dp_size` does not divide the global batch.

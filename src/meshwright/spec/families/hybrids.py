@@ -154,7 +154,7 @@ def nemotron_h(r: Reader) -> Model:
 
 
 def _kinds(r: Reader) -> list[str]:
-    """What each layer is, from the pattern or from ``layers_block_type``."""
+    """Return the kind of each layer, from ``hybrid_override_pattern`` or from ``layers_block_type``."""
     pattern = r.config.get("hybrid_override_pattern")
     listed = r.config.get("layers_block_type", r.config.get("layer_types"))
     r.ignore("hybrid_override_pattern", "layers_block_type", "layer_types", "num_hidden_layers")

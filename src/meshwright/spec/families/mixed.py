@@ -1,4 +1,4 @@
-"""Decoders that mix the two schools: rotary positions with LayerNorm, or gated MLPs with biases.
+"""Decoders that mix Llama's parts and GPT-2's: rotary positions with LayerNorm, or gated MLPs with biases.
 
 Phi-1 to Phi-2 (2309.05463), Phi-3.5-MoE (2404.14219), Nemotron-4 (2402.16819), StarCoder 2 (2402.19173), StableLM 2
 (2402.17834), Command R (Cohere 2024), OLMo (2402.00838), DBRX (Databricks 2024).

@@ -1,4 +1,4 @@
-"""What most families share: reading grouped-query attention, sliding windows, and folding layers into a Model."""
+"""Readers that most families share: of grouped-query attention and sliding windows, and of layers into a Model."""
 
 from __future__ import annotations
 
