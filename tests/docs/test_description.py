@@ -28,8 +28,8 @@ def test_what_it_does_and_does_not_do_yet_is_said_first(text):
     assert SUMMARY in first and NOT_YET in first
 
 
-def test_no_page_promises_serving():
-    """No command serves, so nothing says that it does."""
+def test_no_page_promises_to_run_serving():
+    """Serving is predicted, and no command serves, so nothing says that it does."""
     assert "serve" not in cli.COMMANDS
     files = [ROOT / "README.md", ROOT / "docs" / "index.md", ROOT / "pyproject.toml", ROOT / "mkdocs.yml"]
     assert not [f.name for f in files if "training and serving" in f.read_text(encoding="utf-8")]

@@ -1,6 +1,5 @@
 """Tables of iteration costs against the prices of the very kernels, and against published steps."""
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -15,7 +14,6 @@ from meshwright.work import VarlenAttention
 def built(model, cluster, words, **limits):
     model, cluster = mw.load_model(model), mw.load_cluster(cluster)
     plan = mw.parse_plan(words).on(cluster.num_devices)
-    plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))
     forward, costs = Forward(model, plan, Mesh(plan, cluster)), serving_costs()
     sizes = {"tokens": 2048, "batch": 128, "context": 8192} | limits
     return forward, costs, cluster.islands[0].device, priced(forward, cluster.islands[0].device, costs, **sizes)

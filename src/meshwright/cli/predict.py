@@ -1,4 +1,4 @@
-"""``meshwright predict``: one training step of one plan."""
+"""``meshwright predict``: one training step of one plan, or the serving of requests under one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, OPTIONAL, WANTED, WORLD, asked, read_all
+from meshwright.cli.question import GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all
+from meshwright.errors import Diagnostic
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file.
+
+With --serve in place of --train: how fast requests are answered (TTFT, TPOT), and whether objectives are kept.
 
 With --tokens also the whole training run: how long, what it costs, and whether --days and --budget are met; with
 --world simulated failure by failure.
@@ -26,6 +29,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    serve: options.text(
+        "REQUESTS", "rate=8,prompt=1024,output=256 or trace=FILE, ttft=500ms,tpot=50ms: meshwright explain serve."
+    ) = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
     tokens: options.TOKENS = ""
@@ -36,6 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "WORLD", "What the run meets: mtbf=3h,spares=4,repair=12h, catalog or failures.csv: meshwright explain world."
     ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
+    records: options.text("FILE", "With --serve: write the times of every request, requests.csv.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     job_trace: options.text("FILE", "Write what the run meets in the first draw of --world, event by event.") = ""
     json: options.JSON = False
@@ -44,9 +51,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
     given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD)}
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE)}
     question = asked(said)
-    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
+    if question.serve:
+        from meshwright.cli.serving import predict_served
+
+        return predict_served(question, given, wrong)
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict") + _unserved(given)
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     wrong += unwritable(given.job_trace, "--job-trace")
     if given.job_trace:
@@ -61,6 +72,14 @@ def run(argv: list[str]) -> int:
         render(prediction, console())
     _write_files(prediction, given)
     return 0 if prediction.good else 1
+
+
+def _unserved(given: Options) -> list[Diagnostic]:
+    """X004 for options that are of serving, where requests are not said."""
+    if not given.records:
+        return []
+    message = "--records are of requests, and nothing is served"
+    return [Diagnostic(code="X004", message=message, place="meshwright predict", help="say --serve, or drop it")]
 
 
 def _write_files(prediction, given: Options) -> None:

@@ -42,6 +42,7 @@ class Forward:
     """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache."""
 
     def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16"):
+        plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))
         self.model, self.plan, self.mesh, self.kv = model, plan, mesh, kv
         alone = msgspec.structs.replace(plan, experts=Experts(ep=1, etp=1))
         self.train = Train(global_batch=1, seq_len=1, dtype=plan.precision.compute or "bf16")

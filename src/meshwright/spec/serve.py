@@ -53,10 +53,11 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     At most ``max_batch`` requests run at a time, and an iteration computes at most ``budget`` tokens (0: as the policy
     usually does). Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as
     many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are
-    replayed from CUDA graphs.
+    replayed from CUDA graphs. ``profile`` names the engine whose host times are meant.
     """
 
     policy: str = "vllm-v1"
+    profile: str = "default"
     max_batch: int = 256
     budget: int = 0
     block: int = 16
@@ -292,6 +293,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "tpot": ("tpot", _objective, _BOUND),
     "e2e": ("e2e", _objective, _BOUND),
     "policy": ("engine.policy", _name, "a batching policy such as vllm-v1"),
+    "engine": ("engine.profile", _name, "an engine profile: meshwright catalog"),
     "max_batch": ("engine.max_batch", _count(65536), "a positive number of requests up to 65,536"),
     "budget": ("engine.budget", _count(10**7), "a positive number of tokens of an iteration"),
     "block": ("engine.block", _count(4096), "a positive number of tokens of a block up to 4,096"),

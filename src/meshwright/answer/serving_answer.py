@@ -1,0 +1,127 @@
+"""The answer to a serving question: verdict, metrics of requests, what the ranks hold, and why."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from meshwright.answer.prediction import Assumption, RankMemory
+from meshwright.plan import Plan
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.serve import Serve
+from meshwright.timeline import Identity, Timeline
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """A time of requests in seconds: mean, percentiles, and the 80% interval of the mean."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    mean_interval: tuple[float, float] | None = None
+
+
+class ServingMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics of a serving workload; times in seconds.
+
+    ``itl_s`` is the time between two tokens of a request, ``queue_s`` from arrival to the first iteration.
+    ``throughput_tokens_per_s`` counts tokens of answers from the first arrival to the last token,
+    ``goodput_req_per_s`` the requests that kept every objective, ``attainment`` their share.
+    """
+
+    ttft_s: Summary
+    tpot_s: Summary
+    itl_s: Summary
+    e2e_s: Summary
+    queue_s: Summary
+    throughput_tokens_per_s: float
+    throughput_interval: tuple[float, float] | None
+    throughput_req_per_s: float
+    goodput_req_per_s: float
+    attainment: float
+
+
+class Kept(NamedTuple):
+    """An objective and how it comes out: the metric, its bound in seconds, the share that has to keep it and the value
+    at that percentile."""
+
+    metric: str
+    bound_s: float
+    share: float
+    value_s: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the percentile is within the bound."""
+        return self.value_s <= self.bound_s
+
+
+class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
+    """One predicted serving workload: the question, the verdict, its metrics, and why.
+
+    ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
+    metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all. ``attribution`` is the seconds of all replicas by
+    cause (``idle``: nobody to serve). ``timeline`` has the state of the first replica over time and a record of every
+    request.
+    """
+
+    model: Model
+    cluster: Cluster
+    serve: Serve
+    plan: Plan
+    fits: bool
+    metrics: ServingMetrics | None
+    objectives: tuple[Kept, ...]
+    num_requests: int
+    kv_blocks: int
+    peak_kv_blocks: int
+    peak_batch: int
+    preemptions: int
+    iterations: int
+    attribution: dict[str, float]
+    memory: tuple[RankMemory, ...]
+    assumptions: tuple[Assumption, ...]
+    warnings: tuple[str, ...]
+    timeline: Timeline
+    identity: Identity
+
+    @property
+    def good(self) -> bool:
+        """Whether it fits and keeps every objective."""
+        return self.fits and all(one.met for one in self.objectives)
+
+    @property
+    def tightest(self) -> RankMemory:
+        """The rank with the least headroom."""
+        return min(self.memory, key=lambda rank: rank.headroom_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        """The answer as plain values, without the timeline."""
+        metrics = msgspec.to_builtins(self.metrics) if self.metrics else dict.fromkeys(ServingMetrics.__struct_fields__)
+        return {
+            "format_version": 1,
+            "fits": self.fits,
+            "good": self.good,
+            **metrics,
+            "objectives": [one._asdict() | {"met": one.met} for one in self.objectives],
+            "requests": self.num_requests,
+            "kv_blocks": self.kv_blocks,
+            "peak_kv_blocks": self.peak_kv_blocks,
+            "peak_batch": self.peak_batch,
+            "preemptions": self.preemptions,
+            "iterations": self.iterations,
+            "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
+            "memory": msgspec.to_builtins(self.memory),
+            "attribution": self.attribution,
+            "model": self.model.name,
+            "cluster": self.cluster.name,
+            "num_devices": self.plan.layout.num_ranks,
+            "serve": self.serve.text(),
+            "plan": self.plan.text(),
+            "assumptions": msgspec.to_builtins(self.assumptions),
+            "warnings": list(self.warnings),
+            "identity": self.identity.said(),
+        }

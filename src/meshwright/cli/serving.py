@@ -1,0 +1,91 @@
+"""``meshwright predict --serve``: how fast a plan answers requests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.errors import Diagnostic, MeshwrightError
+
+if TYPE_CHECKING:
+    from meshwright.answer.serving import ServingPrediction
+
+#: What a serving question needs, and how it is written.
+SERVED = {field: how for field, how in WANTED.items() if field != "train"}
+
+
+def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
+    """Answer the question and print it as the options say; 0 when it fits and keeps its objectives, 1 when not."""
+    wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), SERVED, command="predict")]
+    wrong += _of_training(question, given)
+    for option in ("records", "trace"):
+        wrong += unwritable(getattr(given, option), f"--{option}")
+    prediction = _answered(question, wrong)
+    if given.json:
+        print_json(prediction.to_json())
+    else:
+        from meshwright.report.serving_text import render
+
+        render(prediction, console())
+    _write(prediction, given)
+    return 0 if prediction.good else 1
+
+
+def _of_training(question: Question, given: Any) -> list[Diagnostic]:
+    """X004 for what is of training alone: said beside requests, one of the two is meant."""
+    said = [f"--{name}" for name in ("train", *GOAL, "world") if getattr(question, name)]
+    said += ["--report"] if given.report else []
+    help = "drop them, or drop --serve"
+    return [
+        Diagnostic(code="X004", message=f"{name} is of a training step", place="meshwright predict --serve", help=help)
+        for name in said
+        if name != "--price"
+    ]
+
+
+def _answered(question: Question, wrong: list[Diagnostic]) -> ServingPrediction:
+    """The answer, or everything that is wrong at once."""
+    from meshwright.answer.serving import predict_serving
+    from meshwright.answer.serving_check import oversized, refused
+    from meshwright.spec.serve import Serve, parse
+
+    parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
+    wrong += found
+    serve = requests = None
+    try:
+        serve = parse(question.serve, base=question.base)
+        requests = serve.drawn()
+    except MeshwrightError as error:
+        wrong += error.diagnostics
+    if len(parts) == 3:
+        model, cluster, plan = parts
+        wrong += refused(plan.on(cluster.num_devices), model, cluster, serve or Serve())
+        wrong += oversized(model, requests) if requests is not None else []
+    if wrong:
+        raise MeshwrightError(wrong)
+    return predict_serving(model, cluster, serve, plan, requests=requests)
+
+
+def _write(prediction: ServingPrediction, given: Any) -> None:
+    if given.records:
+        write_records(prediction, given.records)
+        note(f"wrote {given.records}")
+    if given.trace:
+        from meshwright.trace.chrome import write as write_trace
+
+        write_trace(prediction.timeline, given.trace)
+        note(f"wrote {given.trace}")
+
+
+def write_records(prediction: ServingPrediction, path: str) -> None:
+    """Write a row for every request, in order of arrival: a table with a header."""
+    from meshwright.atomic import write_bytes
+
+    columns = prediction.timeline.records.get("requests", {})
+    lines = [",".join(columns)]
+    lines += [",".join(f"{value:.9g}" for value in row) for row in zip(*(c.tolist() for c in columns.values()))]
+    write_bytes(path, ("\n".join(lines) + "\n").encode())

@@ -1,0 +1,67 @@
+"""Serving engines: what an engine adds to the kernels of its iterations.
+
+A profile is measured on real servers. A prediction that names none uses the round figures of ``default``: they are
+flagged in its assumptions, and its intervals are wide.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+
+import msgspec
+
+from meshwright import catalog
+from meshwright.errors import MeshwrightError, nearest
+
+FORMAT_VERSION = 1
+
+
+class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an engine and a version of it add.
+
+    Host time in microseconds: ``step_us`` an iteration that the device waits for, ``request_us`` for every request in
+    it, and ``layer_us`` to issue a layer's kernels where no CUDA graph is replayed, which bounds the iteration from
+    below. Graphs are replayed up to ``graph_tokens`` tokens where no prompt is among them. Memory: ``context_bytes`` of
+    a process before the first tensor, ``communicator_bytes`` of a group of ranks. ``sigma`` is the relative error of
+    iterations of models that the constants never saw. ``flagged``: nobody measured these.
+    """
+
+    name: str
+    title: str = ""
+    step_us: float = 1000.0
+    request_us: float = 10.0
+    layer_us: float = 100.0
+    graph_tokens: int = 512
+    context_bytes: float = 1.0 * 2**30
+    communicator_bytes: float = 256.0 * 2**20
+    sigma: float = 0.2
+    source: str = ""
+    flagged: bool = True
+
+
+@cache
+def engines() -> dict[str, EngineProfile]:
+    """Every profile of the catalog by name."""
+    found = {}
+    for file in sorted(catalog.folder("engines").iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".toml"):
+            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            if table.pop("format_version") != FORMAT_VERSION:
+                raise AssertionError(f"{file.name} is of another format_version")
+            profile = msgspec.convert(table, EngineProfile)
+            found[profile.name] = profile
+    return found
+
+
+def engine_profile(name: str = "default") -> EngineProfile:
+    """The profile of that name.
+
+    Raises:
+        MeshwrightError: W013 when there is none; names the nearest.
+    """
+    found = engines().get(name)
+    if found is None:
+        help = nearest(name, list(engines()))
+        raise MeshwrightError.one("W013", f"no engine profile {name!r}", place=f"--serve engine={name}", help=help)
+    return found

@@ -1,0 +1,120 @@
+"""A serving prediction as text: verdict, latencies, where the replicas' time goes, memory, what it rests on."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.answer.serving_answer import ServingPrediction, Summary
+from meshwright.causes import WORDS
+from meshwright.quantity import gibibytes, seconds
+from meshwright.report.bars import bar
+from meshwright.report.page import Page
+
+#: The times of a request, in words.
+LATENCIES = {
+    "ttft_s": "time to first token (TTFT)",
+    "tpot_s": "time per output token (TPOT)",
+    "itl_s": "between two tokens (ITL)",
+    "e2e_s": "end to end (E2E)",
+    "queue_s": "waiting for the first iteration",
+}
+
+
+def render(prediction: ServingPrediction, console: Console) -> None:
+    """Print the whole prediction to `console`."""
+    with Page(console) as page:
+        for part in (_verdict, _latencies, _attribution, _memory, _assumptions):
+            part(prediction, page)
+
+
+def _verdict(prediction: ServingPrediction, page: Page) -> None:
+    lines = [""]
+    for piece in verdict(prediction):
+        joined = f"{lines[-1]} | {piece}" if lines[-1] else piece
+        lines[-1:] = [joined] if len(joined) <= page.width else [lines[-1], piece]
+    page.print(Text("\n".join(lines), "bold green" if prediction.good else "bold red"))
+    for warning in prediction.warnings:
+        page.print(Text(f"! {warning}", "yellow"), indent=2)
+    layout = prediction.plan.layout
+    served = f"{prediction.num_requests:,} requests by {layout.dp} replica{'s' if layout.dp > 1 else ''} of "
+    served += f"{layout.tp * layout.pp} device{'s' if layout.tp * layout.pp > 1 else ''}"
+    rows = [("model", prediction.model.name), ("cluster", prediction.cluster.name), ("plan", prediction.plan.text())]
+    page.print()
+    page.rows(
+        [(Text(a, "dim"), Text(b)) for a, b in [*rows, ("requests", prediction.serve.text()), ("served", served)]]
+    )
+
+
+def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
+    """Return the answer in pieces: whether it fits, whether each objective is kept, and the rate of answers."""
+    if prediction.metrics is None:
+        tight = prediction.tightest
+        held = gibibytes(sum(b for name, b in tight.alive.items() if name != "keys and values"))
+        return (f"does not fit: {held} of {gibibytes(tight.capacity_bytes)} without the cache of a request",)
+    said = ["fits" if prediction.fits else f"does not fit: {gibibytes(-prediction.tightest.headroom_bytes)} over"]
+    for one in prediction.objectives:
+        name = one.metric[:-2].upper()
+        at = f"{name} p{one.share * 100:g} {seconds(one.value_s)}"
+        said.append(f"{at} within {seconds(one.bound_s)}" if one.met else f"{at} misses {seconds(one.bound_s)}")
+    metrics = prediction.metrics
+    said.append(f"{metrics.throughput_tokens_per_s:,.0f} tokens/s")
+    if prediction.objectives:
+        said.append(f"goodput {metrics.goodput_req_per_s:.3g} requests/s ({metrics.attainment:.1%})")
+    return tuple(said)
+
+
+def _latencies(prediction: ServingPrediction, page: Page) -> None:
+    metrics = prediction.metrics
+    if metrics is None:
+        return
+    page.title("Latency of a request")
+    head = ("", "mean", "80% interval", "p50", "p90", "p99")
+    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in head)]
+    rows += [_row(words, getattr(metrics, name)) for name, words in LATENCIES.items()]
+    page.rows(rows)
+    page.quiet(
+        f"batches of up to {prediction.peak_batch}, {prediction.iterations:,} iterations, "
+        f"{prediction.peak_kv_blocks:,} of {prediction.kv_blocks:,} cache blocks, "
+        f"{prediction.preemptions:,} preemptions"
+    )
+
+
+def _row(words: str, summary: Summary) -> tuple[Text, ...]:
+    low, high = summary.mean_interval or (summary.mean, summary.mean)
+    values = (seconds(summary.mean), f"{seconds(low)} to {seconds(high)}")
+    values += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
+    return Text(words), *(Text(value, justify="right") for value in values)
+
+
+def _attribution(prediction: ServingPrediction, page: Page) -> None:
+    total = sum(prediction.attribution.values())
+    if not total:
+        return
+    page.title("Where the replicas' time goes")
+    words = WORDS | {"host": "the engine's host", "idle": "idle: nobody to serve"}
+    width = max(page.width - 70, 8)
+    rows = []
+    for name, spent in prediction.attribution.items():
+        if spent:
+            drawn = Text(bar(0.0, spent / total, width, unicode=page.unicode), "blue")
+            rows.append((Text(words.get(name, name)), Text(f"{spent / total:.1%}", justify="right"), drawn))
+    page.rows(rows)
+
+
+def _memory(prediction: ServingPrediction, page: Page) -> None:
+    tight = prediction.tightest
+    page.title(f"Memory of the fullest rank: {tight.rank} (x{tight.multiplicity})")
+    held = [(name, size) for name, size in tight.alive.items() if size]
+    page.rows([(Text(name), Text(gibibytes(size), justify="right")) for name, size in held])
+    page.print(Text(f"{gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)}"), indent=2)
+
+
+def _assumptions(prediction: ServingPrediction, page: Page) -> None:
+    page.title("Assumptions (! = not confirmed)")
+    page.rows(
+        [
+            (Text("!" if a.flagged else " ", "bold yellow"), Text(a.name), Text(a.value), Text(a.source, "dim"))
+            for a in prediction.assumptions
+        ]
+    )

@@ -1,0 +1,73 @@
+"""``meshwright predict --serve``: exit codes, files, and what is wrong said at once."""
+
+import csv
+import gzip
+import json
+
+import pytest
+
+from meshwright.cli import main
+
+BASE = ["predict", "llama3-8b", "--on", "1xh100", "--plan", "tp1"]
+WORDS = "rate=4,prompt=256,output=32,requests=60"
+
+
+def test_an_answer_says_verdict_latencies_and_memory(capsys):
+    assert main([*BASE, "--serve", f"{WORDS},ttft=500ms,tpot=50ms@p90"]) == 0
+    said = capsys.readouterr().out
+    for part in ("fits", "TTFT p90", "within 500 ms", "goodput", "weights", "engine profile"):
+        assert part in said, part
+
+
+def test_a_missed_objective_is_exit_code_1(capsys):
+    assert main([*BASE, "--serve", f"{WORDS},tpot=1ms", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["fits"] and not said["good"] and said["objectives"][0]["met"] is False
+
+
+def test_a_model_that_does_not_fit_is_exit_code_1(capsys):
+    assert main(["predict", "llama3-70b", "--on", "1xh100", "--plan", "tp1", "--serve", WORDS]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_records_and_timeline_are_written(capsys, tmp_path):
+    rows, trace = tmp_path / "requests.csv", tmp_path / "trace.json.gz"
+    assert main([*BASE, "--serve", WORDS, "--records", str(rows), "--trace", str(trace)]) == 0
+    with rows.open() as file:
+        found = list(csv.DictReader(file))
+    assert len(found) == 60 and float(found[0]["first_s"]) > float(found[0]["arrival_s"])
+    names = {event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
+    assert {"running (requests)", "waiting (requests)", "cache blocks (blocks)"} <= names
+
+
+def test_everything_that_is_wrong_is_said_at_once(capsys):
+    words = ["predict", "llama3-8b", "--on", "1xh100", "--plan", "tp1 zero1", "--tokens", "1t"]
+    assert main([*words, "--serve", "rate=0,prompt=8,output=8,kv=x"]) == 2
+    said = capsys.readouterr().err
+    assert [said.count(f"error[{code}]") for code in ("X004", "W002", "W014")] == [1, 2, 1]
+
+
+def test_a_training_step_beside_requests_is_refused(capsys):
+    assert main([*BASE, "--train", "batch=8,seq=512", "--serve", WORDS]) == 2
+    assert "--train is of a training step" in capsys.readouterr().err
+
+
+def test_records_without_requests_are_refused(capsys):
+    assert main([*BASE, "--train", "batch=8,seq=512", "--records", "x.csv"]) == 2
+    assert "--records are of requests" in capsys.readouterr().err
+
+
+def test_a_question_file_may_say_requests(capsys, tmp_path):
+    (tmp_path / "requests.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")
+    lines = ['model = "llama3-8b"', 'on = "1xh100"', 'plan = "tp1"', 'serve = "trace=requests.csv"']
+    (tmp_path / "q.toml").write_text("\n".join(["format_version = 1", *lines]))
+    assert main(["predict", str(tmp_path / "q.toml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 2
+
+
+@pytest.mark.parametrize("rows", ["0,0,5\n1,5,x\n", "5,1,1\n1,1,1\n"])
+def test_wrong_rows_of_a_trace_are_exit_code_2(capsys, tmp_path, rows):
+    (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)
+    assert main([*BASE, "--serve", f"trace={tmp_path / 'bad.csv'}"]) == 2
+    said = capsys.readouterr().err
+    assert "W011" in said and "line 3" in said
