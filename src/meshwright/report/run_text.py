@@ -1,7 +1,7 @@
 """The outcome of a run, and the prediction beside it: step time, rate, utilisation, memory, each with its error.
 
-A measured step time is the median of the steps after a warm-up, with the span of the middle 80% of them: the predicted
-one is right when it lies within (:mod:`meshwright.compare`).
+A measured step time is the median of the steps after a warm-up, or their mean where replicas average now and then, with
+the span of the middle 80% of them: the predicted one is right when it lies within (:mod:`meshwright.compare`).
 """
 
 from __future__ import annotations
@@ -120,4 +120,5 @@ def _row(pair: Pair, summary: Mapping[str, Any], c: Comparison) -> tuple[Text, .
 def _basis(prediction: Prediction, summary: Mapping[str, Any], c: Comparison) -> str:
     skipped = len(summary["step_s"]) - c.measured.num_steps
     warm = f" after {skipped} to warm up" if skipped else ""
-    return f"median of {c.measured.num_steps} steps{warm}, predicted for {prediction.cluster.name}"
+    what = "median" if prediction.round is None else "mean over the last whole rounds"
+    return f"{what} of {c.measured.num_steps} steps{warm}, predicted for {prediction.cluster.name}"
