@@ -20,6 +20,7 @@ from meshwright.run.bench import operators as bench_operators
 from meshwright.simulate.cores import processor_seconds
 from meshwright.simulate.layer import cost
 from meshwright.simulate.step import simulate
+from meshwright.spec.architecture import HEAD
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
@@ -190,7 +191,7 @@ def test_products_have_the_biases_of_their_model(gated):
     for unit in {u for composition in stages.compositions for u in composition.units}:
         for entry in (e for which in ("F", "BW") for e in stages.layer_pass(unit, which).entries):
             if isinstance(entry.work, Gemm):
-                biased = not gated and unit.kind != "head" and not entry.name.endswith(" backward")
+                biased = not gated and unit.kind != HEAD and not entry.name.endswith(" backward")
                 what = "summed" if entry.work.accumulate else "added"
                 assert entry.work.bias == (what if biased else ""), entry.name
 

@@ -18,6 +18,7 @@ from meshwright.lower.state import activations
 from meshwright.plan import Overlap, parse
 from meshwright.simulate.layer import cost
 from meshwright.simulate.step import simulate
+from meshwright.spec.architecture import HEAD
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.model import transformer
@@ -59,7 +60,7 @@ def test_a_gradient_written_over_the_probabilities_needs_no_room_of_its_own():
 
     def working(words):
         of = stages(words, wide)
-        found = activations(of.context(), of.pieces("head"), "none")
+        found = activations(of.context(), of.pieces(HEAD), "none")
         return found.saved, found.working - 2 * S * 256 * 2
 
     logits = S * 100_000

@@ -13,6 +13,7 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.units import Unit
 from meshwright.plan import parse
 from meshwright.spec import cluster
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
@@ -91,8 +92,8 @@ def test_full_recompute_leaves_the_input():
 def test_embedding_and_head_keep_what_section_4_3_counts():
     # dropout mask sbh/t; final norm and head input 2sbh/t each, fp32 logits 4sbv/t: together 4sbh/t (1 + v/h)
     t, b = 8, 2
-    assert saved(f"tp{t} mb{b} unfused", kind="embedding") == S * b * H / t
-    assert saved(f"tp{t} mb{b} unfused", kind="head") == 4 * S * b / t * (H + V)
+    assert saved(f"tp{t} mb{b} unfused", kind=EMBEDDING) == S * b * H / t
+    assert saved(f"tp{t} mb{b} unfused", kind=HEAD) == 4 * S * b / t * (H + V)
 
 
 def test_without_dropout_its_masks_are_not_kept():

@@ -12,6 +12,7 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes
 from meshwright.lower.units import Unit
 from meshwright.plan import check, parse
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Lora, Train
 from tests.lower.sizes import block_params
@@ -114,9 +115,9 @@ def total_params(plan, model, where, train):
 
 def tensors_on_all(model, unit):
     """Parameters that every tensor-parallel rank holds whole: norms, routers, positions, latent down-projections."""
-    if unit.kind == "embedding":
+    if unit.kind == EMBEDDING:
         return model.embedding_params - model.vocab * model.hidden
-    if unit.kind == "head":
+    if unit.kind == HEAD:
         return model.final_norm_params
     parts, a = model.block_params(unit.kind), model.blocks[unit.kind].attention
     latent = a.q_lora_rank + a.kv_lora_rank

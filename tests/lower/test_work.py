@@ -15,6 +15,7 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.state import lora_params
 from meshwright.plan import Overlap, parse
 from meshwright.simulate.step import simulate
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
 from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized
@@ -88,7 +89,7 @@ def test_the_backward_does_twice_the_forward(model, words):
 def test_split_and_whole_backward_do_the_same_work(question):
     plan, model, where, train = question
     stages = Stages(plan, model, train, Mesh(plan, where))
-    for kind in (*range(len(model.blocks)), "embedding", "head"):
+    for kind in (*range(len(model.blocks)), EMBEDDING, HEAD):
         pieces = stages.pieces(kind)
         work = lambda which: Counter(repr(e.work) for e in program(pieces, which))  # noqa: B023, E731
         assert work("B") + work("W") == work("BW")

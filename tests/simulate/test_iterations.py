@@ -8,6 +8,7 @@ from meshwright.cost.standard import serving_costs
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.simulate.iterations import priced, token_nodes
+from meshwright.spec.architecture import EMBEDDING
 from meshwright.work import VarlenAttention
 
 
@@ -27,7 +28,7 @@ def llama():
 def test_the_token_wise_part_is_exact_at_its_nodes_and_near_between(llama):
     forward, costs, device, table = llama
     alone = [[costs.price(e.work, device).seconds for e in forward.tokenwise(0, n)] for n in (7, 600)]
-    embedding = [sum(costs.price(e.work, device).seconds for e in forward.tokenwise("embedding", n)) for n in (7, 600)]
+    embedding = [sum(costs.price(e.work, device).seconds for e in forward.tokenwise(EMBEDDING, n)) for n in (7, 600)]
     exact = [32 * sum(layer) + first for layer, first in zip(alone, embedding)]
     assert table.linear_s[7] == pytest.approx(exact[0], rel=1e-9)  # a node
     assert table.linear_s[600] == pytest.approx(exact[1], rel=0.05)  # 576 and 640 are: products fill their last tiles

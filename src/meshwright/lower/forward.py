@@ -22,6 +22,7 @@ from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.state import params_of
 from meshwright.plan import Experts, Plan
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.items import Item
 from meshwright.spec.layers import Attention as Spec
 from meshwright.spec.layers import Block, Moe
@@ -64,10 +65,10 @@ class Forward:
             etp_group=none,
         )
 
-    def tokenwise(self, kind: int | str, tokens: int) -> list[Entry]:
+    def tokenwise(self, kind: int, tokens: int) -> list[Entry]:
         """Return the operators of a layer on so many tokens, in order, without its attention core."""
         c, layer = self.context(tokens), self.model.layer(kind)
-        pieces = layers.of(layer).pieces(c, layer) if kind == "embedding" else self._block(c, layer)
+        pieces = layers.of(layer).pieces(c, layer) if kind == EMBEDDING else self._block(c, layer)
         entries = program(pieces, "F")
         return [e for e in _chained(entries) if not isinstance(e.work, Attention | VarlenAttention)]
 
@@ -130,11 +131,11 @@ class Forward:
         return self.context(1)
 
     @cached_property
-    def stages(self) -> tuple[tuple[int | str, ...], ...]:
+    def stages(self) -> tuple[tuple[int, ...], ...]:
         """The kinds of the layers of every pipeline stage, with the embedding and the head."""
         held = [[self.model.pattern[layer] for layer in stage] for stage in stage_layers(self.plan, self.model)]
         return tuple(
-            (*(("embedding",) if i == 0 else ()), *kinds, *(("head",) if i == len(held) - 1 else ()))
+            (*((EMBEDDING,) if i == 0 else ()), *kinds, *((HEAD,) if i == len(held) - 1 else ()))
             for i, kinds in enumerate(held)
         )
 
@@ -152,7 +153,7 @@ class Forward:
         """Return the bytes that a rank of a stage keeps of one token: keys and values of its heads, or the latent."""
         total = 0.0
         for kind in self.stages[stage]:
-            if isinstance(kind, str):
+            if kind < 0:
                 continue
             for spec in self.model.blocks[kind].attentions:
                 share = 1.0 if spec.kv_lora_rank else kv_heads(self._one, spec) / spec.kv_heads

@@ -18,6 +18,7 @@ from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.items import Batch
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -48,14 +49,14 @@ class Stages:
         last = len(self.layers) - 1
         out = []
         for stage, held in enumerate(self.layers):
-            units = [unit_of("embedding")] if stage == 0 else []
+            units = [unit_of(EMBEDDING)] if stage == 0 else []
             units += [unit_of(self.model.pattern[layer], self.plan.memory.mode(i)) for i, layer in enumerate(held)]
             if stage == last:
-                units.append(unit_of("head"))
+                units.append(unit_of(HEAD))
             out.append(composition_of(tuple(units)))
         return tuple(out)
 
-    def context_of(self, kind: int | str, start: int = 0) -> Context:
+    def context_of(self, kind: int, start: int = 0) -> Context:
         """Sizes and groups of the ranks around `start` at work on the tokens of a layer."""
         c = self.context(start)
         return c.at(self.model.layer(kind).stream) if self.model.streams else c
@@ -87,7 +88,7 @@ class Stages:
         )
         return found
 
-    def pieces(self, kind: int | str, start: int = 0) -> list[Piece]:
+    def pieces(self, kind: int, start: int = 0) -> list[Piece]:
         """The pieces of a layer, on the ranks around `start`."""
         c = self.context(start)
         key = (kind, c.groups)
@@ -101,7 +102,7 @@ class Stages:
         """One pass over one layer, on the ranks around `start`."""
         if which in NEVER_AGAIN:
             unit = unit_of(unit.kind)
-        c, end = self.context(start), isinstance(unit.kind, str)
+        c, end = self.context(start), not unit.is_block
         known, key = (
             (self.known.ends, (unit, which, c.tp_group)) if end else (self.known.passes, (unit, which, c.groups))
         )

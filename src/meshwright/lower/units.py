@@ -7,13 +7,19 @@ from functools import cached_property, lru_cache
 import msgspec
 
 from meshwright.lower.partition import segments
+from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
 class Unit(msgspec.Struct, frozen=True, cache_hash=True):
-    """A layer as it is run: ``kind`` is a block's index, ``"embedding"`` or ``"head"``; ``recompute`` its mode."""
+    """A layer as it is run: ``kind`` is its place in the model's kinds of layers, ``recompute`` its mode."""
 
-    kind: int | str
+    kind: int
     recompute: str
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is one of the stack, not the embedding or the head."""
+        return self.kind >= 0
 
 
 #: Passes that recompute nothing, so that they are the same under every recompute mode.
@@ -21,7 +27,7 @@ NEVER_AGAIN = ("F", "W")
 
 
 @lru_cache(maxsize=256)
-def unit_of(kind: int | str, recompute: str = "none") -> Unit:
+def unit_of(kind: int, recompute: str = "none") -> Unit:
     """The one object for a layer of a kind under a recompute mode."""
     return Unit(kind, recompute)
 
@@ -34,21 +40,8 @@ class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def segments(self) -> tuple[tuple[Unit, ...], ...]:
-        blocks = [i for i, u in enumerate(self.units) if not isinstance(u.kind, str)]
-        first, last = (blocks[0], blocks[-1] + 1) if blocks else (0, 0)
-        return segments(self.units[first:last], self.units[:first], self.units[last:])
+        blocks = [i for i, u in enumerate(self.units) if u.is_block]
+        first = ["embedding" for u in units if u.kind == EMBEDDING]
 
-
-@lru_cache(maxsize=4096)
-def composition_of(units: tuple[Unit, ...]) -> Composition:
-    """The one object for a stage of these layers."""
-    return Composition(units)
-
-
-@lru_cache(maxsize=4096)
-def named(which: str, units: tuple[Unit, ...]) -> str:
-    """A pass over some layers in words: ``BW 4 layers + head``."""
-    ends = [str(u.kind) for u in units if isinstance(u.kind, str)]
-    layers = [f"{sum(not isinstance(u.kind, str) for u in units)} layers"]
-    head = [e for e in ends if e == "head"]
-    return f"{which} " + " + ".join([e for e in ends if e == "embedding"] + layers + head)
+    last = ["head" for u in units if u.kind == HEAD]
+    return f"{which} " + " + ".join([*first, f"{sum(u.is_block for u in units)} layers", *last])

@@ -12,6 +12,7 @@ import numpy as np
 
 from meshwright.lower.layer import Entry
 from meshwright.lower.units import Unit
+from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -81,7 +82,7 @@ class Alone(NamedTuple):
 
 def units_of(kinds: int, recompute: str) -> tuple[Unit, ...]:
     """The units in the order of the columns: the kinds of blocks, the embedding, the head."""
-    return (*(Unit(kind, recompute) for kind in range(kinds)), Unit("embedding", "none"), Unit("head", "none"))
+    return (*(Unit(kind, recompute) for kind in range(kinds)), Unit(EMBEDDING, "none"), Unit(HEAD, "none"))
 
 
 def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarray:

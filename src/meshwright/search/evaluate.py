@@ -44,7 +44,7 @@ class Evaluator:
         self.model, self.cluster, self.train = model, cluster, train
         self.costs = costs or standard_on(cluster)
         self.layers = Layers(model, cluster, train, self.costs)
-        self.kinds, self.num_units = len(model.blocks), len(model.blocks) + 2
+        self.kinds, self.num_units = len(model.blocks), len(model.kinds)
         self.devices = tuple(self.layers.devices.values())
         self.alike = len(cluster.islands) == 1
         self._structures: dict[Facts, Structure] = {}

@@ -21,6 +21,7 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
+from meshwright.spec.architecture import HEAD
 from meshwright.sync.policy import USUAL
 from meshwright.work import Group
 
@@ -169,7 +170,7 @@ class Exchanges:
         beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
         for i, unit in enumerate(self.units):
-            params = (beside if unit.kind == "head" else stages).params(unit)
+            params = (beside if unit.kind == HEAD else stages).params(unit)
             out[i] = sum(static_bytes(plan, self.train, params).values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)

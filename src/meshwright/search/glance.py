@@ -102,7 +102,7 @@ class Glances:
 
     def _entries(self, book: Book, unit: Unit, which: str) -> list[Entry]:
         """The operators of a pass; those of the embedding and the head are the same for as many tokens."""
-        if not isinstance(unit.kind, str):
+        if unit.is_block:
             return book.entries(unit, which)
         c = book.stages.context()
         key = (unit.kind, which, c.tokens, c.tp, c.sp, *deciding_ends(c.plan))

@@ -18,6 +18,7 @@ from meshwright.lower.units import Unit
 from meshwright.plan import Plan
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.space import BALANCED, EVEN, Core, Inner, Piped, State, plan_of
+from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
 def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Evaluator) -> Plan:
@@ -95,7 +96,7 @@ def _by_rank(plan: Plan, evaluator: Evaluator) -> np.ndarray:
     """Seconds [pp, U] of every kind of block, the embedding and the head on each pipeline rank; as every kind of slice
     has the same stages, on the slowest of them."""
     passes, blocks = _Passes(plan, evaluator), range(len(evaluator.model.blocks))
-    units = [*(Unit(kind, "none") for kind in blocks), Unit("embedding", "none"), Unit("head", "none")]
+    units = [*(Unit(kind, "none") for kind in blocks), Unit(EMBEDDING, "none"), Unit(HEAD, "none")]
     slices = range(len(passes.mesh.slices))
     return np.array([[max(passes(u, k, rank) for k in slices) for u in units] for rank in range(plan.layout.pp)])
 

@@ -22,6 +22,7 @@ from meshwright.cost import Costs
 from meshwright.lower.forward import Forward
 from meshwright.lower.layer import Entry
 from meshwright.simulate.layer import cost
+from meshwright.spec.architecture import EMBEDDING
 from meshwright.spec.hardware import Device
 
 #: Tokens of an iteration at which the token-wise part is priced: CUDA graphs' sizes, then ever fewer.
@@ -168,7 +169,7 @@ def _parts(entries: list[Entry], device: Device, costs: Costs) -> tuple[np.ndarr
 def _tokenwise(forward: Forward, device: Device, costs: Costs, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Seconds by cause of all layers' token-wise part, and those times their relative errors."""
     parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
-    kinds = [("embedding", 1), *enumerate(forward.model.layers_by_kind)]
+    kinds = [(EMBEDDING, 1), *enumerate(forward.model.layers_by_kind)]
     for kind, count in kinds:
         mine, uncertain = _parts(forward.tokenwise(kind, int(tokens)), device, costs)
         parts += mine * count

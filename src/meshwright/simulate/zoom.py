@@ -10,6 +10,7 @@ from meshwright.lower import Lowered
 from meshwright.lower.layer import graph_of, structure_of
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import estimates_of
+from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.timeline import Zoom, from_times
 from meshwright.work import Collective
 
@@ -25,7 +26,9 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
     out = []
     for unit in units:
         several = len(lowered.stages.model.blocks) > 1
-        label = unit.kind if isinstance(unit.kind, str) else "layer" + (f" of kind {unit.kind}" if several else "")
+        label = {EMBEDDING: "embedding", HEAD: "head"}.get(
+            unit.kind, "layer" + (f" of kind {unit.kind}" if several else "")
+        )
         mode = "" if unit.recompute == "none" else f" with {unit.recompute} recompute"
         for which in passes:
             entries = lowered.stages.layer_pass(unit, which).entries
@@ -49,7 +52,7 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
             out.append(
                 Zoom(
                     name=f"{WORDS[which]} of the {label}{mode}"
-                    if isinstance(unit.kind, str)
+                    if not unit.is_block
                     else f"{WORDS[which]} of a {label}{mode}",
                     timeline=from_times(named, start, end, parts=parts),
                 )

@@ -17,6 +17,9 @@ from meshwright.spec.ends import Embedding, Head, Stream
 from meshwright.spec.layers import Attention, Block, BlockParams, Moe
 from meshwright.spec.numerics import Numerics
 
+#: Kinds of the first and of the last layer: places in :attr:`Model.kinds`, whose blocks count from 0.
+EMBEDDING, HEAD = -2, -1
+
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A network to train.
@@ -66,9 +69,14 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The block at position `layer`, counted from 0."""
         return self.blocks[self.pattern[layer]]
 
-    def layer(self, kind: int | str) -> msgspec.Struct:
-        """The layer of a kind: a block by its index, ``"embedding"`` or ``"head"``."""
-        return self.blocks[kind] if not isinstance(kind, str) else getattr(self, kind)
+    @cached_property
+    def kinds(self) -> tuple[msgspec.Struct, ...]:
+        """The distinct layers: the blocks, then the embedding (:data:`EMBEDDING`) and the head (:data:`HEAD`)."""
+        return (*self.blocks, self.embedding, self.head)
+
+    def layer(self, kind: int) -> msgspec.Struct:
+        """The layer of a kind."""
+        return self.kinds[kind]
 
     @cached_property
     def flows(self) -> tuple[Stream, ...]:
