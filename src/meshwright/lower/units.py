@@ -41,7 +41,19 @@ class Composition(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     @cached_property
     def segments(self) -> tuple[tuple[Unit, ...], ...]:
         blocks = [i for i, u in enumerate(self.units) if u.is_block]
-        first = ["embedding" for u in units if u.kind == EMBEDDING]
+        first, last = (blocks[0], blocks[-1] + 1) if blocks else (0, 0)
+        return segments(self.units[first:last], self.units[:first], self.units[last:])
 
+
+@lru_cache(maxsize=4096)
+def composition_of(units: tuple[Unit, ...]) -> Composition:
+    """The one object for a stage of these layers."""
+    return Composition(units)
+
+
+@lru_cache(maxsize=4096)
+def named(which: str, units: tuple[Unit, ...]) -> str:
+    """A pass over some layers in words: ``BW 4 layers + head``."""
+    first = ["embedding" for u in units if u.kind == EMBEDDING]
     last = ["head" for u in units if u.kind == HEAD]
     return f"{which} " + " + ".join([*first, f"{sum(u.is_block for u in units)} layers", *last])
