@@ -125,8 +125,8 @@ class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
-    """What collectives over every device under a level reached there: bus bandwidths by operation in GB/s of
-    ``REACHED_BYTES`` as nccl-tests counts them, over ``ranks`` on ``nodes``, whose ports have ``gb_s``."""
+    """Measured bus bandwidths of collectives over every device under a level, by operation, in GB/s as nccl-tests
+    counts them: of messages of ``REACHED_BYTES`` over ``ranks`` on ``nodes``, whose ports have ``gb_s``."""
 
     ranks: int
     nodes: int
@@ -186,8 +186,9 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True):
-    """What is copied around an exchange of fully sharded parameters, and the bookkeeping: of a ``gather`` from shards
-    into a buffer and from there into parameters, of a ``reduce`` from gradients into a buffer (torch's FSDP2)."""
+    """The copies around an exchange of fully sharded parameters, with the bookkeeping (torch's FSDP2 copy-in and
+    copy-out): for a ``gather`` from shards into a buffer and from there into parameters, for a ``reduce`` from
+    gradients into a buffer."""
 
     what: str
     num_bytes: float
@@ -248,7 +249,7 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     @property
     def num_bytes(self) -> float:
-        """What comes in and goes out, in 16 bits; backward both and the output's gradient."""
+        """Bytes read and written in 16 bits: input and output forward, twice as many backward."""
         return self.batch * self.seq_len * self.channels * 2.0 * (4.0 if self.backward else 2.0)
 
 

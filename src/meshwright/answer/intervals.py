@@ -17,10 +17,12 @@ LEAST_SIGMA = 0.03
 
 
 def interval_draws(run: Simulated) -> np.ndarray:
-    """The step times under draws of the correlated errors: one factor per error class and one for the framework for the
-    whole step, log-normal, stratified so that few draws represent the distribution. The factor of a framework that was
-    fitted to whole steps is what their spread leaves after the classes', and never less than a repeat's.
-    Deterministic."""
+    """Return the step times in seconds [NUM_DRAWS] under draws of the correlated errors of the costs.
+
+    Each draw has one log-normal factor per error class and one of the framework for the whole step, stratified so that
+    few draws represent the distribution. Where the framework was fitted to whole steps, their measured variance already
+    contains that of the classes: its factor has the variance that remains, and at least that of a repeated step
+    (:data:`LEAST_SIGMA`). Deterministic."""
     classes = sorted(set(ERROR_CLASS.values()))
     rng = np.random.default_rng(0)
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])

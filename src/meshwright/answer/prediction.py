@@ -58,7 +58,7 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step time does when one thing gets 10% better: ``change`` -0.021 is 2.1% faster."""
+    """The relative change of the step time when one thing gets 10% better: ``change`` -0.021 is 2.1% faster."""
 
     name: str
     what: str

@@ -31,7 +31,8 @@ SELDOM_MFU = 0.6
 
 
 def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Costs, graph: TaskGraph) -> Identity:
-    """What was asked and what answered: equal identities give equal predictions."""
+    """Return the identity of a prediction: digests of the question, the costs and the graph, and the code's version.
+    Equal identities give equal predictions."""
 
     def digest(value: object) -> str:
         return hashlib.sha256(msgspec.json.encode(value, order="deterministic")).hexdigest()[:12]
@@ -50,7 +51,7 @@ def identity(model: Model, cluster: Cluster, train: Train, plan: Plan, costs: Co
 def assumptions(
     lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
 ) -> tuple[Assumption, ...]:
-    """What the answer rests on, each with its source; flagged where nobody measured it."""
+    """Return the assumptions of a prediction, each with its source; flagged where nobody measured it."""
     out = []
     for device in {d.name: d for s in lowered.mesh.slices for d in s.devices}.values():
         curves = fitted(lowered, costs, device)
@@ -158,8 +159,8 @@ def scans(lowered: Lowered, costs: Costs, device: Device) -> list[Assumption]:
 
 
 def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumption]:
-    """What the kernels of one layer of each kind reach where fitted curves answered for most of their time, by class:
-    the share of the peak at their precision, and the curve behind the largest part."""
+    """Return the efficiency of one layer's kernels by class, where fitted curves price most of their time: the share of
+    the peak at their precision, and the curve behind the largest part."""
     took: dict[str, dict[str, float]] = {}
     ideal: dict[str, float] = {}
     beyond: dict[str, float] = {}
@@ -322,7 +323,7 @@ def cautions(
 def warnings(
     lowered: Lowered, costs: Costs, model: Model, cluster: Cluster, train: Train, plan: Plan
 ) -> tuple[str, ...]:
-    """What the user should know before believing the answer."""
+    """Return the warnings of a prediction, which a user should read before believing it."""
     out = []
     out.append(f"costs come from {costs.profile}, not from measurements of this system: read the interval")
     if model.unknown_fields:

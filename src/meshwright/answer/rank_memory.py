@@ -1,4 +1,4 @@
-"""What each rank holds at its peak: what the plan puts there, and what a framework and its libraries add.
+"""Peak memory of each rank: the tensors of the plan, and the memory that a framework and its libraries add.
 
 The plan's tensors come from lowering and from the timed graph. A framework keeps more of them (``activation_copies``)
 and buffers of its own beside them; its allocator has memory that no tensor uses.
@@ -54,8 +54,10 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
 
 
 def dynamic_copies(costs: Costs, plan: Plan) -> dict[str, float]:
-    """How many times what fused kernels keep the framework's keep: activations, or what a layer needs while it is
-    recomputed when only its input is kept. What the loss keeps of the logits is known, and is not multiplied."""
+    """Return the factors of a framework's activation memory over that of fused kernels, by category.
+
+    They multiply the activations saved for backward or, under full recompute, where only a layer's input is saved, the
+    workspace of the layer that is recomputed. Logits saved by the loss are known exactly and not multiplied."""
     copies = costs.framework.activation_copies
     full = plan.memory.recompute == "full" and not plan.memory.layers
     return {"activations": 1.0 if full else copies, "workspace": copies if full else 1.0}
@@ -80,13 +82,13 @@ def _buffers(lowered: Lowered, costs: Costs, plan: Plan, rank: int) -> dict[str,
 
 
 def lead(lowered: Lowered) -> list[tuple[float, int]]:
-    """For each pipeline rank, the bytes that a host has freed and its device has yet to use, for every layer that the
-    host is ahead; and the rank's layers, which are the most that count.
+    """Return the launch-ahead memory of each pipeline rank: (bytes for each layer that the host is ahead of its device,
+    the rank's number of layers, which is the most that the host can be ahead).
 
-    An allocator cannot hand out a tensor again that a collective on another stream uses until the device is past it
-    (torch's ``record_stream``), and a host issues kernels far ahead: the full-width tensors of so many layers stay, two
-    gathered and two yet to be summed with sequence parallelism, two summed ones without. From a step's second
-    microbatch on: until then the host has no lead.
+    It is memory of tensors that the host has freed and a collective on another stream still has to use, which the
+    allocator cannot hand out until then (torch's ``record_stream``): in each layer two gathered tensors of full width
+    and two yet to be summed with sequence parallelism, two summed ones without. It begins with a step's second
+    microbatch: before that the host is not ahead.
     """
     stages, c = lowered.stages, lowered.stages.context()
     pp = stages.plan.layout.pp

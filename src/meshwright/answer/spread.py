@@ -45,7 +45,7 @@ def with_unequal(split: dict[str, float], batches: Batches) -> dict[str, float]:
 
 
 def drawn_assumptions(batches: Batches, train: Train) -> list[Assumption]:
-    """What the drawn steps rest on."""
+    """Return the assumptions behind steps of drawn batches."""
     rows = "laid into microbatches" if train.packing == "balanced" else "laid into sequences"
     out = [
         Assumption(

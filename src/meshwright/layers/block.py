@@ -81,7 +81,7 @@ def flops(block: Block, tokens: Tokens) -> Flops:
 
 
 def state(block: Block) -> Cache:
-    """What all parts keep."""
+    """Return the elements that all parts of a block keep of a sequence for its next token, added up."""
     found = Cache()
     for _, part in _parts(block):
         found = found + layers.of(part).state(part)

@@ -1,4 +1,4 @@
-"""What makes hidden states: a table of tokens split by vocabulary, patches of an image, bridges between stacks."""
+"""Layers that make hidden states: a table of tokens split by vocabulary, patches of an image, bridges of stacks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def params(spec: Embedding, c: Context) -> Held:
 
 
 def flops(spec: Embedding | Patches, tokens: Tokens) -> Flops:
-    """What is looked up multiplies nothing."""
+    """Return the FLOPs of the weights, those of looked-up tables left out: a look-up multiplies nothing."""
     hidden = tokens.hidden
     return Flops(weights=2 * (spec.num_params(hidden) - spec.looked_up(hidden)) * tokens.count)
 

@@ -1,4 +1,4 @@
-"""What ends a model: final norm, projection to a vocabulary or classes and its loss; a contrastive loss; features."""
+"""Heads of a model: final norm, projection to a vocabulary or classes and its loss; a contrastive loss; features."""
 
 from __future__ import annotations
 

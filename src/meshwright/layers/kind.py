@@ -73,7 +73,7 @@ class Flops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cache(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers that a part keeps of a sequence for its next token: ``per_token`` grow with it, ``constant`` do not."""
+    """Elements that a part keeps of a sequence for its next token: ``per_token`` grow with it, ``constant`` do not."""
 
     per_token: int = 0
     constant: int = 0

@@ -58,8 +58,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What every builder of pieces needs: sizes per rank and groups; of the context-parallel ranks, ``cp_inner`` swap
-    heads and ``cp_outer`` exchange keys and values.
+    """The sizes per rank and the groups from which a layer's pieces are built; of the context-parallel ranks,
+    ``cp_inner`` swap heads and ``cp_outer`` exchange keys and values.
 
     ``batch``: the items of one microbatch over all context-parallel ranks; nothing else says how long sequences are.
     ``hidden`` is the width of the hidden states and ``causal`` whether a token sees no later one; all three are of the

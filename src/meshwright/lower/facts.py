@@ -71,8 +71,8 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         zero=layout.zero if exchanges else 0,
         again=layout.gathers_again,
         due=gradients_due(layout),
-        # torch's fully sharded layers gather and reduce by calls that return when it is done, which only a device that
-        # is handed its work ahead of time does not feel
+        # FSDP's gathers and reduces block the host until they are done. On a GPU kernels launched earlier hide that; a
+        # device whose host computes (a CPU) has none, and nothing overlaps
         overlap_dp=plan.overlap.dp and not (layout.gathers_again and synchronous),
         overlap_pp=plan.overlap.pp,
         several=len(model.flows) > 1,

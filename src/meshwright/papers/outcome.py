@@ -122,7 +122,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check found. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
+    """The result of a check. ``baseline`` is what the figures are against; ``missing`` what the technique still lacks
     here, even when every figure is met. ``executed``: real processes took part; ``unchecked`` says what could not be
     checked on this machine and why, which speaks neither for nor against the technique. ``passing``: some of it may be
     of this moment alone (a process died, the machine was busy), so that it is not kept."""

@@ -49,7 +49,7 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the authors say, on which hardware, against what, in which version of the paper ("" = not said)."""
+    """The authors' claim, its hardware and baseline, and the version of the paper ("" = not stated)."""
 
     text: str = ""
     hardware: str = ""

@@ -85,7 +85,8 @@ def cut_over_processes(found: Outcome, name: str) -> Outcome:
 
 
 def judged(texts: Sequence[str]) -> Outcome:
-    """What training these plans found, as figures, and as facts that do not hold where it ended."""
+    """Train the plans in `texts` and return the outcome: a figure for each, and a fact that does not hold for each
+    plan whose training failed."""
     train(texts)
     figures, facts, passing = [], [], False
     for text in texts:

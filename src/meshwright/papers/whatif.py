@@ -1,4 +1,4 @@
-"""What if: a user's plan with the recipes of papers put over it, against the plan as it was."""
+"""What-if: a user's plan with the recipes of papers put over it, against the plan as it was."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> float:
-        """What the fullest device holds more (or less, negative)."""
+        """Bytes by which the peak of the fullest device grows; negative where it shrinks."""
         return self.after.peak_memory_bytes - self.before.peak_memory_bytes
 
     @property

@@ -46,7 +46,7 @@ def _store(ours: bool, timeout_s: float) -> dist.TCPStore:
 
 
 class Watchdog:
-    """Of one rank; begins at once, ends with :meth:`close`."""
+    """The thread of one rank that watches its neighbour; begins at once, ends with :meth:`close`."""
 
     def __init__(self, world: World):
         self.world = world
@@ -114,7 +114,9 @@ class Watchdog:
         self._end(str(error) if self._store.add("failed", 1) == 1 else "")
 
     def _end(self, message: str) -> None:
-        """End the process; in silence only while it is still this thread's to do so."""
+        """End the process with exit code 1, after printing `message` to stderr if there is one.
+
+        Without a message it does nothing once the watchdog is closed: the main thread then ends the process itself."""
         if self._closed.is_set() and not message:
             return
         if message:

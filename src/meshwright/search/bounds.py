@@ -127,7 +127,7 @@ def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> 
 
 def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
     """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule
-    built; 0 where ranks are not alike or stages are dealt."""
+    built; 0 where ranks are not alike or stages are assigned."""
     work = regions.work(scope.core, scope.pipelines)
     if work is None:
         return np.zeros((len(scope.inners), len(scope.pipelines)))
@@ -168,7 +168,7 @@ def _unequal(
     regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], one: Inner, *, work_only: bool
 ) -> np.ndarray:
     """Seconds [chosen] of the slowest kind of slices: paths where each runs as many microbatches, else its busiest
-    rank's work; dealt so that all kinds end together where shares are balanced."""
+    rank's work; assigned so that all kinds end together where shares are balanced."""
     even, kinds = regions.train.global_batch // (core.dp * core.mb), regions.kinds_of(core, one)
     if one.shares == EVEN:
         return np.max([_paths(regions, core, piped, costs, chosen, row, work_only) for _, row in kinds], axis=0)
@@ -274,7 +274,7 @@ def _sharded(core: Core, state: State) -> bool:
 
 
 def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
-    """What a schedule is whatever its stages hold."""
+    """Return the paths of a schedule with even stages: its ranks and splits are the same whatever its stages hold."""
     return regions.paths(core, piped._replace(stages=EVEN), costs)
 
 

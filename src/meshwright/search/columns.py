@@ -1,4 +1,8 @@
-"""What a region's parts cost, as columns: seconds and bytes of inner parts, of state parts, and of layers alone."""
+"""Columns: the costs of all plans of a region as numpy arrays, in seconds and bytes.
+
+A region is the plans with one *core* (sizes of the mesh, microbatch). Each combines an *inner part* (recompute,
+kernels, order of the axes), a pipeline and a *state part* (ZeRO); inner and state parts are priced apart, a row each.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,13 @@ from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Inner parts of a core as columns, A rows. Units U: the kinds of blocks, then the embedding and the head.
+    """The costs of the A inner parts of a core, for U units (the kinds of blocks, then the embedding and the head) and
+    D kinds of devices.
 
-    ``each`` [D, 4, A, U] seconds of the passes F, BW, B, W on each kind of device, where it is fastest, infinite where
-    no rank computes on it; ``slowest`` [4, A, U] where any rank is slowest; ``send`` [A] of a message between
-    neighbouring ranks; ``saved``, ``held`` and ``working`` [A, U] bytes of a microbatch (``lower/state.py``).
+    ``each`` [D, 4, A, U]: seconds of the passes F, BW, B, W on the fastest rank of each kind of device, infinite where
+    no rank computes on it. ``slowest`` [4, A, U]: seconds on the slowest rank of all. ``send`` [A]: seconds of a
+    message between neighbouring ranks. Bytes of a microbatch [A, U] (``lower/state.py``): ``saved`` for the backward,
+    ``held`` of them until W, and the workspace of a pass, ``working``.
     """
 
     each: np.ndarray
@@ -53,7 +59,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Exchanged(msgspec.Struct, frozen=True, kw_only=True):
-    """State parts of a core as columns, for A inner parts and C state parts; seconds.
+    """The seconds of data parallelism's exchanges in a core, for A inner parts and C state parts.
 
     ``gather`` and ``reduce`` [A, C, kinds] of one block's parameters and gradients; ``first`` [A, C] gathers the first
     block with the embedding; ``last`` [A, C] is the gradient norm and the optimizer of a mean rank.
@@ -70,9 +76,9 @@ Waited = dict[str, list[list[list[tuple[str, float, int]]]]]
 
 
 class Alone(NamedTuple):
-    """Layers without their place on the cluster: seconds of ``kernels`` [D, 4, U] on each kind of device in the passes
-    F, BW, B, W, and ``core`` [D, U] of what selective recompute repeats; and the collectives that F and B of each unit
-    wait for. ``number`` is its place among others."""
+    """The costs of layers wherever on the cluster they are: seconds of ``kernels`` [D, 4, U] on each kind of device in
+    the passes F, BW, B, W, and of the attention ``core`` [D, U], which selective recompute repeats; and the collectives
+    that F and B of each unit wait for. ``number`` is its place among others."""
 
     number: int
     kernels: np.ndarray
@@ -86,9 +92,11 @@ def units_of(kinds: int, recompute: str) -> tuple[Unit, ...]:
 
 
 def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Seconds [...] that some rank takes at least, however work is dealt to unequal ranks: `each` [D, ..., U] seconds
-    of a unit on each kind of device, `amount` [U] units, `ranks` [D] on each. Any weights of the ranks that sum to 1
-    bound it (the weighted mean is no more than the largest); these are their speeds at the whole."""
+    """Return a lower bound [...] in seconds of the busiest rank, however units are assigned to unequal ranks.
+
+    `each` [D, ..., U] are the seconds of a unit on each kind of device, `amount` [U] the units, `ranks` [D] the ranks
+    on each kind. A weighted mean of the ranks is no more than the largest, whatever weights sum to 1; these are the
+    speeds of the ranks at the whole work."""
     there = ranks > 0
     each, ranks = each[there], ranks[there]
     speed = 1.0 / (each @ amount)  # [D, ...]
@@ -97,8 +105,8 @@ def spread(each: np.ndarray, amount: np.ndarray, ranks: np.ndarray) -> np.ndarra
 
 
 def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> Waited:
-    """The collectives that run one after the other with the kernels of some passes over each unit: not those of a ring,
-    which run beside it, and not those inside an expert, whose group is another."""
+    """Return the exposed collectives of some passes over each unit, those that wait for the kernels: not those of a
+    ring, which are overlapped with attention, and not those inside an expert, whose group is another."""
     counted = [
         [
             Counter(

@@ -1,4 +1,4 @@
-"""What goes on around a schedule, whichever it is: exchanges of parameters and gradients, and the state of ranks."""
+"""Costs beside the schedule, the same for every schedule: exchanges of parameters and gradients, and ranks' state."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Exchanges:
         return min(float(self.state_bytes(core, one, s)[: self.kinds] @ layers) for one in alike for s in states)
 
     def exchanged(self, core: Core, inners: Inners, states: Sequence[State]) -> Exchanged:
-        """What data parallelism exchanges, for every inner part and state part."""
+        """Return the seconds of data parallelism's exchanges, for every inner part and every state part."""
         shape = (len(inners), len(states), self.kinds)
         gather, reduce = np.zeros(shape), np.zeros(shape)
         first, last = np.zeros(shape[:2]), np.zeros(shape[:2])

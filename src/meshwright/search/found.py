@@ -1,4 +1,4 @@
-"""What a search found: the best plans with how sure it is of their order, and why the others lost."""
+"""The result of a search: the best plans with how sure it is of their order, and why the others lost."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 def delta(before: Prediction, after: Prediction) -> str:
-    """What a plan changes against another: words, communication and memory."""
+    """Return the difference of a plan to another in a line of text: words, share of communication, and memory."""
     a, b = before.plan.text().split(), after.plan.text().split()
     gone, new = [w for w in a if w not in b], [w for w in b if w not in a]
     parts = [f"{' '.join(gone) or 'nothing'} -> {' '.join(new) or 'nothing'}"]

@@ -1,6 +1,6 @@
-"""Glances: what layers cost at least, at once and without pricing any: kernels, and collectives that layers wait for.
+"""Glances: the first lower bound of a region's layers, from the seconds of kernels and of exposed collectives.
 
-No layer is simulated, so a region that a glance rules out needs no price of its own.
+No layer is simulated and no memory counted, so a region that this bound rules out is never priced in full.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ PASSES = ("F", "BW", "B", "W")
 
 
 class Glance(NamedTuple):
-    """All that a glance at a core sees: seconds ``each`` [D, 4, G, U]; ``near`` of an order plus ``brief`` of a rest is
-    the place among G."""
+    """The first lower bound of all inner parts of a core.
+
+    ``each`` [D, 4, G, U]: seconds at least, on D kinds of devices, of the passes F, BW, B, W over U units. Inner parts
+    whose bound is the same share one of G rows: ``near[o] + brief[r]`` is the row of order o and rest r, where
+    ``orders`` and ``rests`` are those of the core's inner parts (:class:`~meshwright.search.parts.Inners`).
+    """
 
     orders: tuple[tuple[str, ...], ...]
     rests: tuple[Inner, ...]
@@ -40,14 +44,14 @@ class Glance(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _way(rest: Inner) -> Inner:
-    """An inner part with what kernels depend on, the rest as in the plainest plan."""
+    """Return an inner part with the words that kernels depend on, and the defaults of the plainest plan otherwise."""
     sliced = tuple(name for name in rest.overlap if name == "tp")
     usual = {name: fields()[name].usual for name in rest._fields if LAYER not in fields()[name].decides}
     return rest._replace(**usual | {"recompute": "none", "recompute_layers": 0, "overlap": sliced})
 
 
 class Glances:
-    """Glances at the regions of one question."""
+    """The first lower bounds of all regions of one question, computed once each."""
 
     def __init__(self, evaluator: Evaluator):
         self.evaluator, self.layers = evaluator, evaluator.layers
@@ -116,11 +120,11 @@ class Glances:
         return sum([price(e.work, device).seconds for e in entries if e.queue == "compute"])
 
     def costs(self, core: Core, inners: Inners) -> tuple[Costs, np.ndarray, np.ndarray]:
-        """What layers cost at least: kernels, and the collectives they wait for on the groups that an order gives
-        them. No layer is simulated and memory is left out; what is bounded with these needs no price of its own.
+        """Return the first lower bound of A inner parts: the costs of G rows, one of the inner parts of each row [G],
+        and the row of every inner part [A].
 
-        Inner parts that a glance does not tell apart share a row: the costs of G rows, one of the inner parts of each
-        [G], and which row every inner part has [A]."""
+        Inner parts with the same bound share a row. It counts kernels, and the collectives they wait for on the groups
+        that the order of the axes gives them; no layer is simulated and memory is left out."""
         found = self._glances.get(core)
         if found is None or found.orders is not inners.orders or found.rests is not inners.rests:
             found = self._glances[core] = self._glance(core, inners)
@@ -135,14 +139,14 @@ class Glances:
         return rough, one, which
 
     def near(self, core: Core, orders: tuple[tuple[str, ...], ...]) -> np.ndarray:
-        """Which groups layers communicate over under each of these orders [orders]; on islands that are not alike every
-        order has its own."""
+        """Return the number of the set of groups that layers communicate over under each of `orders`, [orders]; on
+        islands that are not alike every order has its own."""
         if not self.alike:
             return np.arange(len(orders))
         return np.array([self._near(core, order) for order in orders])
 
     def _brief(self, rest: Inner) -> tuple:
-        """What a glance sees of an inner part besides its order."""
+        """Return all that the bound of an inner part depends on besides its order, as a key."""
         mode = "none" if rest.recompute_layers else rest.recompute
         waits = self.alike and "tp" not in rest.overlap
         beside = waits and "ep" in rest.overlap
@@ -155,7 +159,7 @@ class Glances:
         return Glance(inners.orders, inners.rests, place, brief * len(near), self._glanced(core, list(briefs), near))
 
     def _glanced(self, core: Core, briefs: list[tuple], near: np.ndarray) -> np.ndarray:
-        """Seconds [D, 4, G, U] of F, BW, B, W of each of the briefs on each of these groups."""
+        """Return the least seconds [D, 4, G, U] of F, BW, B, W for each of `briefs` with each set of groups, `near`."""
         ways = list(dict.fromkeys(way for way, *_ in briefs))
         alone = [self._alone(core, way) for way in ways]
         which = np.array([ways.index(way) for way, *_ in briefs])

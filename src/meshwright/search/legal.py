@@ -31,7 +31,7 @@ def most_layers(core: Core, piped: Piped, num_layers: int) -> int:
 
 @lru_cache(maxsize=4096)
 def runs(pp: int, piped: Piped, shares: str | tuple[int, ...]) -> bool:
-    """Whether a schedule can run as many microbatches as every kind of slices has; dealt ones it can."""
+    """Whether a schedule can run as many microbatches as every kind of slices has; assigned ones it can."""
     family = schedules.get(piped.schedule)
     return isinstance(shares, str) or not any(family.legality(pp, share, piped.vpp) for share in shares)
 

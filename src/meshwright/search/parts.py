@@ -1,5 +1,8 @@
-"""The inner parts of a core as a sequence with columns: a few orders times a few rests, so that what depends on one of
-them is worked out once for each of those and put in its place by numpy."""
+"""Inner parts: all combinations of the words that one rank's layers depend on, under one core, as a sequence.
+
+There are many, and they are a few orders of the mesh's axes times a few combinations of all other words (``rests``). A
+cost that depends on one of the two alone is computed once for each of its values, and numpy spreads it to all parts.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class Inners(Sequence):
-    """Inner parts. ``order`` and ``rest`` [A] say which of ``orders``, and of ``rests`` (all but the order, which is
-    empty there), each of them has. ``layers``, ``shares`` and ``overlaps``: all values of ``recompute_layers``,
-    ``shares`` and ``overlap`` in ``rests``."""
+    """A sequence of A inner parts, part i being ``rests[rest[i]]`` with the axes in the order ``orders[order[i]]``.
+
+    The order of every member of ``rests`` is empty. ``layers``, ``shares`` and ``overlaps`` are the sets of all values
+    of ``recompute_layers``, ``shares`` and ``overlap`` in ``rests``."""
 
     def __init__(self, parts: Iterable[Inner]):
         self._parts = tuple(parts)

@@ -43,7 +43,8 @@ class Paths(msgspec.Struct, frozen=True, kw_only=True):
     timed: int = 1
 
     def of_any_order(self) -> Paths:
-        """What holds whatever order the ranks choose: their work and the chains to it, one activation each."""
+        """Return the rows that hold whatever order the ranks choose: their work and the chains to it, with one
+        activation in flight."""
         return msgspec.structs.replace(
             self,
             passes=self.passes[1:],
@@ -110,9 +111,11 @@ class Rows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of P schedules compute, known without building them: rows of ``units`` [3 U, R], how often a row
-    goes through F, BW and any backward of each unit, and ``passes`` [R]; ``first`` [P] as in :class:`Rows`. A row is
-    one rank's passes, and the forwards and whole backwards of the stages before its first."""
+    """The work of the ranks of P schedules, counted without building them, in R rows.
+
+    A row is one rank's passes, and the forwards and whole backwards of the stages before its first. ``units`` [3 U, R]:
+    how often a row goes through F, BW and any backward of each unit; ``passes`` [R]; ``first`` [P] as in
+    :class:`Rows`."""
 
     units: np.ndarray
     passes: np.ndarray

@@ -100,7 +100,7 @@ class Regions:
         return found
 
     def costs(self, core: Core, inners: Inners) -> Costs:
-        """What layers cost under each inner part, on every kind of device."""
+        """Return the costs of layers under each inner part, on every kind of device."""
         near = self.glances.near(core, inners.orders)
         code = near[inners.order] * len(inners.rests) + inners.rest  # those with the same groups share all but sends
         _, one, which = np.unique(code, return_index=True, return_inverse=True)
@@ -212,7 +212,7 @@ class Regions:
         """Rows of a schedule, for ranks on these `devices` where that matters; the first context that asks says which
         times are typical."""
         count = self.train.global_batch // (core.dp * core.mb)
-        # rows hold whatever the times; stages that are dealt are about as fast as each other, whatever they hold
+        # rows hold whatever the times; stages that are assigned are about as fast as each other, whatever they hold
         dealt = isinstance(piped.stages, tuple)
         key = (core.pp, count, piped.schedule, piped.vpp, () if dealt else devices, dealt)
         found = self._paths.get(key)
@@ -229,7 +229,8 @@ class Regions:
         return found
 
     def work(self, core: Core, pipelines: tuple[Piped, ...]) -> Work | None:
-        """What ranks compute under several schedules, where :meth:`rows` are known at once."""
+        """Return the work of ranks under several schedules, None where devices are unlike or stages are balanced, so
+        that it is not known without pricing."""
         if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
             return None
         count = self.train.global_batch // (core.dp * core.mb)

@@ -22,7 +22,7 @@ from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
 def settled(core: Core, inner: Inner, piped: Piped, state: State, evaluator: Evaluator) -> Plan:
-    """The plan at a point."""
+    """Return the plan at a point of the space, with the layers of each stage and the batch shares assigned."""
     plan = plan_of(core, inner, concrete(core, inner, piped, evaluator), state)
     if inner.shares == BALANCED:
         layout = msgspec.structs.replace(plan.layout, shares=_dealt(plan, evaluator))
@@ -38,7 +38,7 @@ def shares_of(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> t
 
 
 def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
-    """Batch shares by what they depend on."""
+    """Return the batch shares of a plan, assigned once for all plans that differ in ZeRO alone."""
     layout = msgspec.structs.replace(plan.layout, zero=0, shard=0)
     key = msgspec.structs.replace(plan, layout=layout)
     found = evaluator.stages.get(key)
@@ -49,14 +49,16 @@ def _dealt(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1 << 16)
 def dealt_by(inner: Inner) -> Inner:
-    """The inner part whose layers deal stages for this one: they recompute nothing and gather keys and values, so that
-    parts that differ in no more than that have the same stages, and one bound."""
+    """Return the inner part by whose times layers are assigned to stages: `inner` with neither recompute nor shares,
+    fp32 optimizer state, and keys and values gathered.
+
+    Inner parts that differ in these words alone thus have the same stages, and one bound holds for all of them."""
     usual = {"recompute": "none", "recompute_layers": 0, "algorithm": "allgather", "shares": EVEN}
     return inner._replace(master="fp32", moments="fp32", **usual)
 
 
 def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Piped:
-    """The piped part with its layers dealt to stages, as they take under :func:`dealt_by`."""
+    """Return the piped part with its layers assigned to stages, by their times under :func:`dealt_by`."""
     if piped.stages != BALANCED:
         return piped
     usual = dealt_by(inner)
@@ -73,7 +75,7 @@ def concrete(core: Core, inner: Inner, piped: Piped, evaluator: Evaluator) -> Pi
 
 
 def stages_of(plan: Plan, evaluator: Evaluator) -> tuple[int, ...]:
-    """Layers of each stage of a plan, dealt so that the slowest stage is as fast as it can be."""
+    """Return the layers of each stage of a plan, assigned so that the slowest stage is as fast as it can be."""
     held = _held(plan.pipeline.schedule, plan.layout.pp, plan.pipeline.vpp)
     return _stages(_by_rank(plan, evaluator), held, evaluator)
 

@@ -49,9 +49,9 @@ def _part(name: str, doc: str, first: tuple[str, ...] = ()) -> type:
 
 
 Core = _part("Core", "Sizes of the axes; ``devices`` are their product, the devices of the cluster.", (DEVICES,))
-Inner = _part("Inner", "What decides the cost of a layer besides the sizes, and what goes with the order of the axes.")
-Piped = _part("Piped", "How microbatches go through the stages; ``stages`` is even, balanced, or layers per stage.")
-State = _part("State", "What is sharded over data parallelism, and over how many ranks (0: all of them).")
+Inner = _part("Inner", "Words that a layer's cost depends on besides sizes, and those that go with the axes' order.")
+Piped = _part("Piped", "The schedule of microbatches; ``stages`` is even, balanced, or layers per stage.")
+State = _part("State", "The state that is sharded over data parallelism, and over how many ranks (0: all of them).")
 #: The simplest schedule and nothing sharded, for what depends on neither.
 PLAIN, WHOLE, SHARDED = Piped(), State(), State(zero=1)
 _ALL, _GPIPE = Inner(), Piped(schedule="gpipe")
@@ -201,8 +201,8 @@ def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple, overlaps
 
 
 def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
-    """What overlaps in a core's plans: where the schedules of the space decide it differently, each of their ways with
-    the mark that it goes with some of them (:func:`meshwright.search.legal.as_decided`)."""
+    """Return the overlaps of a core's plans. Where the schedules of the space decide it differently, each of their ways
+    has the mark that it goes with some of them (:func:`meshwright.search.legal.as_decided`)."""
     said = [value for value in space["overlap"] if AS_DECIDED not in value]
     if len(said) < len(space["overlap"]):
         names = space["schedule"] if core.pp > 1 else (PLAIN.schedule,)
@@ -329,8 +329,8 @@ def plan_of(core: Core, inner: Inner, piped: Piped, state: State) -> Plan:
 
 @lru_cache(maxsize=1 << 14)
 def _around(*parts: tuple) -> tuple[dict[str, msgspec.Struct], dict[str, dict[str, Any]]]:
-    """What some parts of a point say of a plan: the records of the facets that the inner part says nothing of, and the
-    attributes of those that it does."""
+    """Return what some parts of a point set in a plan: the records of the facets that the inner part does not touch,
+    and the attributes of those that it does."""
     said: dict[str, dict[str, Any]] = {}
     for name, value in ((n, v) for part in parts for n, v in zip(part._fields, part) if n != DEVICES):
         said.setdefault(fields()[name].facet, {}).update(fields()[name].sets(value))

@@ -62,7 +62,7 @@ class Store:
         self._file.close()
 
     def known(self) -> dict[str, Evaluated]:
-        """What has been evaluated before, by the words of the plan."""
+        """Return the results of earlier evaluations of this question, by the words of the plan."""
         rows = self._file.execute(
             "SELECT plan, step_time_s, headroom_bytes FROM plans WHERE question = ?", (self.question,)
         )

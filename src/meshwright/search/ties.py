@@ -45,7 +45,7 @@ def difference(a: Simulated, b: Simulated) -> tuple[float, float]:
 
 
 def tie(a: Simulated, b: Simulated) -> Tie | None:
-    """What makes two plans a tie; None when they can be told apart."""
+    """Return the tie of two plans with the measurement that would break it; None when they can be told apart."""
     low, high = difference(a, b)
     if low > 0 or high < 0:
         return None

@@ -40,8 +40,8 @@ class EngineRequest(msgspec.Struct, frozen=True):
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, ``blocks``
-    cache blocks of ``block`` tokens."""
+    """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
+    ``blocks`` cache blocks of ``block`` tokens."""
 
     max_batch: int
     budget: int

@@ -47,7 +47,8 @@ class Price(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Seconds of some collectives one after the other, those times their relative errors, and those they wait."""
+    """The price of several collectives in a row, in seconds: their time, the sum of each time times its relative error,
+    and ``wait``, the part of the time in which the device is free for other ranks."""
 
     seconds: float
     spread: float

@@ -1,4 +1,4 @@
-"""What link replicas need that average now and then: Streaming DiLoCo's Table 4, and its fragments trained in turn.
+"""Bandwidth of replicas that average now and then: Streaming DiLoCo's Table 4, and its fragments trained in turn.
 
 Douillard et al., 2025 (arXiv 2501.18512). A step's backward takes two thirds of it; a layer's gradient is there when
 its backward is done, and reductions follow one another on the link. What is not done when the backward ends is waited

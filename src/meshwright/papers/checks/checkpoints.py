@@ -96,8 +96,8 @@ def _resumed() -> Outcome:
 
 
 class Saving(NamedTuple):
-    """What one GPU does: seconds of forward and backward and of the update, bytes of its checkpoint, bytes a second
-    to the host and from there to storage, and how many checkpoints the host can hold."""
+    """The step and the checkpoint of one GPU: seconds of forward and backward and of the update, bytes of its
+    checkpoint, bytes a second to the host and from there to storage, and how many checkpoints the host can hold."""
 
     pass_s: float
     update_s: float
@@ -159,8 +159,8 @@ def _saving() -> tuple[Figure, list[Fact]]:
 
 
 def datastates() -> Outcome:
-    """What lazy saving costs, simulated; then, where processes can be had, that copies beside a step change nothing and
-    that each of them is whole."""
+    """Simulate the cost of lazy checkpoints; then, where processes can be had, check that copies overlapped with a step
+    leave it unchanged and that each copy is whole."""
     gain, facts = _saving()
     found = Outcome(
         figures=(gain,),

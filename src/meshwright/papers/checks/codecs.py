@@ -1,4 +1,4 @@
-"""What travels in place of gradients: PowerSGD's factors, and one byte of a projected gradient."""
+"""Gradient codecs: PowerSGD's factors, ternary gradients, sign votes, and one byte of a projected gradient."""
 
 from __future__ import annotations
 

@@ -28,13 +28,20 @@ GATHERED = ("again", "kept")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """What backward recomputes. ``selective`` drops the attention core (Korthikanti et al. 2205.05198), ``full``
-    keeps a layer's input only. ``layers`` limits it to the first so many layers of every chunk (0: all). ``attention``
-    and ``loss`` say which kernels run: separate ones that store what lies between them (of the loss also ``copied``:
-    the gradient is written over the probabilities, and these are made beside the logits; ``in-place``: over them), or
-    one that does not. Under sequence parallelism the input of a product is gathered over the tensor-parallel ranks; for
-    the weight gradient it is gathered ``again`` (Korthikanti et al., section 4.2.2), or ``kept``, as a framework's
-    automatic differentiation does by itself: ``gathered``."""
+    """The memory facet of a plan: activations recomputed in backward, and kernels that save fewer of them.
+
+    Attributes:
+        recompute: ``selective`` recomputes the attention core (Korthikanti et al. 2205.05198); ``full`` the whole layer
+            from its input, the only tensor saved.
+        layers: recompute is limited to the first so many layers of every chunk (0: all).
+        attention: one fused kernel, or separate ones that save the tensors between them.
+        loss: ``fused`` saves the 16-bit logits and writes their gradient over them. The others save the probabilities
+            in fp32: ``eager`` has two gradients beside them in backward, ``in-place`` writes its one over them, and so
+            does ``copied``, whose forward has the fp32 logits beside the probabilities.
+        gathered: the input of a product, which sequence parallelism gathers over the tensor-parallel ranks: gathered
+            ``again`` for the weight gradient (Korthikanti et al., section 4.2.2), or ``kept`` from the forward, as a
+            framework's automatic differentiation does by itself.
+    """
 
     recompute: str = "none"
     layers: int = 0

@@ -149,7 +149,7 @@ def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
 
 
 def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
-    """A core's region, without what a glance at its layers rules out and what is written twice."""
+    """Return a core's region without the parts that the first lower bound rules out, and without repeated ones."""
     size = scope.size()
     kept = _glanced(walk, regions, scope)
     walk.reject(LAYERS, size - kept.size())
@@ -159,8 +159,8 @@ def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
 
 
 def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
-    """The region without what a glance at its layers rules out: first by the work of each rank, so that no schedule has
-    to be built for that, then by paths through schedules."""
+    """Return the region without the parts that the first lower bound rules out: first by the work of each rank, for
+    which no schedule has to be built, then by paths through schedules."""
     costs, one, which = regions.glances.costs(scope.core, scope.inners)
     rough = scope._replace(inners=scope.inners.take(one))
     some, among = _worth(walk, work_seconds(regions, rough, costs))
@@ -215,7 +215,7 @@ def _worth(walk: Walk, bound_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _leaves(walk: Walk, regions: Regions, found: list[Region]) -> bool:
-    """What is left, the lowest bound first."""
+    """Evaluate the plans that no bound has ruled out, the lowest bound first; False where the search was stopped."""
     bound = [r.bound_s.ravel() for r in found]
     place = [np.flatnonzero(np.isfinite(b)) for b in bound]
     which = np.repeat(np.arange(len(found)), [len(p) for p in place])

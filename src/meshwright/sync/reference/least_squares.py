@@ -44,7 +44,7 @@ class LeastSquares:
 
 
 def coded(codec: Codec) -> Send:
-    """What arrives of arrays when each row of them is sent in a codec."""
+    """Return a function that encodes and decodes each row of an array by a codec, as if it had been sent."""
 
     def send(values: np.ndarray) -> np.ndarray:
         rows = values.reshape(-1, values.shape[-1])
