@@ -127,3 +127,13 @@ def test_weights_that_are_interrupted_leave_nothing_behind(trained, number):
     done = subprocess.run(words, cwd=trained, env=env, timeout=120, check=False)
     assert done.returncode == 130
     assert sorted(trained.iterdir()) == before
+
+
+def test_weights_within_a_round_of_local_steps_are_said_to_be_one_replicas(trained, capfd):
+    words = ["--plan", "dp2 mb1 sync=local:h=2", "--out", "run2", "--json", "--steps"]
+    assert main(["run", *QUESTION, *words, "3"]) == 0
+    assert main(["weights", "run2", "--to", "within"]) == 0
+    assert "within a round of local steps: the first replica's own weights" in capfd.readouterr().err
+    assert main(["run", *QUESTION, *words, "4", "--resume"]) == 0
+    assert main(["weights", "run2", "--to", "joined"]) == 0
+    assert "within a round" not in capfd.readouterr().err

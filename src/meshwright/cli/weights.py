@@ -54,7 +54,7 @@ def run(argv: list[str]) -> int:
     config = _config(given.model, wrong)
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.run.checkpoint.format import find
+    from meshwright.run.checkpoint.format import find, read_index
     from meshwright.run.settings import DTYPES as TYPES
     from meshwright.run.weights import export_weights
 
@@ -68,7 +68,9 @@ def run(argv: list[str]) -> int:
         said = {"format_version": FORMAT_VERSION, "checkpoint": str(checkpoint), "folder": str(made), "files": files}
         print_json(said)
         return 0
-    note(f"read {checkpoint}")
+    meta = read_index(checkpoint).meta
+    apart = "" if meta.extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
+    note(f"read {checkpoint}{apart}")
     print(f"wrote {made}: {', '.join(f'{name} ({size / 1e6:,.1f} MB)' for name, size in files.items())}")
     return 0
 
