@@ -98,10 +98,15 @@ def plans_in_words(draw):
         sequence=plans.Sequence(algorithm=one_of(*CP_ALGORITHMS), ulysses=draw(count)),
         experts=plans.Experts(ep=draw(count), etp=draw(st.integers(0, 8)), imbalance=draw(st.floats(1.0, 1e5))),
         memory=plans.Memory(
-            recompute=one_of(*RECOMPUTE_MODES), layers=draw(st.integers(0, 8)), attention=one_of(*ATTENTION_KERNELS)
+            recompute=one_of(*RECOMPUTE_MODES),
+            layers=draw(st.integers(0, 8)),
+            attention=one_of(*ATTENTION_KERNELS),
+            loss=one_of("eager", "copied", "in-place", "fused"),
+            gathered=one_of("again", "kept"),
         ),
         precision=plans.Precision(
             compute=one_of(*PRECISIONS, "fp8_row", "fp8_block", "mxfp8", "nvfp4"),
+            params=one_of("bf16", "fp8"),
             grads=one_of(*STORED),
             master=one_of(*STORED),
             moments=one_of(*STORED),

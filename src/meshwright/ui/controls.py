@@ -13,9 +13,8 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.plan import Plan
-from meshwright.plan.facets.memory import RECOMPUTE_MODES
+from meshwright.plan.facets import fields
 from meshwright.plan.facets.overlap import OVERLAPS
-from meshwright.plan.facets.sequence import CP_ALGORITHMS
 from meshwright.plan.text import write
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -113,9 +112,9 @@ CONTROLS: dict[str, Control] = {
     "vpp": Control(facet="pipeline", field="vpp", values=_vpps),
     "schedule": Control(facet="pipeline", field="schedule", values=_schedules),
     "zero": Control(facet="layout", field="zero", values=_always(0, 1, 2, 3)),
-    "recompute": Control(facet="memory", field="recompute", values=_always(*RECOMPUTE_MODES)),
+    "recompute": Control(facet="memory", field="recompute", values=_always(*fields()["recompute"].form.names)),
     "sp": Control(facet="layout", field="sp", values=_always(False, True)),
-    "algorithm": Control(facet="sequence", field="algorithm", values=_always(*CP_ALGORITHMS)),
+    "algorithm": Control(facet="sequence", field="algorithm", values=_always(*fields()["algorithm"].form.names)),
     "compute": Control(facet="precision", field="compute", values=_always("", *DTYPE_BYTES)),
     **{f"overlap_{name}": Control(facet="overlap", field=name, values=_always(False, True)) for name in OVERLAPS},
 }
