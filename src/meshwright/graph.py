@@ -42,7 +42,20 @@ KINDS: tuple[str, ...] = (
 )
 KIND = {name: index for index, name in enumerate(KINDS)}
 #: Queues a rank has. ``compute`` runs kernels; the others carry one kind of traffic each, in order.
-QUEUES: tuple[str, ...] = ("compute", "tp", "cp", "ep", "dp", "dp_gather", "pp_forward", "pp_backward", "copy", "host")
+QUEUES: tuple[str, ...] = (
+    "compute",
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "dp_gather",
+    "pp_forward",
+    "pp_backward",
+    "copy",
+    "host",
+    "link_forward",
+    "link_backward",
+)
 QUEUE = {name: index for index, name in enumerate(QUEUES)}
 #: Per-task attribute columns, -1 where one does not apply.
 ATTRIBUTES: tuple[str, ...] = ("stage", "chunk", "microbatch", "layer", "step")

@@ -53,8 +53,7 @@ def measured(tmp_path_factory):
         truth = msgspec.structs.replace(asked.framework, **TRUE)
         run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs := standard(truth))
         tensors = [
-            sum(size for kind, size in rank.alive.items() if kind not in OVERHEAD)
-            for rank in rank_memory(run, costs, asked.plan)
+            sum(size for kind, size in rank.alive.items() if kind not in OVERHEAD) for rank in rank_memory(run, costs)
         ]
         rows.append(row | {"step_time_s": run.step_time_s, "peak_memory_gb": max(tensors) / 1e9})
     table(folder, "training_steps", rows)
@@ -96,7 +95,7 @@ def test_slack_and_the_hosts_lead_are_told_apart_by_reserved_peaks(truth, tmp_pa
         asked = case(row | {"framework": "nanotron", "sequence_parallel": "True"})
         known = msgspec.structs.replace(asked.framework, **truth)
         run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs := standard(known))
-        first = rank_memory(run, costs, asked.plan)[0]
+        first = rank_memory(run, costs)[0]
         tensors = sum(size for kind, size in first.alive.items() if kind not in OVERHEAD)
         size = tensors + sum(first.alive.get(kind, 0.0) for kind in RESERVED)
         size = max(tensors, min(size, room(asked)))  # nobody reserves more than there is

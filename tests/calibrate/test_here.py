@@ -254,7 +254,7 @@ def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_h
     passes = []
     for layer in bench.FULL.layers:
         run = simulate(bench.plan_of(layer), bench.model_of(layer), cluster, bench.train_of(layer, "fp32"), costs)
-        held = rank_memory(run, costs, bench.plan_of(layer))[0].alive
+        held = rank_memory(run, costs)[0].alive
         passes.append(_pass(layer, kept_bytes=1.5 * held["activations"] + held["logits"]))
     found = here.write(machine(passes), at_home).framework
     assert found.activation_copies == pytest.approx(1.5, rel=0.01) and found.context_bytes == 3e8

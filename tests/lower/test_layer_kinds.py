@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from meshwright import layers, predict
-from meshwright.answer.predict import model_flops
+from meshwright.answer.flops import model_flops
 from meshwright.cost import standard_on
 from meshwright.lower import lower
 from meshwright.lower.place import Mesh

@@ -40,7 +40,7 @@ def test_what_a_forward_keeps_is_counted_once_and_without_parameters():
     layer = bench.FULL.layers[0]._replace(layers=4)
     model, train = bench.model_of(layer), bench.train_of(layer, "fp32")
     run = simulate(bench.plan_of(layer), model, cluster.load("1xh100"), train, standard())
-    lowered = rank_memory(run, standard(), bench.plan_of(layer))[0].alive["activations"]
+    lowered = rank_memory(run, standard())[0].alive["activations"]
     kept = bench.TimedModel(Clock(LONE), layer, "fp32").kept_bytes
     assert lowered <= kept <= 2 * lowered
     assert bench.TimedModel(Clock(LONE), layer._replace(layers=8), "fp32").kept_bytes < 2 * kept

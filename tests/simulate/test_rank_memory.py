@@ -25,7 +25,7 @@ DDP = Defaults(bucket_bytes=25 * 2**20)
 
 def held(words, framework=PLAIN, train=TRAIN, cluster=CLUSTER, model=MODEL):
     plan, costs = parse(words).on(cluster.num_devices), standard(framework)
-    return rank_memory(simulate(plan, model, cluster, train, costs), costs, plan)
+    return rank_memory(simulate(plan, model, cluster, train, costs), costs)
 
 
 def test_copies_multiply_activations_and_not_the_logits():

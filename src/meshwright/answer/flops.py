@@ -6,10 +6,17 @@ from meshwright import layers
 from meshwright.assign.draws import Drawn
 from meshwright.cost.roofline import peak_flops
 from meshwright.layers.kind import Flops, Tokens
-from meshwright.plan import Plan
+from meshwright.lower import Lowered
 from meshwright.simulate.simulated import Simulated
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+
+
+def step_flops(lowered: Lowered, drawn: Drawn | None = None, *, needed: bool = False) -> float:
+    """The operations of one step of all pools as :func:`model_flops` counts them, or :func:`needed_flops`: a pool that
+    is not trained runs forward alone."""
+    stages = [part.stages for part in lowered.parts]
+    return sum(_flops(one.model, one.train, drawn, masked=needed, frozen=one.frozen) for one in stages)
 
 
 def model_flops(model: Model, train: Train, drawn: Drawn | None = None) -> float:
@@ -24,7 +31,7 @@ def needed_flops(model: Model, train: Train, drawn: Drawn | None = None) -> floa
     return _flops(model, train, drawn, masked=True)
 
 
-def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool) -> float:
+def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool, frozen: bool = False) -> float:
     """The sum over layers: forward once, backward twice; a frozen base has no weight gradients."""
     batch, rows, steps, found = train.microbatch(train.global_batch), train.global_batch, 1, Flops()
     if drawn is not None:
@@ -34,6 +41,8 @@ def _flops(model: Model, train: Train, drawn: Drawn | None, *, masked: bool) -> 
         tokens = Tokens(model=model, batch=batch, rows=rows, stream=layer.stream, masked=masked and train.causal)
         one = layers.of(layer).flops(layer, tokens)
         found = found + Flops(weights=count * one.weights, mixing=count * one.mixing)
+    if frozen:
+        return (float(found.weights) + found.mixing) / steps
     return (float(found.weights) * (2.0 if train.lora is not None else 3.0) + found.mixing * 3.0) / steps
 
 
@@ -44,15 +53,20 @@ def executed_ratio(run: Simulated) -> float:
     return flops / (flops - repeated) if flops > repeated else 1.0
 
 
-def dense_peak(run: Simulated, plan: Plan, train: Train, *, computing: bool = False) -> float:
+def dense_peak(lowered: Lowered, *, computing: bool = False) -> float:
     """The dense peak of all devices: at 16 bits (what MFU is quoted against, also below 16 bits), or at the compute
     precision when `computing`."""
+    return sum(_peak(part, computing=computing) for part in lowered.parts)
+
+
+def _peak(lowered: Lowered, *, computing: bool) -> float:
+    plan, train = lowered.plan, lowered.stages.train
     dtype = plan.precision.compute or train.dtype
     if not computing and dtype != "fp32":
         dtype = "bf16"
     per_slice = plan.layout.tp * plan.layout.cp
     return sum(
         peak_flops(device, dtype) * per_slice * slice_.multiplicity
-        for slice_ in run.lowered.mesh.slices
+        for slice_ in lowered.mesh.slices
         for device in slice_.devices
     )

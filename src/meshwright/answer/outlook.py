@@ -36,7 +36,7 @@ Line = tuple[str, float | None, str]
 def money(cluster: Cluster, plan: Plan, train: Train, step_s: float, *, useful: float = 0.0) -> Money:
     """Price by the device-hour; energy at the devices' rated power and their hosts', times the site's overhead.
     `useful` are the tokens of a step that count, all of them if left out."""
-    n, total = plan.layout.num_ranks, cluster.num_devices
+    n, total = plan.num_ranks, cluster.num_devices
     hourly = cluster.total_price_usd_hour()
     usd = None if hourly is None else hourly * n / total * step_s / 3600
     watts = _watts(cluster)
@@ -97,7 +97,7 @@ def training_run(
         MeshwrightError: O004 when the world does not say what the catalog does not know either.
     """
     steps = ceil(train.tokens / useful) if useful else -(-int(train.tokens) // train.tokens_per_step)
-    sizes = _sizes(lowered, cluster, plan, steps, step_s, world or JobWorld())
+    sizes = _sizes(lowered, cluster, steps, step_s, world or JobWorld())
     happened = None
     if world is None:
         lines = _expected(sizes)
@@ -138,11 +138,11 @@ class _Sizes(NamedTuple):
     lacks: tuple[str, ...]
 
 
-def _sizes(lowered: Lowered, cluster: Cluster, plan: Plan, steps: int, step_s: float, world: JobWorld) -> _Sizes:
+def _sizes(lowered: Lowered, cluster: Cluster, steps: int, step_s: float, world: JobWorld) -> _Sizes:
     """The sizes of a job as the world says them, else as the catalog knows them."""
     mtbf_h = cluster.interruption_hours()
     mtbf_s = world.mtbf_s or (None if mtbf_h is None else mtbf_h * 3600)
-    save_s = _checkpoint_seconds(lowered, cluster, plan) if world.save_s is None else world.save_s
+    save_s = _checkpoint_seconds(lowered, cluster) if world.save_s is None else world.save_s
     lacks = []
     if mtbf_s is None and world.trace is None:
         lacks.append("no failure rate in the catalog")
@@ -212,17 +212,22 @@ def _saves(job: JobSizes, every: int) -> str:
     return f"{job.save_s:.1f} s every {every:,} steps, {every * job.step_s / 60:.3g} min, blocking"
 
 
-def _checkpoint_seconds(lowered: Lowered, cluster: Cluster, plan: Plan) -> float | None:
+def _checkpoint_seconds(lowered: Lowered, cluster: Cluster) -> float | None:
     """Parameters and optimizer state, written once, by all nodes at the speed of their drives."""
     node = cluster.islands[0].node
     if not node.nvme_gb_s:
         return None
-    layout = plan.layout
+    state = sum(_stored_bytes(part) for part in lowered.parts)
+    per_node = state / len(lowered.static_bytes) * node.devices
+    return per_node / (node.nvme_gb_s * 1e9)
+
+
+def _stored_bytes(lowered: Lowered) -> float:
+    """Bytes of a checkpoint, summed over the rank classes of one pool."""
+    layout = lowered.plan.layout
     replicas = 1 if layout.zero >= 1 else layout.dp * layout.cp
-    state = sum(
+    return sum(
         (held.get("parameters", 0.0) / (1 if layout.zero == 3 else layout.dp * layout.cp))
         + held.get("optimizer", 0.0) / replicas
         for held in lowered.static_bytes
     )
-    per_node = state / len(lowered.static_bytes) * node.devices
-    return per_node / (node.nvme_gb_s * 1e9)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
 import msgspec
 
-from meshwright.answer.flops import dense_peak, executed_ratio, model_flops, needed_flops
+from meshwright.answer.flops import dense_peak, executed_ratio, step_flops
 from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
 from meshwright.answer.outlook import money, training_run
+from meshwright.answer.pools import pool_shares
 from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
@@ -28,8 +32,10 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
-from meshwright.timeline import Identity, Timeline, from_times
+from meshwright.timeline import Identity, MemoryTrace, Timeline, from_times
 from meshwright.world.trace import JobWorld
+
+T = TypeVar("T")
 
 
 def predict(
@@ -57,24 +63,30 @@ def predict(
     if found:
         raise MeshwrightError(found)
     costs = costs or standard_on(cluster)
-    apart = not read(plan.sync.policy).rule.exact  # replicas with steps of their own are timed on a typical batch
-    batches = None if apart else simulate_batches(plan, model, cluster, train, costs)
+    # replicas with steps of their own, and pools, are timed on a typical batch
+    typical = bool(plan.several) or not read(plan.sync.policy).rule.exact
+    batches = None if typical else simulate_batches(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
     step, useful = (run.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
-    ranks = rank_memory(run, costs, plan)
+    ranks = rank_memory(run, costs)
     shown_ranks = _of_classes(ranks, shown)
-    timeline = _timeline(shown, who, shown_ranks, costs, plan, traced=detail)
+    timeline = _timeline(shown, who, shown_ranks, costs, traced=detail)
     split = _attribution(shown, timeline)
     if even is not shown:  # drawn steps, told apart from the same work in equal microbatches
-        split = attribution(_timeline(even, who, ranks, costs, plan, traced=False), even.priced.parts)
+        split = attribution(_timeline(even, who, ranks, costs, traced=False), even.priced.parts)
     split = split if batches is None else with_unequal(split, batches)
     draws, rounds = interval_draws(even) * (step / even.step_time_s), _round(run)
     within = interval(draws, step)
     bill = money(cluster, plan, train, step, useful=useful)
     metrics = _metrics(run, Metric(step, within), split["bubble"] / step, ranks, bill, batches)
-    resting = assumptions(run.lowered, costs, model, cluster, train, plan)
+    parts = run.lowered.parts
+    resting = _of_all(assumptions(one, costs, one.stages.model, cluster, train, one.plan) for one in parts)
+    told = _of_all(warnings(one, costs, one.stages.model, cluster, train, one.plan) for one in parts)
+    doubts = _of_all(
+        cautions(one, costs, one.stages.model, train, one.plan, mfu=metrics.mfu.value, step_s=step) for one in parts
+    )
     return Prediction(
         model=model,
         cluster=cluster,
@@ -86,20 +98,18 @@ def predict(
         memory=shown_ranks,
         sensitivities=sensitivities(run, costs) if detail else (),
         assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
-        warnings=warnings(run.lowered, costs, model, cluster, train, plan),
-        cautions=(
-            *cautions(run.lowered, costs, model, train, plan, mfu=metrics.mfu.value, step_s=step),
-            *_approximate(plan, train, rounds),
-        ),
+        warnings=told,
+        cautions=(*doubts, *_approximate(plan, train, rounds)),
         money=bill,
         run=training_run(run.lowered, cluster, plan, train, step, within, draws, world, useful=useful, identity=who)
         if train.tokens
         else None,
         timeline=timeline,
-        zooms=zooms(run.lowered, costs) if detail else (),
-        stage_layers=run.lowered.stages.layers,
+        zooms=tuple(zoom for one in parts for zoom in zooms(one, costs)) if detail else (),
+        stage_layers=tuple(one.stages.numbered(layers) for one in parts for layers in one.stages.layers),
         schedule_params=run.schedule_params,
         identity=who,
+        pools=pool_shares(timeline, run.lowered, ranks),
         batches=None if batches is None else batch_spread(batches, train),
         round=rounds,
     )
@@ -113,8 +123,7 @@ def _round(run: Simulated) -> RoundTimes | None:
 
 def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
     """A caution where replicas are kept together in a way that trains differently."""
-    rule = read(plan.sync.policy).rule
-    if rule.exact or rounds is None:
+    if rounds is None or read(plan.sync.policy).rule.exact:
         return ()
     inner, averaging = seconds(rounds.inner_s), seconds(rounds.averaging_s)
     return (
@@ -142,15 +151,14 @@ def _metrics(
     batches: Batches | None,
 ) -> TrainMetrics:
     """The metrics of a step; of drawn batches those of their useful tokens."""
-    stages = run.lowered.stages
-    model, train, plan = stages.model, stages.train, stages.plan
+    lowered, train = run.lowered, run.lowered.parts[0].stages.train
     drawn = None if batches is None else batches.drawn
     tokens = train.tokens_per_step if drawn is None else float(drawn.useful().mean())
-    flops, peak = model_flops(model, train, drawn), dense_peak(run, plan, train)
+    flops, peak = step_flops(lowered, drawn), dense_peak(lowered)
     return TrainMetrics(
         step_time_s=step,
-        bound_s=Metric(needed_flops(model, train, drawn) / dense_peak(run, plan, train, computing=True)),
-        tokens_per_s_per_gpu=Metric.per_step(tokens / plan.layout.num_ranks, step),
+        bound_s=Metric(step_flops(lowered, drawn, needed=True) / dense_peak(lowered, computing=True)),
+        tokens_per_s_per_gpu=Metric.per_step(tokens / sum(part.plan.num_ranks for part in lowered.parts), step),
         mfu=Metric.per_step(flops / peak, step),
         hfu=Metric.per_step(flops * executed_ratio(run) / peak, step),
         bubble=Metric(bubble),
@@ -161,13 +169,20 @@ def _metrics(
     )
 
 
+def _of_all(found: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    """What is said of the pools, once where it is of several."""
+    return tuple(dict.fromkeys(one for pool in found for one in pool))
+
+
 def _powered(cluster: Cluster, power_w: float | None) -> bool:
     return cluster.power_limit_w is None or power_w is None or power_w <= cluster.power_limit_w
 
 
 def _of_classes(ranks: tuple[RankMemory, ...], run: Simulated) -> tuple[RankMemory, ...]:
     """The memory of every rank class of a run, from that of each kind of slices: microbatches hold as many tokens."""
-    mesh, pp = run.lowered.mesh, run.lowered.stages.plan.layout.pp
+    if run.lowered.several:
+        return ranks
+    mesh, pp = run.lowered.mesh, run.lowered.plan.layout.pp
     if len(mesh.slices) * pp == len(ranks):
         return ranks
     of = (ranks[kind * pp + stage] for kind in mesh.kinds_of_slices for stage in range(pp))
@@ -178,18 +193,20 @@ def _of_classes(ranks: tuple[RankMemory, ...], run: Simulated) -> tuple[RankMemo
     )
 
 
-def _timeline(
-    run: Simulated, who: Identity, ranks: tuple[RankMemory, ...], costs: Costs, plan: Plan, *, traced: bool
-) -> Timeline:
+def _timeline(run: Simulated, who: Identity, ranks: tuple[RankMemory, ...], costs: Costs, *, traced: bool) -> Timeline:
     graph = run.lowered.graph
     dynamic = graph.memory.categories if graph.memory is not None else ()
     constant = tuple({c: size for c, size in r.alive.items() if c not in dynamic} for r in ranks)
-    copies = dynamic_copies(costs, plan)
+    traces: list[MemoryTrace] = []
+    for part in run.lowered.parts if traced else ():
+        copies, own = dynamic_copies(costs, part.plan), constant[part.first : part.first + len(part.static_bytes)]
+        own = own if run.lowered.several else constant
+        traces += memory.traces(graph, run.start_s, run.end_s, own, copies, run.memory_order, part.first)
     return from_times(
         graph,
         run.start_s,
         run.end_s,
         parts={cause: run.priced.parts[:, i] for i, cause in enumerate(PRICED) if run.priced.parts[:, i].any()},
-        memory=memory.traces(graph, run.start_s, run.end_s, constant, copies, run.memory_order) if traced else (),
+        memory=tuple(traces),
         identity=who,
     )

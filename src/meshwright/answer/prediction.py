@@ -184,6 +184,20 @@ class RoundTimes(msgspec.Struct, frozen=True, kw_only=True):
     averaging_s: float
 
 
+class PoolShare(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool's part in a step: the share of the step that its busiest ranks compute (``busy``), and that the mean of
+    its ranks waits for other stages and pools (``waits``); peak and capacity of its fullest rank in bytes. The
+    ``bottleneck`` is the pool whose ranks compute most."""
+
+    name: str
+    num_ranks: int
+    busy: float
+    waits: float
+    peak_bytes: float
+    capacity_bytes: float
+    bottleneck: bool
+
+
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted training step: the question, the verdict, its metrics, and why.
 
@@ -194,7 +208,8 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     class, the ``timeline`` and the ``assumptions``.
     ``schedule_params`` are what a schedule made for given times was given: with them the run has the same order.
     ``goal`` is what the training run was asked to stay within. ``batches`` say how steps differ where documents do;
-    ``round`` where replicas average now and then: the timeline is that of the step that averages.
+    ``round`` where replicas average now and then: the timeline is that of the step that averages. ``pools`` say what
+    each of several does.
     """
 
     model: Model
@@ -219,6 +234,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     cautions: tuple[str, ...] = ()
     batches: BatchSpread | None = None
     round: RoundTimes | None = None
+    pools: tuple[PoolShare, ...] = ()
 
     @property
     def step_time_s(self) -> float:
@@ -267,7 +283,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_devices(self) -> int:
-        return self.plan.layout.num_ranks
+        return self.plan.num_ranks
 
     @property
     def peak_memory_bytes(self) -> float:
@@ -328,7 +344,6 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """The prediction as plain values, seconds and bytes, without the timeline (that is ``--trace``)."""
-        layout = self.plan.layout
         return {
             "format_version": FORMAT_VERSION,
             "identity": self.identity.said(),
@@ -337,7 +352,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "num_devices": self.num_devices,
             "workload": self.train.text(),
             "plan": self.plan.text(),
-            "dp": layout.dp,
+            "dp": None if self.plan.several else self.plan.layout.dp,
             "fits": self.fits,
             "step_time_s": self.step_time_s,
             "step_time_interval_s": list(self.step_time_interval_s),
@@ -359,4 +374,5 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],
             "stage_layers": [list(s) for s in self.stage_layers],
             "batches": msgspec.to_builtins(self.batches),
+            "pools": [msgspec.to_builtins(pool) for pool in self.pools],
         }

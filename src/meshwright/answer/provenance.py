@@ -83,7 +83,7 @@ def assumptions(
                 source_of(device, "peak_flops"),
             )
         )
-        count = plan.layout.num_ranks
+        count = lowered.num_ranks
         if device.slowest_of(count) > 1.0:
             out.append(
                 Assumption(

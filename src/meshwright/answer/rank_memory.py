@@ -20,21 +20,27 @@ RESERVED = ("allocator slack", GIVEN_BACK)
 OVERHEAD = (*RESERVED, "communication buffers", "framework context")
 
 
-def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, ...]:
+def rank_memory(run: Simulated, costs: Costs) -> tuple[RankMemory, ...]:
     """Peak memory of every rank class: constant state, activations at the worst instant, and what the framework
     and the communication library hold."""
-    graph, framework = run.lowered.graph, costs.framework
+    return tuple(one for part in run.lowered.parts for one in _of_pool(run, part, costs))
+
+
+def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory, ...]:
+    """The peak memory of the rank classes of one pool."""
+    graph, framework, plan = lowered.graph, costs.framework, lowered.plan
     layout, copies = plan.layout, dynamic_copies(costs, plan)
     at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks), copies, run.memory_order)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
-    devices = [device for slice_ in run.lowered.mesh.slices for device in slice_.devices]
-    leads = lead(run.lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
+    devices = [device for slice_ in lowered.mesh.slices for device in slice_.devices]
+    leads = lead(lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp
     ahead = [each * min(framework.ahead_layers, layers) for each, layers in leads]
     out = []
-    for rank, known in enumerate(graph.streams.ranks):
-        held = run.lowered.static_bytes[rank] | _buffers(run.lowered, costs, plan, rank)
+    for rank, static in enumerate(lowered.static_bytes):
+        known = graph.streams.ranks[lowered.first + rank]
+        held = static | _buffers(lowered, costs, plan, rank)
         if graph.memory is not None:
-            held |= {c: float(alive[rank, i]) for i, c in enumerate(graph.memory.categories)}
+            held |= {c: float(alive[lowered.first + rank, i]) for i, c in enumerate(graph.memory.categories)}
         slack = framework.allocator_slack * sum(held.values())
         fixed = groups * framework.communicator_bytes, framework.context_bytes
         capacity = float(devices[rank].memory_bytes)
@@ -46,7 +52,7 @@ def rank_memory(run: Simulated, costs: Costs, plan: Plan) -> tuple[RankMemory, .
                 multiplicity=known.multiplicity,
                 capacity_bytes=capacity,
                 peak_bytes=sum(held.values()),
-                at_s=float(at[rank]),
+                at_s=float(at[lowered.first + rank]),
                 alive={c: size for c, size in held.items() if size or c != GIVEN_BACK},
             )
         )

@@ -131,7 +131,7 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
         costs = shared.setdefault(plain.name, costs_of(plain))
         run = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs)
         ranks = []
-        everyone = rank_memory(run, costs, asked.plan)
+        everyone = rank_memory(run, costs)
         whose = asked.framework.defaults.logs
         found = lead(run.lowered)
         leads = {rank.rank: found[i % len(found)] for i, rank in enumerate(everyone)}

@@ -279,7 +279,7 @@ def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework
     for p in machine.passes:
         plan, train = bench.plan_of(p.layer), bench.train_of(p.layer, machine.dtypes[0])
         run = simulate(plan, bench.model_of(p.layer), cluster, train, costs)
-        held = rank_memory(run, costs, plan)[0].alive
+        held = rank_memory(run, costs)[0].alive
         found.append(max(0.0, p.kept_bytes - held[LOGITS]) / held["activations"])
     return max(1.0, float(f"{np.median(found):.3g}"))
 

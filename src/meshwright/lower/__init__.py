@@ -6,6 +6,8 @@ does for this plan. ``simulate/`` prices the programs and runs the clock.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from meshwright import schedules
@@ -14,11 +16,14 @@ from meshwright.lower.bind import Binder, bound
 from meshwright.lower.facts import Facts, facts_of
 from meshwright.lower.known import Known
 from meshwright.lower.place import Mesh
+from meshwright.lower.pools import PoolStages, joined, placed
+from meshwright.lower.pools import bound as bound_pools
 from meshwright.lower.program import LayerPass, Program
 from meshwright.lower.residency import constant_bytes
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure, drafted, finished, structure
 from meshwright.plan import Plan
+from meshwright.plan.pool import Elsewhere
 from meshwright.schedules.actions import Actions
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -27,7 +32,12 @@ from meshwright.spec.workload import Train
 
 class Lowered(msgspec.Struct, frozen=True, kw_only=True):
     """A plan's step graph: ``programs[i]`` is what tasks of cost key i do. ``actions`` are those of the first class of
-    slices; others differ in the number of microbatches at most."""
+    slices; others differ in the number of microbatches at most.
+
+    Of a plan of ``several`` pools each is one more, with the graph of all, its own programs, and the rank classes from
+    ``first`` on, on devices from ``begin`` on; the whole has a mesh of all devices in a row, and neither stages nor
+    actions.
+    """
 
     graph: TaskGraph
     programs: tuple[Program, ...]
@@ -35,6 +45,29 @@ class Lowered(msgspec.Struct, frozen=True, kw_only=True):
     stages: Stages
     actions: Actions
     static_bytes: tuple[dict[str, float], ...]
+    first: int = 0
+    begin: int = 0
+    several: tuple[Lowered, ...] = ()
+
+    @property
+    def parts(self) -> tuple[Lowered, ...]:
+        """The pools: itself where it is one."""
+        return self.several or (self,)
+
+    @property
+    def pool(self) -> str:
+        """The name of its pool; "" where it is the only one."""
+        return self.graph.streams.ranks[self.first].pool
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of all pools, which wait for one another in a step."""
+        return sum(rank.multiplicity for rank in self.graph.streams.ranks)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the only pool."""
+        return self.stages.plan
 
     @property
     def layer_passes(self) -> tuple[LayerPass, ...]:
@@ -58,6 +91,8 @@ def lower(
     Raises:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
+    if plan.several:
+        return bind_pools(plan, placed(plan, model, cluster, train), model, cluster, bucket_bytes)
     mesh = Mesh(plan, cluster)  # axes onto levels: groups and rank classes
     stages = Stages(plan, model, train, mesh)  # layers to stages, stages to pieces
     return bind(structured(stages, schedule_params), stages, bucket_bytes)
@@ -99,4 +134,36 @@ def bind(structure: Structure, stages: Stages, bucket_bytes: int = 0) -> Lowered
     )
 
 
-__all__ = ["Known", "Lowered", "bind", "lower", "order", "structured"]
+def bind_pools(
+    plan: Plan, pools: tuple[PoolStages, ...], model: Model, cluster: Cluster, bucket_bytes: int = 0
+) -> Lowered:
+    """The step graph of a legal plan of several pools, on devices that are known."""
+    found = bound_pools(joined(pools, plan), pools, model, cluster, bucket_bytes)
+    parts, first = [], 0
+    for i, pool in enumerate(pools):
+        parts.append(
+            Lowered(
+                graph=found.graph,
+                programs=found.own[i],
+                mesh=pool.stages.mesh,
+                stages=pool.stages,
+                actions=found.actions[i],
+                static_bytes=found.static_bytes[i],
+                first=first,
+                begin=pool.begin,
+            )
+        )
+        first += len(found.static_bytes[i])
+    nowhere: Any = Elsewhere(tuple(one.pool.name for one in pools))
+    return Lowered(
+        graph=found.graph,
+        programs=found.programs,
+        mesh=found.mesh,
+        stages=nowhere,
+        actions=nowhere,
+        static_bytes=tuple(one for part in parts for one in part.static_bytes),
+        several=tuple(parts),
+    )
+
+
+__all__ = ["Known", "Lowered", "bind", "bind_pools", "lower", "order", "structured"]

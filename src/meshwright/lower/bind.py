@@ -40,8 +40,10 @@ AVERAGE = "average"
 class Binder:
     """Turns roles into programs. Unsharded gradients are reduced in buckets of ``bucket_bytes`` (0: whole)."""
 
-    def __init__(self, stages: Stages, mesh: Mesh, bucket_bytes: int = 0):
+    def __init__(self, stages: Stages, mesh: Mesh, bucket_bytes: int = 0, num_ranks: int = 0):
+        """`num_ranks` wait for one another in a step; those of the plan if left out."""
         self.stages, self.mesh, self.plan = stages, mesh, stages.plan
+        self.num_ranks = num_ranks or self.plan.layout.num_ranks
         self.bucket_bytes = 0 if self.plan.layout.zero else bucket_bytes
         self.again = self.plan.layout.gathers_again
         self.policy, self.stored = read(self.plan.sync.policy), stored(self.plan, stages.train)
@@ -51,7 +53,7 @@ class Binder:
 
     def site(self, index: int, rank: int) -> Site:
         """The device of a pipeline rank of a class of slices."""
-        return self.stages.known.site(self.mesh.slices[index].devices[rank], self.plan.layout.num_ranks)
+        return self.stages.known.site(self.mesh.slices[index].devices[rank], self.num_ranks)
 
     def start(self, index: int, rank: int) -> int:
         """The first rank that a pipeline rank stands for; 0 where it does not matter because all ranks are alike."""
@@ -64,7 +66,10 @@ class Binder:
                 return self._pass(role)
             case MessageRole():
                 starts = self.mesh.slices[role.slice].starts
-                return self.message(self.mesh.pair(starts[role.source], starts[role.target]), role.layer)
+                return self.message(
+                    self.mesh.pair(starts[role.source], starts[role.target]),
+                    max(0, role.layer - self.stages.first_layer),
+                )
             case ExchangeRole():
                 return self.exchange(role)
             case TwinRole():
@@ -231,7 +236,7 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
     if memory is not None:
         memory = msgspec.structs.replace(memory, num_bytes=structure.sizes.bytes_of(stages)[structure.codes])
         if np.any(structure.actions.kind == W):
-            memory = _freed_first(memory)
+            memory = freed_first(memory)
     bound = msgspec.structs.replace(
         graph,
         cost_key=number[graph.cost_key],
@@ -242,7 +247,7 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
     return bound, tuple(programs)
 
 
-def _freed_first(memory: MemoryEvents) -> MemoryEvents:
+def freed_first(memory: MemoryEvents) -> MemoryEvents:
     """The events, those that free first: a split backward may leave more for its weight gradient than it frees."""
     order = np.argsort(memory.num_bytes > 0, kind="stable")
     return msgspec.structs.replace(

@@ -38,7 +38,7 @@ def add_exchanges(
         return Reduced()
     exchanger = _Exchanger(builder, roles, facts, orders, computes)
     exchanger.gather_ahead()
-    return exchanger.reduce()
+    return Reduced() if facts.frozen else exchanger.reduce()
 
 
 class _Exchanger:

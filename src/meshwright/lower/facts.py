@@ -18,7 +18,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round or
     a step. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another
     copy of the first one's table, -1 for none. ``several``: the model has several streams of tokens, so that messages
-    differ. ``params`` are the schedule's, besides sizes."""
+    differ. ``frozen``: there are forwards only; ``ahead``: microbatches that the schedule is further ahead with its
+    forwards than it would be by itself. ``params`` are the schedule's, besides sizes."""
 
     pp: int
     vpp: int
@@ -39,6 +40,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     tied: bool
     several: bool = False
     borrowed: int = -1
+    frozen: bool = False
+    ahead: int = 0
     params: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -62,22 +65,23 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         if layout.shares
         else (plan.num_microbatches(stages.train.global_batch),) * len(mesh.slices),
         compositions=stages.compositions,
-        first_layers=tuple(layers[0] if layers else 0 for layers in stages.layers),
+        first_layers=tuple(stages.first_layer + (layers[0] if layers else 0) for layers in stages.layers),
         losing=tuple(stages.activations(c).logits > 0 for c in stages.compositions),
         alike=mesh.alike,
         exchanges=exchanges,
         apart=together < layout.dp * layout.cp,
         coded=together < layout.dp * layout.cp and _coded(stages),
-        zero=layout.zero if exchanges else 0,
+        zero=layout.zero if exchanges and not (stages.frozen and layout.zero < 3) else 0,
         again=layout.gathers_again,
-        due=gradients_due(layout),
+        due=STEP if stages.frozen else gradients_due(layout),
         # FSDP's gathers and reduces block the host until they are done. On a GPU kernels launched earlier hide that; a
         # device whose host computes (a CPU) has none, and nothing overlaps
         overlap_dp=plan.overlap.dp and not (layout.gathers_again and synchronous),
         overlap_pp=plan.overlap.pp,
         several=len(model.flows) > 1,
         borrowed=_borrowed(stages),
-        tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None,
+        tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None and not stages.frozen,
+        frozen=stages.frozen,
         params=tuple(sorted((params or {}).items())),
     )
 

@@ -28,6 +28,8 @@ def add_messages(
         (compute.forward, slice(None, -1), slice(1, None), "pp_forward"),
         (compute.backward, slice(1, None), slice(None, -1), "pp_backward"),
     ):
+        if facts.frozen and queue == "pp_backward":
+            break
         producer, consumer = last[source].ravel(), first[target].ravel()
         a, b = home[source].ravel(), home[target].ravel()
         local = a == b

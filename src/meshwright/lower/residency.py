@@ -32,6 +32,9 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     compositions: tuple[Composition, ...] = ()
     gradients: tuple[tuple[Unit, ...], ...] = ()
 
+    def __len__(self) -> int:
+        return NUM_ENTRIES * len(self.compositions) + 2 * len(self.gradients)
+
     def bytes_of(self, stages: Stages) -> np.ndarray:
         """Bytes of every entry for one plan, freed ones negative."""
         kept = [stages.activations(c) for c in self.compositions]
@@ -86,12 +89,12 @@ def add_memory(
             if not len(at):
                 continue
             stage = actions.stage[at]
-            if kind == F:
+            if kind == F and not facts.frozen:
                 builder.memory(first[at], where[at], False, codes.entry(SAVED, stage), "activations")
-            else:
+            elif kind != F:
                 which = FREED_BY_W if kind == W else FREED_BY_B if split and kind == B else FREED_BY_BW
                 builder.memory(last[at], where[at], True, codes.entry(which, stage), "activations")
-            losses = at[losing[stage]] if kind != W else at[:0]
+            losses = at[losing[stage]] if kind != W and not facts.frozen else at[:0]
             if len(losses):
                 task, which = (first, KEPT_LOGITS) if kind == F else (last, LOGITS_END)
                 entry = codes.entry(which, actions.stage[losses])

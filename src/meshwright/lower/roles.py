@@ -34,6 +34,16 @@ class MessageRole(msgspec.Struct, frozen=True, cache_hash=True):
     layer: int = 0
 
 
+class LinkRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """Activations of some sequences, sent over a link from one pool to another, or their gradient ``back``; ``slice``
+    is of the pool that sends."""
+
+    link: int
+    slice: int
+    sequences: int
+    back: bool
+
+
 class ExchangeRole(msgspec.Struct, frozen=True, cache_hash=True):
     """Parameters gathered ("gather"), gradients reduced ("reduce"), or what replicas hold of their own averaged
     ("average"), of some layers, over data-parallel ranks."""
@@ -75,7 +85,7 @@ class CodeRole(msgspec.Struct, frozen=True, cache_hash=True):
     rank: int
 
 
-Role = PassRole | MessageRole | ExchangeRole | TwinRole | NormRole | UpdateRole | CodeRole
+Role = PassRole | MessageRole | LinkRole | ExchangeRole | TwinRole | NormRole | UpdateRole | CodeRole
 
 
 class Roles:

@@ -7,11 +7,11 @@ import numpy as np
 from meshwright.graph import KIND, TaskGraph
 
 
-def broken(graph: TaskGraph) -> list[str]:
+def broken(graph: TaskGraph, *, forward_only: bool = False) -> list[str]:
     """Broken rules as sentences, none for a sound graph, which is acyclic besides.
 
     Edges without lag point backwards, every task has a stream, a collective's members are distinct, and every
-    forward has its backward.
+    forward has its backward, but where they are frozen (`forward_only`).
     """
     found = []
     owner = np.repeat(np.arange(graph.num_tasks), np.diff(graph.dep_ptr))
@@ -25,6 +25,6 @@ def broken(graph: TaskGraph) -> list[str]:
         found.append("a task occupies one stream twice")
     where = graph.attribute("stage").astype(np.int64) * 2**31 + graph.attribute("microbatch")
     forward = set(where[graph.kind == KIND["F"]].tolist())
-    if forward != set(where[(graph.kind == KIND["B"]) | (graph.kind == KIND["BW"])].tolist()):
+    if not forward_only and forward != set(where[(graph.kind == KIND["B"]) | (graph.kind == KIND["BW"])].tolist()):
         found.append("a forward has no backward, or the other way round")
     return found

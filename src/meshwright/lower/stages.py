@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import msgspec
+
 from meshwright import layers, schedules
 from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece
@@ -35,13 +37,22 @@ class Stages:
         mesh: Mesh,
         known: Known | None = None,
         batch: Batch | None = None,
+        *,
+        frozen: bool = False,
+        first_layer: int = 0,
     ):
-        """`batch` are the items of a microbatch, the workload's own if left out."""
+        """`batch` are the items of a microbatch, the workload's own if left out. ``frozen`` parameters are not trained.
+        `first_layer` is the number in the whole model of the first layer, where this is a part of one."""
+        self.frozen, self.first_layer = frozen, first_layer
         self.batch = train.microbatch(plan.pipeline.microbatch) if batch is None else batch
         self.plan, self.model, self.train, self.mesh = plan, model, train, mesh
         self.layers = stage_layers(plan, model)
         self.known = known or Known()
         self._at: dict[int, Context] = {}
+
+    def numbered(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Layers of this part by their numbers in the whole model."""
+        return tuple(self.first_layer + layer for layer in layers) if self.first_layer else layers
 
     @cached_property
     def compositions(self) -> tuple[Composition, ...]:
@@ -126,7 +137,10 @@ class Stages:
         found = self.known.params.get(unit)
         if found is None:
             layer = self.model.layer(unit.kind)
-            found = self.known.params[unit] = state.params_of(self.context_of(unit.kind), layer)
+            found = state.params_of(self.context_of(unit.kind), layer)
+            if self.frozen:
+                found = msgspec.structs.replace(found, trained_dense=0.0, trained_expert=0.0)
+            self.known.params[unit] = found
         return found
 
     def total_params(self, units: tuple[Unit, ...]) -> Params:

@@ -57,7 +57,8 @@ def schedule(draft: Draft) -> None:
     """The actions of the schedule, for every class of data-parallel slices."""
     facts, params = draft.facts, dict(draft.facts.params)
     for count in facts.counts:
-        draft.orders.append(schedules.build(facts.schedule, facts.pp, count, facts.vpp, **params))
+        actions = schedules.build(facts.schedule, facts.pp, count, facts.vpp, **params)
+        draft.orders.append(actions.forwards() if facts.frozen else actions.ahead(facts.ahead))
 
 
 def compute(draft: Draft) -> None:
@@ -79,7 +80,8 @@ def exchanges(draft: Draft) -> None:
 
 def update(draft: Draft) -> None:
     """The gradient norm, the optimizer, and parameters gathered after it."""
-    add_update(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes)
+    if not draft.facts.frozen:
+        add_update(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes)
 
 
 def memory(draft: Draft) -> None:
@@ -102,7 +104,7 @@ def drafted(facts: Facts, until: str = "", *, check: bool = False) -> Draft:
     for one in PASSES:
         one(draft)
         if check and draft.computes:
-            _hold(draft.builder.build(), one.__name__)
+            hold(draft.builder.build(), one.__name__, forward_only=facts.frozen)
         if one.__name__ == until:
             break
     return draft
@@ -115,7 +117,7 @@ def finished(draft: Draft) -> Structure:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
     graph = draft.builder.build()
-    _hold(graph, "the last of them")
+    hold(graph, "the last of them", forward_only=draft.facts.frozen)
     memory = graph.memory
     return Structure(
         facts=draft.facts,
@@ -127,8 +129,13 @@ def finished(draft: Draft) -> Structure:
     )
 
 
-def _hold(graph: TaskGraph, after: str) -> None:
-    found = broken(graph)
+def hold(graph: TaskGraph, after: str, *, forward_only: bool = False) -> None:
+    """Hold a graph to its rules.
+
+    Raises:
+        MeshwrightError: G002 when a pass broke them.
+    """
+    found = broken(graph, forward_only=forward_only)
     if found:
         raise MeshwrightError.one("G002", f"the graph breaks its own rules after pass {after}: " + "; ".join(found))
 

@@ -17,6 +17,7 @@ from meshwright.spec.cluster_part import cut
 from meshwright.spec.model import Model
 from meshwright.spec.parts import named_parts, part_of
 from meshwright.spec.workload import Train
+from meshwright.sync.policy import read
 
 Check = Callable[[Plan, Model, Cluster, Train], list[Diagnostic]]
 
@@ -155,10 +156,18 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
         elif pool.frozen and "t_f" in schedules.get(pool.plan.pipeline.schedule).params:
             problem = f"{pool.plan.pipeline.schedule} is made of forward and backward times, and {pool.name} is frozen"
             yield _bad("P045", problem, f"{pool.name}.pipeline.schedule", "gpipe or 1f1b")
+        if not read(pool.plan.sync.policy).rule.exact:
+            problem = f"replicas of {pool.name} step apart (sync={pool.plan.sync.policy}), and pools step together"
+            yield _bad("P045", problem, f"{pool.name}.sync.policy = {pool.plan.sync.policy}", "leave sync= out")
         part = layout.tp * layout.cp
         if train.seq_len % part:
             problem = f"{train.seq_len} tokens do not divide among the {part} ranks that send and receive them"
             yield _bad("P045", problem, f"{pool.name}.layout.tp = {layout.tp}", "choose tp * cp that divides seq=")
+    if train.lengths is not None:
+        problem = "documents of different lengths are drawn for plans of one pool"
+        yield _bad("P045", problem, "pools", "leave lengths= out of the workload, or say one pool")
+    if train.lora is not None:
+        yield _bad("P045", "adapters are trained in plans of one pool", "pools", "drop phase=lora, or say one pool")
     found = held(plan.pools, model)
     if model.tied_embeddings and None not in found and (0, model.num_layers) not in found:
         problem = f"the embedding of {model.name} is its head too, and they are in two pools"

@@ -98,6 +98,18 @@ def money(prediction: Prediction) -> list[tuple[str, str]]:
     ]
 
 
+def pools(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(pool, how busy it is, note) of every pool; empty where there is one."""
+    found = []
+    for one in prediction.pools:
+        others = " and ".join(other.name for other in prediction.pools if other.bottleneck)
+        note = "the bottleneck: a step is no shorter than what it computes" if one.bottleneck else f"waits for {others}"
+        memory = f"{gibibytes(one.peak_bytes)} of {gibibytes(one.capacity_bytes)}"
+        busy = f"computes {one.busy:.0%} of the step"
+        found.append((f"{one.name} ({one.num_ranks:,})", busy, f"{note}; its ranks idle {one.waits:.0%}; {memory}"))
+    return found
+
+
 def batches(prediction: Prediction) -> list[tuple[str, str, str]]:
     """(what, value, note) of how steps differ between drawn batches; empty where sequences are whole."""
     b = prediction.batches

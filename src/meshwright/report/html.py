@@ -75,6 +75,7 @@ def _time(prediction: Prediction) -> dict[str, Any]:
         "waterfall": charts.waterfall(prediction),
         "sensitivities": charts.sensitivities(prediction),
         "batches": facts.batches(prediction),
+        "pools": facts.pools(prediction),
     }
 
 

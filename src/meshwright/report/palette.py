@@ -78,6 +78,8 @@ QUEUES: dict[str, str] = {
     "dp": "red",
     "dp_gather": "red",
     "pp_forward": "rose",
+    "link_forward": "rose",
+    "link_backward": "rose",
     "pp_backward": "rose",
     "copy": "grey",
     "host": "grey",

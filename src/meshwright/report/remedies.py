@@ -30,6 +30,11 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
     if over <= 0:
         share = limit_kw(prediction) * 1e3 / (prediction.money.power_w or 1.0)
         return (f"about {share:.0%} of the devices can be powered at their rated power: use fewer",)
+    if prediction.plan.several:
+        mine = prediction.memory.index(tight)
+        pool = prediction.timeline.ranks[mine].pool
+        what = f"give {pool} more devices (on=) or fewer layers (part=), or recompute, zero1 or a smaller mb in it"
+        return (f"needs {gibibytes(over)} less on {tight.rank}:", what)
     found = _more_experts_apart(prediction, tight, over)
     found += [
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"

@@ -26,6 +26,7 @@ def render(prediction: Prediction, console: Console) -> None:
         for part in (
             _verdict,
             _waterfall,
+            _pools,
             _batches,
             _memory,
             _sensitivities,
@@ -82,6 +83,13 @@ def _waterfall(prediction: Prediction, page: Page) -> None:
 
 def _cause_colour(name: str) -> str:
     return BY_NAME[name].ink if name in BY_NAME else "blue"
+
+
+def _pools(prediction: Prediction, page: Page) -> None:
+    lines = facts.pools(prediction)
+    if lines:
+        page.title("Pools")
+        page.rows([(Text(what), Text(value), Text(note, "dim")) for what, value, note in lines])
 
 
 def _batches(prediction: Prediction, page: Page) -> None:

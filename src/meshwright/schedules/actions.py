@@ -63,6 +63,32 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         """The rank of every action, int32 [n]."""
         return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.rank_ptr))
 
+    def forwards(self) -> Actions:
+        """The forwards alone, in their order: what is left of a schedule where nothing is trained."""
+        kept = self.kind == F
+        before = np.append(0, np.cumsum(kept))
+        return msgspec.structs.replace(
+            self,
+            rank_ptr=before[self.rank_ptr],
+            kind=self.kind[kept],
+            stage=self.stage[kept],
+            microbatch=self.microbatch[kept],
+        )
+
+    def ahead(self, count: int) -> Actions:
+        """The same forwards in their order and the same backwards in theirs, with `count` more microbatches forward
+        before each backward, as far as there are any: room for a round trip through what comes after the last stage."""
+        if not count:
+            return self
+        rank, forward = self.rank_of(), self.kind == F
+        held = np.array([len({*self.stage[rank == r].tolist()}) for r in range(self.num_ranks)])
+        done = np.cumsum(forward) - np.append(0, np.cumsum(forward))[self.rank_ptr[:-1]][rank]
+        most = np.bincount(rank[forward], minlength=self.num_ranks)
+        turn = np.where(forward, done - 1.0, np.minimum(done + count * held[rank], most[rank]) - 0.5)
+        order = np.lexsort((np.arange(len(self)), turn, rank))
+        columns = {name: getattr(self, name)[order] for name in ("kind", "stage", "microbatch")}
+        return msgspec.structs.replace(self, **columns)
+
     def text(self) -> str:
         """The text form: the schedule's name, then one line per rank. `parse` reads it back exactly."""
         lines = [f"# {self.name}"]

@@ -63,5 +63,5 @@ class Evaluator:
             pricer=self.layers.pricer,
             structures=self._structures,
         )
-        ranks = rank_memory(run, self.costs, plan)
+        ranks = rank_memory(run, self.costs)
         return Evaluated(run.step_time_s, min(r.headroom_bytes for r in ranks))

@@ -16,7 +16,7 @@ from meshwright.timeline import Timeline
 #: Unequal work shows beside the timeline alone (:mod:`meshwright.answer.spread`): another one is needed to tell it.
 NAMES = tuple(cause.name for cause in STEP if cause.name != "unequal")
 _DP = (QUEUE["dp"], QUEUE["dp_gather"])
-_PP = (QUEUE["pp_forward"], QUEUE["pp_backward"])
+_PP = tuple(QUEUE[name] for name in ("pp_forward", "pp_backward", "link_forward", "link_backward"))
 
 
 def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:

@@ -60,7 +60,7 @@ def crowded(lowered: Lowered) -> bool:
 def processor_seconds(lowered: Lowered, priced: Priced) -> float:
     """Seconds of processor time of a step on all ranks together."""
     graph, nodes = lowered.graph, hosts(lowered.mesh)
-    work = _work(lowered, priced, nodes, _held(lowered.mesh, nodes))
+    work = _work(lowered, priced, nodes, _held(lowered, nodes))
     members = np.array(graph.streams.multiplicity)[graph.streams.rank[graph.member]]
     return float((np.add.reduceat(members, graph.member_ptr[:-1]) * work).sum())
 
@@ -70,7 +70,7 @@ def times(lowered: Lowered, priced: Priced) -> Times:
     Links are each rank's own core, each rank's exchanges, which take no more than a core either, and the cores of every
     node; a second of work takes a second of each that it crosses."""
     graph, nodes = lowered.graph, hosts(lowered.mesh)
-    held = _held(lowered.mesh, nodes)  # by rank class
+    held = _held(lowered, nodes)  # by rank class
     counts, classes = [h.total() for h in held], len(held)
     capacity = [float(max(c, 1)) for c in (*counts, *counts)] + [float(node.cores) for node in nodes]
     work = _work(lowered, priced, nodes, held)
@@ -105,11 +105,17 @@ def _work(lowered: Lowered, priced: Priced, nodes: list[Host], held: list[Counte
     return busy * (1 + crowding[of] * np.isin(graph.kind, OWN))
 
 
-def _held(mesh: Mesh, nodes: list[Host]) -> list[Counter[int]]:
+def _held(lowered: Lowered, nodes: list[Host]) -> list[Counter[int]]:
     """How many ranks of every rank class are on which of the nodes."""
-    layout, node_of = mesh.layout, np.full(mesh.num_ranks, -1)
+    node_of = np.full(lowered.mesh.num_ranks, -1)
     for number, node in enumerate(nodes):
         node_of[node.ranks.start : node.ranks.stop] = number
+    return [one for part in lowered.parts for one in _of_mesh(part.mesh, node_of[part.begin :])]
+
+
+def _of_mesh(mesh: Mesh, node_of: np.ndarray) -> list[Counter[int]]:
+    """The same for a mesh that begins at the first of these ranks."""
+    layout = mesh.layout
     shard = np.add.outer(np.arange(layout.tp) * layout.stride("tp"), np.arange(layout.cp) * layout.stride("cp"))
     out = []
     for kind in kinds(layout, mesh.cluster):

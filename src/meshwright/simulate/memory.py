@@ -45,13 +45,15 @@ def traces(
     static: tuple[dict[str, float], ...],
     copies: dict[str, float],
     known: Ordered | None = None,
+    first: int = 0,
 ) -> tuple[MemoryTrace, ...]:
-    """Bytes of every rank class over time, constant categories included; `copies` multiplies a dynamic category."""
+    """Bytes of every rank class from `first` on over time, constant categories included; `copies` multiplies a dynamic
+    category."""
     events = graph.memory
     out = []
     if events is not None:
         time, order = known or ordered(events, start_s, end_s)
-    for rank, constant in enumerate(static):
+    for rank, constant in enumerate(static, first):
         mine = order[events.rank[order] == rank] if events is not None else np.empty(0, np.int64)
         dynamic = events.categories if events is not None else ()
         steps = np.zeros((len(dynamic), len(mine) + 1))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from meshwright.cost import Costs
-from meshwright.lower import Lowered, bind, structured
+from meshwright.lower import Lowered, bind, bind_pools, structured
 from meshwright.lower.facts import Facts
 from meshwright.lower.place import Mesh
+from meshwright.lower.pools import placed
 from meshwright.lower.stages import Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
@@ -31,11 +34,26 @@ def simulate(
 ) -> Simulated:
     """Lower, price and run the clock for a legal plan with ``dp`` filled in. Plans of one question share what they give
     here: stages with tables that know their layers, a pricer of these costs, and structures."""
+    if plan.several:
+        return _joint(plan, model, cluster, train, costs)
     if takes_times(plan):
         return fastest_order(plan, model, cluster, train, costs)
     stages = stages or Stages(plan, model, train, Mesh(plan, cluster))
     found = structured(stages, known=structures)
     return timed(bind(found, stages, costs.framework.defaults.bucket_bytes), costs, pricer)
+
+
+def _joint(plan: Plan, model: Model, cluster: Cluster, train: Train, costs: Costs) -> Simulated:
+    """The step of a plan of several pools. A schedule that takes times takes those of its pool alone."""
+    pools, params = [], {}
+    for one in placed(plan, model, cluster, train):
+        own = one.stages
+        if takes_times(own.plan):
+            alone = fastest_order(own.plan, own.model, own.mesh.cluster, train, costs).schedule_params
+            one, params[one.pool.name] = msgspec.structs.replace(one, schedule_params=alone), alone
+        pools.append(one)
+    lowered = bind_pools(plan, tuple(pools), model, cluster, costs.framework.defaults.bucket_bytes)
+    return msgspec.structs.replace(timed(lowered, costs), schedule_params=params)
 
 
 def timed(lowered: Lowered, costs: Costs, pricer: Pricer | None = None) -> Simulated:

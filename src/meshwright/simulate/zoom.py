@@ -20,10 +20,11 @@ WORDS = {"F": "forward", "B": "input gradient", "W": "weight gradient", "BW": "b
 def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
     """A timeline per distinct unit (kind of layer and recompute mode) and pass of the plan, on its first device."""
     device = lowered.mesh.slices[0].devices[0]
-    lag = device.slowest_of(lowered.mesh.num_ranks)
+    lag = device.slowest_of(lowered.num_ranks)
     passes = ("F", "B", "W") if any(p.which == "W" for p in lowered.programs) else ("F", "BW")
     units = dict.fromkeys(u for c in dict.fromkeys(lowered.stages.compositions) for u in c.units)
     out = []
+    owner = f"{lowered.pool}: " if lowered.pool else ""
     for unit in units:
         several = len(lowered.stages.model.blocks) > 1
         label = {EMBEDDING: "embedding", HEAD: "head"}.get(
@@ -51,9 +52,9 @@ def zooms(lowered: Lowered, costs: Costs) -> tuple[Zoom, ...]:
             )
             out.append(
                 Zoom(
-                    name=f"{WORDS[which]} of the {label}{mode}"
+                    name=owner + f"{WORDS[which]} of the {label}{mode}"
                     if not unit.is_block
-                    else f"{WORDS[which]} of a {label}{mode}",
+                    else owner + f"{WORDS[which]} of a {label}{mode}",
                     timeline=from_times(named, start, end, parts=parts),
                 )
             )

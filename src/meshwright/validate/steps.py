@@ -150,7 +150,7 @@ def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, 
         memory = msgspec.structs.replace(asked.plan.memory, recompute=mode)
         tried = msgspec.structs.replace(asked, plan=msgspec.structs.replace(asked.plan, memory=memory))
         run = simulate(tried.plan, tried.model, tried.cluster, tried.train, costs)
-        ranks = rank_memory(run, costs, tried.plan)
+        ranks = rank_memory(run, costs)
         if all(r.headroom_bytes >= 0 for r in ranks):
             break
     return tried, run, ranks

@@ -10,6 +10,7 @@ Meshwright.Spans = class {
   static queues = {
     compute: "compute", tp: "tensor parallel", cp: "context parallel", ep: "expert parallel", dp: "data parallel",
     dp_gather: "gather", pp_forward: "to next stage", pp_backward: "to previous stage", copy: "copy", host: "host",
+    link_forward: "to next pool", link_backward: "to previous pool",
   };
 
   static async load(id) {
