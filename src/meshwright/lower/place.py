@@ -223,8 +223,8 @@ class Mesh:
         return [min(pair, key=lambda level: level.busy_gb_s) for pair in zip(first, last)]
 
     def _reached(self, levels: tuple[Level, ...], node_devices: int) -> tuple[Reached | None, int]:
-        """What was measured over all devices under the outermost of the levels that says so, from the port of a node;
-        and which level that is."""
+        """Return the bus bandwidths measured over all devices under a level, with the port of a node, and the level's
+        index: the outermost that has any; (None, -1) where none has."""
         ranks, found, at, port = 1, None, -1, 0.0
         for i, level in enumerate(levels):
             ranks *= max(level.arity, 1)

@@ -77,7 +77,7 @@ class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class CodeRole(msgspec.Struct, frozen=True, cache_hash=True):
-    """What is averaged of some layers, put into its code ("encode") or out of it ("decode")."""
+    """The encoding ("encode") or decoding ("decode") of some layers' parameters that are averaged."""
 
     what: str
     units: tuple[Unit, ...]

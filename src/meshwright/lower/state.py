@@ -127,7 +127,7 @@ class Activations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
-    """What a list of pieces keeps under a recompute mode."""
+    """Return the activation bytes of a list of pieces under a recompute mode."""
     everything = sum(p.saved + p.core_saved for p in pieces)
     held = sum(p.held + p.gradient for p in pieces)
     passing = 2 * c.tokens * c.hidden * c.element  # a gradient in and out of the layer

@@ -94,7 +94,8 @@ def words(place: Placement) -> str:
 def transfers(
     mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int]
 ) -> tuple[Transfer, ...]:
-    """What turns `source` into `target` for a tensor of `shape`: what shrinks the tensor first, gathers last.
+    """Return the transfers that turn `source` into `target` for a tensor of `shape`: those that shrink it first,
+    gathers last.
 
     Raises:
         MeshwrightError: A001 for a placement that is none.
@@ -177,7 +178,7 @@ def _largest(mesh: Mesh, place: Placement, shape: Sequence[int]) -> int:
 
 
 def distribute(mesh: Mesh, place: str | Placement, tensor: np.ndarray, seed: int = 0) -> dict[Coordinate, np.ndarray]:
-    """What every rank holds of `tensor`. A partial axis holds random terms that sum to it."""
+    """Return the part of `tensor` on every rank. On a partial axis they are random terms that sum to it."""
     held = {(): tensor}
     rng = np.random.default_rng(seed)
     for size, p in zip(mesh.sizes, placement(mesh, place)):
@@ -196,7 +197,7 @@ def distribute(mesh: Mesh, place: str | Placement, tensor: np.ndarray, seed: int
 
 
 def carry_out(mesh: Mesh, one: Transfer, held: dict[Coordinate, np.ndarray]) -> dict[Coordinate, np.ndarray]:
-    """What every rank holds after a transfer."""
+    """Return the part of a tensor on every rank after a transfer, `held` being those before."""
     axis = [name for name, _ in mesh.axes].index(one.axis)
     before, after, size = one.before[axis], one.after[axis], mesh.sizes[axis]
     out = {}
@@ -308,7 +309,7 @@ def matmul(
 
 
 def _inner(mesh: Mesh, x: Placement, k: int) -> int:
-    """What a rank holds of the dim that is summed over."""
+    """Return a rank's part of the dim that a product sums over, in elements."""
     for size, p in zip(mesh.sizes, x):
         k = -(-k // size) if p == 1 else k
     return k

@@ -1,4 +1,4 @@
-"""What a legal plan may still not be: executable. One matrix of what the executor does not do, each with its reason.
+"""Executability of a legal plan: one matrix of everything that the executor does not do, each with its reason.
 
 A plan can be predicted as soon as it is legal (``plan/legality.py``). To train it, every word must be done, not
 approximated: what the executor or torch underneath cannot do is refused here, with the nearest plan that can be run.
@@ -72,7 +72,8 @@ def _model(model: Model) -> Iterator[Diagnostic]:
 
 
 def _parts(model: Model) -> Iterator[str]:
-    """What the modules of schools that are trained whole do not have."""
+    """Yield each part of the model that the modules of its naming scheme lack, for schemes whose layers every rank
+    holds whole."""
     head = model.head
     if naming.school(model) == "bert" and not (isinstance(head, Head) and head.transform and head.tied):
         yield "it has no head that finds hidden tokens by the embedding's table"
@@ -90,7 +91,8 @@ def _parts(model: Model) -> Iterator[str]:
 
 
 def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
-    """What is not there for the layers of schools whose parts every rank holds whole."""
+    """Yield each word of the plan that cannot be run with layers that every rank holds whole, as some naming schemes
+    need."""
     if naming.school(model) not in WHOLE:
         return
     layout, family = plan.layout, model.family

@@ -1,4 +1,4 @@
-"""What the layers of a model say of a plan: how their kinds can be split, and streams of tokens of several lengths."""
+"""Rules that the layers of a model set for a plan: how their kinds can be split, and streams of several lengths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 
 def _layers(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    """What the kinds of the model's layers say about being split."""
+    """Yield the violations of the rules by which the model's kinds of layers can be split."""
     layout = plan.layout
     found = dict.fromkeys(rule for _, layer in model.all_layers for rule in layers.of(layer).rules(layer, plan, train))
     for message, help in found:

@@ -1,5 +1,5 @@
-"""What makes a plan illegal for a model, a cluster and a workload. No costs are needed: what does not fit in memory is
-found by predicting, and is another kind of no.
+"""Legality of a plan for a model, a cluster and a workload. It needs no costs: whether a plan fits in memory is found
+by predicting, and is another kind of no.
 
 Every facet has its rules, functions that yield violations; all of them are asked, so one run tells everything.
 """

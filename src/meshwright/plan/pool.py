@@ -51,8 +51,8 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolLink(msgspec.Struct, frozen=True, kw_only=True):
-    """What flows from one pool to another, by their names: activations forward, and their gradients back unless the
-    source is frozen."""
+    """A link between two pools, by their names: activations flow forward, and their gradients back unless the source is
+    frozen."""
 
     source: str
     target: str

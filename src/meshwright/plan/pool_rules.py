@@ -1,5 +1,5 @@
-"""What makes a plan of several pools illegal: devices, parts and links that do not fit together, and what is wrong with
-the plan of each pool for its devices and its part of the model."""
+"""Legality of a plan of several pools: devices, parts and links that fit together, and the plan of each pool for its
+devices and its part of the model."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _frozen(plan: Plan, model: Model) -> Iterator[Diagnostic]:
 
 
 def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    """What a step of several pools cannot have yet."""
+    """Yield the violations of a step of several pools: words of a pool's plan that one pool alone can have."""
     for pool in plan.pools:
         layout, placement = pool.plan.layout, schedules.get(pool.plan.pipeline.schedule).placement
         if layout.shares:

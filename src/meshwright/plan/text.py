@@ -132,7 +132,7 @@ def _with_said(base: Plan, said: Said) -> Plan:
 
 
 def _settings(word: str) -> Settings:
-    """What one word sets: (facet, attribute, value) each."""
+    """Return the settings of one word of a plan, (facet, attribute, value) each."""
     if word in plain_words():
         return plain_words()[word]
     key, equals, value = word.partition("=")
@@ -158,7 +158,7 @@ def _valued(field: Field, value: Any, problem: str) -> Settings:
 
 
 def _looked_up(word: str) -> Settings:
-    """What a word sets that names something of an open list, such as a schedule."""
+    """Return the settings of a word that names an entry of an open list, such as a schedule."""
     for field in fields().values():
         if field.form.open:
             try:

@@ -1,4 +1,4 @@
-"""What an MLP does between its projections: pointwise, and gated where the model has gates."""
+"""Activations of an MLP between its projections: pointwise, and gated where the model has gates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every rank learns of every other outside the training itself: bytes, and whether something went wrong.
+"""Agreement between ranks outside the training itself: exchange of bytes, and of whether something went wrong.
 
 Errors of one process are made errors of all, so that none trains on alone or waits for one that has left.
 """

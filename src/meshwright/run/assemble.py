@@ -34,7 +34,7 @@ _STEPS = {"pp_forward": 1, "pp_backward": -1}
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What one process recorded, its clock, and the name of that clock: equal names need no alignment."""
+    """The recording of one process, its clock, and the name of that clock: equal names need no alignment."""
 
     recording: Recording
     clock: Clock = Clock()
@@ -295,7 +295,7 @@ def _waited_for(timeline: Timeline, plan: Plan) -> NDArray[np.int32]:
 
 
 def _key(label: Label) -> str:
-    """What a span costs, in words; the bytes are part of it, as costs depend on them."""
+    """Return the cost key of a span as text; the bytes are part of it, as costs depend on them."""
     name = label.key or label.kind
     return f"{name} {label.num_bytes} bytes" if label.num_bytes else name
 

@@ -42,8 +42,8 @@ def whole(name: str, shape: Sequence[int]) -> Block:
 
 
 def blocks(parameter: Parameter, start: int, stop: int) -> list[Block]:
-    """What elements [start, stop) of the flattened local tensor stand for. Elements outside every part (padding)
-    stand for nothing."""
+    """Return the blocks of published tensors that elements [start, stop) of the flattened local tensor stand for.
+    Elements outside every part (padding) stand for nothing."""
     shape = tuple(parameter.shape)
     runs, strides = list(boxes(shape, start, stop)), _strides(shape)
     found = []

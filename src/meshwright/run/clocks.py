@@ -87,8 +87,9 @@ def _at(now, device: torch.device) -> int:
 
 
 def best(samples: NDArray[np.int64]) -> Probe:
-    """What rounds [n, 4] of (sent here, arrived there, answered there, arrived here) say: that with the least time on
-    the way (Mills, 1991)."""
+    """Return the offset of two clocks in ns from the round that spent the least time on the way (Mills, 1991).
+
+    `samples` are the rounds [n, 4]: (sent here, arrived there, answered there, arrived here)."""
     sent, there, answered, back = samples.T
     way = (back - sent) - (answered - there)
     i = int(np.argmin(way))
@@ -107,8 +108,9 @@ def line(before: Probe, after: Probe) -> Clock:
 
 
 class Order:
-    """What was recorded of who came first: ``slack_ns[i, j]`` is the least time by which an end on rank j followed the
-    start on rank i that it needs, on the clocks as they were said to be; negative where they must be wrong."""
+    """The recorded order of events on different ranks: ``slack_ns[i, j]`` is the least time by which an end on rank j
+    followed the start on rank i that it needs, on the clocks as they were said to be; negative where they must be
+    wrong."""
 
     def __init__(self, num_ranks: int):
         self.slack_ns = np.full((num_ranks, num_ranks), np.inf)
@@ -122,9 +124,11 @@ class Order:
         self.slack_ns[source, target] = min(self.slack_ns[source, target], end_ns - start_ns)
 
     def corrections(self, errors_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-        """What to add to each rank's clock [ranks] so that every end follows its start: nothing where none is
-        violated, else as little as it takes, rank 0 staying as it is. `errors_ns` is what each clock may be off by;
-        where the order cannot be had within that, the order wins, and where it contradicts itself it is loosened."""
+        """Return the corrections in ns [ranks] to add to the clocks so that every end follows its start: 0 where no
+        order is violated, else as little as it takes, and always 0 for rank 0.
+
+        `errors_ns` [ranks] is the uncertainty of each clock; where the order cannot be had within it, the order wins,
+        and where the order contradicts itself it is loosened."""
         n = len(errors_ns)
         bounds = self.slack_ns.copy()  # correction_i - correction_j <= bounds[i, j]
         np.fill_diagonal(bounds, 0.0)

@@ -1,4 +1,4 @@
-"""What a process finds around it: a launcher's variables, cores. Needs no torch."""
+"""The environment of a process: a launcher's variables, cores. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a rank holds and how it is exchanged: the plan's stages, their parameters by kind, and the fragments of these
-made into buckets or fully sharded layers."""
+"""A rank's parameters and their exchange: the plan's stages, their parameters by kind, and the fragments of these made
+into buckets or fully sharded layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parts = dict[tuple[tuple[int, int], str], list[torch.nn.Parameter]]
 
 
 class Types(NamedTuple):
-    """What a run computes in, and stores the updated copy of parameters and gradients in."""
+    """The types of a run: that it computes in, and those of the updated copy of parameters and of gradients."""
 
     compute: torch.dtype
     masters: torch.dtype

@@ -29,7 +29,7 @@ class Grads(NamedTuple):
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """What sums of this type are kept in."""
+    """Return the type in which sums of values of `dtype` are accumulated."""
     return dtype if dtype == torch.float64 else torch.float32
 
 
@@ -77,7 +77,7 @@ def backward(
     bias: torch.Tensor | None,
     scale: float,
 ) -> Grads:
-    """What a block adds to the gradients, given the *merged* output and sums of its queries; arguments as in
+    """Return the part of a block in the gradients, given the *merged* output and sums of its queries; arguments as in
     :func:`forward`, `grad` and `out` [b, heads, n, dv], `sums` [b, heads, n]."""
     kernel = _kernel(q, v, bias)
     if kernel == "products":

@@ -56,8 +56,8 @@ class Sharded:
         ]
 
     def held(self) -> Iterable[Held]:
-        """What this rank updates: its shard of every parameter. ``gradient`` is allocated once and refilled by
-        :meth:`finish`."""
+        """Yield the elements that this rank updates: its shard of every parameter. ``gradient`` is allocated once and
+        refilled by :meth:`finish`."""
         return [h for _, h, _ in self._mine]
 
     def _one(self, name: str, parameter: nn.Parameter) -> Held | None:
@@ -131,7 +131,7 @@ def _recorded(unit: FSDPModule, shard: Group, replica: Group, said: dict[str, An
 
 
 class _Exchange:
-    """What torch calls for memory and for an exchange of a unit (its ``Comm``)."""
+    """Memory and collectives for the exchange of a unit, which torch calls (its ``Comm``)."""
 
     def __init__(self, said: dict[str, Any]):
         self.said = said
@@ -189,7 +189,7 @@ def _ended(record, work: dist.Work | None, token: int) -> dist.Work | None:
 
 
 class _About:
-    """What a parameter knew of itself before torch replaced it."""
+    """The attributes of a parameter before torch replaced it."""
 
     def __init__(self, parameter: nn.Parameter):
         self.info, self.copies, self.sums = parameter.info, parameter.copies, parameter.sums

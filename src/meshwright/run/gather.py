@@ -1,4 +1,4 @@
-"""What every process recorded, brought to rank 0 and made one timeline."""
+"""Recordings of all processes, gathered on rank 0 and joined to one timeline."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def run_deferred(queue: deque[Callable[[], None]]) -> None:
 
 
 def _now_or_later(add: Callable[[], None]) -> None:
-    """What puts a weight's gradient into its sink, when the schedule has it."""
+    """Add a weight's gradient to its sink by calling `add`: now, or at W where the schedule splits the backward."""
     if _waiting is None:
         add()
     else:

@@ -1,4 +1,4 @@
-"""What a run says of its steps: a line of JSON each in a file, and a line of progress on stderr."""
+"""The report of a run on its steps: a line of JSON each in a file, and a line of progress on stderr."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Progress:
         return f"step {step}/{self.steps}  loss {loss:.4f}  {self.tokens / seconds:,.0f} tokens/s{mfu}  {_left(left)}"
 
     def close(self) -> None:
-        """What follows begins on a new line."""
+        """End the line of progress, so that the next output begins on a new one."""
         if self._open:
             sys.stderr.write("\n")
             self._open = False

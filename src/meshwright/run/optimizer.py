@@ -46,8 +46,8 @@ class Optimizer:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
 
     def totals(self, loss: torch.Tensor) -> tuple[float, float]:
-        """What of the loss (float64 scalar) is on this rank, summed over the job, and the Euclidean norm of the whole
-        job's gradient, every element counted once: one exchange for both."""
+        """Return the loss of the whole job and the Euclidean norm of its gradient, every element counted once, by one
+        exchange for both. `loss` (float64 scalar) is this rank's part."""
         square = torch.zeros_like(loss)
         if self.held:
             norms = torch._foreach_norm([h.gradient for h in self.held], 2, self.wide)

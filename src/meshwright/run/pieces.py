@@ -1,4 +1,4 @@
-"""What a process holds of the training state, said in terms of the whole model, so that any other plan can read it.
+"""Pieces of the training state that a process holds, in terms of the whole model, so that any other plan reads them.
 
 A local parameter is a tensor of its own; it stands for blocks of one or more tensors of the published model (a fused
 query-key-value matrix for three of them, a stack of experts for many). :class:`Part` names each. A :class:`Piece` is a

@@ -58,7 +58,7 @@ def _groups(mesh: Mesh, rank: int) -> list[dist.ProcessGroup | None]:
 
 
 def _carried(one: Transfer, axis: int, x: torch.Tensor, size: int, me: int, group) -> torch.Tensor:
-    """What this rank holds after one transfer."""
+    """Carry out one transfer and return this rank's tensor after it."""
     before, after = one.before[axis], one.after[axis]
     if one.op == "slice":
         return x.tensor_split(size, dim=after)[me].contiguous()

@@ -31,8 +31,8 @@ CAPACITY = 1024
 
 
 class Label(NamedTuple):
-    """What a span is. ``group`` are the global ranks that take part: of a collective all members, of a send the source
-    and the target; () where the plan says it (:mod:`meshwright.run.assemble`). ``num_bytes`` is what is exchanged.
+    """The label of a span. ``group`` are the global ranks that take part: of a collective all members, of a send the
+    source and the target; () where the plan says it (:mod:`meshwright.run.assemble`). ``num_bytes`` are exchanged.
     ``inside``: the pass that began it stands still until it is over."""
 
     kind: str
@@ -56,7 +56,7 @@ class Memory(NamedTuple):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process recorded, in nanoseconds of its own clock: columns of equal length in order of start.
+    """The recording of one process, in nanoseconds of its own clock: columns of equal length in order of start.
 
     ``label`` indexes ``labels``; ``end_ns`` is -1 for what had not ended; ``depth`` counts the open spans of the same
     queue a span began inside. ``steps`` are (number, begin, end) of every step kept.

@@ -22,7 +22,7 @@ from meshwright.run.visible import Block, Rule, hidden
 
 
 class Hops(NamedTuple):
-    """What a rank works on: ``blocks[s]`` on the keys and values of the rank `s` places before it."""
+    """The work of a rank in ring attention: ``blocks[s]`` on the keys and values of the rank `s` places before it."""
 
     blocks: tuple[tuple[Block, ...], ...]
     rule: Rule

@@ -36,7 +36,7 @@ class Head(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What was written: size of the file, CRC-32 of everything before the tensors, and of each tensor's bytes."""
+    """The result of writing a file: its size, the CRC-32 of all bytes before the tensors, and of each tensor's."""
 
     size_bytes: int
     header_crc32: int

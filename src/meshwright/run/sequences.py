@@ -74,7 +74,7 @@ def _shifted(x: torch.Tensor, by: int) -> torch.Tensor:
 
 
 def shift(x: torch.Tensor, by: int = 1) -> torch.Tensor:
-    """What the rank `by` places before has; gradients go back. All ranks' tensors have one shape."""
+    """Return the tensor of the rank `by` places before this one; gradients go back. All ranks' have one shape."""
     return _Shift.apply(x, by)
 
 
@@ -93,7 +93,7 @@ class _Receive(torch.autograd.Function):
 
 
 def received(like: torch.Tensor, source: int) -> torch.Tensor:
-    """What `source` sends, of the shape of `like`, which must take gradients; they go back."""
+    """Receive a tensor from rank `source`, of the shape of `like`, which must take gradients; they go back."""
     return _Receive.apply(like, source)
 
 
@@ -213,7 +213,7 @@ def lasp(q, k, v, cut: Cut):
 
 
 def linear(q, k, v):
-    """What :func:`lasp` cuts."""
+    """Causal linear attention on one process, the function whose sequence :func:`lasp` splits over ranks."""
     return torch.einsum("hid,hide->hie", q, torch.einsum("hid,hie->hide", k, v).cumsum(1))
 
 

@@ -1,4 +1,4 @@
-"""What a run needs beside model, plan and workload."""
+"""Settings of a run beside model, plan and workload."""
 
 from __future__ import annotations
 

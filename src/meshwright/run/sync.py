@@ -262,7 +262,7 @@ class Bucket:
             self._gather = None
 
     def held(self) -> Iterable[Held]:
-        """What this rank updates."""
+        """Yield the elements that this rank updates, parameter by parameter."""
         where = self.where
         whole = self.shard_gradient if self.shard_gradient is not None else self.gradient_buffer()
         twins = 1 if where.twin is None else where.twin.size
@@ -285,12 +285,12 @@ class Bucket:
 
 
 def _hand_over(parameter: nn.Parameter) -> None:
-    """What autograd left for a parameter goes to its bucket."""
+    """Move the gradient that autograd left for a parameter to its bucket."""
     gradient, parameter.grad = parameter.grad, None
     if gradient is not None:  # a product gave its weight's gradient to the sink itself
         parameter.sink.add(gradient)
 
 
 def _said(tensor: torch.Tensor, group: Group) -> dict[str, object]:
-    """What a recorder is told of an exchange."""
+    """Return the recorder's fields of an exchange: the ranks of its group and the tensor's bytes."""
     return {"group": group.ranks, "num_bytes": tensor.numel() * tensor.element_size()}

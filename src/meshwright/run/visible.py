@@ -213,8 +213,8 @@ def _full(*found: Block) -> bool:
 def hidden(
     block_q: int, block_k: int, offset: int, rule: Rule, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """What is added to the scores of a masked block, [block_q, block_k]: 0 where a query sees a key, else -inf. Rows
-    lie at multiples of 8 elements, which the kernels with a bias want."""
+    """Return the mask added to the scores of a block, [block_q, block_k]: 0 where a query sees a key, else -inf. Rows
+    lie at multiples of 8 elements, as the kernels with a bias require."""
     distance = offset + torch.arange(block_q, device=device)[:, None] - torch.arange(block_k, device=device)
     seen = distance.abs() < rule.window if rule.window else torch.ones_like(distance, dtype=torch.bool)
     if rule.causal:

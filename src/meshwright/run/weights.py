@@ -144,7 +144,8 @@ def _is_head(name: str) -> bool:
 
 
 def _name_there(name: str, there: Mapping[str, Source]) -> str | None:
-    """What a tensor is called in the files: weights of a model without its head leave out the first word."""
+    """Return a tensor's name in the files, None if absent: weights of a model without its head leave out the first
+    word."""
     return next((said for said in (name, name.split(".", 1)[-1]) if said in there), None)
 
 

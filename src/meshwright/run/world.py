@@ -32,7 +32,8 @@ class RankDied(MeshwrightError):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a process leaves behind: its result, or why there is none. ``consequence``: another rank was the cause."""
+    """The report of a process that has ended: its result, or why there is none. ``consequence``: another rank was the
+    cause."""
 
     result: Any = None
     diagnostics: list[Diagnostic] = []

@@ -50,7 +50,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     gathered: str = "again"
 
     def mode(self, position: int) -> str:
-        """What the backward recomputes of the layer at this position of its chunk."""
+        """Return the recompute mode of the layer at this position of its chunk."""
         return self.recompute if not self.layers or position < self.layers else "none"
 
 

@@ -58,7 +58,7 @@ def _write(value: tuple[str, ...]) -> str:
 
 
 def overlapped(overlap: Overlap) -> tuple[str, ...]:
-    """What overlaps, as a search writes it."""
+    """Return the names of the overlapped exchanges, sorted, as a search writes them."""
     return tuple(sorted(name for name in OVERLAPS if getattr(overlap, name)))
 
 

@@ -82,7 +82,7 @@ def _batch(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
 
 
 def _microbatches(plan: Plan, model: Model, microbatches: int) -> Iterator[Diagnostic]:
-    """What a pipeline must say to this many microbatches."""
+    """Yield the violations of a pipeline with so many microbatches: too many passes to simulate, and its schedule's."""
     if microbatches * model.num_layers > MAX_PASSES:
         yield wrong(
             "P024",

@@ -83,8 +83,8 @@ def _after(work: Callable[[], object], run: Callable[[], object]) -> Callable[[]
 
 
 def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
-    """What the second of each pair takes longer than the first, over repeats and ranks; not less than what can be told
-    apart from nothing."""
+    """Return the seconds by which the second of each pair is longer than the first: the median over repeats, the mean
+    over ranks; at least the share :data:`LEAST` of the second, below which nothing can be told from noise."""
     without, with_ = (torch.tensor([p[i] for p in pairs], dtype=torch.float64) for i in (0, 1))
     found = torch.stack([(with_ - without).median(), LEAST * with_.median()])
     on_device = found.to(torch.float32).to(world.device)
@@ -93,9 +93,11 @@ def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
 
 
 def staging(world: World, scope: Scope) -> dict[str, list[Timed]]:
-    """What a unit of fully sharded parameters costs a rank's processor: torch copies shards into buffers, buffers into
-    parameters, gradients into buffers, and does its own bookkeeping. Gathers are asked for by themselves; a reduction
-    is what a forward and backward take more than with parameters that are whole, less its two gathers."""
+    """Measure the processor time of a rank for each unit of fully sharded parameters: copies of shards into buffers,
+    buffers into parameters and gradients into buffers, and torch's own bookkeeping.
+
+    Gathers are timed by themselves. The time of a reduction is that of a forward and backward, less one with whole
+    parameters, less its two gathers."""
     prefer()
     group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     out: dict[str, list[Timed]] = {"gather": [], "reduce": []}

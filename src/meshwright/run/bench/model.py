@@ -26,8 +26,8 @@ VOCAB = 1024
 
 
 class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What the executor took for one model on one core, seconds: a forward, a backward (both of a microbatch through
-    the whole model), the optimizer. ``kept_bytes``: what a forward keeps for its backward."""
+    """Measured seconds of the executor for one model on one core: a forward, a backward (both of a microbatch through
+    the whole model), the optimizer, a step. ``kept_bytes``: saved by a forward for its backward."""
 
     layer: Layer
     forward: Timed
@@ -115,7 +115,7 @@ def model_of(layer: Layer) -> Model:
 
 
 def train_of(layer: Layer, dtype: str) -> Train:
-    """What it was trained on."""
+    """Return the workload on which a layer's model was trained."""
     return Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
 
 

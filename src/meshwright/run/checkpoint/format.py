@@ -1,4 +1,4 @@
-"""What a checkpoint is on disk: a folder that every plan can write and every other plan can read.
+"""The format of a checkpoint on disk: a folder that every plan can write and every other plan can read.
 
     step-00000020/index.json                 what there is, and where
     step-00000020/rank-00000.safetensors     the values that rank 0 wrote, and so on
@@ -108,7 +108,7 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class RankIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one process wrote, numbered for itself; all of them together become the :class:`Index`."""
+    """The index of one process's own file, numbered for itself; those of all processes become the :class:`Index`."""
 
     tensors: dict[str, tuple[int, ...]]
     file: File | None
@@ -228,7 +228,7 @@ def folder_name(step: int, generation: int = 0) -> str:
 
 
 def merge(ranks: Iterable[RankIndex]) -> tuple[dict[str, tuple[int, ...]], list[File], list[Layout], list[Entry]]:
-    """What all processes wrote, numbered together, equal layouts once.
+    """Merge the indices of all processes into (tensors, files, layouts, entries), equal layouts once.
 
     Raises:
         MeshwrightError: H004 when two processes say different shapes of one tensor.

@@ -104,7 +104,7 @@ class Reader:
 
     @cached_property
     def sources(self) -> dict[tuple[str, str], list[Source]]:
-        """What is in the checkpoint: by state and published tensor, the blocks that hold it."""
+        """The blocks of the checkpoint, by state and published tensor."""
         return {
             key: [Source(block, partial(self.values, number)) for block, number in found]
             for key, found in located(self.index).items()

@@ -27,7 +27,7 @@ class Holding(NamedTuple):
 
 
 def holdings(pieces: Sequence[Piece]) -> list[Holding]:
-    """What a process holds, once for all states of a run that it owns alike."""
+    """Return the runs of parameters that a process holds, once for all states that it owns alike."""
     return list(dict.fromkeys(Holding(*said) for said in _said(pieces).values()))
 
 

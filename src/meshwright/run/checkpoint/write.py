@@ -1,4 +1,4 @@
-"""What one process writes of a checkpoint: a file of values, and what they are."""
+"""One process's part of a checkpoint: a file of values, and the index of what they are."""
 
 from __future__ import annotations
 

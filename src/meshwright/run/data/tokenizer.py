@@ -25,7 +25,7 @@ TOGETHER = 1 << 22
 
 
 class Tokenizer(Protocol):
-    """What a corpus needs of a tokenizer."""
+    """The interface that a corpus uses of a tokenizer."""
 
     identity: str
     num_tokens: int

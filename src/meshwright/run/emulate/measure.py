@@ -186,7 +186,7 @@ def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -
 
 
 def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
-    """What makes the busiest rank's kernels take a second."""
+    """Return the factor on kernel times with which the busiest rank's kernels take one second a step."""
     costs: Costs = emulated_costs(cluster, links, 1.0)
     run = simulate(plan, model, target, train, costs)
     graph, parts = run.lowered.graph, run.priced.parts

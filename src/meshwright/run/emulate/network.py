@@ -1,4 +1,4 @@
-"""What an emulated cluster is to a prediction: its links as measured once, its devices as slow as they sleep.
+"""Emulated clusters as a prediction sees them: links as measured once, devices as slow as they sleep.
 
 Two hosts send each other messages of several sizes; a straight line through the times is the link's latency and
 bandwidth. Nothing else is tuned: rings and exchanges are priced from that line by the cost model that prices real

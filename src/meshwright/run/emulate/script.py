@@ -89,7 +89,7 @@ class Author:
 
 
 def script_of(lowered: Lowered, costs: Costs) -> Script:
-    """What every real rank of a lowered plan does.
+    """Return the script of every real rank of a lowered plan: its tasks in order, with their durations and messages.
 
     Raises:
         MeshwrightError: U003 for a cluster of several islands, whose ranks are not alike.
