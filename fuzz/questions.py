@@ -17,7 +17,8 @@ from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.cost import standard_on
 from meshwright.errors import MeshwrightError
-from meshwright.plan.facets import ATTENTION_KERNELS, CP_ALGORITHMS, GATHERED, LOSS_KERNELS, RECOMPUTE_MODES
+from meshwright.plan.facets.memory import ATTENTION_KERNELS, GATHERED, LOSS_KERNELS, RECOMPUTE_MODES
+from meshwright.plan.facets.sequence import CP_ALGORITHMS
 from meshwright.simulate.clock import shares_ports
 from meshwright.spec import cluster, model, workload
 from meshwright.spec.workload import DTYPE_BYTES

@@ -57,7 +57,8 @@ def test_shipped_curves_state_errors_within_the_targets_held_out():
     for name, profile in profiles()[0].items():
         for fit in profile.curves:
             key = ("attention", "") if fit.op in ATTENTION else (fit.op, "" if fit.op == "grouped_gemm" else fit.dtype)
-            worst.setdefault(key, []).append((fit.errors["held_out_median"], name, fit.rows))
+            if key in TARGETS:
+                worst.setdefault(key, []).append((fit.errors["held_out_median"], name, fit.rows))
     for key, target in TARGETS.items():
         errors, _, rows = zip(*worst[key])
         assert np.average(errors, weights=rows) <= target, (key, worst[key])

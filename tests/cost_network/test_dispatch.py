@@ -80,10 +80,10 @@ def test_a_mode_that_nobody_measured_is_refused():
 def test_a_mixture_is_lowered_to_its_tokens():
     mixture, train = model.load("mixtral-8x7b"), Train(global_batch=16, seq_len=4096)
     run = simulate(parse("dp16 ep8 mb1"), mixture, load("16xh100"), train, costs(""))
-    programs = run.lowered.stages.programs
-    sent = [e for entries in programs.values() for e in entries if e.queue == "ep"]
-    phases = {(e.name.split()[0], which, e.work.routed.phase) for (_, which, _), entries in programs.items()
-              for e in entries if e.queue == "ep"}  # fmt: skip
+    passes = run.lowered.layer_passes
+    sent = [e for one in passes for e in one.entries if e.queue == "ep"]
+    phases = {(e.name.split()[0], one.which, e.work.routed.phase) for one in passes
+              for e in one.entries if e.queue == "ep"}  # fmt: skip
     assert {("dispatch", "F", "dispatch"), ("combine", "F", "combine")} <= phases
     assert {(p, b) for p, which, b in phases if which != "F"} == {("dispatch", "combine"), ("combine", "dispatch")}
     for entry in sent:

@@ -5,6 +5,7 @@ import pytest
 
 from meshwright.answer.predict import predict
 from meshwright.cost import Costs
+from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
 from meshwright.lower import lower
 from meshwright.plan import check, parse
@@ -48,7 +49,6 @@ def test_kinds_of_slices_are_told_apart_by_the_devices_of_their_pipeline():
     [
         (f"{INSIDE} shares=10,22", []),
         (f"{INSIDE} shares=10,20", ["P025"]),  # 2 x 10 + 2 x 20 = 60 of 64 sequences
-        (f"{INSIDE} shares=0,32", ["P025"]),
         (f"{INSIDE} shares=10,11,11", ["P025"]),
         ("tp2 pp2 dp4 mb1 shares=10,22", ["P025"]),  # one kind
         (f"{INSIDE} shares=10,22 zero1", []),
@@ -60,6 +60,11 @@ def test_kinds_of_slices_are_told_apart_by_the_devices_of_their_pipeline():
 )
 def test_shares_that_mean_nothing_are_refused(words, expected):
     assert codes(words) == expected
+
+
+def test_a_share_of_no_microbatch_is_no_word():
+    with pytest.raises(MeshwrightError, match="P002"):
+        codes(f"{INSIDE} shares=0,32")
 
 
 def test_experts_exchange_tokens_between_slices_that_run_as_many_microbatches():
