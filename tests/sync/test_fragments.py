@@ -16,9 +16,10 @@ from meshwright.sync.fragments import (
     SELF,
     TIED,
     Among,
+    buckets,
     fragments,
+    on_wire,
     stored,
-    transfers,
 )
 from meshwright.sync.policy import read
 
@@ -42,8 +43,8 @@ def of(found, what):
 def test_ddp_sums_whole_gradients_over_all_replicas_once_a_step_in_the_frameworks_buckets():
     (gradients,) = of(listed("dp4 cp2"), GRADIENTS)
     assert (gradients.shard, gradients.replica, gradients.due) == (SELF, Among("data", 8), "step")
-    assert transfers([gradients]) == [("all_reduce", 4000, ("data", 8), 1)]
-    assert transfers([gradients], bucket_bytes=1500) == [("all_reduce", 4000 / 3, ("data", 8), 3)]
+    assert on_wire([gradients]) == [("all_reduce", 4000, ("data", 8))]
+    assert buckets("all_reduce", 4000, 1500) == 3 and buckets("all_reduce", 4000, 0) == 1
     assert not of(listed("dp4 cp2"), GATHERED)
 
 
@@ -57,15 +58,15 @@ def test_zero_scatters_gradients_and_gathers_parameters_as_often_as_they_are_sha
     gradients, gathered = of(found, GRADIENTS)[0], of(found, GATHERED)[0]
     assert (gradients.due, gathered.due) == (gradients_due, gathered_due)
     # fp32 gradients of what a rank computes, bf16 parameters
-    assert transfers([gradients]) == [("reduce_scatter", 4000, ("shard", 4), 1)]
-    assert transfers([gathered]) == [("all_gather", 2000, ("shard", 4), 1)]
+    assert on_wire([gradients]) == [("reduce_scatter", 4000, ("shard", 4))]
+    assert on_wire([gathered]) == [("all_gather", 2000, ("shard", 4))]
 
 
 def test_hybrid_sharding_sums_the_shards_over_their_copies():
     (gradients,) = of(listed("dp8 hsdp4"), GRADIENTS)
-    assert transfers([gradients]) == [
-        ("reduce_scatter", 4000, ("shard", 4), 1),
-        ("all_reduce", 1000, ("replica", 2), 1),
+    assert on_wire([gradients]) == [
+        ("reduce_scatter", 4000, ("shard", 4)),
+        ("all_reduce", 1000, ("replica", 2)),
     ]
 
 
@@ -74,11 +75,11 @@ def test_experts_are_summed_over_those_that_have_them_and_sharded_inside_the_sco
     whole = of(listed("dp8 ep2", kinds), GRADIENTS)
     assert [f.replica for f in whole] == [("data", 8), ("edp", 4)]
     scoped = of(listed("dp8 ep2 zero1 shard2", kinds), GRADIENTS)
-    assert transfers(scoped) == [  # inside first, both kinds, then between the copies
-        ("reduce_scatter", 4000, ("shard", 2), 1),
-        ("reduce_scatter", 1600, ("expert_shard", 2), 1),
-        ("all_reduce", 2000, ("replica", 4), 1),
-        ("all_reduce", 800, ("expert_replica", 2), 1),
+    assert on_wire(scoped) == [  # inside first, both kinds, then between the copies
+        ("reduce_scatter", 4000, ("shard", 2)),
+        ("reduce_scatter", 1600, ("expert_shard", 2)),
+        ("all_reduce", 2000, ("replica", 4)),
+        ("all_reduce", 800, ("expert_replica", 2)),
     ]
 
 
@@ -96,7 +97,7 @@ def test_stages_that_are_run_both_ways_have_a_twin():
 
 def test_the_norm_is_one_number_among_all_ranks_of_a_step():
     (norm,) = of(listed("tp2 pp2 dp4"), NORM)
-    assert transfers([norm]) == [("all_reduce", 4, ("worker", 16), 1)]
+    assert on_wire([norm]) == [("all_reduce", 4, ("worker", 16))]
 
 
 def test_frozen_parameters_are_gathered_whole_and_exchange_no_gradients():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import ceil
 
 import msgspec
 import numpy as np
@@ -24,11 +23,12 @@ from meshwright.sync.fragments import (
     EXPERT,
     Fragment,
     Weights,
+    buckets,
     coded_bytes,
     expert_scope,
     norm,
+    on_wire,
     stored,
-    transfers,
 )
 from meshwright.sync.policy import read
 from meshwright.work import Elementwise, Group, Staging
@@ -169,16 +169,13 @@ class Binder:
 
     def over(self, fragments: Iterable[Fragment], start: int) -> tuple[tuple[str, float, Group], ...]:
         """The collectives of fragments that are due together, on the ranks around `start`."""
-        named = ((t.op, t.num_bytes, self.mesh.among(t.among.name, start)) for t in transfers(fragments))
+        named = ((t.op, t.num_bytes, self.mesh.among(t.among.name, start)) for t in on_wire(fragments))
         return tuple(step for step in named if step[2].size > 1)
 
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
         """A program of collectives (op, bytes, group), one after the other."""
-        bucket, sharded = self.bucket_bytes, self.plan.layout.zero == 3
-        moves = tuple(
-            Move(op, size, group, ceil(size / bucket) if bucket and op == "all_reduce" else 1, sharded)
-            for op, size, group in steps
-        )
+        sharded = self.plan.layout.zero == 3
+        moves = tuple(Move(op, size, group, buckets(op, size, self.bucket_bytes), sharded) for op, size, group in steps)
         name = " + ".join(op for op, _, _ in steps) or "nothing to exchange"
         return Program(kind="exchange", name=name, site=self.meeting, moves=moves)
 

@@ -209,8 +209,8 @@ def begin(job: Job, trainer: Trainer) -> None:
 
 
 def _wanted(job: Job, trainer: Trainer) -> list[Piece]:
-    """What to fill from the checkpoint of a run: each replica's own state where it was saved by as many, else, at the
-    end of a round, the first replica's.
+    """The pieces to fill from the checkpoint of a run: each replica's own state where it was saved by as many, else, at
+    the end of a round, the first replica's.
 
     Raises:
         MeshwrightError: Y004 within a round that this plan does not go on with; what `load` raises of a checkpoint.

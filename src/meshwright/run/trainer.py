@@ -147,7 +147,7 @@ class Trainer:
         return StepResult(loss, batch.num_targets or self.train.tokens_per_step, norm, finite)
 
     def publish(self) -> None:
-        """What the masters hold now becomes what the forward uses, on every rank."""
+        """Copy the masters to the parameters that the forward uses, on every rank."""
         for exchange in self.exchanges:
             exchange.publish()
         if not self.plan.overlap.dp:

@@ -100,14 +100,13 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_elements * self.element_bytes
 
 
-class Transfer(NamedTuple):
+class OnWire(NamedTuple):
     """A collective of an exchange: its operation, bytes (of all ranks' shares together for a gather, of what a rank
-    brings for a reduction), group, and how many times it is done with so many bytes."""
+    brings for a reduction) and group."""
 
     op: str
     num_bytes: float
     among: Among
-    times: int = 1
 
 
 def stored(plan: Plan, train: Train) -> Stored:
@@ -229,33 +228,35 @@ def expert_scope(plan: Plan) -> int:
     return plan.edp if plan.edp % scope else scope
 
 
-def transfers(some: Iterable[Fragment], *, bucket_bytes: float = 0) -> list[Transfer]:
+def on_wire(some: Iterable[Fragment]) -> list[OnWire]:
     """The collectives of fragments that are due together, one after the other: within shards first, then over their
-    copies. Sums of what is not sharded go in buckets of at most `bucket_bytes`, where there are such."""
-    inside: list[Transfer] = []
-    outside: list[Transfer] = []
+    copies."""
+    inside: list[OnWire] = []
+    outside: list[OnWire] = []
     for f in some:
         if f.what == GATHERED:
-            inside.append(Transfer("all_gather", f.num_bytes, f.shard))
+            inside.append(OnWire("all_gather", f.num_bytes, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
             outside.append(_averaged(f))
         elif f.shard.size > 1:
-            inside.append(Transfer("reduce_scatter", f.num_bytes, f.shard))
-            outside.append(Transfer("all_reduce", f.num_bytes / f.shard.size, f.replica))
+            inside.append(OnWire("reduce_scatter", f.num_bytes, f.shard))
+            outside.append(OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica))
         else:
-            times = ceil(f.num_bytes / bucket_bytes) if bucket_bytes else 1
-            inside.append(Transfer("all_reduce", f.num_bytes / max(times, 1), f.replica, times))
-    return [move for move in (*inside, *outside) if move.among.size > 1 and move.num_bytes > 0]
+            inside.append(OnWire("all_reduce", f.num_bytes, f.replica))
+    return [one for one in (*inside, *outside) if one.among.size > 1 and one.num_bytes > 0]
 
 
-def _averaged(f: Fragment) -> Transfer:
+def buckets(op: str, num_bytes: float, bucket_bytes: float) -> int:
+    """Messages that a collective is cut into: sums go in buckets of at most `bucket_bytes` (0: whole), as DDP's."""
+    return ceil(num_bytes / bucket_bytes) if bucket_bytes and op == "all_reduce" else 1
+
+
+def _averaged(f: Fragment) -> OnWire:
     """The exchange of a shard's mean: added on its way where its code can be, else gathered by all."""
     code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
     wire = code.wire_bytes(length, f.element_bytes)
     return (
-        Transfer("all_reduce", wire, f.replica)
-        if code.summed
-        else Transfer("all_gather", wire * f.replica.size, f.replica)
+        OnWire("all_reduce", wire, f.replica) if code.summed else OnWire("all_gather", wire * f.replica.size, f.replica)
     )
 
 

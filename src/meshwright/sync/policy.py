@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.sync.rules import Option, Rule, rules
+from meshwright.sync.rules import RuleOption, SyncRule, rules
 
 #: The rule of a plan that says none: gradients are exchanged in every step.
 USUAL = "step"
@@ -21,7 +21,7 @@ USUAL = "step"
 class Policy(msgspec.Struct, frozen=True):
     """A rule and the values of all its options, by name."""
 
-    rule: Rule
+    rule: SyncRule
     values: dict[str, Any]
 
     def __getitem__(self, option: str) -> Any:
@@ -71,7 +71,7 @@ def _bad(message: str, help: str) -> Diagnostic:
     return Diagnostic(code="Y002", message=message, help=help)
 
 
-def _value(option: Option, text: str) -> Any:
+def _value(option: RuleOption, text: str) -> Any:
     """The value of an option; None where the text is none."""
     choices = option.choices()
     if choices:

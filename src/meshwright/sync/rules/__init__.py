@@ -1,6 +1,6 @@
 """Rules of synchronisation: which fragments a group of parameters has, and when they are due.
 
-One file a rule; each registers a :class:`Rule`. A rule knows nothing of tasks, tensors or time.
+One file a rule; each registers a :class:`SyncRule`. A rule knows nothing of tasks, tensors or time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MODULES = [
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
     """An option of a rule: a whole number of at least ``least``, or one of ``choices``. ``default`` None: it must be
     said, such as ``example``."""
 
@@ -45,7 +45,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         return " or ".join(choices) if choices else f"a whole number of at least {self.least}"
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     """A way to keep replicas together, by name.
 
     ``fragments`` gives what is exchanged of a group of parameters; those that are due once in several steps are so
@@ -60,12 +60,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     fragments: Callable[[Plan, Policy, Weights, Stored], Iterator[Fragment]]
     together: Callable[[Plan], int]
-    options: tuple[Option, ...] = ()
+    options: tuple[RuleOption, ...] = ()
     wrong: Callable[[Plan, Cluster], Iterator[Diagnostic]] | None = None
 
 
 @cache
-def rules() -> dict[str, Rule]:
+def rules() -> dict[str, SyncRule]:
     """Every rule by its name."""
     found = [import_module(module).RULES for module in MODULES]
     return {rule.name: rule for group in found for rule in group}

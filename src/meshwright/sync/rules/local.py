@@ -28,7 +28,7 @@ from meshwright.sync.fragments import (
     gathered,
     gradients,
 )
-from meshwright.sync.rules import Option, Rule
+from meshwright.sync.rules import RuleOption, SyncRule
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -125,15 +125,15 @@ def _bad(message: str, place: str, help: str) -> Diagnostic:
     return Diagnostic(code="Y003", message=message, place=f"plan.{place} with sync=local", help=help)
 
 
-LOCAL = Rule(
+LOCAL = SyncRule(
     name="local",
     title="local steps",
     paper="Stich, 2018, arXiv 1805.09767",
     exact=False,
     options=(
-        Option(name="h", what="local steps between two averages", example=8),
-        Option(name="codec", what="the code of what is averaged", default="none", choices=lambda: tuple(codecs())),
-        Option(
+        RuleOption(name="h", what="local steps between two averages", example=8),
+        RuleOption(name="codec", what="the code of what is averaged", default="none", choices=lambda: tuple(codecs())),
+        RuleOption(
             name="moments",
             what="whether the optimizer's moments stay a replica's own or are averaged",
             default=OWN,

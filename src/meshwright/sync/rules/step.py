@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from meshwright.sync.fragments import Fragment, Stored, Weights, gathered, gradients
-from meshwright.sync.rules import Rule
+from meshwright.sync.rules import SyncRule
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -25,7 +25,7 @@ def fragments(plan: Plan, policy: Policy, weights: Weights, stored: Stored) -> I
         yield gathered(plan, weights, stored)
 
 
-STEP = Rule(
+STEP = SyncRule(
     name="step",
     title="every step",
     paper="Li et al., 2020, arXiv 2006.15704",
