@@ -102,7 +102,7 @@ def _run(argv: list[str]) -> int:
     job, predicted = _read(given, wrong)
     from meshwright.run import launch, loop
 
-    num_ranks = job.plan.layout.num_ranks
+    num_ranks = job.plan.num_ranks
     if is_first():
         note(_begin(job, num_ranks))
     if given.world:
@@ -208,7 +208,8 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
 
         packed = train
         # those that are trained on, where none were said and the model has a place for them
-        if lengths is not None and train.lengths is None and len(model.flows) == 1:
+        unsaid = train.lengths is None and len(model.flows) == 1 and not plan.several
+        if lengths is not None and unsaid:
             found = msgspec.convert(lengths, Lengths)
             packed = msgspec.structs.replace(train, lengths=found, pack=train.pack or "concat")
         costs = standard_on(cluster, question.framework)
@@ -234,7 +235,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
             Path(corpus),
             train,
             vocab=model.vocab,
-            microbatch=plan.pipeline.microbatch,
+            microbatch=plan.pools[0].plan.pipeline.microbatch,
             place=f"--data {given.data}",
         )
         if given.lengths:
@@ -265,8 +266,13 @@ def _computed_in(dtype: str, plan: Plan, train: Train) -> tuple[Plan, Train]:
     """Plan and workload with the type of --dtype instead of their own; float64 is no type of theirs."""
     if dtype in ("", "float64"):
         return plan, train
-    precision = msgspec.structs.replace(plan.precision, compute="")
-    return msgspec.structs.replace(plan, precision=precision), msgspec.structs.replace(train, dtype=dtype)
+
+    def plain(one: Plan) -> Plan:
+        return msgspec.structs.replace(one, precision=msgspec.structs.replace(one.precision, compute=""))
+
+    pools = tuple(msgspec.structs.replace(pool, plan=plain(pool.plan)) for pool in plan.several)
+    plan = msgspec.structs.replace(plan, several=pools) if pools else plain(plan)
+    return plan, msgspec.structs.replace(train, dtype=dtype)
 
 
 def _here(text: str) -> str:

@@ -3,6 +3,9 @@ and for links by what both ends hold."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import numpy as np
 
@@ -42,12 +45,6 @@ class PoolStages(msgspec.Struct, frozen=True, kw_only=True):
         """Its first device on the cluster."""
         return self.pool.devices[0]
 
-    @property
-    def wave(self) -> int:
-        """Sequences that all its replicas work on at once."""
-        plan = self.pool.plan
-        return plan.layout.dp * plan.pipeline.microbatch
-
 
 def placed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> tuple[PoolStages, ...]:
     """The pools of a legal plan on their devices."""
@@ -62,17 +59,34 @@ def placed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> tuple[Po
 
 def joined(pools: tuple[PoolStages, ...], plan: Plan) -> Joint:
     """The structure of a step of these pools."""
-    number = {one.pool.name: i for i, one in enumerate(pools)}
-    crossings = []
-    for link in plan.links:
-        source, target = number[link.source], number[link.target]
-        waves = pools[source].wave, pools[target].wave
-        back = not pools[source].pool.frozen
-        crossings.append(Crossing(source=source, target=target, waves=waves, back=back))
+    crossing = crossings(plan)
     facts = [facts_of(one.stages, one.schedule_params or None) for one in pools]
-    for i, count in enumerate(leads(tuple(map(_order, facts)), tuple(crossings))):
+    for i, count in enumerate(leads(tuple(map(_order, facts)), crossing)):
         facts[i] = msgspec.structs.replace(facts[i], ahead=count)
-    return joint(JointFacts(pools=tuple(facts), crossings=tuple(crossings)))
+    return joint(JointFacts(pools=tuple(facts), crossings=crossing))
+
+
+def crossings(plan: Plan) -> tuple[Crossing, ...]:
+    """The links of a plan whose pools have their devices."""
+    number = {pool.name: i for i, pool in enumerate(plan.pools)}
+    waves = [pool.plan.layout.dp * pool.plan.pipeline.microbatch for pool in plan.pools]
+    ends = [(number[link.source], number[link.target]) for link in plan.links]
+    return tuple(
+        Crossing(source=a, target=b, waves=(waves[a], waves[b]), back=not plan.pools[a].frozen) for a, b in ends
+    )
+
+
+def orders(plan: Plan, global_batch: int, params: Mapping[str, Mapping[str, Any]]) -> tuple[Actions, ...]:
+    """What the ranks of every pool do in a step, in order. `params` are those of each pool's schedule, by its name."""
+    own = []
+    for pool in plan.pools:
+        pipeline, count = pool.plan.pipeline, pool.plan.num_microbatches(global_batch)
+        said = dict(params.get(pool.name, {}))
+        own.append(schedules.build(pipeline.schedule, pool.plan.layout.pp, count, pipeline.vpp, **said))
+    counts = leads(tuple(own), crossings(plan))
+    return tuple(
+        one.forwards() if pool.frozen else one.ahead(count) for pool, one, count in zip(plan.pools, own, counts)
+    )
 
 
 def _order(facts: Facts) -> Actions:

@@ -30,11 +30,42 @@ ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_t
 def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "") -> list[Diagnostic]:
     """Everything that keeps a legal plan from being trained for real; empty when it can be. `precision` is what the
     run computes in instead of the plan's word."""
+    if plan.several:
+        return _pools(plan, model, train, precision)
     if precision:
         stored = msgspec.structs.replace(plan.precision, compute=precision)
         plan = msgspec.structs.replace(plan, precision=stored)
     asked = (facet.unexecutable(plan, model, train) for facet in facets().values() if facet.unexecutable)
     return [*_model(model), *_workload(train), *_whole(plan, model, train), *chain.from_iterable(asked)]
+
+
+def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagnostic]:
+    """What keeps a plan of several pools from being trained: what does of each pool, and what links cannot carry."""
+    found: list[Diagnostic] = []
+    compute = {pool.plan.precision.compute or train.dtype for pool in plan.pools}
+    if len(compute) > 1 and not precision:
+        what = " and ".join(sorted(compute))
+        found.append(_bad("P033", f"pools that compute in {what} are priced and not run", "pools", "say one of them"))
+    if len(model.flows) > 1:
+        message = f"links that carry the several streams of {model.name} are priced and not run"
+        found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
+    if train.packing == "balanced":
+        message = f"rows laid out by pack={train.packing} are trained in plans of one pool"
+        found.append(_bad("P033", message, f"pack={train.packing}", "leave pack= out"))
+    for pool in plan.pools:
+        layout, where = pool.plan.layout, f"plan.{pool.name}"
+        if layout.cp > 1:
+            message = f"links to context-parallel ranks are priced and not run ({pool.name})"
+            found.append(_bad("P033", message, f"{where}.layout.cp = {layout.cp}", "take cp1 in every pool"))
+        if pool.frozen and layout.zero >= 2:
+            message = f"sharded parameters that are not trained are priced and not run ({pool.name})"
+            found.append(
+                _bad("P033", message, f"{where}.layout.zero = {layout.zero}", "leave zero out of a frozen pool")
+            )
+        for one in unexecutable(pool.plan, model, train, precision=precision):
+            place = f"{where}.{one.place}" if one.code in ("P032", "P033") else one.place
+            found.append(msgspec.structs.replace(one, place=place))
+    return list(dict.fromkeys(found))
 
 
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:

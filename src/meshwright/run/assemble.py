@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.compare.measured import part, real_rank
-from meshwright.graph import KIND, QUEUE
+from meshwright.graph import KIND, QUEUE, RankClass
 from meshwright.plan import Plan
 from meshwright.replay.graph import causes
 from meshwright.replay.rebuild import rebuild
 from meshwright.run.clocks import Clock, Order
-from meshwright.run.mesh import coordinates, members
+from meshwright.run.mesh import between, coordinates, members
 from meshwright.run.record import Label, Memory, Recording
 from meshwright.timeline import UNKNOWN, Identity, MemoryTrace, StepBounds, Timeline
 
@@ -116,10 +116,15 @@ class _Groups:
     """Which ranks a collective joins that does not say so, by the plan."""
 
     def __init__(self, plan: Plan):
-        self._of: dict[tuple[str, int], tuple[int, ...]] = {
-            (name, rank): ranks for name, sets in members(plan).items() for ranks in sets for rank in ranks
-        }
-        self._sharded = plan.layout.zero > 0
+        self._of: dict[tuple[str, int], tuple[int, ...]] = {}
+        self._sharded: dict[int, bool] = {}
+        for first, own in owners(plan):
+            for name, sets in members(own).items():
+                for ranks in sets:
+                    mine = tuple(first + r for r in ranks)
+                    self._of |= {(name, rank): mine for rank in mine}
+            self._sharded |= dict.fromkeys(range(first, first + own.layout.num_ranks), own.layout.zero > 0)
+        self._of |= {(name, rank): ranks for name, ranks in between(plan).items() for rank in ranks}
 
     def __call__(self, rank: int, label: Label) -> tuple[int, ...]:
         if label.group or label.kind not in JOINED:
@@ -127,7 +132,7 @@ class _Groups:
         if label.queue in ("dp", "dp_gather"):
             if label.stage < 0:
                 name = "world"
-            elif not self._sharded:
+            elif not self._sharded[rank]:
                 name = "data"
             else:
                 name = "replica" if label.kind == "all_reduce" else "shard"
@@ -213,7 +218,11 @@ def _arrive(spans: list[_Span], plan: Plan, known: set[int]) -> None:
     """Sends whose arrival is not `known` last until the pass they are for begins, where its rank did nothing else
     since the send began."""
     compute: dict[int, list[_Span]] = defaultdict(list)
-    lane = {r: {a: p for a, p in coordinates(plan, r).items() if a != "pp"} for r in range(plan.layout.num_ranks)}
+    lane: dict[int, dict[str, int]] = {}
+    for first, own in owners(plan):
+        for r in range(own.layout.num_ranks):
+            place = {axis: at for axis, at in coordinates(own, r).items() if axis != "pp"}
+            lane[first + r] = place | {"pool": first}
     for span in spans:
         if span.label.queue == "compute":
             compute[span.rank].append(span)
@@ -265,7 +274,7 @@ def _timeline(
     said = [s.label for s in spans]
     attributes = [[la.stage, la.chunk, la.microbatch, la.layer, s.step] for la, s in zip(said, spans)]
     out = Timeline(
-        ranks=tuple(real_rank(plan.layout, r) for r in range(len(readings))),
+        ranks=_ranks(plan),
         task=np.array([s.task for s in spans], np.int32),
         rank=np.array([s.rank for s in spans], np.int32),
         queue=np.array([QUEUE[la.queue] for la in said], np.int32),
@@ -280,7 +289,23 @@ def _timeline(
         steps=StepBounds.of(numbers, [((b - zero) * 1e-9, (e - zero) * 1e-9) for b, e in bounds]),
         identity=msgspec.structs.replace(identity, plan=identity.plan or plan.text(), source="measured"),
     )
+    if plan.several:  # what waited for what is worked out from one plan's graph
+        return out
     return msgspec.structs.replace(out, waited_for=_waited_for(out, plan))
+
+
+def _ranks(plan: Plan) -> tuple[RankClass, ...]:
+    """The real ranks of a job by their numbers."""
+    found: dict[int, RankClass] = {}
+    for (first, own), pool in zip(owners(plan), plan.pools):
+        for r in range(own.layout.num_ranks):
+            found[first + r] = msgspec.structs.replace(real_rank(own.layout, r), pool=pool.name)
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def owners(plan: Plan) -> list[tuple[int, Plan]]:
+    """The first rank of every pool, and its plan."""
+    return [(pool.devices[0] if pool.devices else 0, pool.plan) for pool in plan.pools]
 
 
 def _waited_for(timeline: Timeline, plan: Plan) -> NDArray[np.int32]:

@@ -92,7 +92,7 @@ class Rounds:
     def __init__(self, fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: Mesh):
         """`parts`: the parameters of each ((stage, segment), kind)."""
         fragments = tuple(fragments)
-        self.mesh, self.every = mesh, max(fragment.every for fragment in fragments)
+        self.mesh, self.every = mesh, max((fragment.every for fragment in fragments), default=1)
         #: Which of the sets of ranks that step together this rank is in, by their first ranks, and how many there are.
         firsts = sorted({ranks[0] for ranks in members(mesh.plan)["worker"]})
         self.replica, self.replicas = firsts.index(mesh["worker"].ranks[0]), len(firsts)

@@ -66,7 +66,7 @@ def apart(cases: Sequence[Case], *, device: str = "cpu") -> list[Apart]:
     Raises:
         RankDied: L001 when a process ends before its time.
     """
-    found = start(_compare, tuple(cases), num_ranks=cases[0].plan.layout.num_ranks, device=device, timeout_s=120.0)
+    found = start(_compare, tuple(cases), num_ranks=cases[0].plan.num_ranks, device=device, timeout_s=120.0)
     return [msgspec.convert(one, Apart) for one in found]
 
 
@@ -103,13 +103,13 @@ def _trained(case: Case, place: mesh.Mesh) -> _Seen:
 
     trainer.before_update.append(keep)
     for step in range(case.steps):
-        losses.append(trainer.step(_batch(case, step, place)).loss)
+        losses.append(trainer.step(_batch(case, step, trainer)).loss)
     trainer.settle()
     parameters = [(p.parameter, p.start, p.stop, p.values.clone()) for p in trainer.pieces() if p.key == "param"]
     return _Seen(losses, gradients, parameters)
 
 
-def _batch(case: Case, step: int, place: mesh.Mesh) -> Batch:
+def _batch(case: Case, step: int, trainer: Trainer) -> Batch:
     """This rank's part of a global batch of random tokens, in documents of random lengths, that depends on the step
     alone."""
     draw = torch.Generator().manual_seed(1000 + step)
@@ -117,9 +117,9 @@ def _batch(case: Case, step: int, place: mesh.Mesh) -> Batch:
     tokens = torch.randint(0, case.model.vocab, (rows, length + 1), generator=draw)
     begins = torch.rand(rows, length, generator=draw) < 0.15
     documents = begins.to(torch.int32).cumsum(1).to(torch.int32)
-    dp = place["dp"]
-    mine = slice(dp.index * rows // dp.size, (dp.index + 1) * rows // dp.size)
-    return Batch(tokens[mine], documents[mine])
+    dp, chosen = trainer.mesh["dp"], trainer.rows()
+    mine = range(dp.index * rows // dp.size, (dp.index + 1) * rows // dp.size) if chosen is None else chosen
+    return Batch(tokens, documents).taking(mine)
 
 
 def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:

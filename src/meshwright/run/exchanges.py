@@ -18,6 +18,7 @@ from meshwright.run.sync import Bucket
 from meshwright.schedules.actions import Actions
 from meshwright.spec import naming
 from meshwright.spec.model import Model
+from meshwright.spec.parts import part_of
 from meshwright.spec.workload import Train
 from meshwright.sync.fragments import DENSE, EXPERT, GRADIENTS, TIED, Fragment, by_units, fragments, stored
 from meshwright.sync.policy import read
@@ -42,9 +43,11 @@ class Types(NamedTuple):
         return cls(compute, masters, torch.float32 if half and plan.precision.grads == "fp32" else compute)
 
 
-def built(shared: Shared, actions: Actions) -> dict[int, Stage]:
-    """The virtual stages this rank holds, by number, with their first values."""
-    plan, layers = shared.plan, stage_layers(shared.plan, shared.model)
+def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, Stage]:
+    """The virtual stages that this rank holds of a `part` of the model's layers (first, end), by number, with their
+    first values."""
+    plan, model = shared.plan, shared.model
+    layers = [tuple(part[0] + i for i in some) for some in stage_layers(plan, part_of(model, *part))]
     me, last = shared.mesh["pp"].index, len(layers) - 1
     out: dict[int, Stage] = {}
     for number, ranks in enumerate(actions.stage_ranks):
@@ -52,7 +55,8 @@ def built(shared: Shared, actions: Actions) -> dict[int, Stage]:
             continue
         modes = tuple(plan.memory.mode(position) for position in range(len(layers[number])))
         tied = out[0].embedding if number == last and number and 0 in out and shared.model.tied_embeddings else None
-        out[number] = Stage(shared, number, layers[number], modes, first=number == 0, last=number == last, tied=tied)
+        first, final = number == 0 and part[0] == 0, number == last and part[1] == model.num_layers
+        out[number] = Stage(shared, number, layers[number], modes, first=first, last=final, tied=tied)
         for parameter in out[number].parameters():
             initialise(parameter, shared.seed)
     return out

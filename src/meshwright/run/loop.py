@@ -178,7 +178,7 @@ def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
         job.train,
         vocab=job.model.vocab,
         seed=job.settings.seed,
-        microbatch=job.plan.pipeline.microbatch,
+        microbatch=place.plan.pipeline.microbatch,
         place=f"--data {job.text}",
     )
 
@@ -223,15 +223,15 @@ def _wanted(job: Job, trainer: Trainer) -> list[Piece]:
     agree(place["world"], wrong, place.device)
     before, replicas = known.get("sync", "step"), known.get("replicas", 1)
     same = replicas == trainer.rounds.replicas
-    if not known.get("joined", True) and not (same and before == job.plan.sync.policy):
+    if not known.get("joined", True) and not (same and before == trainer.plan.sync.policy):
         raise MeshwrightError.one(
             "Y004",
             f"the checkpoint is within a round of {replicas} replicas under sync={before}, and this plan has "
-            f"{trainer.rounds.replicas} under sync={job.plan.sync.policy}",
+            f"{trainer.rounds.replicas} under sync={trainer.plan.sync.policy}",
             place=f"--resume {job.out}",
             help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
         )
-    if same and (before == job.plan.sync.policy or replicas == 1):
+    if same and (before == trainer.plan.sync.policy or replicas == 1):
         return trainer.pieces()
     return [p for p in trainer.pieces(shared=not same) if not p.key.startswith(BEGUN)]
 
@@ -283,7 +283,7 @@ class _Run:
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.joined:
                 self.votes.cast(launch.stop.requested)
-            batch = self.corpus.batch(self.trainer.step_count, self.dp.index, self.dp.size)
+            batch = self._batch(self.trainer.step_count)
             result = self.trainer.step(batch)
             if not result.updated:
                 if not self.trainer.rounds.averages:  # replicas that went on alone have no step in common to go back to
@@ -299,6 +299,13 @@ class _Run:
             if self.saver is not None and self.job.save_every and self.trainer.step_count % self.job.save_every == 0:
                 self._save(wait=False)
         self._save()
+
+    def _batch(self, step: int) -> data.Batch:
+        """The rows of a step that this rank trains on."""
+        rows = self.trainer.rows()
+        if rows is None:
+            return self.corpus.batch(step, self.dp.index, self.dp.size)
+        return self.corpus.batch(step).taking(rows)
 
     def _note(self, result: StepResult, seconds: float) -> None:
         step, loss = self.trainer.step_count, result.loss
@@ -339,7 +346,7 @@ class _Run:
                     world=self.mesh.world,
                     extra={
                         "workload": self.job.train.text(),
-                        "sync": self.job.plan.sync.policy,
+                        "sync": self.trainer.plan.sync.policy,
                         "replicas": self.trainer.rounds.replicas,
                         "joined": self.trainer.joined,
                     },

@@ -16,8 +16,10 @@ AXES = ("tp", "cp", "dp", "pp")
 EXPERT_AXES = ("etp", "ep", "edp")
 #: What flows between stages: forward or backward, to a higher or a lower rank.
 CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
-#: Groups with communicators of their own, though others may have the same ranks: a layer waits for what flows there,
-#: and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
+#: Beginnings of the names of groups at both ends of a link between pools.
+LINKS = ("link_forward:", "link_backward:")
+#: Groups with communicators of their own, as those of links have, though others may have the same ranks: a layer waits
+#: for what flows there, and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
 APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
 
 
@@ -159,24 +161,53 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
         ValueError: the job has another number of processes than the plan has ranks.
     """
     rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    if world != plan.layout.num_ranks:
-        raise ValueError(f"{world} processes for a plan of {plan.layout.num_ranks} ranks")
+    if world != plan.num_ranks:
+        raise ValueError(f"{world} processes for a plan of {plan.num_ranks} ranks")
     handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup] = {}
+    mine, groups, begin = plan, {}, 0
+    for pool in plan.pools:
+        first = pool.devices[0] if pool.devices else 0
+        sets = {name: [tuple(first + r for r in ranks) for ranks in some] for name, some in members(pool.plan).items()}
+        made = _made(sets, rank, handles)
+        if rank in range(first, first + pool.plan.layout.num_ranks):
+            mine, groups, begin = pool.plan, made, first
+    groups |= _made({name: [ranks] for name, ranks in between(plan).items()}, rank, handles)
+    return Mesh(
+        plan=mine,
+        rank=rank,
+        world=world,
+        device=device or torch.device("cpu"),
+        coordinates=coordinates(mine, rank - begin) | expert_coordinates(mine, rank - begin),
+        groups=groups,
+    )
+
+
+def _made(
+    sets: dict[str, list[tuple[int, ...]]], rank: int, handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
+) -> dict[str, Group]:
+    """The groups that a rank is in, by name; every process creates every group, in one order, whether or not it is in
+    it."""
     groups = {}
-    for name, sets in members(plan).items():
-        own = name if name in APART else ""
-        for ranks in sets:
-            # every process creates every group, in one order, whether or not it is in it
+    for name, some in sets.items():
+        own = name if name in APART or name.startswith(LINKS) else ""
+        for ranks in some:
             if len(ranks) > 1 and (own, ranks) not in handles:
                 handles[own, ranks] = dist.new_group(list(ranks))
             if rank in ranks:
                 handle = handles.get((own, ranks))
                 groups[name] = Group(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
-    return Mesh(
-        plan=plan,
-        rank=rank,
-        world=world,
-        device=device or torch.device("cpu"),
-        coordinates=coordinates(plan, rank) | expert_coordinates(plan, rank),
-        groups=groups,
-    )
+    return groups
+
+
+def between(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """The groups that join pools: all ranks, which step together, and those at both ends of every link, one group a
+    direction; none where there is one pool."""
+    if not plan.several:
+        return {}
+    everyone = tuple(range(plan.num_ranks))
+    out = {"world": everyone, "worker": everyone}
+    held = {pool.name: range(*pool.devices) for pool in plan.pools}
+    for link in plan.links:
+        ranks = tuple(sorted((*held[link.source], *held[link.target])))
+        out |= {f"{way}{link.source}:{link.target}": ranks for way in LINKS}
+    return out

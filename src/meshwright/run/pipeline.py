@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,13 +27,27 @@ KINDS = ("F", "B", "W", "BW")
 AHEAD = 2
 
 Key = tuple[int, int]
-"""(stage, microbatch)."""
+"""(stage, microbatch), or of a message between pools (the receiver's microbatch, the sender's)."""
 
 
-class _Channel:
+class Linked(Protocol):
+    """This rank's side of a link to another pool."""
+
+    back: bool
+
+    def begin(self) -> None: ...
+    def finish(self) -> None: ...
+    def send(self, number: int, made: torch.Tensor) -> None: ...
+    def receive(self, number: int) -> torch.Tensor: ...
+
+
+class Channel:
     """Messages of one kind from one rank, in the order it sends them."""
 
-    def __init__(self, order: Sequence[Key], source: int, group: dist.ProcessGroup, make: Callable[[], torch.Tensor]):
+    def __init__(
+        self, order: Sequence[Key], source: int, group: dist.ProcessGroup, make: Callable[[Key], torch.Tensor]
+    ):
+        """`make` gives an empty buffer for a message."""
         self.order, self.source, self.group, self.make = order, source, group, make
         self.place = {key: i for i, key in enumerate(order)}
         self.posted: dict[Key, tuple[torch.Tensor, dist.Work, int]] = {}
@@ -45,7 +60,7 @@ class _Channel:
     def _post(self, until: int) -> None:
         while self.next < min(until, len(self.order)):
             key = self.order[self.next]
-            buffer = self.make()
+            buffer = self.make(key)
             work = dist.irecv(buffer, src=self.source, group=self.group)
             self.posted[key] = (buffer, work, self.next)
             self.next += 1
@@ -70,10 +85,15 @@ class Pipeline:
         blocking_sends: bool,
         due: np.ndarray,
         final: Callable[[int], None],
+        before: Linked | None = None,
+        after: Linked | None = None,
+        frozen: bool = False,
     ):
         """`stages` are those this rank holds, by number; `message` makes an empty buffer of what flows between
         stages; `due` bool [actions] are the passes after which gradients are reduced, and `final` is told the stage
-        before each."""
+        before each. Where this is one of several pools, its first stage takes what the link `before` it brings and its
+        last stage gives to the one `after` it; of a `frozen` one there are forwards alone."""
+        self.before, self.after, self.frozen = before, after, frozen
         self.actions, self.mesh, self.stages = actions, mesh, stages
         self.message, self.blocking_sends, self.final = message, blocking_sends, final
         self.group = mesh["pp"]
@@ -94,7 +114,7 @@ class Pipeline:
         home[actions.stage[forward], actions.microbatch[forward]] = actions.rank_of()[forward]
         return home
 
-    def _channels(self, me: int) -> dict[tuple[bool, int], _Channel]:
+    def _channels(self, me: int) -> dict[tuple[bool, int], Channel]:
         actions, rank = self.actions, self.actions.rank_of()
         out = {}
         for forward, kinds, ahead in ((True, (F,), 1), (False, (B, BW), -1)):
@@ -108,7 +128,7 @@ class Pipeline:
                     orders.setdefault(source, []).append((target, microbatch))
             for source, order in orders.items():
                 handle = self._handle(forward, source, me)
-                out[forward, source] = _Channel(order, self.group.ranks[source], handle, self.message)
+                out[forward, source] = Channel(order, self.group.ranks[source], handle, lambda _: self.message())
         return out
 
     def _handle(self, forward: bool, source: int, target: int) -> dist.ProcessGroup:
@@ -122,7 +142,8 @@ class Pipeline:
         self.saved: dict[Key, tuple[torch.Tensor | None, torch.Tensor]] = {}
         self.queues: dict[Key, deque] = {}
         self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
-        for channel in self.incoming.values():
+        links = [link for link in (self.before, self.after) if link is not None]
+        for channel in (*self.incoming.values(), *links):
             channel.begin()
         record = recorder()
         for at, (kind, stage, microbatch) in enumerate(self.program):
@@ -132,20 +153,25 @@ class Pipeline:
             token = record.start(KINDS[kind], stage=stage, chunk=stage // self.group.size, microbatch=microbatch)
             made = self._act(kind, stage, microbatch, arrived, passes[microbatch])
             record.stop(token)
-            if kind == F and stage == self.last:
+            if kind == F and stage == self.last and self.after is None:
                 total += made.detach().to(torch.float64)
             elif made is not None:
                 self._pass_on(kind == F, stage, microbatch, made)
         for work, _ in self.works:
             work.wait()
         self.works.clear()
+        for link in links:
+            link.finish()
         return total
 
     def _arrived(self, kind: int, stage: int, microbatch: int) -> torch.Tensor | None:
         """What an action needs from another stage, waited for."""
-        if kind == W or (kind == F and stage == 0) or (kind in (B, BW) and stage == self.last):
+        if kind == W:
             return None
         forward = kind == F
+        if stage == (0 if forward else self.last):
+            link = self.before if forward else self.after
+            return None if link is None else link.receive(microbatch)
         source = int(self.home[stage - 1 if forward else stage + 1, microbatch])
         if source == self.group.index:
             return self.local.pop((forward, stage, microbatch))
@@ -157,6 +183,9 @@ class Pipeline:
     def _act(self, kind: int, stage: int, microbatch: int, arrived: torch.Tensor | None, p: Pass):
         key = (stage, microbatch)
         if kind == F:
+            if self.frozen:
+                with torch.no_grad():
+                    return self.stages[stage](arrived, p)
             if arrived is not None:
                 arrived = arrived.detach().requires_grad_()
             out = self.stages[stage](arrived, p)
@@ -177,6 +206,9 @@ class Pipeline:
     def _pass_on(self, forward: bool, stage: int, microbatch: int, made: torch.Tensor) -> None:
         target = stage + (1 if forward else -1)
         if not 0 <= target <= self.last:
+            link = self.after if forward else self.before
+            if link is not None and (forward or link.back):
+                link.send(microbatch, made)
             return
         rank = int(self.home[target, microbatch])
         made = made.detach()

@@ -122,7 +122,7 @@ class _Driver:
 
         try:
             self.summary = launch.start(
-                loop.train, job, num_ranks=job.plan.layout.num_ranks, device=self.device, stops=True, begun=watch
+                loop.train, job, num_ranks=job.plan.num_ranks, device=self.device, stops=True, begun=watch
             )
         except RankDied:
             if self.failed >= len(self.failures) or self.now() < self.failures[self.failed]:

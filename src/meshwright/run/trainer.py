@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from meshwright.assign.packing import shape
-from meshwright.lower import order
+from meshwright.lower.waves import rows
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
@@ -20,6 +20,7 @@ from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker
 from meshwright.run.pieces import Piece
 from meshwright.run.pipeline import Pipeline
+from meshwright.run.pools import places
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
 from meshwright.run.settings import Settings
@@ -55,6 +56,10 @@ class Trainer:
         settings: Settings | None = None,
         schedule_params: Mapping[str, Any] | None = None,
     ):
+        #: Where this rank is among the plan's pools; its own plan is its pool's.
+        self.places = places(plan, model, mesh.rank, train.global_batch, schedule_params or {})
+        self.place = own = self.places.own
+        plan = own.pool.plan
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
         self.settings = settings = settings or Settings()
         self.step_count = 0
@@ -72,11 +77,11 @@ class Trainer:
             seed=settings.seed,
             causal=train.causal,
         )
-        actions = order(plan, plan.num_microbatches(train.global_batch), dict(schedule_params or {}))
-        self.stages = built(shared, actions)
+        actions = own.actions
+        self.stages = built(shared, actions, own.layers)
         parts = parts_of(self.stages, model)
-        self.fragments = fragments_of(parts, plan, model, train, actions, types)
-        self.exchanges = exchanges_of(self.fragments, parts, self.stages, mesh, types)
+        self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
+        self.exchanges = exchanges_of(self.fragments, parts, self.stages, mesh, types) if self.fragments else []
         held = [h for exchange in self.exchanges for h in exchange.held()]
         self.optimizer = Optimizer(held, train.optimizer, settings, mesh["worker"], mesh.device)
         self.rounds = Rounds(self.fragments, parts, self.optimizer, mesh)
@@ -88,6 +93,7 @@ class Trainer:
             train.causal,
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
+        before, after = self.places.links(mesh, length=self.shape.row_tokens, hidden=model.hidden, dtype=types.compute)
         self.pipeline = Pipeline(
             actions,
             mesh,
@@ -96,6 +102,9 @@ class Trainer:
             blocking_sends=not plan.overlap.pp,
             due=due_after(actions, gradients_due(plan.layout)),
             final=self._final,
+            before=before,
+            after=after,
+            frozen=own.frozen,
         )
         self.rotary = self._rotary(self.positions)
 
@@ -114,6 +123,15 @@ class Trainer:
         length = self.shape.row_tokens // layout.cp // (layout.tp if layout.sp else 1)
         sizes = (length, self.shape.together, self.model.hidden)
         return torch.empty(sizes, dtype=self.types.compute, device=self.mesh.device)
+
+    def rows(self) -> tuple[int, ...] | None:
+        """The rows of a global batch that this data-parallel rank takes, in the order of its microbatches; None for
+        the usual ones, those next to each other."""
+        if not self.places.plan.several:
+            return None
+        size, count = self.shape.together, self.plan.num_microbatches(self.train.global_batch)
+        dp = self.mesh["dp"]
+        return tuple(row for m in range(count) for row in rows(dp.size, size, dp.index, m))
 
     def _final(self, stage: int) -> None:
         for exchange in self.exchanges:
@@ -168,6 +186,8 @@ class Trainer:
     def pieces(self, *, shared: bool = False) -> list[Piece]:
         """Parameters and moments this rank holds, live. Those of replicas that take steps of their own are states of
         their own; `shared`: named as those of a job whose replicas hold the same."""
+        if self.place.frozen:
+            return self._kept()
         found = self.optimizer.pieces()
         return found if shared else self.rounds.named(found)
 
@@ -175,6 +195,15 @@ class Trainer:
     def joined(self) -> bool:
         """Whether all replicas hold the same parameters: always, but within a round of steps of their own."""
         return self.rounds.joined(self.step_count)
+
+    def _kept(self) -> list[Piece]:
+        """Parameters that are not trained, which every replica holds alike."""
+        out, first = [], self.mesh["dp"].index == 0
+        for parameter in (p for stage in self.stages.values() for p in stage.parameters()):
+            owner = first and self.mesh["tp"].index % parameter.copies == 0
+            flat = parameter.detach().view(-1)
+            out.append(Piece("param", parameter.info, 0, len(flat), flat, owner))
+        return out
 
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank."""
@@ -186,10 +215,11 @@ class Trainer:
         targets = tokens[:, 1:] if batch.targets is None else batch.targets.to(device)
         at = self.positions
         first = self.mesh["dp"].index * count * size
+        mine = torch.tensor(self.rows() or range(first, first + count * size), device=device)
         out = []
         for i in range(count):
             some = slice(i * size, (i + 1) * size)
-            numbers = torch.arange(first + i * size, first + (i + 1) * size, device=device)
+            numbers = mine[some]
             places, rotary = at, self.rotary
             if batch.positions is not None:
                 places = batch.positions[some].to(device)[:, at]

@@ -19,6 +19,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,12 @@ class Batch(NamedTuple):
     targets: torch.Tensor | None = None
     positions: torch.Tensor | None = None
     num_targets: int = 0
+
+    def taking(self, rows: Sequence[int]) -> Batch:
+        """Some rows of the batch, in this order."""
+        some = list(rows)
+        columns = (None if column is None else column[some] for column in self[:4])
+        return Batch(*columns, self.num_targets)
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
