@@ -12,8 +12,12 @@ from torch.nn import functional as F
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run.encoder import HIDDEN, hidden_tokens
+from meshwright.run.mesh import build
 from meshwright.run.pair import buckets
 from meshwright.run.scans import convolved, forgetting, gated_delta, ssd
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
+from meshwright.run.weights import load_weights
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train
 from tests.run import small_kinds
@@ -173,6 +177,26 @@ def test_loss_and_gradients_are_those_of_transformers(name):
     for key, gradient in gradients.items():
         expected = grads[key]
         assert float((gradient - expected).abs().max() / expected.abs().max().clamp_min(1e-8)) < 2e-3, key
+
+
+def begun(rank, model, path):
+    """The loss of the first batch of a job that begins with published weights."""
+    mesh = build(parse("tp1 dp1 mb4"))
+    trainer = Trainer(model, parse("tp1 dp1 mb4"), TRAIN, mesh, settings=Settings(precision="float64", lr=0.0))
+    load_weights(path, trainer.pieces(), model, mesh["world"])
+    trainer.publish()
+    return trainer.step(batch(TRAIN, 67, 0)).loss
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_weights_are_read(name, tmp_path):
+    net = theirs(name)
+    with torch.no_grad():  # weights that no seed of ours makes
+        for number, parameter in enumerate(net.parameters()):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    net.save_pretrained(tmp_path)
+    found = launch(1, begun, small_kinds.model(name), str(tmp_path))[0]
+    assert found == pytest.approx(loss_of(name, net).item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", NAMES)

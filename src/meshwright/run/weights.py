@@ -36,7 +36,7 @@ SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "co
 #: Bytes of one file of several, as the hub's own writers have it.
 SHARD_BYTES = 5_000_000_000
 #: What published files also hold and no model here does: tables that are computed, masks.
-_COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias)")
+_COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)")
 
 
 def load_weights(path: str | Path, pieces: Sequence[Piece], model: Model, group: Group, *, device=CPU) -> None:
@@ -139,8 +139,15 @@ def _match(
     return {name: there[found]._replace(block=whole(name, wanted[name])) for name, found in names.items()}, []
 
 
+#: Names under which files hold a table once more that is tied to another.
+_TIED = (
+    *("lm_head.weight", "embed_out.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"),
+    *("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
+)
+
+
 def _is_head(name: str) -> bool:
-    return name.endswith(("lm_head.weight", "embed_out.weight"))
+    return name.endswith(_TIED)
 
 
 def _name_there(name: str, there: Mapping[str, Source]) -> str | None:
