@@ -11,7 +11,8 @@ import sys
 
 import msgspec
 
-from bench.cases import CASES, Result
+from bench.cases import CASES
+from bench.result import Result
 
 
 def main() -> None:

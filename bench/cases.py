@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
-import msgspec
 import numpy as np
 
+from bench.result import Result, best, once
+from bench.serving import serving_simulator
 from meshwright import predict
 from meshwright.cost import Costs
 from meshwright.graph import KIND, GraphBuilder, TaskGraph
@@ -22,50 +22,6 @@ from meshwright.simulate import engine, events
 from meshwright.simulate.price import Pricer
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import Train
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One benchmark: ``value`` in ``unit``, its ``target`` (``at_least`` or at most that), and the plain
-    ``reference`` in the same unit where there is one."""
-
-    what: str
-    value: float
-    unit: str
-    target: float
-    at_least: bool = False
-    reference: float | None = None
-
-    @property
-    def met(self) -> bool:
-        return self.value >= self.target if self.at_least else self.value <= self.target
-
-    @property
-    def wanted(self) -> str:
-        return f"{'>=' if self.at_least else '<='} {self.target:,.4g} {self.unit}"
-
-    @property
-    def ratio(self) -> float | None:
-        """How many times faster than the reference."""
-        if self.reference is None:
-            return None
-        return self.value / self.reference if self.at_least else self.reference / self.value
-
-
-def best(run: Callable[[], object], times: int = 7) -> float:
-    """Seconds of the fastest of several runs, after one that is not counted."""
-    run()
-    seconds = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def once(run: Callable[[], object]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 def pipeline_graph(num_ranks: int, num_microbatches: int) -> TaskGraph:
@@ -214,4 +170,5 @@ CASES: dict[str, Callable[[], Result]] = {
     "process": whole_process,
     "search": schedule_search,
     "clock": schedule_clock,
+    "serving": serving_simulator,
 }

@@ -90,3 +90,9 @@ def test_experts_that_no_token_is_routed_to_are_not_read():
 def test_nodes_cover_what_is_asked():
     assert token_nodes(100)[-1] == 100 and token_nodes(40_000)[-1] == 40_000
     assert (np.diff(token_nodes(40_000)) > 0).all() and token_nodes(8)[0] == 1
+
+
+def test_operands_of_experts_are_quantised_by_one_kernel():
+    forward = built("mixtral-8x7b", "2xh100", "tp2 fp8", tokens=64, batch=8, context=512)[0]
+    kernels = [e.work.kernels for e in forward.tokenwise(0, 8) if "quantise" in e.name]
+    assert kernels and set(kernels) == {1}  # training has one for each of 8 experts

@@ -58,7 +58,7 @@ def test_without_graphs_an_iteration_takes_what_its_host_does_at_least():
 )
 def test_the_fast_loop_equals_the_plain_one(policy, concurrency, blocks, stages, eager):
     rng = np.random.default_rng(blocks + stages + concurrency)
-    at = np.zeros(90) if concurrency else np.cumsum(rng.exponential(1 / 30, 90))
+    at = np.arange(90) * 0.05 if concurrency else np.cumsum(rng.exponential(1 / 30, 90))
     asked = requests(*zip(at, rng.integers(1, 1500, 90), rng.integers(1, 120, 90)), concurrency=concurrency)
     host = HostTimes(step_s=1e-3, request_s=1e-5, eager_s=eager, graph_tokens=16)
     one = replica(policy, COSTS, blocks=blocks, stages=stages, host=host, budget=700)

@@ -14,7 +14,7 @@ from meshwright.spec.serve import Objective, duration_s, parse
 TEXTS = (
     "rate=8,prompt=1024,output=256,requests=2000",
     "rate=2.5,cv=3,burst=weibull,prompt=64,output=8,window=600s,seed=7",
-    "concurrency=32,prompt=128,output=128,policy=sarathi,budget=512",
+    "concurrency=32,ramp=10s,prompt=128,output=128,policy=sarathi,budget=512",
     "batch=16,prompt=2048,output=128,policy=static",
     "trace=requests.csv,scale=2,window=600s",
     "trace=requests.csv,rate=20,ttft=0.5s@p90,tpot=0.05s@p99",
@@ -57,6 +57,7 @@ def test_everything_that_is_wrong_is_said_at_once():
     assert codes("rate=1,rate=2,prompt=8,output=8") == ["W005"]
     assert codes("trace=a.csv,rate=2,scale=3") == ["W005"]
     assert codes("concurrency=4,prompt=8,output=8,cv=2,window=5s,scale=2") == ["W005"] * 3
+    assert codes("rate=1,prompt=8,output=8,ramp=5s") == ["W005"]
     assert codes("rate=1,lengths=a.csv,prompt=8") == ["W005"]
 
 
@@ -91,6 +92,10 @@ def test_a_closed_loop_and_a_batch_arrive_at_once():
     closed = parse("concurrency=4,prompt=8,output=8,requests=10").drawn()
     assert closed.concurrency == 4 and not closed.arrival_s.any() and len(closed) == 10
     assert len(parse("batch=16,prompt=8,output=8").drawn()) == 16
+
+
+def test_the_first_requests_of_a_closed_loop_come_over_its_ramp():
+    assert parse("concurrency=4,ramp=8s,prompt=8,output=8,requests=6").drawn().arrival_s.tolist() == [0, 2, 4, 6, 8, 8]
 
 
 TABLE = "arrival_s,prompt_tokens,output_tokens,block_hashes\n5.0,600,10,1 2\n6.5,700,20,1 3\n7.0,80,30,\n"

@@ -29,7 +29,7 @@ from meshwright.spec.layers import Block, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KV_BYTES
 from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.work import Attention, Collective, GroupedGemm, VarlenAttention, Work, pairs
+from meshwright.work import Attention, Collective, Elementwise, GroupedGemm, VarlenAttention, Work, pairs
 
 
 class Mixing(NamedTuple):
@@ -180,8 +180,11 @@ def _chained(entries: list[Entry]) -> list[Entry]:
 
 def _touched(piece: Piece, moe: Moe, tokens: int) -> Piece:
     """A product of experts reads the weights of those that any token is routed to: with k of E drawn evenly by n
-    tokens, E (1 - (1 - k/E)^n) of them on average."""
+    tokens, E (1 - (1 - k/E)^n) of them on average. Their operands are quantised by one kernel, where training has one
+    for each expert."""
     work = piece.forward
+    if isinstance(work, Elementwise) and work.kernels == moe.experts:
+        return msgspec.structs.replace(piece, forward=msgspec.structs.replace(work, kernels=1))
     if not isinstance(work, GroupedGemm):
         return piece
     share = 1.0 - (1.0 - moe.top_k / moe.experts) ** tokens

@@ -74,18 +74,13 @@ def serve_loop(
     now = 0.0
     head = tail = coming = answered = num_run = 0
     stride, since = 1, 0
-    if concurrency > 0:
-        while coming < num_requests and coming < concurrency:
-            arrival[coming] = 0.0
+    known = num_requests if concurrency == 0 or concurrency > num_requests else concurrency
+    following = known  # in a closed loop the others come when one is answered
+    while answered < num_requests:
+        while coming < known and arrival[coming] <= now:
             queue[tail] = coming
             tail += 1
             coming += 1
-    while answered < num_requests:
-        if concurrency == 0:
-            while coming < num_requests and arrival[coming] <= now:
-                queue[tail] = coming
-                tail += 1
-                coming += 1
         if num_run == 0 and head == tail:
             spent_s[IDLE] += arrival[coming] - now
             now = arrival[coming]
@@ -293,7 +288,7 @@ def serve_loop(
                 slack = free // num_run * block + 1
                 if slack < steps:
                     steps = slack
-            if concurrency == 0 and coming < num_requests and num_run < max_batch and policy != STATIC:
+            if coming < known and num_run < max_batch and policy != STATIC:
                 wanted = arrival[coming] - now
                 if one * steps + slope_now * steps * (steps - 1) / 2.0 > wanted:
                     least = wanted / (one + slope_now * wanted / one / 2.0)  # of the steps that fit, closer each time
@@ -336,6 +331,12 @@ def serve_loop(
             sample_value[3 * counts[SAMPLES] + 1] = tail - head
             sample_value[3 * counts[SAMPLES] + 2] = used
             counts[SAMPLES] += 1
+        # whoever came before the last of these iterations began stands before those who come at its end
+        before = now + one * (steps - 1) + slope_now * (steps - 1) * (steps - 2) / 2.0
+        while coming < known and arrival[coming] <= before:
+            queue[tail] = coming
+            tail += 1
+            coming += 1
         usual_gap, usual_bin = -1.0, 0
         leaving = 0
         unanswered = 0
@@ -368,11 +369,11 @@ def serve_loop(
                 end_s[r] = end
                 answered += 1
                 leaving += 1
-                if concurrency > 0 and coming < num_requests:
-                    arrival[coming] = end
-                    queue[tail] = coming
+                if following < num_requests:
+                    arrival[following] = end
+                    queue[tail] = following
                     tail += 1
-                    coming += 1
+                    following += 1
         if steps > 1:
             gap = one + slope_now * steps / 2.0
             low, high = 0, num_gaps

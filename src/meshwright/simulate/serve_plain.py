@@ -7,7 +7,6 @@ clock moves on by what that takes, and requests are told apart by their numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +60,8 @@ class _Clock:
         self.replica, self.requests = replica, requests
         count = len(requests)
         self.now, self.coming, self.answered = 0.0, 0, 0
+        self.known = min(requests.concurrency or count, count)
+        self.following, self.asked = self.known, list[int]()
         self.arrival = np.array(requests.arrival_s, np.float64)
         self.scheduled, self.first, self.end, self.last = (np.full(count, -1.0) for _ in range(4))
         self.generated, self.evicted = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -72,12 +73,18 @@ class _Clock:
 
     def arrived(self) -> list[tuple[int, int, int]]:
         """Requests that are there by now, and were not before."""
-        found = []
-        while self.coming < len(self.requests) and self.arrival[self.coming] <= self.now:
-            i = self.coming
-            found.append((i, int(self.requests.prompt[i]), int(self.requests.output[i])))
+        found, self.asked = self.asked, []
+        while self.coming < self.known and self.arrival[self.coming] <= self.now:
+            found.append(self.coming)
             self.coming += 1
-        return found
+        return [(i, int(self.requests.prompt[i]), int(self.requests.output[i])) for i in found]
+
+    def ask_next(self) -> None:
+        """In a closed loop the next request comes when one is answered."""
+        if self.following < len(self.requests):
+            self.arrival[self.following] = self.now
+            self.asked.append(self.following)
+            self.following += 1
 
 
 def simulate(replica: Replica, requests: Requests) -> ServedRequests:
@@ -88,9 +95,6 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
 def simulate_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests, list[LogEntry]]:
     """Return the same, with the decider's log, which replays."""
     clock = _Clock(replica, requests)
-    if requests.concurrency:
-        clock.arrival[:] = inf
-        clock.arrival[: requests.concurrency] = 0.0
     decider = Batching(policy=replica.policy, limits=replica.limits)
     state, shares = decider.begin(), ()
 
@@ -168,12 +172,5 @@ def _compute(clock: _Clock, replica: Replica, shares: tuple[Share, ...], state) 
             clock.end[i] = clock.now
             clock.answered += 1
             finished.append(i)
-            _answered(clock)
+            clock.ask_next()
     return finished
-
-
-def _answered(clock: _Clock) -> None:
-    """In a closed loop the next request comes when one is answered."""
-    waiting = np.flatnonzero(np.isinf(clock.arrival))
-    if clock.requests.concurrency and len(waiting):
-        clock.arrival[waiting[0]] = clock.now

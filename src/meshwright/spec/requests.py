@@ -34,10 +34,10 @@ MOST_CHARACTERS = 1 << 30
 class Requests(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a workload [n], in order of arrival: seconds from the first one, tokens of prompt and answer.
 
-    ``concurrency`` > 0: a closed loop, in which so many requests are open at a time and the next one arrives when one
-    is answered; then ``arrival_s`` is 0. ``hashes[hash_ptr[i]:hash_ptr[i + 1]]`` name the blocks of request i's
-    prompt, equal names for equal prefixes, where the trace has them. ``line`` [n] is where a request stands in its
-    file, 0 where it was drawn.
+    ``concurrency`` > 0: a closed loop, in which so many requests are open at a time, the first so many arrive by
+    themselves, and the next one when one is answered. ``hashes[hash_ptr[i]:hash_ptr[i + 1]]`` name the blocks of
+    request i's prompt, equal names for equal prefixes, where the trace has them. ``line`` [n] is where a request stands
+    in its file, 0 where it was drawn.
     """
 
     arrival_s: np.ndarray
@@ -91,6 +91,8 @@ def draw(serve: Serve) -> Requests:
 def _arrivals(serve: Serve, rng: np.random.Generator) -> np.ndarray:
     """Draw when requests arrive, the first one at 0."""
     count = serve.requests or (serve.batch if serve.batch else USUAL_REQUESTS)
+    if serve.ramp_s:
+        return np.minimum(np.arange(count) * (serve.ramp_s / serve.concurrency), serve.ramp_s)
     if not serve.rate:
         return np.zeros(count)
     if not serve.window_s:

@@ -72,14 +72,16 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """One serving workload: requests, objectives and the engine's words. A number that was not said is 0 or "".
 
     ``rate`` counts requests a second and ``cv`` is the coefficient of variation of the gaps between them (1: Poisson),
-    drawn from the family ``burst``. ``window_s`` keeps the requests of the first so many seconds, ``scale`` multiplies
-    the rate of a trace. ``base`` is the folder that files lie in.
+    drawn from the family ``burst``. The first requests of a closed loop come evenly over ``ramp_s`` (0: all at once),
+    so that they are not answered in step. ``window_s`` keeps the requests of the first so many seconds, ``scale``
+    multiplies the rate of a trace. ``base`` is the folder that files lie in.
     """
 
     rate: float = 0.0
     cv: float = 1.0
     burst: str = "gamma"
     concurrency: int = 0
+    ramp_s: float = 0.0
     batch: int = 0
     trace: str = ""
     scale: float = 1.0
@@ -203,6 +205,8 @@ def _contradictions(given: dict[str, str], place: str) -> list[Diagnostic]:
     for key in ("prompt", "output"):
         if key in has and "lengths" in has:
             wrong.append(_bad("W005", f"lengths= says {key} too", place, "keep one of them"))
+    if "ramp" in has and "concurrency" not in has:
+        wrong.append(_bad("W005", "ramp= is of a closed loop", place, "drop it, or say concurrency="))
     if "window" in has and ("batch" in has or "concurrency" in has):
         help = "say requests= instead"
         wrong.append(_bad("W005", "window= is of arrivals over time", place, help))
@@ -280,6 +284,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "cv": ("cv", lambda t: _positive(t, 100.0), "a coefficient of variation above 0 up to 100"),
     "burst": ("burst", _one_of(BURSTS), f"one of {', '.join(BURSTS)}"),
     "concurrency": ("concurrency", _count(10**6), "a positive number of requests that are open at a time"),
+    "ramp": ("ramp_s", duration_s, "a duration such as 10s"),
     "batch": ("batch", _count(10**6), "a positive number of requests of one batch"),
     "trace": ("trace", _file, "a .csv or .jsonl file of requests"),
     "scale": ("scale", lambda t: _positive(t, FASTEST), "a factor above 0 of a trace's rate"),
