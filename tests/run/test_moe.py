@@ -263,7 +263,7 @@ def test_mixtures_that_are_not_run_say_why():
     assert refused(Moe(**base), "llama") == ""
     assert "router has a bias" in refused(Moe(**base, router_bias=True), "llama")
     assert "experts have biases" in refused(Moe(**base, bias=True), "mixtral")
-    assert "gpt2 school" in refused(Moe(**base), "gpt2")
+    assert "gpt2 naming scheme" in refused(Moe(**base), "gpt2")
     model = transformer(
         layers=2, hidden=16, heads=2, vocab=32, experts=4, top_k=2, moe_ffn=8, gated=True, bias=True, ffn=8
     )

@@ -170,7 +170,7 @@ def _metrics(
 
 
 def _of_all(found: Iterable[Iterable[T]]) -> tuple[T, ...]:
-    """What is said of the pools, once where it is of several."""
+    """Return all members of the pools' collections in order, each once."""
     return tuple(dict.fromkeys(one for pool in found for one in pool))
 
 

@@ -102,8 +102,8 @@ def assumptions(
             f"{f.host_us_per_pass:g} us per pass, {f.elementwise_passes:g} memory passes, "
             f"{f.context_bytes / 2**30:.1f} GiB context, {f.communicator_bytes / 2**20:.0f} MiB per communicator, "
             f"{f.activation_copies:g} activation copies, {f.allocator_slack:.0%} allocator slack"
-            + (f", the host {f.ahead_layers:g} layers ahead of its device" if f.ahead_layers else "")
-            + (f", a ring's steps {f.ring_steps:g} times as long beside training" if f.ring_steps != 1.0 else "")
+            + (f", launch-ahead {f.ahead_layers:g} layers" if f.ahead_layers else "")
+            + (f", a ring's steps {f.ring_steps:g} times as long during training" if f.ring_steps != 1.0 else "")
             + (f", kernels {f.kernel_slowdown:.1%} longer in a model than alone" if f.kernel_slowdown else "")
             + (
                 f", tokens to experts on other nodes by kernels of mode {f.defaults.dispatch!r}"
@@ -276,7 +276,7 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
 
 def usual_words(framework: Framework, plan: Plan) -> list[str]:
     """Words of a plan that say what the framework does by default where the plan is left at its own default: which
-    kernels run, what is kept for the backward and how gradients are summed."""
+    kernels run, the bytes saved for the backward and how gradients are summed."""
     usual, memory, silent = framework.defaults, plan.memory, Memory()
     out = []
     if memory.attention == silent.attention != usual.attention:

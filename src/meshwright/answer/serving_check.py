@@ -1,4 +1,5 @@
-"""What serving refuses: words of a plan that say nothing there, models of other kinds, requests that are too long."""
+"""Checks of a serving question: words of a plan that serving has no use for, models of other kinds, requests that are
+too long."""
 
 from __future__ import annotations
 

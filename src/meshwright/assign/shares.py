@@ -1,7 +1,7 @@
 """Batch shares, exactly: microbatches per kind of data-parallel slice so that the slowest slice is fastest.
 
-A pipeline of a kind takes a start and a time per microbatch, both as priced; whole microbatches are dealt so that all
-are dealt and the slowest pipeline ends first, by dynamic programming over the kinds.
+A pipeline of a kind takes a start and a time per microbatch, both as priced; whole microbatches are assigned so that
+all are assigned and the slowest pipeline ends first, by dynamic programming over the kinds.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def _known(peaks: list[Peak]) -> Known:
 
 
 def _best(peaks: list[Peak]) -> Constants:
-    """The constants with the least error; slack and lead only where reserved bytes were measured."""
+    """Return the constants with the least error; slack and launch-ahead only where reserved bytes were measured."""
     known = _known(peaks)
     tried = [Constants(copies, 0.0, 0.0) for copies in COPIES]
     if (known.reserved & ~known.least).any():

@@ -272,7 +272,8 @@ def _describe(p: PassTimes) -> str:
 
 
 def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> float:
-    """Bytes that the executor keeps for a backward over those that lowering counts, in the median over the models."""
+    """Return the bytes that the executor saves for a backward over those that lowering counts, in the median over the
+    models, at least 1."""
     from meshwright.run import bench
 
     costs, found = Costs(msgspec.structs.replace(framework, activation_copies=1.0), (link,)), []

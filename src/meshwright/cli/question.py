@@ -354,7 +354,7 @@ def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diag
 
 
 def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -> Plan:
-    """The plan with what the named framework runs beside compute, where the plan is words that leave that open."""
+    """Return the plan with the overlap of the named framework, where the plan is words that leave that open."""
     from meshwright.cost.framework import overlapped_as_usual
 
     return plan if text.endswith(".toml") else overlapped_as_usual(framework, plan, text, cluster)

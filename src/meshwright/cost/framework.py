@@ -134,7 +134,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap:
-    """Communication that the framework runs beside compute unless told otherwise, for a plan on a cluster whose
+    """Communication that the framework overlaps with compute unless told otherwise, for a plan on a cluster whose
     scale-up domains hold `domain_size` devices: experts spread over more of them exchange between nodes."""
     usual = set(framework.defaults.overlap)
     if "ep between nodes" in usual and plan.experts.ep > domain_size:
@@ -145,7 +145,7 @@ def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap
 
 
 def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:
-    """`plan`, which its `words` say, with what the framework runs beside compute where they leave that open."""
+    """Return `plan`, which its `words` say, with the framework's overlap of exchanges where they leave that open."""
     if says(words, "overlap"):
         return plan
     usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))

@@ -57,7 +57,7 @@ def efficiency(device: Device, name: str) -> tuple[float, bool]:
 
 
 def contention(device: Device) -> float:
-    """Relative slowdown of kernels while a collective runs beside them; processor cores share time instead."""
+    """Relative slowdown of kernels while a collective is overlapped; processor cores share time instead."""
     if device.cores:
         return 0.0
     if device.comm_slowdown is not None:

@@ -122,7 +122,7 @@ def _overlap(r: Request) -> Iterator[Gap]:
     if layout.zero == 0 and overlap.dp and layout.dp * layout.cp > 1:
         yield Gap(
             facet="overlap.dp",
-            value="gradients exchanged beside the backward without ZeRO",
+            value="gradients' exchange overlapped with the backward without ZeRO",
             reason="stage 0 reduces them after the last backward",
             help="say zero1, or leave dp out of overlap=",
             mend={"overlap.dp": False},

@@ -176,23 +176,24 @@ def one_exchange(r: Request) -> Iterator[Gap]:
 
 
 def always_overlapped(r: Request) -> Iterator[Gap]:
-    """Gradient exchange that cannot be kept from running beside the backward."""
+    """Yield the gap of a plan without overlap=dp, for a target that always overlaps gradients' exchange with the
+    backward."""
     if r.layout.dp * r.layout.cp > 1 and not r.plan.overlap.dp:
         yield Gap(
             facet="overlap.dp",
             value="gradients exchanged after the backward",
-            reason="the exchange always runs beside it",
+            reason="the exchange is always overlapped with it",
             help="say overlap=dp",
             mend={"overlap.dp": True},
         )
 
 
 def no_expert_overlap(r: Request, reason: str) -> Iterator[Gap]:
-    """For a target whose experts' exchange nothing runs beside."""
+    """Yield the gap of overlap=ep, for a target that cannot overlap the experts' exchange; `reason` says why."""
     if r.plan.experts.ep > 1 and r.plan.overlap.ep:
         yield Gap(
             facet="overlap.ep",
-            value="experts' exchange beside other microbatches",
+            value="experts' exchange overlapped with other microbatches",
             reason=reason,
             help="leave ep out of overlap=",
             mend={"overlap.ep": False},

@@ -192,7 +192,7 @@ def _overlap(r: Request) -> Iterator[Gap]:
 
 
 def _expert_overlap(r: Request) -> str:
-    """Why it cannot run the experts' exchange of a microbatch beside another one; "" where it can."""
+    """Return why Megatron-LM cannot overlap the experts' exchange of a microbatch with another one; "" where it can."""
     if r.layout.pp > 1 and r.plan.pipeline.vpp == 1:
         return "under a pipeline only its interleaved schedule overlaps it"
     if r.plan.memory.recompute == "full":

@@ -23,18 +23,16 @@ if TYPE_CHECKING:
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a layer.
+    """One step of a layer: its work forward and backward, and the bytes it saves.
 
-    ``queue`` is where it runs. ``saved`` bytes live from F to the end of the backward, ``logits`` of them scores over
-    the vocabulary that the loss keeps; ``held`` of them (GEMM
-    inputs) until W, plus ``gradient`` bytes (GEMM output gradients) from B to W. ``core`` marks what selective
-    recompute drops and repeats. ``working``: bytes its backward needs besides what was saved, where that is not as much
-    again. ``outputs`` are the bytes of the results of its matrix products one by one (q, k and v
-    are three), or of an attention core that never stores its scores: what recompute by operators may keep.
-    ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
-    2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of
-    ``exchange`` (forward) or ``exchange_back``. ``joins`` marks a collective that
-    may be sliced with the GEMM next to it.
+    ``queue`` is the queue it runs on. ``saved`` bytes live from F to the end of the backward, ``logits`` of them scores
+    over the vocabulary; ``held`` of them (GEMM inputs) until W, and ``gradient`` bytes (GEMM output gradients) from B
+    to W. ``core`` marks a piece that selective recompute does not save and recomputes. ``working`` is the workspace of
+    its backward in bytes, None where it is as large as ``saved``. ``outputs`` are the bytes of the results of its
+    matrix products one by one (q, k and v are three), or of an attention core that never stores its scores: those that
+    recompute by operators may save. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
+    2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of ``exchange``
+    (forward) or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it.
     """
 
     name: str
@@ -251,15 +249,15 @@ def _across(c: Context, op: str) -> Collective:
 
 
 def regather(c: Context) -> Collective | None:
-    """Under SP the input of an entering GEMM is kept sharded and gathered again for its weight gradient, unless the
-    plan keeps it gathered."""
+    """Return the all-gather of an entering GEMM's input for its weight gradient; None unless it is saved sharded, as
+    under sequence parallelism where the plan does not keep it gathered."""
     if not c.sp or c.train.lora is not None or c.plan.memory.gathered == "kept":
         return None
     return Collective(op="all_gather", num_bytes=c.tokens * c.hidden * c.element, group=c.tp_group)
 
 
 def entering(c: Context) -> float:
-    """Bytes kept of the input of a GEMM that enters a tensor-parallel region."""
+    """Return the bytes saved of the input of a GEMM that enters a tensor-parallel region."""
     tokens = c.tokens if c.plan.memory.gathered == "kept" else c.shard_tokens
     return tokens * c.hidden * c.element
 

@@ -75,8 +75,8 @@ def _convolution(c: Context, channels: int, kernel: int) -> Piece:
 
 
 def _scan(c: Context, scan: Scan, saved: float) -> Piece:
-    """The scan keeps its inputs; its backward computes states again. Documents in a row cost it nothing: at their
-    borders the decay is to nothing."""
+    """Return the piece of a scan, which saves its inputs and recomputes states in its backward. Documents in a row cost
+    nothing more: at their borders the decay is to zero."""
     return Piece(
         name=f"{scan.rule} scan",
         forward=scan,

@@ -28,7 +28,8 @@ class Compute(msgspec.Struct):
 
 
 def expansion(actions: Actions, facts: Facts) -> np.ndarray:
-    """How many segments each action is cut into: layer by layer where a gather or a reduction runs beside it."""
+    """Return the number of segments of each action: one per layer where a gather or a reduction is overlapped with
+    it."""
     segments = np.array([len(c.segments) for c in facts.compositions])[actions.stage]
     one = np.ones(len(actions), np.int64)
     if not facts.exchanges:
@@ -95,7 +96,7 @@ def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segme
 
 
 def _beside(facts: Facts, kind: int) -> tuple[str, ...]:
-    """The exchanges that run beside an expanded pass."""
+    """Return the exchanges overlapped with an expanded pass."""
     if kind == F:
         return ("gather",)
     return ("gather", "reduce") if facts.again else ("reduce",)

@@ -133,7 +133,7 @@ def _partner(pieces: list[Piece], i: int, step: int) -> Piece | None:
 
 
 def _sliced(p: _Program, a: Piece, b: Piece, way: str, again: bool) -> None:
-    """Slice a collective and its GEMM so that each part of one runs beside the next part of the other (Wang et al.,
+    """Slice a collective and its GEMM so that each part of one is overlapped with the next of the other (Wang et al.,
     ASPLOS 2023, decompose a collective and the product that depends on it). A rank's own part does not travel: of a
     gather it is the first multiplied, of a scatter the last."""
     first, second = getattr(a, way), getattr(b, way)

@@ -1,4 +1,4 @@
-"""Recompute by operators: which outputs of a layer stay, and what runs again before its backward.
+"""Recompute by operators: the outputs of a layer that are saved, and the operators recomputed before its backward.
 
 The policy that TorchTitan calls selective with the option "op" (``distributed/activation_checkpoint.py``): the outputs
 of every second matrix product, of the attention core, of reduce-scatters and of all-to-alls stay, everything else is
@@ -19,12 +19,12 @@ KEPT = ("reduce_scatter", "all_to_all")
 
 
 def kept_bytes(pieces: list[Piece]) -> float:
-    """Bytes of the outputs that stay from a layer's forward to its backward, its input not among them."""
+    """Return the bytes of the outputs that a layer's forward saves for its backward, its input not among them."""
     return sum(kept for _, kept, _ in _shares(pieces))
 
 
 def repeated(pieces: list[Piece]) -> list[Piece]:
-    """The pieces that run forward again, products cut down to the columns that were not kept."""
+    """Return the pieces whose forward is recomputed, products cut down to the columns that were not saved."""
     needed = [i for i, p in enumerate(pieces) if p.saved or p.held or p.core_saved]
     last = needed[-1] if needed else 0
     out = []
@@ -38,7 +38,7 @@ def repeated(pieces: list[Piece]) -> list[Piece]:
 
 
 def _shares(pieces: list[Piece]) -> Iterator[tuple[Piece, float, float]]:
-    """Each piece with the bytes of it that stay and the share of its forward that runs again."""
+    """Yield each piece with the bytes of its output that are saved and the share of its forward that is recomputed."""
     seen = 0
     for piece in pieces:
         match piece.forward:

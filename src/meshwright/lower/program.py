@@ -31,7 +31,7 @@ class Site(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def straggling(self) -> float:
-        """Time of the slowest of the step's devices over that of a median one."""
+        """The straggler factor: time of the slowest of the step's devices over that of a median one."""
         return self.device.slowest_of(self.num_ranks)
 
 
@@ -54,7 +54,7 @@ class Move(NamedTuple):
 class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """A task's work at one ``site``. ``kind`` says which part is filled:
 
-    * ``pass``: ``layers`` one after the other, with ``beside`` the exchanges that run meanwhile, ``copies`` around
+    * ``pass``: ``layers`` one after the other, with ``beside`` the exchanges overlapped with them, ``copies`` around
       those of fully sharded parameters, and ``share`` the part of a stage's pass that this is;
     * ``send`` and ``exchange``: ``moves`` one after the other;
     * ``update``: ``work``, the optimizer's.

@@ -17,7 +17,7 @@ from meshwright.sync.due import rounds
 
 #: Gradients of a stage that accumulate whole until its round ends.
 IN_FLIGHT = "gradients in flight"
-#: Logits that the loss keeps for its backward.
+#: Logits that the loss saves for its backward.
 LOGITS = "logits"
 #: Entries of each composition: activations that F saves, and that W, a split B and a whole backward free; a workspace
 #: and its end; logits and their end.

@@ -14,7 +14,7 @@ from meshwright.lower.units import Unit
 
 class PassRole(msgspec.Struct, frozen=True, cache_hash=True):
     """A pass over some layers: ``F``, ``B``, ``W`` or ``BW``. ``beside`` are the exchanges ("gather", "reduce") of
-    these layers that run meanwhile, ``share`` the part of the stage's pass that this is."""
+    these layers that are overlapped with it, ``share`` is its part of the stage's pass."""
 
     which: str
     units: tuple[Unit, ...]

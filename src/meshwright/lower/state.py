@@ -107,9 +107,9 @@ def unscattered_bytes(plan: Plan, params: Params) -> float:
 
 
 class Activations(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes one microbatch leaves in a layer from F to its backward: ``saved`` in all, ``held`` of them (with the
-    output gradients) from B to W, ``working`` while one pass runs through the layer. ``logits``: of those saved, what
-    the loss keeps of the scores over the vocabulary."""
+    """The activation bytes of one microbatch in a layer: ``saved`` for the backward, from F on; ``held`` for W, from B
+    on (a part of these, and the output gradients); and ``working``, the workspace while one pass runs through the
+    layer. ``logits``: the part of ``saved`` that are scores over the vocabulary, saved by the loss."""
 
     saved: float = 0.0
     held: float = 0.0
@@ -117,7 +117,7 @@ class Activations(msgspec.Struct, frozen=True, kw_only=True):
     logits: float = 0.0
 
     def then(self, other: Activations) -> Activations:
-        """Two layers one after the other: what is kept adds up, the working set is the larger one."""
+        """Return the bytes of two layers in a row: saved bytes add up, the workspace is the larger one."""
         return Activations(
             saved=self.saved + other.saved,
             held=self.held + other.held,

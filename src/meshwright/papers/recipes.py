@@ -39,7 +39,7 @@ def relieve_the_last_stage(plan: Plan, model: Model, cluster: Cluster, train: Tr
 
 
 def overlap_gradients(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
-    """Gradients exchanged beside the backward; other overlaps stay as they are."""
+    """Overlap the exchange of gradients with the backward; other overlaps stay as they are."""
     return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(plan.overlap, dp=True))
 
 

@@ -49,7 +49,7 @@ def measured(rebuilt: Rebuilt, ranks: list[int]) -> PassTimes:
 
 
 def _edges(rebuilt: Rebuilt, mine: set[int]) -> dict[tuple[str, int], int]:
-    """The microbatch of the pass beside which each stage's exchanges run, by (kind, stage)."""
+    """Return the microbatch of the pass that each stage's exchanges are overlapped with, by (kind, stage)."""
     out: dict[tuple[str, int], int] = {}
     for task in rebuilt.tasks:
         for n in task.needs:

@@ -6,7 +6,7 @@ instead of means, sums over replicas (which torch can do too, unseen), gradients
 of, and pieces for optimizer and checkpoints.
 
 Every exchange is a span of the recorder. On a processor torch's calls return when it is over, so that the pass stands
-still meanwhile and the spans say so; on a GPU it runs beside the pass.
+still meanwhile and the spans say so; on a GPU it is overlapped with the pass.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class Attention(nn.Module):
             return checkpoint(core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         return core(q, k, v)
 
-    #: Set on the layers whose core is computed again in the backward (selective recomputation).
+    #: Set on the layers whose core is recomputed in the backward (selective recomputation).
     drops_core = False
 
 
@@ -384,7 +384,7 @@ class Head(nn.Module):
 
 
 def modules(shared: Shared) -> tuple[type, type, type]:
-    """The modules of a model's embedding, layers and head, by the school that its tensors' names follow."""
+    """The modules of a model's embedding, layers and head, by its naming scheme."""
     match naming.school(shared.model):
         case "mamba2" | "qwen3_5":
             from meshwright.run.hybrid import HybridHead, HybridLayer

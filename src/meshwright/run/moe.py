@@ -37,7 +37,7 @@ EXPERT_WORDS = {"mixtral": ("w1", "w3", "w2")}
 def refused(spec: Moe, school: str) -> str:
     """Why mixtures of this kind cannot be run; "" when they can."""
     if school not in ("llama", "mixtral"):
-        return f"experts are not named in the {school or 'unknown'} school"
+        return f"experts are not named in the {school or 'unknown'} naming scheme"
     if spec.router_bias:
         return "its router has a bias for each expert, and only routers by softmax alone are run"
     return "its experts have biases" if spec.bias else ""

@@ -34,8 +34,8 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     are the legal chunks per rank, empty for any. ``rules`` gives what is illegal beyond the counts being
     positive and vpp being legal. ``order`` builds the actions of a legal shape. ``params`` are the further
     arguments it takes, each with its default. ``hides_experts``: the order pairs a forward with another microbatch's
-    backward so that one's expert exchange runs beside the other's kernels, which a plan that leaves ``overlap=`` open
-    then means. All families compute the same gradients.
+    backward so that one's expert exchange is overlapped with the other's kernels, which a plan that leaves ``overlap=``
+    open then means. All families compute the same gradients.
     """
 
     name: str

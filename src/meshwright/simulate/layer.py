@@ -1,7 +1,7 @@
 """The lowest zoom level: a pass over one layer, simulated once per kind of layer.
 
 Gaps on the compute queue are exposed communication, named by the queue waited for; hidden communication still takes
-SMs from the kernels beside it. What the host needs to issue the kernels bounds the pass from below.
+SMs from the kernels it is overlapped with. The host's time to issue the kernels bounds the pass from below.
 """
 
 from __future__ import annotations
@@ -108,9 +108,10 @@ def cost(
     lag: float = 1.0,
     sheet: Sheet | None = None,
 ) -> LayerCost:
-    """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and say what its time is made of. `lag` is the time
-    of the slowest device that others wait for over that of a median one; the `sheet` of the entries is made unless it
-    is given."""
+    """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and split its time by cause.
+
+    `lag` is the straggler factor: the time of the slowest device that others wait for over that of a median one. The
+    `sheet` of the entries is made unless it is given."""
     if not entries:
         return LayerCost(parts=np.zeros(len(PRICED)), spread=np.zeros(len(PRICED)), flops=0.0, repeated=0.0)
     sheet = sheet or Sheet(entries)

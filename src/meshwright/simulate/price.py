@@ -150,7 +150,7 @@ class Pricer:
         return Price(parts, spread, flops, repeated, wait)
 
     def _slowed(self, program: Program, seconds: float) -> tuple[float, float]:
-        """Seconds that a pass loses to the exchanges beside it, which take SMs while they run, and those times their
+        """Seconds that a pass loses to the exchanges overlapped with it, which take SMs, and those times their
         relative error. Processor cores are shared in time instead (``simulate/cores.py``)."""
         device = program.site.device
         if not program.beside or device.cores:

@@ -66,7 +66,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 class Read(msgspec.Struct, frozen=True, kw_only=True):
     """The question as far as it could be read, and what is wrong with the rest, by the control it concerns. ``said`` is
-    the plan as its words say it; ``plan`` has what a named framework does beside compute where they leave that open."""
+    the plan as its words say it; ``plan`` has the overlap of a named framework where they leave that open."""
 
     model: Model | None = None
     cluster: Cluster | None = None

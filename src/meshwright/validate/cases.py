@@ -35,7 +35,7 @@ ATTENTION = {
     "unfused": "unfused",
     "local": "unfused",
 }
-#: Flags that say that communication runs beside compute, and beside which.
+#: Flags that say that communication is overlapped with compute, and which.
 OVERLAPPED = {"async_tp": "tp"}
 #: Flags that say how operands of 8 bits are scaled, where it is not by whole tensors.
 SCALED = {"float8_rowwise": "fp8_row"}

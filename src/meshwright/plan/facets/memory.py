@@ -1,4 +1,4 @@
-"""Memory: what the backward computes again, and which kernels store what lies between them."""
+"""Memory: activations recomputed in the backward, and kernels that save the tensors between them or do not."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
 FIELDS = (
     Field(
         name="recompute",
-        help="what the backward computes again",
+        help="activations recomputed in the backward",
         form=names(*RECOMPUTE_MODES),
         spelled=ALONE,
         place=140,
@@ -127,7 +127,7 @@ FIELDS = (
     ),
     Field(
         name="gathered",
-        help="gathered inputs of products for their weight gradients: again, or kept",
+        help="gathered inputs of products for their weight gradients: gathered again, or kept",
         form=names(*GATHERED),
         spelled=KEYED,
         place=230,
@@ -137,7 +137,7 @@ FIELDS = (
 )
 FACET = Facet(
     name="memory",
-    help="what the backward computes again, and which kernels run",
+    help="activations recomputed in the backward, and the kernels that run",
     record=Memory,
     fields=FIELDS,
     rules=(_recompute,),

@@ -1,4 +1,4 @@
-"""Overlap: which communication runs beside compute."""
+"""Overlap: the communication that is overlapped with compute."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 OVERLAPS = ("dp", "tp", "pp", "ep")
-#: Said in a value of a search beside what overlaps: with the schedules alone for which that is the usual overlap.
+#: A mark in a search's value, beside the overlapped exchanges: for those schedules alone whose usual overlap that is.
 AS_DECIDED = "usual"
 
 
 class Overlap(msgspec.Struct, frozen=True, kw_only=True):
-    """Which communication runs beside compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
+    """The communication overlapped with compute: ``dp`` gradient and parameter exchange, ``tp`` inside a layer
     (collective matmul, Wang et al. ASPLOS'23), ``pp`` sends between stages, ``ep`` the exchange of experts' tokens
-    beside another microbatch's layers (DeepSeek-V3, 2412.19437, section 3.2.1; Megatron-Core's 1F1B overlap of it)."""
+    with another microbatch's layers (DeepSeek-V3, 2412.19437, section 3.2.1; Megatron-Core's 1F1B overlap of it)."""
 
     dp: bool = True
     tp: bool = False
@@ -68,9 +68,10 @@ def _words(plan: Plan) -> list[str]:
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     if plan.overlap.ep:
-        yield unrun("P033", "expert exchange beside compute is priced and not run", plan, "overlap", "ep", ep=False)
+        message = "expert exchange overlapped with compute is priced and not run"
+        yield unrun("P033", message, plan, "overlap", "ep", ep=False)
     if plan.overlap.tp and plan.layout.tp > 1:
-        message = "products sliced beside their collective are priced and not run"
+        message = "products sliced to overlap with their collective are priced and not run"
         yield unrun("P033", message, plan, "overlap", "tp", tp=False)
 
 
@@ -78,7 +79,7 @@ FIELDS = (
     Field(
         name="overlap",
         attribute=OVERLAPS,
-        help="communication beside compute (usual: as the schedule decides)",
+        help="communication overlapped with compute (usual: as the schedule decides)",
         form=Form(
             read=_read,
             write=_write,
@@ -97,7 +98,7 @@ FIELDS = (
 )
 FACET = Facet(
     name="overlap",
-    help="which communication runs beside compute",
+    help="communication overlapped with compute",
     record=Overlap,
     fields=FIELDS,
     unexecutable=_unexecutable,

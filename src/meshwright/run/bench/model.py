@@ -53,7 +53,7 @@ class TimedModel:
         return Batch(torch.randint(0, VOCAB, size, generator=generator), None)
 
     def _kept(self) -> float:
-        """Bytes that a forward keeps for its backward, parameters left out, each storage once."""
+        """Return the bytes that a forward saves for its backward, parameters left out, each storage once."""
         parameters = {p.untyped_storage().data_ptr() for s in self.trainer.stages.values() for p in s.parameters()}
         seen: set[int] = set()
         total, backward = 0, False
