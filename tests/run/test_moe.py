@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from meshwright.plan import parse
 from meshwright.run.mesh import build
-from meshwright.run.model import Shared
 from meshwright.run.moe import Mixture, refused, route
 from meshwright.run.parameters import Maker, initialise
+from meshwright.run.parts import Shared
 from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import from_config, transformer

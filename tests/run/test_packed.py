@@ -15,7 +15,7 @@ from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.mesh import build
-from meshwright.run.model import Pass
+from meshwright.run.parts import Pass
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import parse

@@ -15,7 +15,7 @@ from meshwright.run.activation import ACTIVATIONS
 from meshwright.run.attention import attend
 from meshwright.run.linear import matmul
 from meshwright.run.loss import cross_entropy
-from meshwright.run.model import dropped
+from meshwright.run.parts import dropped
 from meshwright.run.plain import Linear, PlainNorm, matrix, vector
 
 #: Share of a sequence's tokens that are hidden (Devlin et al. 2018, section 3.1).

@@ -11,8 +11,9 @@ from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.fsdp import Sharded
 from meshwright.run.mesh import Mesh
-from meshwright.run.model import Shared, Stage
+from meshwright.run.model import Stage
 from meshwright.run.parameters import initialise
+from meshwright.run.parts import Shared
 from meshwright.run.settings import DTYPES
 from meshwright.run.sync import Bucket
 from meshwright.schedules.actions import Actions

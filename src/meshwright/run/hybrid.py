@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.run.model import Embedding, Head, Mlp, Norm, dropped
+from meshwright.run.parts import Embedding, Head, Mlp, Norm, dropped
 from meshwright.run.plain import PlainNorm
 from meshwright.run.scans import DeltaMixer, GatedAttention, Mamba2Mixer
 from meshwright.spec.mixers import Mamba2

@@ -23,8 +23,8 @@ from meshwright.run.collect import all_gather, gather_dim, scatter_dim
 from meshwright.run.exchange import swap
 from meshwright.run.linear import grouped_matmul, matmul
 from meshwright.run.mesh import Group
-from meshwright.run.model import Mlp, Shared
 from meshwright.run.parameters import INIT_STD
+from meshwright.run.parts import Mlp, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.record import recorder
 from meshwright.spec import naming

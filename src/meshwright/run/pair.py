@@ -18,7 +18,7 @@ from meshwright.run.activation import ACTIVATIONS
 from meshwright.run.encoder import hidden_tokens
 from meshwright.run.linear import matmul
 from meshwright.run.loss import cross_entropy
-from meshwright.run.model import dropped
+from meshwright.run.parts import dropped
 from meshwright.run.plain import Linear, PlainNorm, matrix
 
 #: Distance in tokens from which all are one bucket (Raffel et al. 2019, section 2.1).

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 from meshwright.run.linear import deferring, run_deferred
 from meshwright.run.mesh import Mesh
-from meshwright.run.model import Pass, Stage
+from meshwright.run.model import Stage
+from meshwright.run.parts import Pass
 from meshwright.run.record import recorder
 from meshwright.schedules.actions import BW, Actions, B, F, W
 

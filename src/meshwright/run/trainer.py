@@ -15,9 +15,9 @@ from meshwright.run.average import Rounds
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.mesh import Mesh
-from meshwright.run.model import Pass, Shared
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker
+from meshwright.run.parts import Pass, Shared
 from meshwright.run.pieces import Piece
 from meshwright.run.pipeline import Pipeline
 from meshwright.run.pools import places
