@@ -27,7 +27,9 @@ Exit code 0 whatever the errors are; 2 when the tables cannot be read."""
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright validate``."""
 
-    data: options.text("DIR", "Folder with training_steps.csv, ops_*.csv, collectives.csv (or .csv.gz).") = ""
+    data: options.text(
+        "DIR", "Folder with training_steps.csv, ops_*.csv, collectives.csv, serving_runs.csv (or .csv.gz)."
+    ) = ""
     rows: options.text("FILE", "Write every prediction as CSV.") = ""
     report: options.text("FILE", "Write scatter plots and residuals, one offline HTML file.") = ""
     markdown: options.text("FILE", "Write the accuracy page of the book: tables, constants, where they are from.") = ""
@@ -54,9 +56,10 @@ def run(argv: list[str]) -> int:
         for table in found:
             _show(table)
         _show_excluded(found)
+    plotted = [table for table in found if table.name != "serving_runs"]  # its rows have several times each
     for path, write in ((given.report, _write_report), (given.markdown, _write_markdown)):
         if path:
-            write(found, Path(path))
+            write(plotted, Path(path))
     for path in filter(None, (given.rows, given.report, given.markdown)):
         note(f"wrote {path}")
     return 0

@@ -34,6 +34,12 @@ COLUMNS = (
     "measured_memory_bytes",
     "allocated_bytes",
     "reserved_bytes",
+    "measured_tpot",
+    "predicted_tpot",
+    "measured_ttft",
+    "predicted_ttft",
+    "measured_throughput",
+    "predicted_throughput",
     "flags",
     "unsupported",
 )

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
-from meshwright.validate import ops, steps, tables
+from meshwright.validate import ops, serving, steps, tables
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import Measured, measured, refuse
 from meshwright.validate.rows import Sink, ignore
@@ -53,8 +53,12 @@ def validate(
         path = tables.find(folder, name)
         if path is None:
             continue
-        made = _steps(path, costs_of, progress, sink) if name == "training_steps" else _ops(path, name, progress, sink)
-        progress(name, len(made.scored) + len(made.unsupported), len(made.scored) + len(made.unsupported))
+        if name == "training_steps":
+            made = _steps(path, costs_of, progress, sink)
+        else:
+            made = (_served if name == "serving_runs" else _ops)(path, name, progress, sink)
+        total = int(made.metrics["all"]["rows"]) + len(made.unsupported)
+        progress(name, total, total)
         out.append(made)
     if not out:
         raise MeshwrightError.one(
@@ -129,6 +133,22 @@ def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
             scored.append(score_op(row_id, key, answer, flagged))
         sink(_op_line(name, row_id, answer, flagged))
     return _table(name, scored, unsupported, ops.VARIABLES[name])
+
+
+def _served(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
+    """The table of serving runs, whose rows have several times and no one of them."""
+    numbered = tables.numbered(path, name)
+    scored, unsupported = [], []
+    for row, found in serving.scored((row for _, row in numbered), lambda done: progress(name, done, len(numbered))):
+        (unsupported if isinstance(found, Unsupported) else scored).append(found)
+        sink(serving.line(row, found))
+    return Table(
+        name=name,
+        metrics=serving.summary(scored, unsupported),
+        scored=(),
+        unsupported=tuple(unsupported),
+        variables=(),
+    )
 
 
 def _answers(path: Path, name: str, progress: Progress) -> Iterator[ops.OpAnswer]:

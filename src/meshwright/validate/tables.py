@@ -13,7 +13,7 @@ from meshwright.calibrate.tables import Faults
 from meshwright.errors import MeshwrightError
 
 #: Every table of the format, in the order in which they are predicted.
-NAMES = ("training_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives")
+NAMES = ("training_steps", "ops_gemm", "ops_attention", "ops_moe", "collectives", "serving_runs")
 #: Columns a table must have: those that say what was run, and what came of it. The op tables' readers hold theirs.
 REQUIRED = {
     "training_steps": (
@@ -23,7 +23,12 @@ REQUIRED = {
         *("tp", "pp", "vpp", "cp", "ep", "dp", "zero_stage", "sequence_parallel", "recompute", "schedule", "dtype"),
         *("optimizer_state_bytes_per_param", "attention_kernel"),
         *("outcome", "step_time_s", "peak_memory_gb", "memory_kind", "flags", "notes"),
-    )
+    ),
+    "serving_runs": (
+        *("id", "source", "hardware", "engine", "model", "precision", "mode", "load_type", "isl", "osl"),
+        *("concurrency", "rate_req_s", "batch_size", "tp", "pp", "dp", "ttft_ms", "tpot_ms"),
+        *("throughput_tok_s_per_gpu", "num_requests", "flags"),
+    ),
 }
 #: Columns of it that hold what was asked, as numbers.
 NUMBERS = {
@@ -31,7 +36,11 @@ NUMBERS = {
         *("gpus_per_node", "num_gpus", "params_b", "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "experts"),
         *("top_k", "moe_ffn", "seq_len", "global_batch_seqs", "micro_batch_seqs", "grad_accum", "tp", "pp", "vpp"),
         *("cp", "ep", "dp", "zero_stage", "optimizer_state_bytes_per_param"),
-    )
+    ),
+    "serving_runs": (
+        *("isl", "osl", "concurrency", "rate_req_s", "batch_size", "tp", "pp", "dp", "num_requests"),
+        *("ttft_ms", "tpot_ms", "throughput_tok_s_per_gpu"),
+    ),
 }
 
 

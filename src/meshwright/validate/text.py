@@ -25,6 +25,13 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("oom", "oom_rows", "some"),
     ("accuracy", "oom_accuracy", "percent"),
     ("recall", "oom_recall", "percent"),
+    ("TPOT", "tpot_median_ape", "percent"),
+    ("p90", "tpot_p90_ape", "percent"),
+    ("bias", "tpot_bias", "signed"),
+    ("TTFT", "ttft_median_ape", "percent"),
+    ("p90", "ttft_p90_ape", "percent"),
+    ("bias", "ttft_bias", "signed"),
+    ("throughput", "throughput_median_ape", "percent"),
 )
 #: What each heading means, for those who have not read the definitions.
 MEANING = {
@@ -45,6 +52,9 @@ MEANING = {
     "accuracy": "rows whose fitting or not was told right",
     "recall": "rows out of memory that were told so",
     "unsupported": "rows that are not predicted",
+    "TPOT": "median absolute error of the time per output token, and of its p90 and bias behind it",
+    "TTFT": "the same of the time to first token",
+    "throughput": "median absolute error of output tokens a second and device",
 }
 
 

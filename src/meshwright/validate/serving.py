@@ -1,0 +1,177 @@
+"""Rows of ``serving_runs`` as questions, predicted and scored: time per token, time to first token, throughput.
+
+A row says model, devices, lengths and load; the engine is predicted with the profile that has its name, else with the
+flagged default, under vLLM V1's policy. A closed loop is run for four rounds. What a row leaves open is never filled by
+looking at its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from meshwright.answer.serving import predict_serving
+from meshwright.answer.serving_answer import ServingMetrics
+from meshwright.cost.engine import engines
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse as parse_plan
+from meshwright.spec import cluster as clusters
+from meshwright.spec import model as models
+from meshwright.spec.serve import EngineWords, Serve
+from meshwright.validate.score import Unsupported
+from meshwright.validate.tables import number, whole
+
+#: Words of a plan for the precision of a row's weights and products.
+PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "fp16": "fp16", "": ""}
+#: Rounds of a closed loop, and requests of a rate where a row does not say how many.
+ROUNDS, USUAL_REQUESTS, MOST_REQUESTS = 4, 300, 4000
+#: Largest batch that engines are asked for in benchmarks of given batches and loads.
+MAX_BATCH = 1024
+
+
+class ServingScore(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One row: (measured, predicted) of each time in seconds and of the throughput in tokens a second and device, None
+    where the row has none; ``inside``: whether the measured value is in the 80% interval."""
+
+    id: str
+    key: str
+    tpot: tuple[float, float] | None = None
+    ttft: tuple[float, float] | None = None
+    throughput: tuple[float, float] | None = None
+    inside: bool | None = None
+
+
+def scored(
+    rows: Iterable[dict[str, str]], told: Callable[[int], None] = lambda done: None
+) -> Iterator[tuple[dict[str, str], ServingScore | Unsupported]]:
+    """Yield every row with its score, or with why it is not predicted."""
+    for done, row in enumerate(rows):
+        told(done)
+        key = f"{row['source']}/{row['hardware']}/{row['engine']}"
+        try:
+            metrics, devices = predicted(row)
+        except MeshwrightError as error:
+            first = error.diagnostics[0]
+            yield (
+                row,
+                Unsupported(id=row["id"], key=key, faulty=False, reason=f"{first.code} {_plainly(first.message)}"),
+            )
+        else:
+            yield row, _score(row, key, metrics, devices)
+
+
+def _plainly(message: str) -> str:
+    """A reason without what differs from row to row."""
+    return message.partition(":")[0].partition("(")[0].strip()
+
+
+def predicted(row: dict[str, str]) -> tuple[ServingMetrics, int]:
+    """Return the metrics of a row's question, and its devices.
+
+    Raises:
+        MeshwrightError: V006 when the row cannot be expressed; whatever refuses the question.
+    """
+    if row["mode"] != "agg":
+        raise _unsupported("prefill and decode apart")
+    if (number(row, "dp") or 1) > 1:
+        raise _unsupported("attention data parallelism")
+    if row["precision"] not in PRECISIONS:
+        raise _unsupported(f"precision {row['precision']}")
+    tp, pp = whole(row, "tp"), whole(row, "pp", 1) or 1
+    if not tp:
+        raise _unsupported("tensor parallelism not stated")
+    serve = _load(row)
+    model = msgspec.structs.replace(models.load(row["model"]), max_seq_len=0)  # a benchmark may go beyond it
+    cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
+    plan = parse_plan(f"tp{tp} pp{pp} {PRECISIONS[row['precision']]}".strip())
+    found = predict_serving(model, cluster, serve, plan)
+    if found.metrics is None:
+        raise _unsupported("the weights leave no room for a cache")
+    return found.metrics, tp * pp
+
+
+def _load(row: dict[str, str]) -> Serve:
+    """Return the workload that a row describes."""
+    prompt, output = whole(row, "isl"), whole(row, "osl")
+    if not prompt or not output:
+        raise _unsupported("lengths not stated")
+    said = {"prompt": prompt, "output": output, "engine": EngineWords(max_batch=MAX_BATCH, profile=profile_of(row))}
+    concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
+    if row["load_type"] == "concurrency" and concurrency:
+        return Serve(concurrency=concurrency, requests=concurrency * ROUNDS, **said)
+    if row["load_type"] == "static_batch" and batch:
+        return Serve(batch=batch, requests=batch, **said)
+    if row["load_type"] == "poisson_rate" and rate:
+        count = min(whole(row, "num_requests") or USUAL_REQUESTS, MOST_REQUESTS)
+        return Serve(rate=rate, requests=count, **said)
+    raise _unsupported(f"load {row['load_type']}")
+
+
+def profile_of(row: dict[str, str]) -> str:
+    """Return the engine profile that has the name of a row's engine, else the default."""
+    engine = row["engine"].lower()
+    return next((name for name in engines() if engine.startswith(name)), "default")
+
+
+def _unsupported(reason: str) -> MeshwrightError:
+    return MeshwrightError.one("V006", reason)
+
+
+def _score(row: dict[str, str], key: str, metrics: ServingMetrics, devices: int) -> ServingScore:
+    def beside(column: str, value: float, scale: float = 1.0) -> tuple[float, float] | None:
+        found = number(row, column)
+        return (found * scale, value) if found else None
+
+    tpot = beside("tpot_ms", metrics.tpot_s.mean, 1e-3)
+    ttft = beside("ttft_ms", metrics.ttft_s.mean, 1e-3)
+    rate = beside("throughput_tok_s_per_gpu", metrics.throughput_tokens_per_s / devices)
+    inside = None
+    if tpot is not None and metrics.tpot_s.mean_interval is not None:
+        low, high = metrics.tpot_s.mean_interval
+        inside = low <= tpot[0] <= high
+    elif rate is not None and metrics.throughput_interval is not None:
+        low, high = (edge / devices for edge in metrics.throughput_interval)
+        inside = low <= rate[0] <= high
+    return ServingScore(id=row["id"], key=key, tpot=tpot, ttft=ttft, throughput=rate, inside=inside)
+
+
+def summary(found: list[ServingScore], unsupported: list[Unsupported]) -> dict[str, dict[str, float]]:
+    """Return the metrics by ``source/hardware/engine`` and over all."""
+    keys = sorted({s.key for s in found} | {u.key for u in unsupported})
+    out = {}
+    for key in [*keys, "all"]:
+        mine = [s for s in found if key in (s.key, "all")]
+        out[key] = _metrics(mine, sum(key in (u.key, "all") for u in unsupported))
+    return out
+
+
+def _metrics(rows: list[ServingScore], unsupported: int) -> dict[str, float]:
+    out: dict[str, float] = {"rows": len(rows), "unsupported": unsupported}
+    for name in ("tpot", "ttft", "throughput"):
+        pairs = np.array([getattr(s, name) for s in rows if getattr(s, name) is not None]).reshape(-1, 2)
+        if not len(pairs):
+            continue
+        ratio = pairs[:, 1] / pairs[:, 0] - 1
+        out |= {
+            f"{name}_rows": len(pairs),
+            f"{name}_median_ape": float(np.median(np.abs(ratio))),
+            f"{name}_mean_ape": float(np.abs(ratio).mean()),
+            f"{name}_p90_ape": float(np.quantile(np.abs(ratio), 0.9)),
+            f"{name}_bias": float(ratio.mean()),
+        }
+    covered = [s.inside for s in rows if s.inside is not None]
+    return out | ({"coverage80": float(np.mean(covered))} if covered else {})
+
+
+def line(row: dict[str, str], found: ServingScore | Unsupported) -> dict[str, object]:
+    """Return a row's prediction as it is written beside others."""
+    said = {"table": "serving_runs", **{name: row[name] for name in ("id", "source", "hardware", "flags")}}
+    if isinstance(found, Unsupported):
+        return said | {"unsupported": found.reason}
+    for name in ("tpot", "ttft", "throughput"):
+        pair = getattr(found, name)
+        if pair is not None:
+            said |= {f"measured_{name}": pair[0], f"predicted_{name}": pair[1]}
+    return said | {"unsupported": ""}

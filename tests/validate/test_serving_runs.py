@@ -1,0 +1,111 @@
+"""Rows of ``serving_runs``: what is asked, what is scored, what is not predicted and why."""
+
+import json
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.validate import tables
+from meshwright.validate.score import Unsupported
+from meshwright.validate.serving import ServingScore, scored, summary
+
+COLUMNS = tables.REQUIRED["serving_runs"]
+ROW = {
+    **dict.fromkeys(COLUMNS, ""),
+    "id": "r1",
+    "source": "s",
+    "hardware": "h100_sxm",
+    "engine": "vllm",
+    "model": "meta-llama/Meta-Llama-3-8B",
+    "precision": "bf16",
+    "mode": "agg",
+    "load_type": "concurrency",
+    "isl": "256",
+    "osl": "32",
+    "concurrency": "4",
+    "tp": "1",
+    "pp": "1",
+    "dp": "1",
+    "ttft_ms": "30",
+    "tpot_ms": "8",
+    "throughput_tok_s_per_gpu": "450",
+}
+
+
+def only(**cells):
+    return next(found for _, found in scored([ROW | cells]))
+
+
+def test_a_row_is_scored_by_its_times_and_its_throughput():
+    found = only()
+    assert found.key == "s/h100_sxm/vllm" and found.tpot[0] == 0.008 and found.ttft[0] == 0.03
+    assert found.throughput[0] == 450
+    # four requests at a time, a token each in about TPOT: 4 / 8 ms = 500 tokens a second, less the prompts' time
+    assert 0.6 * 4 / found.tpot[1] < found.throughput[1] < 4 / found.tpot[1]
+
+
+def test_a_static_batch_and_a_rate_are_loads_too():
+    batch = only(load_type="static_batch", concurrency="", batch_size="8", tpot_ms="", ttft_ms="")
+    assert batch.tpot is None and batch.throughput[1] > 0
+    rate = only(load_type="poisson_rate", concurrency="", rate_req_s="2", num_requests="20")
+    assert rate.tpot[1] < only(load_type="poisson_rate", concurrency="", rate_req_s="40", num_requests="60").tpot[1]
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        ({"mode": "disagg"}, "V006 prefill and decode apart"),
+        ({"dp": "8"}, "V006 attention data parallelism"),
+        ({"precision": "int4"}, "V006 precision int4"),
+        ({"tp": ""}, "V006 tensor parallelism not stated"),
+        ({"isl": ""}, "V006 lengths not stated"),
+        ({"load_type": "offline"}, "V006 load offline"),
+        ({"model": "meta-llama/Llama-3.1-70B"}, "V006 the weights leave no room for a cache"),
+        ({"model": "nobody/nothing"}, "M006 no model 'nobody/nothing' in the catalog, and no such file"),
+    ],
+)
+def test_a_row_that_is_not_predicted_says_why(cells, reason):
+    found = only(**cells)
+    assert isinstance(found, Unsupported) and found.reason == reason
+
+
+def test_errors_are_those_of_their_definition():
+    # measured 10 and 20 ms, predicted 11 and 16: errors +10% and -20%
+    rows = [
+        ServingScore(id=str(i), key="s/h/e", tpot=pair, inside=bool(i))
+        for i, pair in enumerate([(0.010, 0.011), (0.020, 0.016)])
+    ]
+    found = summary(rows, [Unsupported(id="u", key="s/h/e", faulty=False, reason="r")])
+    assert found.keys() == {"s/h/e", "all"} and found["all"] == found["s/h/e"]
+    assert found["all"] == pytest.approx(
+        {
+            "rows": 2,
+            "unsupported": 1,
+            "tpot_rows": 2,
+            "coverage80": 0.5,
+            "tpot_median_ape": 0.15,
+            "tpot_mean_ape": 0.15,
+            "tpot_p90_ape": 0.19,
+            "tpot_bias": -0.05,
+        }
+    )
+
+
+def test_the_command_scores_the_table_by_engine(capsys, tmp_path):
+    lines = [",".join(COLUMNS), ",".join(ROW.values()), ",".join((ROW | {"mode": "disagg"}).values())]
+    (tmp_path / "serving_runs.csv").write_text("\n".join(lines) + "\n")
+    rows = tmp_path / "rows.csv"
+    assert main(["validate", "--data", str(tmp_path), "--json", "--rows", str(rows)]) == 0
+    said = json.loads(capsys.readouterr().out)["serving_runs"]["s/h100_sxm/vllm"]
+    assert (said["rows"], said["unsupported"], said["tpot_rows"]) == (1, 1, 1)
+    assert "predicted_tpot" in rows.read_text().splitlines()[0]
+    assert main(["validate", "--data", str(tmp_path)]) == 0
+    assert "TPOT" in capsys.readouterr().out
+
+
+def test_wrong_cells_are_named_by_their_line(capsys, tmp_path):
+    lines = [",".join(COLUMNS), ",".join((ROW | {"isl": "-5"}).values()), ",".join((ROW | {"tpot_ms": "x"}).values())]
+    (tmp_path / "serving_runs.csv").write_text("\n".join(lines) + "\n")
+    assert main(["validate", "--data", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "isl" in said and "tpot_ms" in said and "V004" in said
