@@ -7,9 +7,11 @@ import pytest
 import meshwright as mw
 from meshwright.answer.flops import model_flops, step_flops
 from meshwright.cost import standard_on
+from meshwright.export import export
 from meshwright.graph import KIND, QUEUE
 from meshwright.lower import lower
 from meshwright.lower.waves import rows, shared
+from meshwright.papers.whatif import what_if
 from meshwright.schedules import build, families
 from meshwright.schedules.actions import F
 from meshwright.simulate.step import simulate
@@ -201,3 +203,34 @@ def test_one_pool_is_lowered_as_before():
     assert lowered.parts == (lowered,) and lowered.pool == ""
     assert not mw.predict(LLAMA, cluster, TRAIN, mw.parse_plan("tp2 pp4")).pools
     assert msgspec.structs.replace(lowered, first=0).graph.digest() == lowered.graph.digest()
+
+
+def test_images_flow_from_a_tower_to_its_language_model():
+    llava = mw.load_model("llava-1.5-7b")  # 24 layers of an image tower of width 1,024, then 32 of text
+    train = mw.parse_train("batch=112,seq=2048")
+    run = step("image=[dp1 mb16 on=0:1 part=image frozen] + text=[dp7 fsdp mb2]", "8xh100", train, llava)
+    # 577 image tokens of bf16 a sequence; each of seven replicas receives two sequences, the tower sends what a wave of
+    # its 16 and one of their 14 share: 14 at most
+    image = 577 * 1024 * 2
+    found = {size for way, size in sends(run) if way == "forward"}
+    assert max(found) == 14 * image and all(size % image == 0 for size in found)
+    assert {way for way, _ in sends(run)} == {"forward"}
+    assert [len(part.stages.layers[0]) for part in run.lowered.parts] == [24, 32]
+
+
+def test_a_technique_is_put_over_every_pool_that_has_what_it_works_on():
+    cluster = mw.load_cluster("8xh100")
+    plan = mw.parse_plan("a=[dp2 mb4 on=0:2 part=0:8 frozen] + b=[tp2 pp3 on=2:8 part=8:32]")
+    found = what_if(("zero-bubble",), LLAMA, cluster, TRAIN, plan)
+    assert found.after.plan.pools[0].plan == plan.on(8).pools[0].plan  # no pipeline there
+    assert found.after.plan.pools[1].plan.pipeline.schedule == "zb-h1"
+    with pytest.raises(mw.MeshwrightError, match="J004"):
+        what_if(("zero-bubble",), LLAMA, cluster, TRAIN, mw.parse_plan("a=[tp4 on=0:4 part=0:8] + b=[tp4]"))
+
+
+@pytest.mark.parametrize("target", ["torchtitan", "megatron", "deepspeed", "accelerate"])
+def test_an_export_refuses_several_pools_by_their_names(target):
+    plan = mw.parse_plan("a=[tp2 on=0:2 part=0:8] + b=[tp2 pp3]")
+    with pytest.raises(mw.MeshwrightError, match=r"P046.*pools \(a, b\)") as caught:
+        export(target, LLAMA, mw.load_cluster("8xh100"), TRAIN, plan)
+    assert caught.value.exit_code == 2

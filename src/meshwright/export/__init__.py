@@ -20,6 +20,7 @@ from meshwright.export.nearest_plan import nearest
 from meshwright.export.request import Request
 from meshwright.export.target import Target, load
 from meshwright.plan import Plan, check
+from meshwright.plan.pool import several
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -95,6 +96,8 @@ def export(
         Infeasible: E001 for everything the target cannot express, with the nearest plan that it can.
     """
     exporter, about = exporter_of(name), load(name)
+    if plan.several:
+        raise several(tuple(pool.name for pool in plan.pools), f"an export to {about.label}")
     plan = plan.on(cluster.num_devices)
     illegal = check(plan, model, cluster, train)
     if illegal:

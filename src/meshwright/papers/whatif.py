@@ -15,8 +15,10 @@ from meshwright.papers.recipes import RECIPES
 from meshwright.papers.record import Paper, paper, papers
 from meshwright.papers.shipped import shipped
 from meshwright.plan import FACETS, Plan, check
+from meshwright.plan.pool import models
 from meshwright.plan.text import over
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_part import cut
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
@@ -195,9 +197,23 @@ def what_if(
 def applied(one: Paper, plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
     """`plan` with the recipe of `one` put over it; whether that is legal is not asked."""
     assert one.recipe is not None
+    if plan.several:
+        return _applied_to_pools(one, plan, model, cluster, train)
     if one.recipe.python:
         return RECIPES[one.recipe.python](plan, model, cluster, train)
     return over(plan, one.recipe.plan, place=f"recipe of {one.id}")
+
+
+def _applied_to_pools(one: Paper, plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+    """Return the plan with the recipe put over every pool that has what it works on."""
+    pools = []
+    for pool, part in zip(plan.pools, models(plan.pools, model), strict=True):
+        if all(getattr(pool.plan.layout, axis) > 1 for axis in one.recipe.needs):
+            own = cut(cluster, *pool.devices)
+            changed = applied(one, pool.plan, part, own, train).on(own.num_devices)
+            pool = msgspec.structs.replace(pool, plan=changed)
+        pools.append(pool)
+    return msgspec.structs.replace(plan, several=tuple(pools))
 
 
 def _found(names: tuple[str, ...]) -> tuple[Paper, ...]:
@@ -223,20 +239,31 @@ def _applicable(tried: tuple[Paper, ...], plan: Plan) -> None:
     wrong = [
         Diagnostic(
             code="J004",
-            message=f"{one.id} works on {AXES[axis]}, and the plan has {axis}={getattr(plan.layout, axis)}",
+            message=f"{one.id} works on {AXES[axis]}, and the plan has {axis}={_widest(plan, axis)}",
             place=f"--try {one.id}",
             help=f"give the plan {axis} of 2 or more",
         )
         for one in tried
         for axis in (one.recipe.needs if one.recipe else ())
-        if getattr(plan.layout, axis) <= 1
+        if _widest(plan, axis) <= 1
     ]
     if wrong:
         raise MeshwrightError(wrong)
 
 
+def _widest(plan: Plan, axis: str) -> int:
+    """Return the size of an axis in the pool where it is largest."""
+    return max(getattr(pool.plan.layout, axis) for pool in plan.pools)
+
+
 def _changes(before: Plan, after: Plan) -> dict[str, Any]:
-    """facet.field -> new value, of what differs."""
+    """facet.field -> new value, of what differs; with the pool's name before it where there are several."""
+    if before.several:
+        return {
+            f"{pool.name}.{what}": value
+            for pool, changed in zip(before.pools, after.pools, strict=True)
+            for what, value in _changes(pool.plan, changed.plan).items()
+        }
     return {
         f"{facet}.{field}": value
         for facet in FACETS

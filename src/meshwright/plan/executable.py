@@ -49,9 +49,6 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
     if len(model.flows) > 1:
         message = f"links that carry the several streams of {model.name} are priced and not run"
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
-    if train.packing == "balanced":
-        message = f"rows laid out by pack={train.packing} are trained in plans of one pool"
-        found.append(_bad("P033", message, f"pack={train.packing}", "leave pack= out"))
     for pool in plan.pools:
         layout, where = pool.plan.layout, f"plan.{pool.name}"
         if layout.cp > 1:

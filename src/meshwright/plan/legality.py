@@ -23,7 +23,8 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list
     """All violations, facet by facet in the order of their rules, then what the workload asks of the model; empty for
     a legal plan. An open ``dp`` is filled in first."""
     if plan.several:
-        return several(plan, model, cluster, train, violations) + list(one_stream(plan, model, train))
+        found = several(plan, model, cluster, train, violations)
+        return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
     plan = plan.on(cluster.num_devices)
     found = [d for rule in _rules() for d in rule(plan, model, cluster, train)]
     return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]

@@ -32,6 +32,8 @@ def violations(plan: Plan, model: Model, cluster: Cluster, train: Train, check: 
         if own is None or layers is None:
             continue
         for one in check(pool.plan, part_of(model, *layers), own, train):
+            if one.code.startswith("W"):  # what the workload asks is asked of the whole model
+                continue
             place = one.place.replace("plan.", f"plan.{pool.name}.", 1) if one.place.startswith("plan.") else one.place
             found.append(msgspec.structs.replace(one, place=place))
     return list(dict.fromkeys(found))
@@ -160,12 +162,9 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             problem = f"replicas of {pool.name} step apart (sync={pool.plan.sync.policy}), and pools step together"
             yield _bad("P045", problem, f"{pool.name}.sync.policy = {pool.plan.sync.policy}", "leave sync= out")
         part = layout.tp * layout.cp
-        if train.seq_len % part:
+        if train.seq_len % part and len(model.flows) == 1:
             problem = f"{train.seq_len} tokens do not divide among the {part} ranks that send and receive them"
             yield _bad("P045", problem, f"{pool.name}.layout.tp = {layout.tp}", "choose tp * cp that divides seq=")
-    if train.lengths is not None:
-        problem = "documents of different lengths are drawn for plans of one pool"
-        yield _bad("P045", problem, "pools", "leave lengths= out of the workload, or say one pool")
     if train.lora is not None:
         yield _bad("P045", "adapters are trained in plans of one pool", "pools", "drop phase=lora, or say one pool")
     found = held(plan.pools, model)

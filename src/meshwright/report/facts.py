@@ -103,10 +103,10 @@ def pools(prediction: Prediction) -> list[tuple[str, str, str]]:
     found = []
     for one in prediction.pools:
         others = " and ".join(other.name for other in prediction.pools if other.bottleneck)
-        note = "the bottleneck: a step is no shorter than what it computes" if one.bottleneck else f"waits for {others}"
+        note = "the bottleneck" if one.bottleneck else f"waits for {others}"
         memory = f"{gibibytes(one.peak_bytes)} of {gibibytes(one.capacity_bytes)}"
         busy = f"computes {one.busy:.0%} of the step"
-        found.append((f"{one.name} ({one.num_ranks:,})", busy, f"{note}; its ranks idle {one.waits:.0%}; {memory}"))
+        found.append((f"{one.name} ({one.num_ranks:,})", busy, f"{note}; ranks idle {one.waits:.0%}; {memory}"))
     return found
 
 
