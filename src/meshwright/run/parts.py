@@ -1,5 +1,5 @@
-"""The parts of a decoder transformer, built from the same :class:`~meshwright.spec.model.Model` that ``predict`` reads, for one
-rank of a plan: grouped-query attention, rotary or learned positions, RMSNorm or LayerNorm, gated or plain MLPs,
+"""The parts of a decoder transformer, built from the :class:`~meshwright.spec.model.Model` that ``predict`` reads, for
+one rank of a plan: grouped-query attention, rotary or learned positions, RMSNorm or LayerNorm, gated or plain MLPs,
 mixtures of experts.
 
 Inside, hidden states are [tokens of the sequence on this rank, batch, hidden]: first the context-parallel part of the
