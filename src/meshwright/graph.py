@@ -115,7 +115,7 @@ class Streams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def multiplicity(self) -> tuple[int, ...]:
-        """How many real ranks each rank class stands for."""
+        """The number of real ranks that each rank class stands for."""
         return tuple(rank.multiplicity for rank in self.ranks)
 
     def __len__(self) -> int:

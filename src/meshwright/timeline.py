@@ -54,7 +54,7 @@ UNKNOWN = Identity()
 
 
 class StepBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """When steps began and ended, as columns [steps]: their numbers, and seconds of the timeline's clock."""
+    """The begin and the end of steps, as columns [steps]: their numbers, and seconds of the timeline's clock."""
 
     number: NDArray[np.int64] = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     begin_s: NDArray[np.float64] = msgspec.field(default_factory=lambda: np.empty(0))
@@ -158,7 +158,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def multiplicity(self) -> tuple[int, ...]:
-        """How many real ranks each rank class stands for."""
+        """The number of real ranks that each rank class stands for."""
         return tuple(rank.multiplicity for rank in self.ranks)
 
     @property

@@ -55,7 +55,7 @@ def money(cluster: Cluster, plan: Plan, train: Train, step_s: float, *, useful: 
 
 
 def price_source(cluster: Cluster) -> str:
-    """Where the price of the cluster comes from, in words."""
+    """Return the source of the cluster's price, in words."""
     said = cluster.sources.get("price_usd_hour", "")
     if cluster.price_usd_hour is not None:
         return f"price {said}" if said else "price from the cluster's description"

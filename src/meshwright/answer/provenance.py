@@ -1,4 +1,4 @@
-"""Where a prediction comes from: what it assumes, what the user should know, and exactly what was asked."""
+"""Provenance of a prediction: its assumptions, warnings to the user, and the identity of the question."""
 
 from __future__ import annotations
 
@@ -140,7 +140,8 @@ SPREAD_SOURCE = "8% between the whiskers on five GPU clusters (Sinha et al., SC 
 
 
 def scans(lowered: Lowered, costs: Costs, device: Device) -> list[Assumption]:
-    """Where the time of each rule's scans comes from, forward and backward; flagged where no kernel was measured."""
+    """Return the source of the time of each rule's scans, forward and backward; flagged where no kernel was
+    measured."""
     seen: dict[tuple[str, bool], str] = {}
     for layer in lowered.layer_passes:
         for work in (entry.work for entry in layer.entries):

@@ -1,4 +1,4 @@
-"""How steps differ where batches do: drawn steps as numbers, and their part of an answer."""
+"""Spread of steps over drawn batches: their times as numbers, and their part of an answer."""
 
 from __future__ import annotations
 

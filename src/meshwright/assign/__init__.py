@@ -39,7 +39,7 @@ class Assigned(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gap(self) -> float:
-        """How far the value is above the bound, at most: 0.02 is 2%."""
+        """The optimality gap, value over bound less 1: 0.02 is 2%."""
         return self.value / self.bound - 1.0 if self.bound else 0.0
 
 

@@ -190,7 +190,7 @@ def _twice(kind: type[msgspec.Struct], argv: Sequence[str], command: str) -> lis
 
 
 def _named(kind: type[msgspec.Struct]) -> dict[str, tuple[str, Option]]:
-    """Of every field how it is written (``save_every`` is ``--save-every``), and its option."""
+    """Return how each field is written (``save_every`` is ``--save-every``), with its option."""
     hints = get_type_hints(kind, include_extras=True)
     options = {field: next(m for m in hint.__metadata__ if isinstance(m, Option)) for field, hint in hints.items()}
     return {f: ("--" + (option.name or f).replace("_", "-"), option) for f, option in options.items()}

@@ -1,4 +1,4 @@
-"""Where prediction and measurement of the same plan part: step time, kinds of task, queues, critical paths.
+"""Comparison of prediction and measurement of the same plan: step time, kinds of task, queues, critical paths.
 
 Either side is a timeline of one step or of several. Times are per rank: the mean over the ranks that a class stands
 for, of the median step. What is compared span for span has the same key on both sides:

@@ -131,7 +131,7 @@ def _all_reduce(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -
 
 
 def _nodes(hops: tuple[Hop, ...]) -> list[int]:
-    """How many children of each level outside a node the whole group has."""
+    """Return the number of children of the whole group at each level outside a node."""
     outside, count = [], 1
     for hop in reversed(hops):
         count *= hop.members

@@ -137,5 +137,5 @@ class Residual:
 
 
 def sigma_class(seconds: float) -> int:
-    """Which entry of `Fit.sigma` a duration falls in."""
+    """Return the index into `Fit.sigma` of a duration's class."""
     return min(3, max(0, int(log10(max(seconds, 1e-9)) + 6.0)))

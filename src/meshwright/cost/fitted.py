@@ -272,7 +272,8 @@ def _generation(device: Device) -> int:
 
 
 def _distance(owner: Device, device: Device, kinship: int) -> tuple[float, ...]:
-    """How unlike two devices are for a curve: generation, then precision, then ratios of bandwidth and cores."""
+    """Return the distance of two devices for a curve: generation, then precision, then ratios of bandwidth and
+    cores."""
     order = [GENERATIONS.index(d.architecture) if d.architecture in GENERATIONS else 99 for d in (owner, device)]
     size = abs(owner.memory_gb_s / device.memory_gb_s - 1) + abs(owner.num_sms / device.num_sms - 1)
     return (owner.name != device.name, abs(order[0] - order[1]), kinship, size)

@@ -93,7 +93,7 @@ def named(config: str) -> str:
 
 
 def note(r: Request, command: str) -> str:
-    """How it is started, for the notes."""
+    """Return the note on how to start the launch script."""
     plain = command.removeprefix(each(r)).replace('"$HEAD_NODE"', "<HOST:PORT>")
     every = " on every node" if r.num_nodes > 1 else ""
     return f"start it{every}: {plain}"

@@ -150,7 +150,7 @@ def pieces(r: Request, count: int, why: str) -> Iterator[Gap]:
 
 
 def context(r: Request, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
-    """How context parallelism exchanges."""
+    """Yield the gap of a context-parallel exchange that the target does not have."""
     algorithm = r.plan.sequence.algorithm
     if r.layout.cp > 1 and algorithm not in allowed:
         yield Gap(

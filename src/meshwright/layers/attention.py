@@ -172,7 +172,7 @@ def _exchanged_core(c: Context, spec: Spec, heads: int) -> list[Piece]:
 
 
 def copies(heads: int, kv: int, ranks: int) -> int:
-    """How often each key-value head is sent so that every one of `ranks` gets those that its query heads read."""
+    """Return the copies of each key-value head that are sent so that all `ranks` get those their query heads read."""
     return next(n for n in range(1, heads // kv + 1) if heads // kv % n == 0 and kv * n % ranks == 0)
 
 

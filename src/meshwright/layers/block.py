@@ -60,7 +60,7 @@ def _norms(block: Block, hidden: int) -> int:
 
 
 def params(block: Block, c: Context) -> Held:
-    """Those of the parts, and norms that are whole on every rank."""
+    """Return the parameters of the block's parts, and of the norms, which are whole on every rank."""
     held = Held(whole=float(_norms(block, c.hidden)))
     for stream, part in _parts(block):
         held = held + layers.of(part).params(part, c.at(stream))
@@ -68,7 +68,8 @@ def params(block: Block, c: Context) -> Held:
 
 
 def flops(block: Block, tokens: Tokens) -> Flops:
-    """Those of the parts; by the convention of published MFU a norm's parameters count like any other."""
+    """Return the FLOPs of the block's parts; by the convention of published MFU a norm's parameters count like any
+    other."""
     found = Flops(weights=2 * _norms(block, tokens.hidden) * tokens.count)
     for stream, part in _parts(block):
         found = found + layers.of(part).flops(part, tokens.at(stream))

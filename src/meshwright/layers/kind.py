@@ -105,7 +105,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def count(self) -> int:
-        """How many tokens there are."""
+        """The number of tokens."""
         return num_tokens(self.items)
 
     @property

@@ -215,7 +215,7 @@ class Binder:
 
 
 def first_of_group(mesh: Mesh, rank: int) -> int:
-    """Where the replicas of a rank begin; 0 where it does not matter because all ranks are alike."""
+    """Return the first rank that differs from `rank` in its place on cp and dp alone; 0 where all ranks are alike."""
     if mesh.alike:
         return 0
     for axis in ("cp", "dp"):

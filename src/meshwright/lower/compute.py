@@ -15,8 +15,8 @@ PASS_NAMES = {F: "F", B: "B", W: "W", BW: "BW"}
 
 
 class Compute(msgspec.Struct):
-    """Where the compute tasks of one slice class are: ``first``/``last`` task of F and of the backward by (stage,
-    microbatch), ``done`` the last task of each pipeline rank, and the expanded tasks."""
+    """The compute tasks of one slice class, by number: (first, last) task of each ``forward`` and ``backward`` by
+    (stage, microbatch), ``done`` the last task of each pipeline rank, and the expanded tasks."""
 
     forward: tuple[np.ndarray, np.ndarray]
     backward: tuple[np.ndarray, np.ndarray]

@@ -117,7 +117,7 @@ class _Exchanger:
         return [at[back] for at in out]
 
     def _exchanged(self, at: np.ndarray) -> list[tuple[int, tuple[Unit, ...]]]:
-        """Of each task at these positions the pipeline rank and the layers that it computes with."""
+        """Return for each task at these positions its pipeline rank and the layers that it computes with."""
         distinct, back = self._distinct(at)
         return [distinct[i] for i in back.tolist()]
 

@@ -77,7 +77,8 @@ def crossings(plan: Plan) -> tuple[Crossing, ...]:
 
 
 def orders(plan: Plan, global_batch: int, params: Mapping[str, Mapping[str, Any]]) -> tuple[Actions, ...]:
-    """What the ranks of every pool do in a step, in order. `params` are those of each pool's schedule, by its name."""
+    """Return the actions of every pool's ranks in a step, in order. `params` are those of each pool's schedule, by the
+    pool's name."""
     own = []
     for pool in plan.pools:
         pipeline, count = pool.plan.pipeline, pool.plan.num_microbatches(global_batch)

@@ -40,7 +40,8 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
 
 
 def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagnostic]:
-    """What keeps a plan of several pools from being trained: what does of each pool, and what links cannot carry."""
+    """Return everything that keeps a plan of several pools from being trained: the reasons of each pool's own plan, and
+    links that cannot be run."""
     found: list[Diagnostic] = []
     compute = {pool.plan.precision.compute or train.dtype for pool in plan.pools}
     if len(compute) > 1 and not precision:

@@ -1,4 +1,4 @@
-"""How long the passes of a trace take, as another schedule needs them."""
+"""Durations of a trace's passes, as another schedule needs them."""
 
 from __future__ import annotations
 

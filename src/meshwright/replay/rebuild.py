@@ -196,7 +196,7 @@ def _made_by(makers: dict[tuple, list[Task]], task: Task, rank: int, layers: dic
 
 
 def _left(task: Task, rank: int, timeline: Timeline) -> float:
-    """When a collective was over for a rank, which may be before others."""
+    """Return the end of a collective on a rank, which may be before others'."""
     return float(timeline.end_s[task.spans[task.ranks.index(rank)]])
 
 

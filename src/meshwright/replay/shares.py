@@ -16,7 +16,7 @@ from meshwright.replay.tasks import Rebuilt
 
 
 def fractions(rebuilt: Rebuilt) -> dict[int, tuple[float, float]]:
-    """How much of its pass had run when each piece began and ended, by its number."""
+    """Return the shares of its pass that had run when each piece began and ended, by its number."""
     pieces: dict[tuple, list[int]] = defaultdict(list)
     for task in rebuilt.tasks:
         if task.is_pass:

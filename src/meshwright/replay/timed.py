@@ -54,7 +54,7 @@ def _middle_half(ordered: list[Step]) -> list[Step]:
 
 
 def _last_end(step: Step) -> float:
-    """When the last task ended that the step waited for: what goes on after it is the next one's."""
+    """Return the end of the last task that the step waited for: work after it belongs to the next step."""
     ends = step.timeline.end_s
     return float(ends[ends <= step.seconds + EPSILON_S].max(initial=0.0))
 
@@ -78,7 +78,7 @@ def timed(rebuilt: Rebuilt, seconds: NDArray[np.float64] | None = None) -> Timel
 
 
 def step_seconds(rebuilt: Rebuilt, timeline: Timeline) -> float:
-    """How long the step of a timeline of these tasks takes: to its last task, and on as it did."""
+    """Return the seconds of the step: the end of the last task in `timeline`, and the measured tail behind it."""
     ends = timeline.end_s
     if rebuilt.beyond:
         ends = ends[(timeline.queue != QUEUE["dp_gather"]) | (timeline.attribute("microbatch") >= 0)]

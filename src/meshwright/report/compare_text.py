@@ -49,7 +49,7 @@ def remarks(c: Comparison) -> list[str]:
 
 
 def unmatched(c: Comparison) -> str:
-    """How much could not be laid side by side."""
+    """Return in words the numbers of tasks that both sides have, and that one of them alone has."""
     matched, ours, theirs = (
         sum(getattr(r, n) for r in c.kinds) for n in ("matched", "only_predicted", "only_measured")
     )

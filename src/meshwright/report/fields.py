@@ -1,4 +1,4 @@
-"""Which fields of two records differ, as dotted paths with both values in words."""
+"""Differences of two records: the fields that differ, as dotted paths with both values in words."""
 
 from __future__ import annotations
 

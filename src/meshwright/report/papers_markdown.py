@@ -72,7 +72,7 @@ def page(rows: Rows) -> str:
 
 
 def _told(figures: list[tuple[Paper, Figure]]) -> str:
-    """How many figures are evidence, and how many of those are met."""
+    """Return the number of figures that are evidence, and of those that are met."""
     judged = [f for _, f in figures if f.judge not in LOOSE and not f.restated]
     met, near = sum(f.ok for f in judged), sum(not f.missed for f in judged)
     return (

@@ -30,7 +30,7 @@ STYLE = {USABLE: "green", MODEL: "cyan", PARTLY: "yellow", NOT_YET: "dim"}
 
 
 def counts(rows: list[tuple[Paper, State]]) -> str:
-    """How many rows are in each state, what a user gets first, and how many were executed by real processes."""
+    """Count the rows in each state, the most useful to a user first, and those executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
@@ -135,7 +135,7 @@ def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Con
 
 
 def misses(figures: Iterable[Figure]) -> list[Figure]:
-    """Those that do not hold or are far from the paper's, where it is known why."""
+    """Return the figures that do not hold or are far from the paper's, where it is known why."""
     return [f for f in figures if f.missed and f.why]
 
 

@@ -66,7 +66,7 @@ def _figure(found: Found) -> str:
 
 
 def coverage(found: Found) -> str:
-    """How much of the space was looked at, and how."""
+    """Return in words the part of the space that was searched, and how."""
     space = "plans listed when it was stopped" if found.stopped else "plans in the space"
     how = f"{found.strategy}, proven before: from the store" if found.recalled else found.strategy
     return (

@@ -113,7 +113,7 @@ def _cut(spans: list[_Span]) -> list[_Span]:
 
 
 class _Groups:
-    """Which ranks a collective joins that does not say so, by the plan."""
+    """The ranks of collectives whose labels do not name them, by the plan."""
 
     def __init__(self, plan: Plan):
         self._of: dict[tuple[str, int], tuple[int, ...]] = {}

@@ -1,4 +1,4 @@
-"""Where the elements of a flat run of a local tensor lie in the published tensors: the geometry of checkpoints.
+"""The geometry of checkpoints: positions in the published tensors of the elements of a flat run of a local tensor.
 
 A run [start, stop) of a flattened tensor of n dimensions is at most 2n - 1 boxes; a box inside a part of a parameter is
 a box of a published tensor. Two processes' runs, cut in whatever ways, meet where their boxes meet, and each side's

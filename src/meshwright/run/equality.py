@@ -53,7 +53,8 @@ class Apart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Seen(NamedTuple):
-    """What a rank saw: losses, and (parameter, start, stop, values) of the first gradients and the last parameters."""
+    """The results of one rank: losses, and (parameter, start, stop, values) of the first gradients and the last
+    parameters."""
 
     losses: list[float]
     gradients: list[tuple]
@@ -61,7 +62,7 @@ class _Seen(NamedTuple):
 
 
 def apart(cases: Sequence[Case], *, device: str = "cpu") -> list[Apart]:
-    """How far each case is from one process, all of them in one job in float64.
+    """Return the largest difference of each case from one process, all of them in one job in float64.
 
     Raises:
         RankDied: L001 when a process ends before its time.

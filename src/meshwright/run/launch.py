@@ -122,8 +122,8 @@ def _begin(children: list[Any]) -> None:
 
 
 def start_method(kind: str) -> str:
-    """How processes that use a ``cpu`` or ``cuda`` device are begun: CUDA does not survive a fork, nor do the system
-    libraries of macOS."""
+    """Return the start method of processes that use a ``cpu`` or ``cuda`` device: CUDA does not survive a fork, nor do
+    the system libraries of macOS."""
     return "fork" if kind == "cpu" and sys.platform == "linux" else "spawn"
 
 

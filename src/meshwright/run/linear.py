@@ -23,7 +23,7 @@ from meshwright.run.mesh import Group
 
 
 class Sink(Protocol):
-    """Where a weight's gradient goes."""
+    """An accumulator of a weight's gradient."""
 
     def add(self, gradient: torch.Tensor) -> None:
         """Accumulate one contribution of the weight's shape."""

@@ -1,4 +1,4 @@
-"""What flows between pools for real: activations to the pool with the layers after, gradients back.
+"""Links between pools for real: activations to the pool with the layers after, gradients back.
 
 Both ends know from the plan alone which tokens of which sequences each rank of the one sends to each rank of the other,
 and in what order: that of the sender's own schedule. Pools may differ in replicas, microbatches and tensor-parallel
@@ -55,8 +55,8 @@ class Cut(NamedTuple):
 
 
 def cuts(own: End, other: End, replica: int, shard: int, number: int, length: int) -> Iterator[Cut]:
-    """What the other pool has of a replica's microbatch, on the tensor-parallel rank `shard`, of sequences of `length`
-    tokens: in order of the other's microbatches, replicas and shards."""
+    """Yield the parts of a replica's microbatch, on the tensor-parallel rank `shard`, that ranks of the other pool have
+    too, of sequences of `length` tokens: in order of the other's microbatches, replicas and shards."""
     plan, theirs = own.pool.plan, other.pool.plan
     mine = rows(plan.layout.dp, plan.pipeline.microbatch, replica, number)
     tokens = _share(length, plan.layout.tp, shard)
@@ -75,7 +75,7 @@ def _share(length: int, size: int, index: int) -> range:
 
 
 def _meet(mine: range, theirs: range) -> slice:
-    """What two ranges share, counted from the start of the first."""
+    """Return the intersection of two ranges, counted from the start of the first."""
     first, stop = max(mine.start, theirs.start), min(mine.stop, theirs.stop)
     return slice(first - mine.start, stop - mine.start)
 
@@ -160,7 +160,7 @@ class Link:
             self.works.popleft()[0].wait()
 
     def receive(self, number: int) -> torch.Tensor:
-        """What a pass of a microbatch needs, put together from all that have a part of it."""
+        """Receive the input of a pass of a microbatch, put together from all ranks that have a part of it."""
         first, stop = _bounds(self.length, self.tp)
         count = self.own.pool.plan.pipeline.microbatch
         out = torch.empty((stop - first, count, self.hidden), dtype=self.dtype, device=self.mesh.device)

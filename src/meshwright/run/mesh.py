@@ -42,7 +42,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mesh(msgspec.Struct, frozen=True, kw_only=True):
-    """Where this process is on every axis, and its groups.
+    """The position of this process on every axis of the mesh, and its groups.
 
     ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at one
     place of each such set, that do the other exchange; ``data`` (dp and cp together: replicas of a dense parameter);

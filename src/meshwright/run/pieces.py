@@ -28,7 +28,7 @@ class Part(NamedTuple):
         return block.T if self.transposed else block
 
     def region(self, block: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where a block of this shape lies in the published tensor."""
+        """Return the position of a block of this shape in the published tensor."""
         return tuple(slice(o, o + n) for o, n in zip(self.offset, block, strict=True))
 
 

@@ -166,7 +166,8 @@ class Pipeline:
         return total
 
     def _arrived(self, kind: int, stage: int, microbatch: int) -> torch.Tensor | None:
-        """What an action needs from another stage, waited for."""
+        """Wait for the tensor that an action needs from another stage or pool and return it; None where it needs
+        none."""
         if kind == W:
             return None
         forward = kind == F

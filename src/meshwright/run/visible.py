@@ -1,4 +1,4 @@
-"""Which queries see which keys, as rectangles of a rank's tokens that one kernel computes each, without a mask.
+"""Visibility of keys to queries, as rectangles of a rank's tokens that one kernel computes each, without a mask.
 
 A rank holds *runs* of the sequence: one when it is cut in equal pieces, an early and a late one under a balanced
 causal ring. Two runs are either all of the triangle apart (full), the same (causal), or unrelated (nothing to do).

@@ -1,4 +1,4 @@
-"""When each action runs: in-order execution of a schedule under given times. Fast in numba, plain in Python.
+"""Times of a schedule's actions: in-order execution under given durations. Fast in numba, plain in Python.
 
 A rank does its actions one after the other and each starts as soon as what it needs is there:
 
@@ -22,7 +22,7 @@ from meshwright.schedules.actions import LETTERS, Actions, F, W
 
 
 def durations(actions: Actions, t_f: ArrayLike, t_b: ArrayLike, t_w: ArrayLike) -> np.ndarray:
-    """How long each action takes, float64 [n], from scalars or one time per stage (any one unit)."""
+    """Return the duration of each action, float64 [n], from scalars or one time per stage (any one unit)."""
     f, b, w = (np.broadcast_to(np.asarray(t, dtype=np.float64), actions.num_stages) for t in (t_f, t_b, t_w))
     return np.stack((f, b, w, b + w))[actions.kind, actions.stage]
 

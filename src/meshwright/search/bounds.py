@@ -108,13 +108,13 @@ class Scope(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _decided(ep: int, overlap: tuple[str, ...], pipelines: tuple[Piped, ...]) -> np.ndarray:
-    """Which schedules go with what overlaps, bool [B]."""
+    """Return the mask of schedules that go with given overlaps, bool [B]."""
     return np.array([as_decided(ep, overlap, piped.schedule) for piped in pipelines], bool)
 
 
 @lru_cache(maxsize=4096)
 def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> np.ndarray:
-    """Which schedules go with which state parts, bool [B, C]."""
+    """Return the mask of schedules that go with state parts, bool [B, C]."""
     among = set(states)
     rows: dict[tuple[str, bool], list[bool]] = {}  # chunks matter only as one or more
     for piped in pipelines:

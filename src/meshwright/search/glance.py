@@ -204,7 +204,8 @@ class Glances:
         )
 
     def _near(self, core: Core, order: tuple[str, ...]) -> int:
-        """Which groups layers communicate over, as an index into ``_distinct``: orders that agree share one."""
+        """Return the set of groups that layers communicate over, as an index into ``_distinct``: orders with the same
+        groups share one."""
         key = (core._replace(mb=1), order)
         found = self._nears.get(key)
         if found is None:

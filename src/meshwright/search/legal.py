@@ -1,4 +1,4 @@
-"""Which parts of a core's plans go together: schedules with ZeRO stages, batch shares and recompute with schedules."""
+"""Legality of combinations of a core's parts: schedules with ZeRO stages, batch shares and recompute with schedules."""
 
 from __future__ import annotations
 

@@ -98,17 +98,17 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cheapest(self) -> Point | None:
-        """Of the points that meet the goal, the one that costs least; the faster of equal ones."""
+        """The cheapest point that meets the goal; the faster of equal ones."""
         return min(self.meeting, key=lambda p: (self._costs(p), p.run.seconds), default=None)
 
     @property
     def fastest(self) -> Point | None:
-        """Of the points that meet the goal, the one that ends first; the cheaper of equal ones."""
+        """The fastest point that meets the goal; the cheaper of equal ones."""
         return min(self.meeting, key=lambda p: (p.run.seconds, self._costs(p)), default=None)
 
     @property
     def nearest(self) -> Point | None:
-        """Where no point meets the goal, the one that misses it by the smallest factor."""
+        """The point that misses the goal by the smallest factor, where none meets it."""
         if self.meeting:
             return None
         return min(self.fitting, key=lambda p: (missed(p), p.run.seconds), default=None)

@@ -56,7 +56,7 @@ def tie(a: Simulated, b: Simulated) -> Tie | None:
 
 
 def _shift(run: Simulated, name: str) -> float:
-    """How much longer a step is when one class of work is a standard deviation slower."""
+    """Return the seconds by which a step grows when one class of work is a standard deviation slower."""
     slower = np.exp(class_sigma(run)[name])
     factors = np.array([slower if ERROR_CLASS[cause] == name else 1.0 for cause in PRICED])
     seconds = makespans(run.lowered.graph, (run.priced.parts @ factors)[None])

@@ -1,4 +1,4 @@
-"""Where the time goes: each rank's step split by cause, averaged over ranks, summing to the step time.
+"""Attribution of time: each rank's step split by cause, averaged over ranks, summing to the step time.
 
 A compute task's time is split as its cost key is. Idle time of the compute queue is charged to what the next
 task waited for: data-parallel exchange, the message itself, or other stages (the bubble). What a task takes longer than

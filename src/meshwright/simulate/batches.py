@@ -86,7 +86,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """How often each priced microbatch stands for a drawn one, summing to 1."""
+        """The share of drawn microbatches that each priced one stands for, summing to 1."""
         count = len(self.batches)
         total = np.bincount(self.low.ravel(), weights=1 - self.share.ravel(), minlength=count)
         total += np.bincount(np.minimum(self.low + 1, count - 1).ravel(), weights=self.share.ravel(), minlength=count)

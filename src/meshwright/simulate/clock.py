@@ -1,4 +1,4 @@
-"""When every task of a lowered and priced plan runs: the engine that its cluster asks for.
+"""Times of every task of a lowered and priced plan: the engine that its cluster asks for.
 
 In-order queues with ports to themselves are a longest path; ports that exchanges share (``Level.shared_ports``) and
 cores that ranks share (``Device.cores``) are flows on the event engine.

@@ -106,7 +106,7 @@ def _work(lowered: Lowered, priced: Priced, nodes: list[Host], held: list[Counte
 
 
 def _held(lowered: Lowered, nodes: list[Host]) -> list[Counter[int]]:
-    """How many ranks of every rank class are on which of the nodes."""
+    """Return the number of ranks of every rank class on each node."""
     node_of = np.full(lowered.mesh.num_ranks, -1)
     for number, node in enumerate(nodes):
         node_of[node.ranks.start : node.ranks.stop] = number

@@ -89,7 +89,7 @@ def times(
 
 
 def _dynamic(graph: TaskGraph, policies: Sequence[str] | None) -> NDArray[np.bool_]:
-    """Which streams choose among what is ready."""
+    """Return a mask of the streams with dynamic order, those that choose among ready tasks."""
     if policies is None:
         return np.zeros(len(graph.streams), np.bool_)
     return np.array([POLICIES.index(p) == 1 for p in policies], np.bool_)

@@ -101,7 +101,8 @@ def run(member_ptr, member, dep_ptr, dep, dep_lag, duration, dynamic, place, num
 
 @njit(cache=True)
 def _edges(member_ptr, member, dep_ptr, dep, dep_lag, dynamic):
-    """How many tasks each waits for, and who follows whom (CSR): dependencies, and neighbours on in-order streams."""
+    """Return the number of tasks that each waits for, and its successors (CSR): by dependencies and by order of
+    streams."""
     n = len(member_ptr) - 1
     waiting, fan_out = np.zeros(n, np.int64), np.zeros(n + 1, np.int64)
     previous, last = np.full(len(member), NONE), np.full(len(dynamic), NONE)

@@ -155,7 +155,7 @@ class _Driver:
                 return self._fails(change.at_s)
 
     def _end_s(self) -> float:
-        """When what the job does now is done, if nothing comes between."""
+        """The time at which the job's present activity ends, if no event comes between."""
         if self.stretch is None:
             return self.until_s
         whole = self.stretch.elapsed_s(self.stretch.end_s, self.slowdown)

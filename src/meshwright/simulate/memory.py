@@ -20,7 +20,7 @@ def peaks(
     copies: dict[str, float] | None = None,
     known: Ordered | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """When each rank class holds most [R], and what is alive then by category [R, C]; `copies` multiplies a
+    """Return the time of each rank class's peak [R], and the bytes alive then by category [R, C]; `copies` multiplies a
     category. The events' order is worked out unless it is known."""
     events = graph.memory
     if events is None:

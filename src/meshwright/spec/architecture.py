@@ -62,7 +62,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def layers_by_kind(self) -> tuple[int, ...]:
-        """How many layers are of each kind, in the order of `blocks`."""
+        """The number of layers of each kind, in the order of `blocks`."""
         return tuple(self.pattern.count(kind) for kind in range(len(self.blocks)))
 
     def block(self, layer: int) -> Block:

@@ -120,7 +120,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return range(first, first + self.islands[index].num_devices)
 
     def island_index(self, rank: int) -> int:
-        """Which island a rank is on.
+        """Return the index of the island that a rank is on.
 
         Raises:
             MeshwrightError: C010 when the cluster has no such rank.

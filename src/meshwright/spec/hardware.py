@@ -188,7 +188,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def source_of(record: Device | Level | Node, field: str) -> str:
-    """Where a number of a record comes from; "" when nobody said."""
+    """Return the source of a number of a record; "" when there is none."""
     return sourced(record.sources, field)
 
 

@@ -43,11 +43,11 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def port_gb_s(self) -> float:
-        """Of one port, per direction, in 1e9 bytes/s."""
+        """The bandwidth of one port, per direction, in 1e9 bytes/s."""
         return self.gb_s or self.gbit_s / 8
 
     def source(self, field: str) -> str:
-        """Where a number comes from."""
+        """Return the source of a number."""
         return sourced(self.sources, field)
 
 

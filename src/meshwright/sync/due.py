@@ -1,4 +1,4 @@
-"""When fragments are due, in the order that a schedule runs its passes."""
+"""Due times of fragments, in the order that a schedule runs its passes."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ MOST_SIZES = 40
 
 
 class Effort:
-    """How many plans may still be looked at: a page cannot wait for the nearest of what is nowhere near."""
+    """A counter of the plans that may still be tried: a page cannot wait for a repair that is nowhere near."""
 
     def __init__(self, plans: int = MOST_PLANS):
         self.left = plans

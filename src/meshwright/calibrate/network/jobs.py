@@ -90,7 +90,7 @@ def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> 
 
 
 def _share(one: Series, profile: Profile) -> float:
-    """Of a node's port that the fastest job reached."""
+    """Return the share of a node's port that the fastest job reached."""
     outside = one.group.hops[-1]
     port = outside.gb_s * 1e9 * min(1.0, (2 / outside.members) ** profile.constants.contention)
     n = one.group.size

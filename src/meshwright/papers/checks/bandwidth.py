@@ -56,12 +56,12 @@ def utilisation(way: str, layers: int, step_s: float, gbits: float, gbit_s: floa
 
 
 def needed(way: str, layers: int, step_s: float, gbits: float, wanted: float) -> int:
-    """Which of the bandwidths tried is the first that reaches a utilisation."""
+    """Return the index of the first of the bandwidths tried that reaches a utilisation."""
     return next(i for i, b in enumerate(TRIED) if utilisation(way, layers, step_s, gbits, b) >= wanted)
 
 
 def nearest(cells: Iterable[float]) -> list[int]:
-    """Which of the bandwidths tried the cells of a line are."""
+    """Return the index of the nearest of the bandwidths tried for each cell of a line."""
     return [int(np.abs(np.log(TRIED / cell)).argmin()) for cell in cells]
 
 

@@ -31,7 +31,7 @@ def tensors(seed: int = 0) -> Tensors:
 
 
 def as_plain(found: np.ndarray, wanted: np.ndarray) -> Figure:
-    """How far attention is from what plain attention gives."""
+    """Return the figure for an attention's result: its largest difference from plain attention's, at most rounding."""
     return at_most("largest difference from plain attention", float(np.abs(found - wanted).max()), ROUNDING)
 
 

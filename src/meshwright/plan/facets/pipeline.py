@@ -28,7 +28,7 @@ SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
 
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
-    """Which schedule, how many chunks a rank holds (``vpp``), sequences per microbatch."""
+    """The pipeline facet of a plan: the schedule, the chunks that a rank holds (``vpp``), sequences per microbatch."""
 
     schedule: str = "1f1b"
     vpp: int = 1

@@ -1,4 +1,4 @@
-"""How the micro-benchmarks of this machine tell the time."""
+"""Clocks of the micro-benchmarks on this machine."""
 
 from __future__ import annotations
 

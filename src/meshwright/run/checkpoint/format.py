@@ -37,7 +37,7 @@ _FOLDER = re.compile(r"step-(\d{8,})(?:-(\d+))?")
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where training was: `step` optimizer steps are done, and the next batch is that of `step`. ``world`` processes
+    """The state of training: `step` optimizer steps are done, and the next batch is that of `step`. ``world`` processes
     trained ``plan``. ``model_hash`` is :func:`identity` of the model. ``extra``: what the caller wants back."""
 
     step: int

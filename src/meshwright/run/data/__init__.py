@@ -67,7 +67,7 @@ class Batch(NamedTuple):
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tokenised corpus says about itself."""
+    """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token."""
 
     num_tokens: int
     num_documents: int
@@ -152,7 +152,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
-    """Which of `count` sequences is trained at each place of the endless order of epochs."""
+    """Return the one of `count` sequences that is trained at each place of the endless order of epochs."""
     epochs, within = np.divmod(np.asarray(place, np.int64), count)
     out = np.empty_like(within)
     for epoch in np.unique(epochs):

@@ -250,7 +250,8 @@ class _Writer:
         return {"shard": shard, "experts": self.mesh.expert_group("edp"), "replica": replica, "everyone": everyone}
 
     def _role(self, op: str, group: Group, used: set[str]) -> str:
-        """Which of the groups a step of an exchange is over: equal groups are one value, so their order decides."""
+        """Return the one of the groups that a step of an exchange is over: equal groups are one value, so their order
+        decides."""
         sharded = self.layout.zero >= 1
         wanted = ("replica", "everyone") if sharded and op == "all_reduce" else ("shard", "experts", "everyone")
         return next(r for r in wanted if r not in used and self._roles()[r].size == group.size)

@@ -198,7 +198,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
 
 
 def _full(walk: Walk, regions: Regions, scope: Scope, costs: Costs, among: np.ndarray) -> np.ndarray:
-    """Which of the plans `among` [A, B, C] do not fit."""
+    """Return a mask of the plans `among` [A, B, C] that do not fit."""
     out = np.zeros_like(among)
     a, b = np.flatnonzero(among.any(axis=(1, 2))), np.flatnonzero(among.any(axis=(0, 2)))
     if len(a):
@@ -209,7 +209,7 @@ def _full(walk: Walk, regions: Regions, scope: Scope, costs: Costs, among: np.nd
 
 
 def _worth(walk: Walk, bound_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which inner parts [A] and which pipelines [B] have some combination [A, B] that is worth it."""
+    """Return masks of the inner parts [A] and of the pipelines [B] that have some combination [A, B] worth pricing."""
     worth = bound_s * (1 - ROUNDING) <= walk.worth_s
     return worth.any(axis=1), worth.any(axis=0)
 

@@ -1,4 +1,4 @@
-"""Which reader understands which architecture of a Hugging Face configuration, and which are refused by name."""
+"""The readers of Hugging Face configurations, by architecture, and the architectures that are refused by name."""
 
 from __future__ import annotations
 

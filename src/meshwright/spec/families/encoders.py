@@ -37,7 +37,8 @@ CLIP_VISION = {
 
 
 def head_class(r: Reader, *heads: str) -> str:
-    """Which of `heads` the first of ``architectures`` ends in; the first one when the configuration names no class."""
+    """Return the one of `heads` that the first of ``architectures`` ends in; the first one when the configuration names
+    no class."""
     classes = r.config.get("architectures")
     named = classes[0] if isinstance(classes, list | tuple) and classes and isinstance(classes[0], str) else ""
     found = next((head for head in heads if named.endswith(head)), "")
