@@ -33,7 +33,7 @@ from meshwright.spec.model import Model
 
 
 class Pass(NamedTuple):
-    """What one microbatch brings along through every layer of a rank.
+    """The arguments of one microbatch's pass, the same for every layer of a rank.
 
     ``tokens``, ``targets`` int64 [b, s] on this context-parallel rank (a target of -1 is none), ``positions`` int64 [s]
     in the sequence, or [b, s] in the documents of each, ``documents`` int32 [b, S] of the whole sequences or None,
@@ -52,7 +52,7 @@ class Pass(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What all modules of a rank are built with."""
+    """The arguments with which all modules of a rank are built."""
 
     model: Model
     plan: Plan
