@@ -98,7 +98,7 @@ def binding(
     start: NDArray,
     end: NDArray,
 ) -> NDArray:
-    """For each task the predecessor whose end let it start, -1 when it started at the beginning.
+    """Return for each task the predecessor whose end let it start, -1 when it started at the beginning.
 
     Dependencies win ties over the previous task of the own stream: they say more. A stream's order is the one its
     tasks ran in, which on streams that choose is not the graph's.

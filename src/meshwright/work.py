@@ -1,4 +1,4 @@
-"""Work items: what one task has to do, as dimensions, before anyone says how long it takes.
+"""Work items: the work of one task as dimensions, before anyone says how long it takes.
 
 Lowering writes them, the cost chain prices them, and equal items share one price: they are hashable values.
 Dimensions are per rank, after sharding. ``dtype`` is the compute precision (``spec/workload.py``).

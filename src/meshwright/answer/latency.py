@@ -56,7 +56,7 @@ def _summary(values: np.ndarray) -> Summary:
 
 
 def _gap_summary(gaps: np.ndarray) -> Summary:
-    """The same of a histogram of gaps; a bin's gap is the middle of its edges."""
+    """Return the mean and the percentiles of a histogram of gaps; a bin's gap is the middle of its edges."""
     total = int(gaps.sum())
     if not total:
         return Summary(mean=0.0, p50=0.0, p90=0.0, p99=0.0)

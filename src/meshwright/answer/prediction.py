@@ -33,7 +33,7 @@ GIVEN_BACK = "buffers in flight"
 
 
 class Assumption(msgspec.Struct, frozen=True):
-    """Something the answer rests on that the user did not say: what, its value, where it comes from."""
+    """An assumption of an answer, which the user did not state: its name, its value, its source."""
 
     name: str
     value: str

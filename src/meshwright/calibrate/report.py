@@ -79,7 +79,7 @@ def _pair(errors: dict[str, float], which: str) -> str:
 
 
 def as_json(fits: list[Fitted], left: list[Left], skipped: list[Skipped]) -> dict:
-    """The same figures for a program."""
+    """Return the figures of the report as JSON values, for a program."""
     return {
         "format_version": FORMAT_VERSION,
         "curves": [

@@ -22,7 +22,7 @@ def folder(kind: str) -> Path:
 
 
 def measured_here() -> Path:
-    """The folder of what was measured on this machine: ``$MESHWRIGHT_HOME``, else the user's data folder."""
+    """Return the folder of tables measured on this machine: ``$MESHWRIGHT_HOME``, else the user's data folder."""
     given = os.environ.get("MESHWRIGHT_HOME")
     if given:
         return Path(given)

@@ -105,7 +105,8 @@ def tokens_of(text: str) -> str:
 
 
 def usual_tokens(answers: Answers) -> str:
-    """Those of the workload; else 20 a parameter, rounded to two digits, and much fewer for fine-tuning."""
+    """Return the default number of tokens: the workload's, else 20 a parameter, rounded to two digits, and much fewer
+    for fine-tuning."""
     if answers.train is not None and answers.train.tokens:
         return write_count(answers.train.tokens)
     if answers.train is not None and answers.train.phase != "pretrain":

@@ -39,7 +39,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
         return self.framework or profile(self.names)
 
     def wrong(self) -> list[Diagnostic]:
-        """Everything that is wrong with the first two, whatever the question."""
+        """Return a diagnostic for each unknown engine and for a headroom that cannot be read."""
         from meshwright.export.runnable import unknown
 
         found = unknown(self.names or [self.engines] * bool(self.engines), f"--for {self.engines}")

@@ -74,7 +74,7 @@ class Costs:
         self._known: dict[tuple[str, Work], Estimate] = {}
 
     def faster(self, name: str, factor: float) -> Costs:
-        """The same costs with one class of work, one level of links, or the host `factor` times faster."""
+        """Return these costs with one class of work, one level of links, or the host `factor` times faster."""
         framework = self.framework
         if name == "host":
             times = [f for f in Framework.__struct_fields__ if f.startswith("host_us_")]
@@ -85,7 +85,7 @@ class Costs:
         return _Faster(self, framework, name, factor)
 
     def without_links(self) -> Costs:
-        """The same costs with exchanges that take no time: what a cluster's devices take, whatever joins them."""
+        """Return these costs with exchanges that take no time, so that a step is its devices' time alone."""
         return _Linkless(self)
 
     def adds_apart(self, work: Work) -> bool:

@@ -85,7 +85,9 @@ def _ring(
 def _all_reduce(
     fabric: Constants, busbw_gb_s: float, reached: Reached, port: float, usual_us: float, once: float
 ) -> dict[str, float]:
-    """By trees or by rings; neither is quicker than what was measured. `once` are the seconds of a tree's step."""
+    """Return the constants of an all-reduce that took so long, by trees or by rings, neither faster than measured.
+
+    `once` are the seconds of a tree's step."""
     took = seconds_of(busbw_gb_s, 2, reached.ranks)
     step, share = _ring(busbw_gb_s, 2, reached.ranks, port, fabric.all_reduce, usual_us)
     told = {"reduce_us": step, "all_reduce": share}

@@ -15,7 +15,7 @@ MOST_BYTES = 4_000_000
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """An answer of the machine with what was asked: the text, or why there is none."""
+    """An answer of the machine to one command: the text, or why there is none."""
 
     asked: str
     text: str = ""

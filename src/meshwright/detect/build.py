@@ -1,4 +1,4 @@
-"""A cluster of what a machine says of itself; what it does not say is the catalog's, and is marked as assumed."""
+"""A cluster from a machine's own tools; figures that they do not give are the catalog's, and marked as assumed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Detected(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster, and what was asked to find it."""
+    """The cluster, and the commands that were asked to find it."""
 
     cluster: Cluster
     asked: tuple[Answer, ...]
@@ -191,7 +191,7 @@ def _cluster(device: Device, facts: Facts, nodes: int) -> Cluster:
 
 
 def _node(device: Device, facts: Facts) -> Node:
-    """The host: what the machine tells over the device's standard node."""
+    """Return the host: the device's standard node with the figures that the machine tells."""
     count, standard = len(facts.gpus), device.node
     if count == standard.devices:
         node = standard

@@ -74,7 +74,7 @@ def _placed(r: Request, axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def no_pipeline(r: Request, reason: str) -> Iterator[Gap]:
-    """For a target without pipeline parallelism; its ranks are offered to data parallelism."""
+    """Yield the gap of pp > 1 for a target without pipeline parallelism; its ranks are offered to data parallelism."""
     layout = r.layout
     plain = {"pipeline.schedule": "1f1b", "pipeline.vpp": 1}
     if layout.pp > 1:
@@ -90,7 +90,8 @@ def no_pipeline(r: Request, reason: str) -> Iterator[Gap]:
 
 
 def one_stage(r: Request) -> Iterator[Gap]:
-    """Without a pipeline a microbatch follows the other; other schedules have other orders, and memory."""
+    """Yield the gap of a pipeline schedule on one stage: without a pipeline microbatches follow one another, and other
+    schedules have other orders, and memory."""
     pipeline = r.plan.pipeline
     if r.layout.pp == 1 and (pipeline.schedule not in PLAIN or pipeline.vpp > 1):
         yield Gap(

@@ -90,13 +90,13 @@ def _optimizer(r: Request) -> Iterator[Gap]:
 
 
 def aware(r: Request) -> bool:
-    """Something of the optimizer's state is stored in less than 32 bits."""
+    """Whether some of the optimizer's state is stored in less than 32 bits."""
     p = r.plan.precision
     return p.moments != WIDE or (r.compute != "fp32" and p.master == "fp16")
 
 
 def precision(r: Request) -> Flags:
-    """The flags of what is multiplied and stored."""
+    """Return the flags of the precisions of products and of stored state."""
     p = r.plan.precision
     out: Flags = {}
     if r.compute != "fp32":

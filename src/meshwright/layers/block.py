@@ -90,12 +90,12 @@ def state(block: Block) -> Cache:
 
 
 def adapters(block: Block, hidden: int, target: str) -> int:
-    """Those of all parts."""
+    """Return the adapter parameters of all parts of a block for a target matrix, at rank 1."""
     return sum(layers.of(part).adapters(part, hidden, target) for _, part in _parts(block))
 
 
 def rules(block: Block, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
-    """Those of all parts."""
+    """Yield the violations of all parts of a block, (message, help) each."""
     for _, part in _parts(block):
         yield from layers.of(part).rules(part, plan, train)
 

@@ -151,7 +151,7 @@ class Binder:
         return self.over([f for f in self.fragments(units) if (AVERAGE if f.due == EVERY else f.what) == what], start)
 
     def fragments(self, units: tuple[Unit, ...]) -> list[Fragment]:
-        """All that is exchanged of some layers on one rank."""
+        """Return the fragments of some layers on one rank."""
         params = self.stages.total_params(units)
         found: list[Fragment] = []
         for kind, held, trained in (

@@ -63,7 +63,7 @@ def segments(layers: Sequence[T], before: Sequence[T] = (), after: Sequence[T] =
 
 
 def stage_layers(plan: Plan, model: Model) -> tuple[tuple[int, ...], ...]:
-    """For every virtual stage, the layers it holds, in order."""
+    """Return the layers of every virtual stage, in order."""
     counts = plan.layout.stages or even(model.num_layers, plan.num_stages)
     out, first = [], 0
     for count in counts:

@@ -42,7 +42,7 @@ class PoolStages(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def begin(self) -> int:
-        """Its first device on the cluster."""
+        """The pool's first device on the cluster."""
         return self.pool.devices[0]
 
 

@@ -47,7 +47,7 @@ class Move(NamedTuple):
 
     @property
     def work(self) -> Collective:
-        """One of its messages."""
+        """One of the collective's messages, as a work item."""
         return Collective(op=self.op, num_bytes=self.num_bytes / self.times, group=self.group)
 
 

@@ -55,7 +55,7 @@ def _needed(target: Actions, waves: tuple[int, int]) -> np.ndarray:
 
 
 def _forwards_before_backward(actions: Actions, stage: int) -> np.ndarray:
-    """For each microbatch, the forwards of a stage that its rank does before that microbatch's backward."""
+    """Return [microbatches]: the forwards of a stage that its rank does before each microbatch's backward."""
     rank = actions.stage_ranks[stage][0]
     part = slice(actions.rank_ptr[rank], actions.rank_ptr[rank + 1])
     mine = actions.stage[part] == stage

@@ -1,4 +1,4 @@
-"""The algebra of placements: what lies where on a mesh, what it takes to lay it out otherwise, and the proof.
+"""The algebra of placements: tensors on a mesh, the transfers from one placement to another, and the proof.
 
 On every axis of a mesh a tensor is Shard(dim), Replicate or Partial (a sum that is still to be taken). Where a
 producer's placement is not its consumer's, the difference *is* a collective; :func:`transfers` lists them and
@@ -270,7 +270,7 @@ SIGNATURES = (
 
 
 class Product(msgspec.Struct, frozen=True):
-    """How a matrix product is laid out: what its operands are moved to, where the result lies, what moves."""
+    """The layout of a matrix product: the placements its operands are moved to, that of the result, and the moves."""
 
     left: Placement
     right: Placement

@@ -143,7 +143,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kinds(self) -> str:
-        """Its kinds of consequences in words."""
+        """The kinds of decisions that the field makes, in words."""
         words = {
             STRUCTURE: "which tasks a step has",
             LAYER: "what a layer costs",

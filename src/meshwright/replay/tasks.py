@@ -131,8 +131,8 @@ class ComputeSpans:
 
 
 def without_inner(tasks: list[Task], timeline: Timeline, waited: tuple[str, ...] = ()) -> list[Task]:
-    """Without the collectives that lie inside a pass on every member: those are part of it. Passes that are whole wait
-    for those of the queues `waited`."""
+    """Return the tasks without the collectives that lie inside a pass on every member, which are part of the pass.
+    Whole passes wait for collectives of the queues `waited`."""
     passes, out = ComputeSpans(tasks), []
     for task in tasks:
         inner = task.queue in INNER or task.queue in waited

@@ -99,7 +99,7 @@ class Figure:
         return out.getvalue()
 
     def write(self, path: str | Path, theme: str = "light") -> None:
-        """Write the drawing whole or not at all, as what the file's ending says: .svg or .png.
+        """Write the drawing whole or not at all, in the format of the file's ending: .svg or .png.
 
         Raises:
             MeshwrightError: X104 when it cannot be written, L003 when a .png cannot be drawn here.

@@ -137,8 +137,8 @@ def _sharded_prefixes(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _kept_whole(prediction: Prediction) -> tuple[str, ...]:
-    """Under a pipeline gathered parameters are kept, and all but ZeRO-2 accumulate gradients whole to the last
-    microbatch."""
+    """Return the kinds of sharded state that a pipeline keeps whole: gathered parameters and, but for ZeRO-2,
+    gradients, which accumulate to the last microbatch."""
     layout = prediction.plan.layout
     if layout.pp == 1:
         return ()

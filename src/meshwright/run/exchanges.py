@@ -84,7 +84,7 @@ def _segments(stage: Stage) -> tuple[tuple[torch.nn.Module, ...], ...]:
 def fragments_of(
     parts: Parts, plan: Plan, model: Model, train: Train, actions: Actions, types: Types
 ) -> tuple[Fragment, ...]:
-    """All that is exchanged of these parameters."""
+    """Return the fragments of these parameters."""
     sizes: dict[tuple[int, int], dict[str, tuple[int, int]]] = {}
     for (units, kind), parameters in parts.items():
         count = sum(p.numel() for p in parameters)

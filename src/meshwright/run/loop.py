@@ -278,7 +278,7 @@ class _Run:
         return saver
 
     def steps(self) -> None:
-        """All that are left, or as many as are done when the run is asked to end."""
+        """Train all remaining steps, or as many as are done when the run is asked to end."""
         begun = time.perf_counter()
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.joined:

@@ -146,7 +146,8 @@ class Sent(NamedTuple):
 
     @staticmethod
     def agree(counts: torch.Tensor, ep: Group, etp: Group) -> Sent:
-        """From this rank's rows for each expert, int64 [experts]. The one place that waits for the device."""
+        """Return the rows to send and receive, from this rank's rows for each expert, int64 [experts]. The one place
+        that waits for the device."""
         local = len(counts) // ep.size
         mine = counts.view(ep.size, local)
         arriving = mine

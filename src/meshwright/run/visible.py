@@ -76,8 +76,8 @@ def blocks(queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule) -> tuple
 def document_blocks(
     queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, documents: torch.Tensor
 ) -> tuple[Block, ...]:
-    """As :func:`blocks`, and no pair crosses a boundary of `documents` [b, S], the number of each position's document;
-    a document is contiguous."""
+    """Return the blocks of :func:`blocks` without pairs that cross a boundary of documents, which are contiguous;
+    `documents` [b, S] is the number of each position's document."""
     return _in_documents(queries, keys, rule, _boundaries(documents))
 
 

@@ -1,4 +1,4 @@
-"""Actions: what each rank does, in order. A schedule is data with a text form that round-trips.
+"""Actions: the passes of each rank, in order. A schedule is data with a text form that round-trips.
 
 One line per rank, actions separated by spaces: ``F0 F1 B0 W0 B1 W1``. ``F`` is a forward, ``B`` the backward
 to the inputs, ``W`` the backward to the weights, and the number is the microbatch. A ``B`` without its ``W``
@@ -64,7 +64,7 @@ class Actions(msgspec.Struct, frozen=True, kw_only=True, eq=False):
         return np.repeat(np.arange(self.num_ranks, dtype=np.int32), np.diff(self.rank_ptr))
 
     def forwards(self) -> Actions:
-        """The forwards alone, in their order: what is left of a schedule where nothing is trained."""
+        """Return the forwards alone, in their order, which are the schedule where nothing is trained."""
         kept = self.kind == F
         before = np.append(0, np.cumsum(kept))
         return msgspec.structs.replace(

@@ -52,7 +52,8 @@ def in_order_times(
 def in_order_times_plain(
     actions: Actions, t_f: ArrayLike, t_b: ArrayLike, t_w: ArrayLike, t_comm: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same, to be read: the reference that `in_order_times` is held equal to. A scalar lag only."""
+    """Return the start and end of every action, written for reading: the reference that `in_order_times` is held equal
+    to. A scalar lag only."""
     length, n = durations(actions, t_f, t_b, t_w), len(actions)
     start, end = np.zeros(n), np.full(n, np.nan)
     at = {}

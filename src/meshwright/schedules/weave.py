@@ -1,4 +1,4 @@
-"""The pattern most schedules share: some forwards first, then forward and backward in turn, then what is left.
+"""The pattern most schedules share: some forwards first, then forward and backward in turn, then the other backwards.
 
 Each rank has n forwards and n backwards, each in an order of its own. After ``warmup`` forwards it alternates
 one forward, one backward; when the forwards run out only backwards remain.

@@ -295,7 +295,8 @@ def _scattered(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
 def _every_microbatch(
     regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, exchanged: Exchanged
 ) -> np.ndarray:
-    """Without a pipeline, sharded parameters are gathered and sharded gradients reduced for every microbatch."""
+    """Return the bound in seconds without a pipeline, where sharded parameters are gathered and sharded gradients
+    reduced for every microbatch."""
     core = scope.core
     count = regions.train.global_batch // (core.dp * core.mb)
     layers = count * np.array(regions.model.layers_by_kind, float)

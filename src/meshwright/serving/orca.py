@@ -34,7 +34,7 @@ class Orca(msgspec.Struct, frozen=True):
             plan.compute(place, one.need)
 
     def keeps(self, finished: bool, others: bool) -> bool:
-        """Whoever is answered leaves."""
+        """Whether a sequence stays in the batch: until it is finished."""
         return not finished
 
 

@@ -45,7 +45,7 @@ class Sarathi(msgspec.Struct, frozen=True):
             left -= new
 
     def keeps(self, finished: bool, others: bool) -> bool:
-        """Whoever is answered leaves."""
+        """Whether a sequence stays in the batch: until it is finished."""
         return not finished
 
 

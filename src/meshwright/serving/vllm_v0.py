@@ -45,7 +45,7 @@ class VllmV0(msgspec.Struct, frozen=True):
             place += 1
 
     def keeps(self, finished: bool, others: bool) -> bool:
-        """Whoever is answered leaves."""
+        """Whether a sequence stays in the batch: until it is finished."""
         return not finished
 
 

@@ -43,7 +43,7 @@ class VllmV1(msgspec.Struct, frozen=True):
             left -= new
 
     def keeps(self, finished: bool, others: bool) -> bool:
-        """Whoever is answered leaves."""
+        """Whether a sequence stays in the batch: until it is finished."""
         return not finished
 
 

@@ -114,7 +114,8 @@ def _held(lowered: Lowered, nodes: list[Host]) -> list[Counter[int]]:
 
 
 def _of_mesh(mesh: Mesh, node_of: np.ndarray) -> list[Counter[int]]:
-    """The same for a mesh that begins at the first of these ranks."""
+    """Return the number of ranks of every rank class on each node, for a mesh that begins at the first of these
+    ranks."""
     layout = mesh.layout
     shard = np.add.outer(np.arange(layout.tp) * layout.stride("tp"), np.arange(layout.cp) * layout.stride("cp"))
     out = []

@@ -30,7 +30,7 @@ def times(graph: TaskGraph, durations_s: NDArray[np.float64]) -> Times:
 
 
 class Listed:
-    """A graph so small that arrays cost more than what is done with them: the same loop, over lists."""
+    """A small graph with its times by the same loop over lists, which is faster there than arrays."""
 
     def __init__(self, graph: TaskGraph):
         self._columns = tuple(column.tolist() for column in _columns(graph))

@@ -172,7 +172,7 @@ def _predecessors(graph: TaskGraph, dynamic: NDArray[np.bool_]) -> list[set[int]
 
 
 class _Flow:
-    """A transfer under way: what is left of it since its rate last changed."""
+    """A transfer under way: the bytes that were left when its rate last changed."""
 
     def __init__(self, num_bytes: float, now: float):
         self.left, self.rate, self.since = num_bytes, 0.0, now

@@ -97,7 +97,7 @@ def run_job(job: JobSizes, decider: Decider, changes: Iterator[WorldEvent]) -> J
 
 
 class _Driver:
-    """The virtual clock: ``now_s``, what the job does until when, and what the world does next."""
+    """The virtual clock of a job: ``now_s``, the job's present activity with its end, and the world's next event."""
 
     def __init__(self, job: JobSizes, decider: Decider, changes: Iterator[WorldEvent]):
         self.job, self.decider = job, decider

@@ -56,7 +56,7 @@ class Moved(NamedTuple):
 
 
 def _narrowed(group: Group, share: float) -> Group:
-    """The same ranks with a share of the bandwidth between nodes."""
+    """Return the group of the same ranks with a share of the bandwidth between nodes."""
     hops = tuple(msgspec.structs.replace(h, gb_s=h.gb_s * share) if h.scale_out else h for h in group.hops)
     return msgspec.structs.replace(group, hops=hops)
 

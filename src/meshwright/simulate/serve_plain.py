@@ -54,7 +54,7 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share]) -> Took:
 
 
 class _Clock:
-    """The driver: what is on its way, and what is written down of every request."""
+    """The driver of a served replica: requests on their way, and the times recorded of every request."""
 
     def __init__(self, replica: Replica, requests: Requests):
         self.replica, self.requests = replica, requests
@@ -80,7 +80,7 @@ class _Clock:
         return [(i, int(self.requests.prompt[i]), int(self.requests.output[i])) for i in found]
 
     def ask_next(self) -> None:
-        """In a closed loop the next request comes when one is answered."""
+        """Let the next request of a closed loop arrive now, as one has been answered."""
         if self.following < len(self.requests):
             self.arrival[self.following] = self.now
             self.asked.append(self.following)

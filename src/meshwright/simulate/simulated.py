@@ -37,7 +37,7 @@ class Round(NamedTuple):
 
 
 class Simulated(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A lowered, priced and timed plan: what every number of a prediction is read off. ``step_sigma`` is the relative
+    """A lowered, priced and timed plan, from which all numbers of a prediction are read. ``step_sigma`` is the relative
     error of the framework's profile: where that was ``fitted``, of whole measured steps, their kernels' and
     collectives' errors included; else what comes on top of them. ``schedule_params`` are what the schedule was built
     for, besides its size. ``round``: the times are those of the step that averages, one of several; None where all

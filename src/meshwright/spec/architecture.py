@@ -1,4 +1,4 @@
-"""The Model: what a network is made of, down to the last parameter, immutable and without torch.
+"""The Model: the parts of a network, down to the last parameter, immutable and without torch.
 
 A model is a few distinct kinds of block and the order in which they are stacked, between an embedding and a head. All
 three are layers. Identical layers are one kind, so that everything that costs time is priced once per kind. Layers

@@ -1,4 +1,4 @@
-"""The commented TOML of a cluster: every key with what it means and its unit, keys left out shown as comments."""
+"""The commented TOML of a cluster: every key with its meaning and unit, keys left out shown as comments."""
 
 from __future__ import annotations
 

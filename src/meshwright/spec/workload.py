@@ -1,4 +1,4 @@
-"""The workload: what one optimizer step has to do, apart from how it is laid out.
+"""The workload: the work of one optimizer step, apart from how it is laid out.
 
 ``batch=512,seq=8192`` is a step of 512 sequences of 8192 tokens each. Documents of other lengths (``lengths=``) are
 drawn with a ``seed`` and laid into those sequences as ``pack=`` says (:mod:`meshwright.assign.packing`). Attention

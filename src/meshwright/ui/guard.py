@@ -1,4 +1,4 @@
-"""Guard: what every request and response of the page must have, whatever its route.
+"""Guard: requirements on every request and response of the page, whatever its route.
 
 The ``Host`` must be an address or a name of this machine, which a page of another site that rebinds its name to this
 address has not; a request that changes or costs something must come from the page itself and be JSON, which no form of

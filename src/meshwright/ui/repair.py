@@ -1,4 +1,4 @@
-"""The nearest legal plan: what else has to change so that a plan keeps what its user just said.
+"""The nearest legal plan: the further changes with which a plan keeps the words that its user just said.
 
 Legality says what is wrong (:func:`meshwright.plan.check`); each code has the changes that can mend it, the smallest
 first. Mending goes on, always with the change that leaves the fewest violations, until nothing is wrong.

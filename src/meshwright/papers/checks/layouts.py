@@ -63,7 +63,7 @@ def oneflow() -> Outcome:
 
 
 def _by_processes(found: Outcome, shape: tuple[int, int]) -> Outcome:
-    """With every pair of placements turned into one another by the collectives of real processes."""
+    """Return the outcome with a figure of real processes, which turn every pair of placements into one another."""
 
     def real() -> Outcome:
         from meshwright.run.placements import apart
@@ -95,7 +95,7 @@ def _chosen_moves_least() -> bool:
 
 
 def gspmd() -> Outcome:
-    """Its dense layer on a two-dimensional mesh (section 5.1), and what uneven shapes take."""
+    """GSPMD's dense layer on a two-dimensional mesh (section 5.1), and the cost of uneven shapes."""
     mesh = Mesh.of(X=2, Y=4)
     batch, hidden, wide = 64, 32, 128
     # Weights M H on (X, Y), activations B M on (X, Y): each product is completed to where the next one wants it.

@@ -1,4 +1,4 @@
-"""Layout: sizes of the mesh axes, their order on the cluster, and what is sharded over data parallelism."""
+"""Layout: sizes of the mesh axes, their order on the cluster, and the state sharded over data parallelism."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LEAST_TOKENS = 512
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the mesh axes and what is sharded over them.
+    """Sizes of the mesh axes and the state sharded over them.
 
     ``zero`` is what is sharded over data parallelism: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     parameters (Rajbhandari et al. 1910.02054; 3 is FSDP, Zhao et al. 2304.11277). ``shard`` is the size of the

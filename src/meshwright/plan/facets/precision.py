@@ -1,4 +1,4 @@
-"""Precision: what matrix products are computed in, and what parameters, gradients and optimizer state are stored in."""
+"""Precision: the types of matrix products, and of stored parameters, gradients and optimizer state."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Emulated(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def apart_error(self) -> float:
-        """The same of the step whose exchanges pass each other."""
+        """The relative error of the predicted step in which exchanges do not share ports."""
         return self.apart_s / self.step_time_s - 1
 
 

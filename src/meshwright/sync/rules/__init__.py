@@ -40,7 +40,7 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def wanted(self) -> str:
-        """Its values in words."""
+        """The legal values of the option, in words."""
         choices = self.choices()
         return " or ".join(choices) if choices else f"a whole number of at least {self.least}"
 
