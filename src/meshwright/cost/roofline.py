@@ -30,7 +30,7 @@ KERNEL_FLOOR_S = 2.0e-6
 #: GEMM tables of NVIDIA AIConfigurator, SGLang 0.5). memory: not measured here; norms, softmax and dropout reduce
 #: and draw random numbers between their reads, so they stay below a plain copy.
 TYPICAL_OF_BEST = {"gemm": 0.92, "memory": 0.80, "attention_fwd": 0.92, "attention_bwd": 0.92}
-#: Share of the SMs a collective's kernel occupies while it runs, which a product beside it then lacks: DeepSeek-V3 sets
+#: Share of the SMs a collective's kernel occupies while it runs, which an overlapped product lacks: DeepSeek-V3 sets
 #: 20 of 132 aside (2412.19437, section 3.2.2). Larger devices need no more than 20.
 COLLECTIVE_SMS, COLLECTIVE_OF = 20, 132
 #: Share of the peak that scans reach in operations by chunks: 0.067 and 0.093 on the H100, 0.105 on the H200, medians

@@ -1,4 +1,4 @@
-"""Kinds of layers, one file a kind: parameters on a rank, operations, pieces, and what it keeps of a sequence.
+"""Kinds of layers, one file a kind: parameters on a rank, operations, pieces, and state kept of a sequence.
 
 A kind is found by the class of its record. A kind of one's own is a record with ``num_params(hidden)``, a
 :class:`~meshwright.layers.kind.Kind` and a call of :func:`register`; then it may stand in any block.

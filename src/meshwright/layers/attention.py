@@ -236,7 +236,7 @@ def _core(
 
     queries = num_tokens(c.batch) // outer
     inputs = queries * (heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)) * c.element
-    # the core needs its 16-bit output again; below 16 bits the projection behind it keeps another copy
+    # the core's backward needs its 16-bit output; below 16 bits the projection behind it saves another copy
     lower = c.low < c.element
     own_output = queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
     exchange = {}

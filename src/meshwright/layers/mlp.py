@@ -27,7 +27,7 @@ def dense(c: Context, name: str, ffn: int, gated: bool, *, inside: bool = False,
 
 
 def activation(name: str, inner: float, gated: bool) -> Piece:
-    """Reads what came up, writes one width; keeps what came up."""
+    """Return the piece of an MLP's activation, which saves its input: one width of `inner` bytes, two where gated."""
     read = 2 * inner if gated else inner
     operator = "gated activation" if gated else "activation"
     return Piece(

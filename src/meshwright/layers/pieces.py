@@ -206,7 +206,8 @@ def linear(
 
 
 def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool) -> list[Piece]:
-    """Two low-rank factors. Adapters of one projection read the same input, which the first of them keeps."""
+    """Return the two low-rank factors of an adapter. Adapters of one projection read the same input, which the first of
+    them saves."""
     rank, e, dtype = c.train.lora.rank, c.element, c.attention_dtype
 
     def factor(label: str, n: int, k: int, kept: float) -> Piece:

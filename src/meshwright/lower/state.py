@@ -1,4 +1,4 @@
-"""State: what every rank holds, by kind and bytes, from the layout of parameters, gradients, optimizer, activations.
+"""State: the bytes on every rank by kind, from the layout of parameters, gradients, optimizer and activations.
 
 ZeRO's stages (Rajbhandari et al. 1910.02054) shard, from the outside in, the optimizer, the gradients, the
 parameters. Activation bytes come from the same pieces that give the time (``layers/pieces.py``); for a GPT block
@@ -52,7 +52,7 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
         held = getattr(params, part)
         n = shard[part]
         if layout.zero == 3:
-            # the sharded copy is the master; the working copy is gathered when needed
+            # the sharded copy is the master; the computing copy is gathered when needed
             kept = master if master else weight
             out["parameters"] += (trained * kept + (held - trained) * weight) / n
             out["optimizer"] += trained * moments / n
@@ -82,7 +82,8 @@ def updated_bytes(plan: Plan, train: Train) -> float:
 
 
 def _begun_bytes(plan: Plan, train: Train, params: Params) -> float:
-    """Parameters as they were at the last average, which a rank keeps where their change is encoded."""
+    """Return the bytes of the parameters as they were at the last average, which a rank keeps where their change is
+    encoded."""
     policy, of, out = read(plan.sync.policy), stored(plan, train), 0.0
     for kind, trained in ((DENSE, params.trained_dense), (EXPERT, params.trained_expert)):
         for f in policy.rule.fragments(plan, policy, Weights(0, 0, kind, trained, trained), of):
@@ -92,13 +93,14 @@ def _begun_bytes(plan: Plan, train: Train, params: Params) -> float:
 
 
 def gathered_bytes(plan: Plan, params: Params, train: Train) -> float:
-    """Working copy of a stage's parameters while ZeRO-3 has it gathered."""
+    """Return the bytes of a stage's computing copy of parameters while ZeRO-3 has it gathered."""
     weight = 4.0 if (plan.precision.compute or train.dtype) == "fp32" else 2.0
     return (params.dense + params.expert) * weight if plan.layout.zero == 3 else 0.0
 
 
 def unscattered_bytes(plan: Plan, params: Params) -> float:
-    """Gradients of some layers as the backward leaves them, until they are scattered; 0 where they stay whole."""
+    """Return the bytes of some layers' gradients from the backward until they are scattered; 0 where they stay
+    whole."""
     layout, kept = plan.layout, STORED_BYTES[plan.precision.grads]
     if not layout.shards_gradients:
         return 0.0

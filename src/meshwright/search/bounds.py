@@ -236,7 +236,7 @@ def step_seconds(
     weight = np.minimum(whole, costs.seconds[3][:, :kinds]).min(axis=1)[:, None]
     shortest = np.where(split, weight, whole.min(axis=1)[:, None])[:, :, None]  # of a pass that leaves gradients
     blocks = least[:, :, None]
-    beside = np.where(blocks > 1, blocks, 0)  # a pass over one block is not cut, so nothing runs beside it
+    beside = np.where(blocks > 1, blocks, 0)  # a pass over one block is not cut, so nothing is overlapped with it
     gather = exchanged.gather.min(axis=2)[:, None, :]
     reduce = exchanged.reduce.min(axis=2)[:, None, :]
     slow = regions.contention if core.dp * core.cp > 1 and all("dp" in i.overlap for i in scope.inners) else 0.0
@@ -257,7 +257,7 @@ def step_seconds(
         total = np.maximum(total, _every_microbatch(regions, scope, costs, paths_s, exchanged))
     again = [c for c, state in enumerate(scope.states) if state.zero == 2 and _sharded(core, state)]
     if core.pp > 1 and core.dp * core.cp > 1 and again:
-        # a rank's dp queue takes every round's reductions, and slows the passes beside them
+        # a rank's dp queue takes every round's reductions, and slows the passes they are overlapped with
         scattered = rows.scattered if rows else _scattered(regions, scope, costs)
         slowed = (scattered[None, :, 0, None] * (beside > 0)) * slow * np.minimum(reduce, shortest)[:, :, again]
         slowed += compute_seconds(regions, scope, costs, work_only=True)[0][:, :, None]

@@ -168,7 +168,7 @@ class Glances:
         forward, whole, back = each[:, :, :, 0], each[:, :, :, 1], each[:, :, :, 2]
         if waits.any():
             waited = np.array([[self._waited(a, n) for n in near.tolist()] for a in alone])[which] * waits[..., None]
-            hidden = waited[:, :, 1] * beside  # beside kernels, which it slows for as long as both run
+            hidden = waited[:, :, 1] * beside  # overlapped with kernels, which it slows for as long as both run
             slowed = np.minimum(hidden[:, :, None], each[:, :, :, [0, 2]]) * self.contention
             waited = waited[:, :, 0] + waited[:, :, 1] - hidden
             forward += waited[:, :, None, 0] + slowed[:, :, :, 0]

@@ -149,7 +149,8 @@ class Regions:
         return out
 
     def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
-        """Seconds [D, 4, U] where a device is fastest and [4, U] where the slowest is slowest, and bytes kept."""
+        """Return the layers' seconds, [D, 4, U] on each kind of device where it is fastest and [4, U] on the slowest
+        rank, and their saved, held and workspace bytes [U]."""
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
         fastest, slowest, kept = [], [], []
         for mode in modes:

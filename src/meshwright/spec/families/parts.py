@@ -87,7 +87,7 @@ def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) ->
     return model(r, blocks, embedding=embedding, head=head, **fields)
 
 
-#: What :func:`ends` takes.
+#: The arguments of :func:`ends`, which makes the embedding and the head.
 ENDS = ("learned_positions", "embedding_norm", "embedding_width", "final_norm", "head_bias")
 
 
