@@ -43,7 +43,7 @@ def interval_draws(run: Simulated) -> np.ndarray:
 
 
 def _steps(run: Simulated, durations: np.ndarray) -> list[float]:
-    """Step times under durations [draws, keys], those of replicas that average now and then in the mean of a round."""
+    """Return the step times under durations [draws, keys]; where replicas average now and then, a round's mean."""
     graph = run.lowered.graph
     found = makespans(graph, np.ascontiguousarray(durations))
     if run.round is not None:

@@ -50,7 +50,7 @@ class Metric(msgspec.Struct, frozen=True):
 
     @classmethod
     def of_step(cls, spent: float | None, step: Metric) -> Metric | None:
-        """Build what a step takes of something in proportion to its length; None where that is not known."""
+        """Build the metric of a quantity that grows in proportion to the step; None where it is not known."""
         if spent is None:
             return None
         low, high = step.interval or (step.value, step.value)

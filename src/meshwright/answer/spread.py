@@ -15,7 +15,7 @@ ROUNDING = 1e-9
 
 
 def batch_spread(batches: Batches, train: Train) -> BatchSpread:
-    """The distribution of the step time over the drawn batches, and what their packing leaves."""
+    """Return the distribution of the step time over the drawn batches, and the share of useful tokens in them."""
     p10, p50, p90 = (float(q) for q in np.quantile(batches.steps_s, [0.1, 0.5, 0.9]))
     drawn = batches.drawn
     useful = float(drawn.useful().mean())

@@ -86,7 +86,7 @@ def bridge_params(spec: Bridge, c: Context) -> Held:
 
 
 def bridge_flops(spec: Bridge, tokens: Tokens) -> Flops:
-    """The norm of every token, projections of those that are projected."""
+    """Return the FLOPs of a bridge's weights: the norm of every token, and projections of the projected tokens."""
     norms = spec.norm_vectors * tokens.hidden
     projections = spec.num_params(tokens.hidden) - norms
     return Flops(weights=2 * (norms * tokens.count + projections * (tokens.rows if spec.pooled else tokens.count)))

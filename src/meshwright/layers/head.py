@@ -92,8 +92,8 @@ def _loss_sums(c: Context) -> list[Piece]:
 
 
 def params(spec: Head, c: Context) -> Held:
-    """Projection and bias are split by rows, the rest is whole. A tied head on another rank than the embedding holds
-    its own copy of the table."""
+    """Return a head's parameters on a rank: projection and bias are split by rows, the others whole. A tied head on
+    another rank than the embedding holds its own copy of the table."""
     norms, beside = spec.norm_params(c.hidden), spec.beside_params(c.hidden)
     split = spec.num_params(c.hidden) - norms - beside
     if spec.tied and not c.ends_meet:
@@ -130,12 +130,13 @@ def contrastive_pieces(c: Context, spec: Contrastive) -> list[Piece]:
 
 
 def whole(spec: Contrastive | Features, c: Context) -> Held:
-    """All of it is whole on every tensor-parallel rank."""
+    """Return the parameters of a head that is whole on every tensor-parallel rank."""
     return Held(whole=float(spec.num_params(c.hidden)), low=False)
 
 
 def pooled_flops(spec: Contrastive | Features, tokens: Tokens) -> Flops:
-    """The norm of every token, the rest of one; each sequence meets all others of the batch in a contrastive loss."""
+    """Return the FLOPs of a head on one token of each sequence, with the norm of every token; in a contrastive loss
+    each sequence meets all others of the batch."""
     norms = spec.norm_params(tokens.hidden)
     rest = spec.num_params(tokens.hidden) - norms
     pairs = 4.0 * tokens.rows**2 * spec.width if isinstance(spec, Contrastive) else 0.0

@@ -52,7 +52,8 @@ def pieces(c: Context, spec: Moe) -> list[Piece]:
 
 
 def _router(c: Context, spec: Moe, tokens: int) -> Piece:
-    """Scores in fp32, then top-k and its bookkeeping: small kernels, so their number is what they cost."""
+    """Return the piece of a router: scores in fp32, then top-k and its bookkeeping, small kernels whose cost is their
+    number."""
     scores = tokens * spec.experts * 4.0
     return Piece(
         name="router",

@@ -143,12 +143,12 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def low(self) -> float:
-        """Bytes of an operand as it is multiplied: 1 in fp8, half in fp4."""
+        """Return the bytes of an element of a product's operand: 1 in fp8, half in fp4."""
         return DTYPE_BYTES[self.dtype]
 
     @property
     def low_or_element(self) -> float:
-        """Bytes of a gradient as its weight gradient multiplies it: below 16 bits its quantised copy is what waits."""
+        """Return the bytes of an element of an output gradient that is held for W: below 16 bits its quantised copy."""
         return min(self.low, self.element)
 
     @property

@@ -245,7 +245,7 @@ def bound(structure: Structure, binder: Binder) -> tuple[TaskGraph, tuple[Progra
 
 
 def freed_first(memory: MemoryEvents) -> MemoryEvents:
-    """The events, those that free first: a split backward may leave more for its weight gradient than it frees."""
+    """Return the memory events with those that free first: a split backward may leave more for W than it frees."""
     order = np.argsort(memory.num_bytes > 0, kind="stable")
     return msgspec.structs.replace(
         memory,

@@ -98,7 +98,7 @@ def _borrowed(stages: Stages) -> int:
 
 
 def _coded(stages: Stages) -> bool:
-    """Whether what replicas average is encoded."""
+    """Whether the values that replicas average are encoded."""
     plan, policy = stages.plan, read(stages.plan.sync.policy)
     some = policy.rule.fragments(plan, policy, Weights(0, 0, DENSE, 1, 1), stored(plan, stages.train))
     return any(coded_bytes(f) > (0, 0) for f in some if f.due == EVERY)

@@ -73,7 +73,7 @@ class Forward:
         return [e for e in _chained(entries) if not isinstance(e.work, Attention | VarlenAttention)]
 
     def _block(self, c: Context, block: Block) -> list[Piece]:
-        """The pieces of a block; those of experts split by their width, whose outputs are summed once."""
+        """Return the pieces of a block; experts' products are split by their width, and their outputs summed once."""
         moe = block.mlp
         if not isinstance(moe, Moe):
             return layers.of(block).pieces(c, block)
@@ -173,7 +173,7 @@ class Forward:
 
 
 def _chained(entries: list[Entry]) -> list[Entry]:
-    """Entries one after the other; those left out leave no gap."""
+    """Return the entries without attention cores, each after the one before it, so that these leave no gap."""
     kept = [e for e in entries if not isinstance(e.work, Attention | VarlenAttention)]
     return [e._replace(after=(i - 1,) if i else ()) for i, e in enumerate(kept)]
 

@@ -228,7 +228,7 @@ class _Joiner:
         return out
 
     def _backward(self, number: int, one: Crossing) -> None:
-        """Gradients of what was received, back to the source, in the order in which they are made."""
+        """Add the messages of received activations' gradients back to the source, in the order they are made."""
         source, target = self._ends(one, ("B", "BW"))
         for index, passes in enumerate(target):
             for m, k, sequences in sorted(self._pairs(one), key=lambda pair: (passes.last[pair[1]], pair[0])):

@@ -1,4 +1,4 @@
-"""Tables that plans of one question share: layers, their passes and their sizes, each worked out once."""
+"""Tables that plans of one question share: layers, their passes and their sizes, each computed once."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from meshwright.spec.hardware import Device
 
 
 class Known:
-    """Tables of what is known for stages of equal sizes, each by what it depends on besides those: ``pieces`` by (kind,
-    groups), ``passes`` of layers by (unit, pass, groups) and those of the embedding and head, ``ends``, by (unit, pass,
+    """Tables for stages of equal sizes, each by the further values that its entries depend on: ``pieces`` by (kind,
+    groups), ``passes`` of layers by (unit, pass, groups), passes of embedding and head in ``ends`` by (unit, pass,
     tensor-parallel group), ``programs`` of whole stages by (pass, units, site, groups), ``activations`` by unit or
     composition. ``params`` are by unit or units, and ``sites`` by device and ranks.
 
-    What plans of other sizes share is given: `params`, `ends` and `sites`; `like` shares the rest too.
+    `params`, `ends` and `sites` may be those of plans of other sizes; tables of `like` are shared entirely.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Known:
         self.activations: dict[Any, Any] = like.activations if like else {}
 
     def site(self, device: Device, num_ranks: int) -> Site:
-        """The one object for a device that so many ranks wait for."""
+        """Return the one :class:`Site` of a device on which `num_ranks` wait for one another."""
         key = (device.name, num_ranks)
         found = self.sites.get(key)
         if found is None:

@@ -139,7 +139,7 @@ class Mesh:
         return self._span(tuple(inner), start), self._span(tuple(outer), start)
 
     def _hybrid(self, size: int, axes: tuple[str, ...]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Spans of the innermost `size` ranks of the axes, and of the rest."""
+        """Return the spans of the innermost `size` ranks of the axes, and those of the outer ones."""
         spans = sorted((self.layout.stride(a), getattr(self.layout, a)) for a in axes)
         inner, outer, left = [], [], size
         for stride, n in spans:

@@ -18,7 +18,7 @@ class Unit(msgspec.Struct, frozen=True, cache_hash=True):
 
     @property
     def is_block(self) -> bool:
-        """Whether it is one of the stack, not the embedding or the head."""
+        """Whether the unit is a block of the stack, not the embedding or the head."""
         return self.kind >= 0
 
 

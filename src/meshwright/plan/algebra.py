@@ -242,8 +242,8 @@ def assemble(mesh: Mesh, place: str | Placement, held: dict[Coordinate, np.ndarr
 
 
 def prove(mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int], seed: int = 0) -> float:
-    """The largest difference, over ranks and elements, between what the transfers leave and what `target` asks for:
-    0 up to rounding when they are right."""
+    """Return the largest difference, over ranks and elements, between the result of the transfers and the placement
+    `target`: 0 up to rounding when they are right."""
     tensor = np.random.default_rng(seed).standard_normal(tuple(shape))
     held = distribute(mesh, source, tensor, seed + 1)
     for one in transfers(mesh, source, target, shape):

@@ -133,8 +133,9 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part(self) -> str:
-        """The part of a point of the space that has it: ``core`` for sizes; else ``piped`` or ``state`` for what
-        changes the graph of tasks and no layer, the latter for what is exchanged as well; else ``inner``."""
+        """The part of a point of the search space that holds the field: ``core`` for sizes; else, for fields that
+        change the graph of tasks and no layer, ``state`` if they change exchanges and ``piped`` if not; else
+        ``inner``."""
         if self.size:
             return "core"
         if STRUCTURE not in self.decides or {LAYER, PLACEMENT} & {*self.decides}:
@@ -166,7 +167,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
         return (self.usual,) if self.domain is None else self.domain(model, cluster, train)
 
     def words(self, plan: Plan) -> list[str]:
-        """The words of a plan for this field; none where it is as by default."""
+        """Return the words of a plan for this field; none where it has its default."""
         if self.say is not None:
             return self.say(plan)
         value = self.value(plan)
@@ -210,7 +211,7 @@ class Facet(msgspec.Struct, frozen=True, kw_only=True):
     usual: Callable[[Plan], Any] | None = None
 
     def complete(self) -> Facet:
-        """The facet with what its fields leave out: their attribute, their facet, their default."""
+        """Return the facet with its fields completed: their attribute, their facet, their default."""
         record = self.record()
         fields = []
         for field in self.fields:

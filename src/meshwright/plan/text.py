@@ -34,7 +34,7 @@ def read(text: str, *, place: str = "--plan") -> Plan:
 
 
 def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
-    """`plan` with what the words say in place of what it said; a schedule brings its own number of chunks along.
+    """Return `plan` with the settings of the words in place of its own; a schedule brings its own number of chunks.
 
     Raises:
         MeshwrightError: as :func:`read`.
@@ -55,7 +55,7 @@ def write(plan: Plan) -> str:
 
 @cache
 def plain_words() -> dict[str, Settings]:
-    """The words that stand alone and are known before they are said, and what each sets."""
+    """Return the words that stand alone (``sp``, ``full``), each with its settings."""
     out: dict[str, Settings] = {}
     for field in fields().values():
         alone = field.spelled == ALONE and field.form.kind is str
@@ -85,7 +85,7 @@ def examples() -> list[str]:
 
 
 def _put_over(base: Plan, said: Said) -> Plan:
-    """`base` with what was said in place of its own, and with what that implies."""
+    """Return `base` with the given settings in place of its own, and with the settings that they imply."""
     plan = _with_said(base, said)
     for name, facet in facets().items():
         words = {attribute for of, attribute in said if of == name}

@@ -150,7 +150,8 @@ class Regions:
 
     def _columns(self, book: Book, mesh: Mesh, modes: set[str]) -> tuple[np.ndarray, ...]:
         """Return the layers' seconds, [D, 4, U] on each kind of device where it is fastest and [4, U] on the slowest
-        rank, and their saved, held and workspace bytes [U]."""
+        rank, and their saved, held and workspace bytes, [U] each: over recompute `modes`, the least bytes and seconds,
+        and the most seconds of the slowest rank."""
         where = {(d.name, 0 if self.alike else start) for s in mesh.slices for d, start in zip(s.devices, s.starts)}
         fastest, slowest, kept = [], [], []
         for mode in modes:
@@ -168,8 +169,8 @@ class Regions:
         return np.min(fastest, axis=0), np.max(slowest, axis=0), *np.min(kept, axis=0)
 
     def _send(self, mesh: Mesh, book: Book) -> float:
-        """A message between neighbouring ranks of a pipeline, the two of them between which it is fastest: those of a
-        node are not where devices of a node meet on a slower link than the network is."""
+        """Return the least seconds of a message between neighbouring ranks of a pipeline. The fastest two are not
+        always those of a node: its devices may meet on a slower link than the network is."""
         slices = mesh.slices[:1] if self.alike else mesh.slices
         pairs = {mesh.pair(a, b) for s in slices for a, b in pairwise(s.starts)}
         binder = self.exchanges.binder(book.stages, mesh)

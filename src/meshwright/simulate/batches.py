@@ -212,7 +212,7 @@ class _Unfolded:
         self.taken = self._dealt(loads)
 
     def _keyed(self, graph: TaskGraph) -> tuple[NDArray, NDArray, TaskGraph]:
-        """Role and microbatch of every cost key, and the graph with those keys."""
+        """Return the role and the microbatch of every cost key, and the graph with those keys."""
         passes = self.folded[graph.cost_key] >= 0
         width = max(self.counts) + 1
         code = graph.cost_key.astype(np.int64) * width
@@ -252,7 +252,8 @@ class _Unfolded:
     def timed(
         self, placed: Placed, priced: list[Priced], costs: Costs, shared: float
     ) -> tuple[NDArray[np.float64], Simulated]:
-        """Seconds of every draw, and the draw nearest their mean; `shared` is what shared ports and cores stretch."""
+        """Return the seconds of every draw, and the simulation of the draw nearest their mean; `shared` is the factor
+        by which shared ports and cores lengthen a step."""
         seconds = np.array([p.durations for p in priced])
         passes = np.flatnonzero(self.folded[self.role] >= 0)
         inside = self.folded[self.role[passes]]

@@ -135,8 +135,8 @@ def _edges(member_ptr, member, dep_ptr, dep, dep_lag, dynamic):
 
 @njit(cache=True)
 def _start(ready, busy, dynamic, member_ptr, member, duration, clock, start, now):
-    """Starts what can, best first. Who finds a stream busy waits there; the next of the stream it came from is then
-    looked at in its stead."""
+    """Start the ready tasks, best first. A task that finds a stream busy waits there; the next of the stream it came
+    from is then looked at in its stead."""
     now_heap = len(busy)
     while ready.root[now_heap] >= 0:
         i = _take(ready, now_heap)
@@ -168,7 +168,7 @@ def _release(ready, busy, dynamic, member_ptr, member, i):
 
 @njit(cache=True)
 def _offer(ready, now_heap, stream):
-    """The best of those that wait for a stream is looked at now."""
+    """Move the best of the tasks that wait for a stream to the heap of tasks that may start now."""
     if ready.root[stream] >= 0:
         i = _take(ready, stream)
         ready.origin[i] = stream

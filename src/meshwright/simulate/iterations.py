@@ -192,7 +192,7 @@ def _mixed(forward: Forward, device: Device, costs: Costs, batch: int, new: int,
 
 
 def _attention_sigma(forward: Forward, device: Device, costs: Costs, batch: int, context: int) -> float:
-    """The relative error of decoding attention in the middle of what is asked."""
+    """Return the relative error of decoding attention for a batch and a context of middle size, geometrically."""
     middle = max(1, int(sqrt(batch))), max(16, int(sqrt(context) * 4))
     found = [costs.price(forward.core(spec, middle[0], 1, middle[1]), device).sigma for spec, _ in forward.mixing]
     return max(found, default=0.0)

@@ -201,7 +201,7 @@ class _Shared:
         return sum(self._empty(move.work) for move in self._flowing(program))
 
     def _flowing(self, program: Program) -> tuple[Move, ...]:
-        """The moves that share ports: of a message its send, not what is gathered from it on arrival."""
+        """Return the moves that share ports: of a message its send, not the gather on arrival."""
         return program.moves[:1] if program.kind == "send" else program.moves
 
     def _empty(self, work: Collective) -> float:

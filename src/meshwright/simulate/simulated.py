@@ -32,7 +32,7 @@ class Round(NamedTuple):
         return self.over(self.inner_s, self.averaging_s)
 
     def over(self, inner, averaging):
-        """The mean over a round of what an inner step and the averaging one have."""
+        """Return the mean of a figure over the steps of a round, from an inner step's and the averaging one's."""
         return inner + (averaging - inner) / self.every
 
 

@@ -261,7 +261,8 @@ def _averaged(f: Fragment) -> OnWire:
 
 
 def coded_bytes(f: Fragment) -> tuple[float, float]:
-    """Bytes of device memory that a rank reads and writes to encode what it averages, and to decode what arrives."""
+    """Return the bytes of device memory that a rank reads and writes to encode its averaged values, and to decode those
+    it receives."""
     code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
     encoded, decoded = code.moved(length, f.element_bytes)
     return encoded, decoded * (1 if code.summed else f.replica.size)
