@@ -119,7 +119,7 @@ class Residual:
         return far
 
     def at(self, at: Sequence[float]) -> float:
-        """Log of what the physics leaves unexplained at a point."""
+        """Return the log residual at a point: of measured over physical seconds."""
         cells = [(0, 1.0)]
         for i, nodes, stride in self._axes:
             x = at[i]

@@ -180,7 +180,7 @@ class Fitted:
         self._curves: dict[tuple[str, tuple[str, ...], str], Curve | None] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
-        """Seconds of a work item on a device with where they come from; None for what no curve covers."""
+        """Return the seconds of a work item on a device with their source; None where no curve covers it."""
         found = point(work, serving=self._serving)
         if found is None:
             return None

@@ -104,7 +104,7 @@ class Network:
 
 
 def _told(op: str, hop: Hop) -> bool:
-    """Whether what was measured on a level tells of an operation; gathers and scatters tell of each other."""
+    """Whether a level's measurements cover an operation; gathers and scatters stand for each other."""
     known = {name for name, _ in hop.reached.busbw_gb_s} if hop.reached is not None else set()
     return op in known or (op in GATHERS and not known.isdisjoint(GATHERS))
 

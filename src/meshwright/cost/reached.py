@@ -23,8 +23,8 @@ STEPS_AT_MOST = 0.5
 
 
 def on_this(fabric: Constants, hop: Hop) -> Constants:
-    """A fabric's constants as a level shows them: with what was measured over it, and then with steps as slow as they
-    are beside other work."""
+    """Return a fabric's constants for a level: with the bandwidths measured over it, and then with the slower steps of
+    a ring beside other work."""
     if hop.reached is not None:
         fabric = as_reached(fabric, hop.reached, hop.latency_us)
     if hop.steps == 1.0 or hop.reached is None:

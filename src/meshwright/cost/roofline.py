@@ -149,7 +149,7 @@ def scan_seconds(work: Scan, device: Device) -> float:
 
 
 def convolution_seconds(work: Convolution, device: Device) -> float:
-    """Seconds of a short convolution: what it reads and writes."""
+    """Return the seconds of a short convolution: its bytes over the reachable bandwidth, plus a kernel's start."""
     return work.num_bytes / _memory(device) + KERNEL_FLOOR_S
 
 

@@ -1,4 +1,4 @@
-"""A replay: the measured step again, then the step as it would be, and what changed."""
+"""A replay: the measured step rebuilt and timed, then the step with the changes, and their difference."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replay(measured: Timeline, asked: Asked) -> Replay:
-    """The measured step under what is asked: times first, then buckets, then the schedule.
+    """Replay the measured step with the changes asked for: times first, then buckets, then the schedule.
 
     Raises:
         MeshwrightError: X106 for a word or number that makes no sense, X107 when the trace does not say enough, S codes

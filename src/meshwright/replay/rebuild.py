@@ -119,7 +119,7 @@ def _following(tasks: list[Task]) -> dict[int, Task]:
 
 
 def _blocking(tasks: list[Task], sent: dict[tuple, Task], plan: Plan | None) -> bool:
-    """Whether a rank waits until what it sends is out."""
+    """Whether a rank waits until its message has been sent."""
     if plan is not None or not sent:
         return plan is not None and not plan.overlap.pp
     passes = ComputeSpans(tasks)

@@ -269,7 +269,7 @@ def step_seconds(
 
 
 def _sharded(core: Core, state: State) -> bool:
-    """Whether more than one rank shares what is sharded."""
+    """Whether more than one rank shares the sharded state."""
     return (state.shard or core.dp * core.cp) > 1
 
 
@@ -316,7 +316,7 @@ def _every_microbatch(
 
 
 def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
-    """Lower bounds of the fullest rank's memory [A, B, C], with what the framework holds."""
+    """Return lower bounds of the fullest rank's memory in bytes [A, B, C], with the framework's own memory."""
     core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
     stored = scope.inners.grouped(*STORED)
     alike = [scope.inners[places[0]] for places in stored]

@@ -100,7 +100,7 @@ def of_question(refusal: Refusal) -> bool:
 
 
 def extended(space: Space, engines: Iterable[Engine]) -> Space:
-    """The space with what some plans of the engines have to say."""
+    """Return the space with the values that some plans of the engines have to have."""
     for facet, values in chain.from_iterable(engine.needs.items() for engine in engines):
         before = space[facet] or ()
         space = space.with_domain(facet, tuple(dict.fromkeys((*before, *values))))

@@ -76,8 +76,9 @@ class Exchanges:
         return np.array([known[i.order, i.grads, i.dtype] for i in inners])
 
     def _added_up(self, core: Core, inner: Inner, pairs: tuple[tuple[int, ...], ...], blocks: int) -> float:
-        """Seconds of one such exchange, by whichever pair of pipeline ranks of whichever slice is fastest: in one
-        message, as where ZeRO shards the optimizer, which takes no longer than the buckets of a framework without."""
+        """Return the seconds of adding up the gradients of `blocks` blocks between two pipeline ranks, the fastest of
+        `pairs` in any slice: in one message, as where ZeRO shards the optimizer, which takes no longer than the buckets
+        of a framework without."""
         plan = plan_of(core, inner, PLAIN, SHARDED)
         mesh = self.layers.mesh(plan)
         stages = self.layers.stages(plan, mesh)

@@ -64,7 +64,7 @@ def remember(walk: Walk, strategy: str, proven: bool) -> None:
 
 
 def _asked(walk: Walk, strategy: str) -> str:
-    """A digest of what a walk over a question's plans is asked for."""
+    """Return a digest of the request of a walk over a question's plans."""
     wanted = msgspec.structs.asdict(walk.wanted)
     wanted["runnable"] = walk.wanted.runnable.label if walk.wanted.runnable else None
     said = msgspec.json.encode([strategy, walk.space.domains, wanted], order="deterministic")

@@ -105,7 +105,7 @@ class Glances:
         return found
 
     def _entries(self, book: Book, unit: Unit, which: str) -> list[Entry]:
-        """The operators of a pass; those of the embedding and the head are the same for as many tokens."""
+        """Return the operators of a pass; those of embedding and head are the same for equal numbers of tokens."""
         if unit.is_block:
             return book.entries(unit, which)
         c = book.stages.context()
@@ -181,8 +181,8 @@ class Glances:
         return each.reshape(-1, *each.shape[2:]).transpose(1, 2, 0, 3)
 
     def _waited(self, alone: Alone, near: int) -> np.ndarray:
-        """Seconds [2, 2, U] of the collectives that F and B wait for, on one set of groups: those on other queues than
-        the experts', then theirs."""
+        """Return the seconds [2, 2, U] of the exposed collectives of F and B on one set of groups: first those on other
+        queues than the experts', then the experts'."""
         found = self._waits.get((alone.number, near))
         if found is None:
             found = np.zeros((2, 2, self.num_units))

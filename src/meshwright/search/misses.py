@@ -43,7 +43,8 @@ def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
 
 
 def _miss(tried: Tried, walk: Walk) -> NearMiss:
-    """Devices with room for the plan would do, or as many more as share what is too much."""
+    """Return the near miss of a plan: it would fit on devices with room for it, or on so many more that share the
+    excess."""
     room = walk.wanted.room_bytes
     capacity = walk.capacity_bytes + room
     need = capacity - tried.headroom_bytes + room

@@ -152,7 +152,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def undominated(rows: np.ndarray) -> np.ndarray:
-    """The rows [R, ...] without those that are nowhere above another one; of equal ones the first."""
+    """Return the rows [R, ...] that no other row dominates, of equal ones the first."""
     no_more = (rows[:, None] <= rows[None]).all(axis=2)  # [R, R]: i is nowhere above j
     equal_first = no_more & no_more.T & (np.arange(len(rows))[:, None] <= np.arange(len(rows)))
     return rows[~(no_more & ~equal_first).any(axis=1)]

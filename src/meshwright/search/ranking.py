@@ -67,7 +67,7 @@ class _Runs(dict):
 
 
 def _collapsed(best: list[Tried], runs: _Runs) -> tuple[list[Tried], dict[Plan, list[str]]]:
-    """The plans without other spellings of them, the simplest of each; and the words of those others."""
+    """Return the plans, the simplest spelling of each, and the words of the other spellings."""
     kept: list[Tried] = []
     also: dict[Plan, list[str]] = {}
     for t in sorted(best, key=lambda t: (t.step_time_s, *simplicity(t.plan))):

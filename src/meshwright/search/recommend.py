@@ -64,7 +64,7 @@ def preferred(engines: Sequence[Engine]) -> tuple[Engine, ...]:
 
 
 def enough_bytes(main: Walk) -> float:
-    """Memory that the recommended plan leaves: what was asked for, or :data:`ROOM` of the largest device."""
+    """Return the bytes that the recommended plan leaves free: as asked for, else :data:`ROOM` of the largest device."""
     capacity = main.capacity_bytes + main.wanted.room_bytes
     return main.wanted.room_bytes or ROOM * capacity
 

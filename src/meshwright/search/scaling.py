@@ -92,7 +92,7 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         return point.run.usd if self.in_dollars else point.run.device_hours
 
     def _costs(self, point: Point) -> float:
-        """A cost to be compared: what has no price is never the cheapest."""
+        """Return a cost for comparison, infinite without a price, so that it is never the cheapest."""
         spent = self.spent(point)
         return inf if spent is None else spent
 

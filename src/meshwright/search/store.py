@@ -80,13 +80,13 @@ class Store:
         return next((walk for (walk,) in row), None)
 
     def finish(self, asked: str, walk: bytes) -> None:
-        """Keep a finished walk, and what was evaluated on it."""
+        """Keep a finished walk, and its evaluations."""
         self.flush()
         with self._file:
             self._file.execute("INSERT OR REPLACE INTO walks VALUES (?, ?, ?)", (self.question, asked, walk))
 
     def flush(self) -> None:
-        """Write what is not on disk yet."""
+        """Write the evaluations that are not on disk yet."""
         with self._file:
             self._file.executemany("INSERT OR IGNORE INTO plans VALUES (?, ?, ?, ?)", self._new)
         self._new.clear()
@@ -102,7 +102,7 @@ def identity(model: Model, cluster: Cluster, train: Train, costs: Costs) -> str:
 
 
 def _measured_here() -> bytes:
-    """A digest of what was measured on this machine, which may be measured anew."""
+    """Return a digest of the tables measured on this machine, which may be measured anew."""
     digest = hashlib.sha256()
     for file in sorted(catalog.measured_here().glob("*.toml")) + sorted(catalog.measured_here().glob("*.json")):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())

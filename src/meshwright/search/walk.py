@@ -263,7 +263,7 @@ class Walk:
         return True
 
     def end(self) -> None:
-        """The walk is over, for whoever shows its progress."""
+        """Tell those who show the walk's progress that it is over."""
         self.ended = True
         if self._report is not None:
             self._report(self)

@@ -104,12 +104,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return tuple(dict.fromkeys(block.mlp for block in self.blocks if isinstance(block.mlp, Moe)))
 
     def block_params(self, kind: int) -> BlockParams:
-        """Parameters of one block of a kind, by part, without what stands before its parts."""
+        """Parameters of one block of a kind, by part, without the layers before its parts (embeddings, bridges)."""
         block = self.blocks[kind]
         return block.params(self.width(block.stream))
 
     def before_params(self, kind: int) -> int:
-        """Parameters of what stands before the parts of a block."""
+        """Parameters of the layers before the parts of a block (embeddings, bridges)."""
         block = self.blocks[kind]
         return sum(p.num_params(self.width(getattr(p, "stream", block.stream))) for p in block.before)
 

@@ -65,7 +65,7 @@ class Mamba2(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def conv_width(self) -> int:
-        """Channels of the convolution: what is scanned, and both maps of every group."""
+        """Channels of the convolution: those of the scan, and both maps of every group."""
         return self.inner + 2 * self.groups * self.state
 
     def num_params(self, hidden: int) -> int:
@@ -138,7 +138,7 @@ class SharedTransformer(msgspec.Struct, frozen=True, kw_only=True):
     number: int = 0
 
     def shared_params(self, hidden: int) -> int:
-        """Parameters of what the places share: four projections, the MLP and both norms."""
+        """Parameters that the places share: four projections, the MLP and both norms."""
         attention = 2 * hidden * (self.heads + 2 * self.kv_heads) * self.head_dim + self.heads * self.head_dim * hidden
         biases = 2 * self.ffn + hidden if self.bias else 0
         return attention + 3 * hidden * self.ffn + biases + 3 * hidden

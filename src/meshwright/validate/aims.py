@@ -66,7 +66,7 @@ NAMES = {
 
 
 class Reached(NamedTuple):
-    """An aim with what a run reached; ``trivial``: the plain formula's mean error on the same rows."""
+    """An aim with the figure that a run reached; ``trivial``: the plain formula's mean error on the same rows."""
 
     aim: Aim
     rows: int

@@ -63,7 +63,7 @@ def scored(
 
 
 def _plainly(message: str) -> str:
-    """A reason without what differs from row to row."""
+    """Return a reason without the parts that differ from row to row."""
     return message.partition(":")[0].partition("(")[0].strip()
 
 

@@ -172,7 +172,7 @@ def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
 
 
 def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
-    """The region of a core with what cannot be best taken out; None when nothing is left."""
+    """Return the region of a core without the plans that cannot be the best; None when no plan is left."""
     size = scope.size()
     costs = regions.costs(scope.core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
