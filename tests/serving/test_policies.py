@@ -1,11 +1,13 @@
 """What each batching policy computes next, worked out by hand on an engine whose iterations take a second each."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from meshwright import serving
 from meshwright.errors import MeshwrightError
-from meshwright.serving.batching import Arrived, Batching, Computed, EngineLimits, Evict, Iterate
+from meshwright.serving.batching import Arrived, Batching, Computed, EngineLimits, EngineRequest, Evict, Iterate
+from meshwright.serving.past_future import future_peak, left_to_generate
 from meshwright.simulate.serve_plain import simulate, simulate_logged
 from meshwright.world.decider import replayed
 from tests.serving.costs import replica, requests
@@ -94,6 +96,30 @@ def test_the_request_admitted_last_is_evicted_where_blocks_run_out_and_computed_
     assert decisions[0] == Evict(1) and [(s.number, s.new) for s in decisions[1].shares] == [(0, 1)]
     state, (again,) = decider.decide(state, Computed((0,)))
     assert [(s.number, s.new, s.past) for s in again.shares] == [(1, 9, 0)]  # the token it had is computed again too
+
+
+def test_the_fullest_cache_to_come_is_that_of_the_requests_that_have_not_ended():
+    # tokens held 10, 20, 30 with 4, 8, 2 left. Before the first ends (2 left): 60 + 3 * 2 = 66; before the second
+    # (4 left): 30 + 2 * 4 = 38 of the two that are there; before the last (8 left): 20 + 8 = 28
+    past = [4, 8, 2]
+    running = [EngineRequest(i, tokens, left) for i, (tokens, left) in enumerate(zip((10, 20, 30), past))]
+    assert future_peak(running, []) == 66
+
+
+def test_the_past_says_how_long_an_answer_is_likely_to_be():
+    past = [5, 10, 20, 30, 40]
+    one = EngineRequest(0, 8, 100)
+    assert left_to_generate(one, past) == 20  # the median of all
+    assert left_to_generate(msgspec.structs.replace(one, generated=15), past) == 30 - 15  # of 20, 30, 40
+    assert left_to_generate(msgspec.structs.replace(one, generated=50), past) == 50  # none was as long: its limit
+    assert left_to_generate(msgspec.structs.replace(one, limit=12), past) == 12
+
+
+def test_past_future_evicts_fewer_than_admission_by_what_is_free_now():
+    # answers are four times as long as prompts, so that a cache filled by admission alone overflows later
+    asked = requests(*((0.01 * i, 32, 128) for i in range(40)))
+    usual, past = (simulate(replica(policy, blocks=60), asked) for policy in ("vllm-v1", "past-future"))
+    assert usual.evictions > 40 and past.evictions == 0
 
 
 @pytest.mark.parametrize("policy", NAMES)

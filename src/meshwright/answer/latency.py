@@ -17,6 +17,8 @@ from meshwright.spec.serve import Serve
 
 #: Draws of the errors behind the intervals, and the requests of each: the first of the workload's.
 NUM_DRAWS, DRAWN_REQUESTS = 16, 4000
+#: The same of a policy that no compiled loop knows.
+DRAWN_PLAINLY = 100
 
 
 class Times(NamedTuple):
@@ -110,7 +112,7 @@ def with_intervals(
 ) -> ServingMetrics:
     """The metrics with 80% intervals: the first requests served again under draws of the errors of the costs, one
     factor for each class of errors and one for the engine, log-normal and stratified as those of a step are."""
-    first = shares[0].first(DRAWN_REQUESTS)
+    first = shares[0].first(DRAWN_REQUESTS if replica.policy.code else DRAWN_PLAINLY)
     base = serving_metrics(serve, [first], [simulate(replica, first)])
     found = [serving_metrics(serve, [first], [simulate(one, first)]) for one in _drawn(replica, profile)]
 

@@ -11,7 +11,7 @@ from meshwright.answer.latency import objectives_kept, serving_metrics, with_int
 from meshwright.answer.prediction import Assumption, RankMemory
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
 from meshwright.answer.serving_check import oversized, refused
-from meshwright.causes import CAUSE
+from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
@@ -42,11 +42,13 @@ def predict_serving(
     *,
     requests: Requests | None = None,
     costs: Costs | None = None,
+    profile: EngineProfile | None = None,
     detail: bool = True,
 ) -> ServingPrediction:
     """Latency, throughput, memory and their reasons for a serving workload under `plan`.
 
-    `requests` are those of the workload where they were drawn before. Without `detail` there are no intervals.
+    `requests` are those of the workload where they were drawn before, `profile` an engine in place of the one that the
+    workload names. Without `detail` there are no intervals.
 
     Raises:
         MeshwrightError: every violation at once: W012 requests longer than the context or the cache, W013 an unknown
@@ -57,7 +59,8 @@ def predict_serving(
     found = refused(plan, model, cluster, serve) + oversized(model, requests)
     if found:
         raise MeshwrightError(found)
-    policy, profile = serving.get("batching", serve.engine.policy), engine_profile(serve.engine.profile)
+    policy = serving.get("batching", serve.engine.policy)
+    profile = profile or engine_profile(serve.engine.profile)
     forward, device = Forward(model, plan, Mesh(plan, cluster), serve.engine.kv), cluster.islands[0].device
     context = int((requests.prompt + requests.output).max())
     tokens, batch = _largest(serve, policy, requests, context), min(serve.engine.max_batch, len(requests))
@@ -76,6 +79,8 @@ def predict_serving(
     table = priced(
         forward, device, costs, tokens=min(tokens, blocks * limits.block + batch), batch=batch, context=context
     )
+    if profile.kernels != 1.0:
+        table = table.scaled(np.full(len(PRICED), profile.kernels), profile.kernels)
     replica = Replica(
         policy=policy,
         limits=limits,
@@ -227,8 +232,9 @@ def _without_room(model, cluster, serve, plan, requests, memory, profile, who) -
 
 def _engine_assumption(profile: EngineProfile) -> Assumption:
     said = (
-        f"{profile.step_us:g} us an iteration, {profile.request_us:g} us a request in it, {profile.layer_us:g} us a "
-        f"layer without CUDA graphs (up to {profile.graph_tokens} tokens with), {profile.sigma:.0%} spread"
+        f"kernels {profile.kernels:g} times as long as alone, {profile.step_us:g} us an iteration, "
+        f"{profile.request_us:g} us a request in it, {profile.layer_us:g} us a layer without CUDA graphs (up to "
+        f"{profile.graph_tokens} tokens with), {profile.sigma:.0%} spread"
     )
     return Assumption(f"engine profile {profile.name!r}", said, profile.source, profile.flagged)
 

@@ -14,14 +14,14 @@ from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 DESCRIPTION = """Fit cost curves to tables of measurements (ops_gemm.csv, ops_attention.csv, ops_moe.csv,
-collectives.csv and training_steps.csv, plain or gzipped), print constants, measured against predicted by size, and
-errors on groups held out.
+collectives.csv, training_steps.csv and serving_runs.csv, plain or gzipped), print constants, measured against
+predicted by size, and errors on groups held out.
 
-Profiles are written to --out (kernels/, network/ and frameworks/ in it); a prediction uses the catalog's unless told
-otherwise."""
+Profiles are written to --out (kernels/, network/, frameworks/ and engines/ in it); a prediction uses the catalog's
+unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
-CLASSES = ("gemm", "attention", "moe", "scan", "network", "framework")
+CLASSES = ("gemm", "attention", "moe", "scan", "network", "framework", "engine")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
     ) = ""
     only: options.text(
-        "CLASS[,CLASS]", "Some of gemm, attention, moe, scan, network, framework; all of them if left out."
+        "CLASS[,CLASS]", "Some of gemm, attention, moe, scan, network, framework, engine; all of them if left out."
     ) = ""
     holdout: options.text("SHARE", "Share of whole groups held out to measure accuracy; 0.2 if left out.") = ""
     out: options.text("DIR", "Write the profiles there; nothing is written if left out.") = ""
@@ -61,21 +61,24 @@ def run(argv: list[str]) -> int:
         wrong.append(Diagnostic(code="K001", message="not a folder", place=f"--data {given.data}"))
     if wrong:
         raise MeshwrightError(wrong)
-    kernels = tuple(name for name in only if name not in ("network", "framework"))
+    kernels = tuple(name for name in only if name not in ("network", "framework", "engine"))
     if kernels:
         _kernels(given, kernels, share)
     if "network" in only:
         _network(given, share)
     if "framework" in only:
         _frameworks(given)
+    if "engine" in only:
+        _engines(given)
     return 0
 
 
 def _there(folder: Path) -> list[str]:
-    """All classes; scans where the folder has their table, which few have."""
+    """All classes; scans and engines where the folder has their table, which few have."""
     from meshwright.calibrate import tables
 
-    return [name for name in CLASSES if name != "scan" or tables.find(folder, "ops_ssm") is not None]
+    few = {"scan": "ops_ssm", "engine": "serving_runs"}
+    return [name for name in CLASSES if name not in few or tables.find(folder, few[name]) is not None]
 
 
 def _here(given: Options, wrong: list[Diagnostic]) -> int:
@@ -139,6 +142,19 @@ def _frameworks(given: Options) -> None:
         print("\n".join(framework.report(fits) + framework_memory.report(memory)))
     if given.out:
         for path in framework.write(framework.profiles(fits, memory), Path(given.out) / "frameworks"):
+            note(f"wrote {path}")
+
+
+def _engines(given: Options) -> None:
+    from meshwright.calibrate import engine
+
+    fits = engine.fit_all(engine.samples(Path(given.data), progress=note))
+    if given.json:
+        print_json({"engines": [fit._asdict() for fit in fits]})
+    else:
+        print("\n".join(engine.report(fits)))
+    if given.out:
+        for path in engine.write(fits, Path(given.out) / "engines"):
             note(f"wrote {path}")
 
 

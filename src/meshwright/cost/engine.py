@@ -18,17 +18,19 @@ FORMAT_VERSION = 1
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
+    """What an engine and a version of it add.
 
-    Host time in microseconds: ``step_us`` an iteration that the device waits for, ``request_us`` for every request in
-    it, and ``layer_us`` to issue a layer's kernels where no CUDA graph is replayed, which bounds the iteration from
-    below. Graphs are replayed up to ``graph_tokens`` tokens where no prompt is among them. Memory: ``context_bytes`` of
-    a process before the first tensor, ``communicator_bytes`` of a group of ranks. ``sigma`` is the relative error of
-    iterations of models that the constants never saw. ``flagged``: nobody measured these.
+    ``kernels``: time of its kernels in a server over what those of the tables take alone. Host time in microseconds:
+    ``step_us`` an iteration that the device waits for, ``request_us`` for every request in it, and ``layer_us`` to
+    issue a layer's kernels where no CUDA graph is replayed, which bounds the iteration from below. Graphs are replayed
+    up to ``graph_tokens`` tokens where no prompt is among them. Memory: ``context_bytes`` of a process before the first
+    tensor, ``communicator_bytes`` of a group of ranks. ``sigma`` is the relative error of iterations of models that the
+    constants never saw. ``flagged``: nobody measured these.
     """
 
     name: str
     title: str = ""
+    kernels: float = 1.0
     step_us: float = 1000.0
     request_us: float = 10.0
     layer_us: float = 100.0

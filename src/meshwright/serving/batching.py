@@ -12,6 +12,9 @@ from typing import Protocol
 
 import msgspec
 
+#: Past answers whose lengths an engine remembers.
+REMEMBERED = 1000
+
 
 class EngineRequest(msgspec.Struct, frozen=True):
     """A request in the engine: tokens of its ``prompt``, the most it may generate (``limit``), tokens ``computed`` and
@@ -51,6 +54,11 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens."""
         return -(-tokens // self.block)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.blocks * self.block
 
     @property
     def watermark(self) -> int:
@@ -93,22 +101,25 @@ class Evict(msgspec.Struct, frozen=True, tag=True):
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an engine: who waits, who runs, both in order, free cache blocks, and the iteration under way."""
+    """The state of an engine: who waits, who runs, both in order, free cache blocks, the iteration under way, and the
+    lengths of the last answers."""
 
     waiting: tuple[EngineRequest, ...] = ()
     running: tuple[EngineRequest, ...] = ()
     free: int = 0
     shares: tuple[Share, ...] = ()
+    history: tuple[int, ...] = ()
 
 
 class NextBatch(msgspec.Struct):
-    """An iteration being planned; a policy writes it."""
+    """An iteration being planned; a policy writes it. ``history`` are the lengths of the last answers."""
 
     waiting: list[EngineRequest]
     running: list[EngineRequest]
     free: int
     shares: list[Share]
     evicted: list[int]
+    history: tuple[int, ...] = ()
 
     def compute(self, place: int, new: int) -> None:
         """Put so many tokens of the sequence at that place among those running into the iteration."""
@@ -186,13 +197,18 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         stay = [self.policy.keeps(one.done, others) for one in moved]
         freed = sum(one.blocks for one, kept in zip(moved, stay) if not kept)
         running = tuple(one for one, kept in zip(moved, stay) if kept)
-        return msgspec.structs.replace(state, running=running, free=state.free + freed, shares=())
+        history = (*state.history, *(one.generated for one in moved if one.number in finished))[-REMEMBERED:]
+        return msgspec.structs.replace(state, running=running, free=state.free + freed, shares=(), history=history)
 
     def _next(self, state: Queues) -> tuple[Queues, tuple[Iterate | Evict, ...]]:
-        plan = NextBatch(list(state.waiting), list(state.running), state.free, [], [])
+        plan = NextBatch(list(state.waiting), list(state.running), state.free, [], [], state.history)
         self.policy.plan(plan, self.limits)
         state = Queues(
-            waiting=tuple(plan.waiting), running=tuple(plan.running), free=plan.free, shares=tuple(plan.shares)
+            waiting=tuple(plan.waiting),
+            running=tuple(plan.running),
+            free=plan.free,
+            shares=tuple(plan.shares),
+            history=state.history,
         )
         evicted = tuple(Evict(number) for number in plan.evicted)
         return state, (*evicted, *((Iterate(state.shares),) if state.shares else ()))

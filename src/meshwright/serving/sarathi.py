@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.serving.batching import EngineLimits, NextBatch
-from meshwright.serving.vllm_v0 import make_room
+from meshwright.serving.vllm_v1 import compute_running
 
 
 class Sarathi(msgspec.Struct, frozen=True):
@@ -26,13 +26,7 @@ class Sarathi(msgspec.Struct, frozen=True):
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Compute next tokens and begun prompts, then admit. Of those that run only the last has a prompt that is not
         computed yet, so that their order is the paper's."""
-        left, place = limits.budget, 0
-        while place < len(plan.running) and left > 0:
-            new = min(plan.running[place].need, left)
-            if make_room(plan, limits, place, new):
-                plan.compute(place, new)
-                left -= new
-            place += 1
+        left = compute_running(plan, limits)
         if plan.evicted:
             return
         while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:

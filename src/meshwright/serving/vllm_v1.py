@@ -25,13 +25,7 @@ class VllmV1(msgspec.Struct, frozen=True):
 
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Compute what those that run need, then admit."""
-        left, place = limits.budget, 0
-        while place < len(plan.running) and left > 0:
-            new = min(plan.running[place].need, left)
-            if make_room(plan, limits, place, new):
-                plan.compute(place, new)
-                left -= new
-            place += 1
+        left = compute_running(plan, limits)
         if plan.evicted:
             return
         while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
@@ -45,6 +39,19 @@ class VllmV1(msgspec.Struct, frozen=True):
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whether a sequence stays in the batch: until it is finished."""
         return not finished
+
+
+def compute_running(plan: NextBatch, limits: EngineLimits) -> int:
+    """Compute what those that run need, in order of admission, evicting from the end where blocks run out; returns what
+    is left of the budget."""
+    left, place = limits.budget, 0
+    while place < len(plan.running) and left > 0:
+        new = min(plan.running[place].need, left)
+        if make_room(plan, limits, place, new):
+            plan.compute(place, new)
+            left -= new
+        place += 1
+    return left
 
 
 POLICY = VllmV1()

@@ -82,7 +82,11 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             self,
             linear_s=np.ascontiguousarray(self.linear_parts @ factors),
+            linear_parts=self.linear_parts * factors,
+            linear_spread=self.linear_spread * factors,
             sampled_s=np.ascontiguousarray(self.sampled_parts @ factors),
+            sampled_parts=self.sampled_parts * factors,
+            sampled_spread=self.sampled_spread * factors,
             decode_s=self.decode_s * attention,
             prefill_s=self.prefill_s * attention,
         )

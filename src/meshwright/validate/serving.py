@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.answer.serving import predict_serving
 from meshwright.answer.serving_answer import ServingMetrics
-from meshwright.cost.engine import engines
+from meshwright.cost.engine import EngineProfile, engines
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as parse_plan
 from meshwright.spec import cluster as clusters
@@ -67,8 +67,8 @@ def _plainly(message: str) -> str:
     return message.partition(":")[0].partition("(")[0].strip()
 
 
-def predicted(row: dict[str, str]) -> tuple[ServingMetrics, int]:
-    """Return the metrics of a row's question, and its devices.
+def predicted(row: dict[str, str], profile: EngineProfile | None = None) -> tuple[ServingMetrics, int]:
+    """Return the metrics of a row's question, and its devices; under a `profile` without intervals.
 
     Raises:
         MeshwrightError: V006 when the row cannot be expressed; whatever refuses the question.
@@ -86,7 +86,7 @@ def predicted(row: dict[str, str]) -> tuple[ServingMetrics, int]:
     model = msgspec.structs.replace(models.load(row["model"]), max_seq_len=0)  # a benchmark may go beyond it
     cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
     plan = parse_plan(f"tp{tp} pp{pp} {PRECISIONS[row['precision']]}".strip())
-    found = predict_serving(model, cluster, serve, plan)
+    found = predict_serving(model, cluster, serve, plan, profile=profile, detail=profile is None)
     if found.metrics is None:
         raise _unsupported("the weights leave no room for a cache")
     return found.metrics, tp * pp
