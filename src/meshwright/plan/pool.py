@@ -91,13 +91,14 @@ def chain(pools: tuple[Pool, ...]) -> tuple[PoolLink, ...]:
 def settled(pools: tuple[Pool, ...], num_devices: int) -> tuple[Pool, ...]:
     """The pools on devices of a cluster: one that does not say which begins where the one before it ends, the last
     one takes what is left, and ``dp`` fills what was given. Who says neither devices nor ``dp`` stays without, and so
-    do those that come after."""
+    do those that come after; so does a last one for which none is left."""
     out: list[Pool] = []
     first: int | None = 0
     for number, pool in enumerate(pools):
         devices, size = pool.devices, pool.plan.layout.num_ranks
         if not devices and first is not None and (size or number == len(pools) - 1):
-            devices = (first, first + size if size else num_devices)
+            end = first + size if size else num_devices
+            devices = (first, end) if first < end else ()
         first = devices[1] if devices else None
         out.append(pool.settled((devices[0], devices[1])) if devices else pool)
     return tuple(out)

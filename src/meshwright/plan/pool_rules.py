@@ -50,7 +50,9 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
         where = f"{pool.name}.on"
         if not pool.devices:
             help = f"say dp or on= in {pool.name}; only the last pool takes what the others leave"
-            yield _bad("P041", f"{pool.name} says neither how many devices it has nor which", where, help)
+            unsaid = f"{pool.name} says neither how many devices it has nor which"
+            left = plan.pools[-1] is pool and all(other.devices for other in plan.pools[:-1])
+            yield _bad("P041", f"no device is left for {pool.name}" if left else unsaid, where, help)
             return
         first, end = pool.devices
         if not first < end <= have:
