@@ -28,6 +28,7 @@ VOCAB = 260
 MODELS = {
     "llama": lambda: llama(vocab=VOCAB),
     "gpt": lambda: gpt(vocab=VOCAB),
+    "experts": lambda: llama(vocab=VOCAB, experts=4, top_k=2, moe_ffn=24, shared_ffn=16),
     "tied": lambda: llama(vocab=VOCAB, tied_embeddings=True),
 }
 PACKS = ("packed", "padded", "balanced")
@@ -131,6 +132,7 @@ def test_packed_rows_train_as_a_loop_over_documents(model, pack, folder):
         ("llama", "pp2 dp1 mb2", "balanced"),
         ("llama", "cp2 ring mb2", "packed"),
         ("gpt", "cp2 ulysses mb1", "padded"),
+        ("experts", "ep2 dp2 zero1 mb2", "packed"),
         ("tied", "fsdp dp2 mb1 full", "packed"),
     ],
 )

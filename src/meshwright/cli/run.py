@@ -210,21 +210,22 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
         # those that are trained on, where none were said and the model has a place for them
         unsaid = train.lengths is None and len(model.flows) == 1 and not plan.several
         if lengths is not None and unsaid:
-            found = msgspec.convert(lengths, Lengths)
+            found = msgspec.structs.replace(msgspec.convert(lengths, Lengths), said=given.lengths)
             packed = msgspec.structs.replace(train, lengths=found, pack=train.pack or "concat")
         costs = standard_on(cluster, question.framework)
         return predict(model, cluster, packed, plan, costs=costs, detail=False)
 
-    return _job(given, numbers, precision, predicted(None)), predicted
+    return _job(given, numbers, precision, predicted), predicted
 
 
-def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Prediction) -> Job:
+def _job(given: Options, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
     """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
     each machine does it for itself."""
     from meshwright.run import data, loop
     from meshwright.run.data import tokenizer
     from meshwright.run.settings import Settings
 
+    prediction = useful = predicted(None)
     model, plan, train = prediction.model, prediction.plan, prediction.train
     words, corpus = given.tokenizer or "bytes", ""
     if not given.tokenizer and given.weights and (Path(given.weights) / "tokenizer.json").is_file():
@@ -238,6 +239,8 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
             microbatch=plan.pools[0].plan.pipeline.microbatch,
             place=f"--data {given.data}",
         )
+        if text.rows is not None:  # padding is no use
+            useful = predicted(msgspec.to_builtins(text.lengths()))
         if given.lengths:
             count = data.write_lengths(text, Path(given.lengths))
             note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
@@ -256,7 +259,7 @@ def _job(given: Options, numbers: dict[str, Any], precision: str, prediction: Pr
         resume=given.resume,
         save_every=numbers.get("save_every", 0),
         weights=given.weights,
-        ideal_s=prediction.mfu * prediction.step_time_s,
+        ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
     )

@@ -312,7 +312,7 @@ class _Run:
         for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens)):
             self.done[name].append(value)
         if self.progress is not None:
-            self.progress(step, loss, seconds)
+            self.progress(step, loss, seconds, result.num_tokens)
         if self.metrics is not None:
             rate = result.num_tokens / seconds  # of packed rows those that something is learnt from
             self.metrics.add(

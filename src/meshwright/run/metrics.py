@@ -77,8 +77,9 @@ class Progress:
         self._live = sys.stderr.isatty()
         self._said_at, self._open = -math.inf, False
 
-    def __call__(self, step: int, loss: float, seconds: float) -> None:
-        """Step `step` is done."""
+    def __call__(self, step: int, loss: float, seconds: float, tokens: int = 0) -> None:
+        """Step `step` is done, over so many tokens where that is not the same in every step."""
+        self.tokens = tokens or self.tokens
         self.seconds = [*self.seconds[1 - RECENT :], seconds]
         now = time.monotonic()
         last = step >= self.steps

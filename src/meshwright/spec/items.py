@@ -1,13 +1,11 @@
 """Items: the form in which work arrives at a model, whatever the workload.
 
-A microbatch is a :data:`Batch` of items, and everything below the workload reads nothing else of how long its sequences
-are. A step of equal sequences is one kind of item many times; documents of other lengths, requests that are prefilled
-and tokens that are decoded are further kinds.
+A workload gives each microbatch as a :data:`Batch` of items (:meth:`meshwright.spec.workload.Train.microbatch`), and
+nothing below the workload reads anything else of how long its sequences are. A step of equal sequences is one kind of
+item many times; documents of other lengths, requests that are prefilled and tokens that are decoded are further kinds.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 import msgspec
 
@@ -30,13 +28,6 @@ class Item(msgspec.Struct, frozen=True, cache_hash=True):
 
 #: Items, each so many times. Order and grouping matter: equal batches share one price.
 Batch = tuple[tuple[Item, int], ...]
-
-
-class Workload(Protocol):
-    """The interface that lowering uses of a workload."""
-
-    def microbatch(self, sequences: int) -> Batch:
-        """Return the items of a microbatch of so many sequences."""
 
 
 def num_tokens(batch: Batch) -> int:
