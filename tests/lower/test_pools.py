@@ -10,6 +10,7 @@ from meshwright.cost import standard_on
 from meshwright.export import export
 from meshwright.graph import KIND, QUEUE
 from meshwright.lower import lower
+from meshwright.lower.show import shown
 from meshwright.lower.waves import rows, shared
 from meshwright.papers.whatif import what_if
 from meshwright.schedules import build, families
@@ -234,3 +235,12 @@ def test_an_export_refuses_several_pools_by_their_names(target):
     with pytest.raises(mw.MeshwrightError, match=r"P046.*pools \(a, b\)") as caught:
         export(target, LLAMA, mw.load_cluster("8xh100"), TRAIN, plan)
     assert caught.value.exit_code == 2
+
+
+def test_lowering_shows_every_pool_after_its_passes_and_the_graph_of_all_after_the_last():
+    plan = mw.parse_plan("a=[dp2 mb4 part=0:8 frozen] + b=[tp2 pp3 part=8:32]").on(8)
+    asked = plan, LLAMA, mw.load_cluster("8xh100"), TRAIN
+    assert [line for line in shown(*asked, "schedule") if line.endswith(":")] == ["a:", "b:"]
+    assert "F0 F1" in shown(*asked, "schedule")  # a pool that is not trained goes forward alone
+    lines = shown(*asked)
+    assert any("link_forward@a rank 0" in line for line in lines) and any("compute@b rank 2" in line for line in lines)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.graph import TaskGraph
-from meshwright.lower import bind, structured
-from meshwright.lower.facts import facts_of
+from meshwright.lower import bind, lower, structured
+from meshwright.lower.facts import Facts, facts_of
 from meshwright.lower.place import Mesh
+from meshwright.lower.pools import joined, placed
 from meshwright.lower.program import Program
 from meshwright.lower.roles import ExchangeRole, MessageRole, PassRole, Role, TwinRole, UpdateRole
 from meshwright.lower.stages import Stages
@@ -35,6 +36,8 @@ def shown(plan: Plan, model: Model, cluster: Cluster, train: Train, until: str =
     Raises:
         MeshwrightError: G001 when the schedule's order deadlocks, G002 when a pass broke the graph's rules.
     """
+    if plan.several:
+        return _pools(plan, model, cluster, train, until)
     mesh = Mesh(plan, cluster)
     if until == "place":
         return _placed(mesh)
@@ -44,12 +47,32 @@ def shown(plan: Plan, model: Model, cluster: Cluster, train: Train, until: str =
     if until == "bind":
         lowered = bind(structured(stages), stages)
         return [*lowered.graph.text().splitlines(), "", *_programs(lowered.programs)]
-    draft = drafted(facts_of(stages), until, check=True)
+    return _drafted(facts_of(stages), until)
+
+
+def _drafted(facts: Facts, until: str) -> list[str]:
+    """Return the schedule, or the graph with roles, after one of the structure's passes."""
+    draft = drafted(facts, until, check=True)
     if until == "schedule":
         return [line for actions in draft.orders for line in actions.text().splitlines()]
     names = tuple(_role(role) for role in draft.roles.number)
     graph: TaskGraph = msgspec.structs.replace(draft.builder.build(), keys=names)
     return graph.text().splitlines()
+
+
+def _pools(plan: Plan, model: Model, cluster: Cluster, train: Train, until: str) -> list[str]:
+    """Return what every pool has become after a pass that is its own, or the graph of all after the last."""
+    if until == "bind":
+        lowered = lower(plan, model, cluster, train)
+        return [*lowered.graph.text().splitlines(), "", *_programs(lowered.programs)]
+    pools, out = placed(plan, model, cluster, train), []
+    for one, facts in zip(pools, joined(pools, plan).facts.pools, strict=True):
+        if until == "place":
+            lines = _placed(one.stages.mesh)
+        else:
+            lines = _assigned(one.stages) if until == "assign" else _drafted(facts, until)
+        out += [f"{one.pool.name}:", *lines, ""]
+    return out[:-1]
 
 
 def _placed(mesh: Mesh) -> list[str]:
@@ -63,6 +86,7 @@ def _placed(mesh: Mesh) -> list[str]:
 def _assigned(stages: Stages) -> list[str]:
     out = []
     for stage, (layers, composition) in enumerate(zip(stages.layers, stages.compositions)):
+        layers = stages.numbered(layers)
         which = f"layers {layers[0]} to {layers[-1]}" if layers else "no layer"
         out.append(f"stage {stage:3}  rank {stage % stages.plan.layout.pp:3}  {which}  {_units(composition.units)}")
     return out

@@ -21,6 +21,7 @@ from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
 from meshwright.plan import Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
+from meshwright.spec.ends import Boundary
 from meshwright.spec.items import Batch
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -57,12 +58,13 @@ class Stages:
     @cached_property
     def compositions(self) -> tuple[Composition, ...]:
         """One per virtual stage; equal stages hold the same object."""
-        last = len(self.layers) - 1
+        last, ends = len(self.layers) - 1, (self.model.embedding, self.model.head)
+        begins, closes = (not isinstance(end, Boundary) for end in ends)  # an open end of a part is no layer
         out = []
         for stage, held in enumerate(self.layers):
-            units = [unit_of(EMBEDDING)] if stage == 0 else []
+            units = [unit_of(EMBEDDING)] if stage == 0 and begins else []
             units += [unit_of(self.model.pattern[layer], self.plan.memory.mode(i)) for i, layer in enumerate(held)]
-            if stage == last:
+            if stage == last and closes:
                 units.append(unit_of(HEAD))
             out.append(composition_of(tuple(units)))
         return tuple(out)

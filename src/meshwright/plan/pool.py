@@ -79,7 +79,7 @@ def several(names: tuple[str, ...], what: str = "what was asked") -> MeshwrightE
         "P046",
         f"the plan has {len(names)} pools ({', '.join(names)}), and {what} is for plans of one",
         place="plan.pools",
-        help="meshwright predict, run, whatif and diff take several pools; here say the plan of one",
+        help="meshwright predict, run, whatif, diff and lower take several pools; here say the plan of one",
     )
 
 
