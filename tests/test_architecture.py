@@ -124,6 +124,15 @@ def test_every_module_says_what_it_is():
     assert silent == []
 
 
+def test_every_docstring_names_its_subject_first():
+    def begins(path: Path) -> list[str]:
+        return [f"{path.name}:{number}" for number, line in enumerate(path.read_text().splitlines(), 1) if clause(line)]
+
+    clause = re.compile(r'^\s*r?"""(What|Those) ').match
+    assert clause('    """What a rank holds."""') and not clause('    """What-if: a plan with recipes over it."""')
+    assert [place for path in FILES for place in begins(path)] == []
+
+
 def test_no_code_or_word_is_explained_in_two_files():
     for kind in ("codes", "terms"):
         files = [f for f in (SOURCE / "catalog" / kind).iterdir() if f.suffix == ".toml"]
