@@ -5,12 +5,16 @@ import pytest
 
 import meshwright as mw
 from meshwright.cli import main
+from meshwright.cost.framework import load as load_framework
+from meshwright.cost.framework import overlapped_as_usual, usual_overlap
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check, parse
 from meshwright.plan.pool import held
 from meshwright.plan.toml import dump, loads
 from meshwright.spec.cluster_part import cut
 from meshwright.spec.parts import named_parts, part_of
+from meshwright.ui.asked import Asked
+from meshwright.ui.asked import read as read_asked
 
 LLAMA = mw.load_model("llama3-8b")  # 32 layers
 NODE = mw.load_cluster("8xh100")
@@ -178,3 +182,17 @@ def test_a_plan_of_pools_is_a_value():
     assert hash(plan) == hash(parse(TWO)) and plan != parse(TWO.replace("dp2", "dp1"))
     assert msgspec.structs.replace(plan, links=plan.links) == plan
     assert Plan().several == ()
+
+
+def test_a_framework_overlaps_in_every_pool_whose_words_leave_that_open():
+    text = "mb1 a=[dp2 on=0:2 part=0:8 overlap=none] + b=[tp2 pp3 on=2:8 part=8:32]"
+    framework = load_framework("megatron-core")
+    plan = overlapped_as_usual(framework, parse(text).on(8), text, NODE)
+    assert plan.pools[0].overlap == parse("overlap=none").overlap
+    assert plan.pools[1].overlap == usual_overlap(framework, parse("tp2 pp3 dp1"), 8)
+
+
+def test_the_page_refuses_several_pools_by_their_names():
+    found = read_asked(Asked(model="llama3-8b", on="8xh100", train="batch=64,seq=8192", plan=TWO))
+    assert [(control, d.code) for control, d in found.wrong] == [("plan", "P046")]
+    assert "encoder, lm" in found.wrong[0][1].message

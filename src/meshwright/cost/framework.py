@@ -15,6 +15,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.plan import Overlap, Plan
+from meshwright.plan.pool_words import words_of
 from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
 
@@ -146,6 +147,13 @@ def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap
 
 def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:
     """Return `plan`, which its `words` say, with the framework's overlap of exchanges where they leave that open."""
+    if plan.several:
+        own = words_of(words)
+        pools = (
+            msgspec.structs.replace(pool, plan=overlapped_as_usual(framework, pool.plan, own[pool.name], cluster))
+            for pool in plan.several
+        )
+        return msgspec.structs.replace(plan, several=tuple(pools))
     if says(words, "overlap"):
         return plan
     usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))

@@ -62,6 +62,17 @@ def read(text: str, *, place: str = "--plan") -> Plan:
     return _plan(tuple(pool for pool in pools if pool), [_link(word, place, found) for word in links], place, found)
 
 
+def words_of(text: str) -> dict[str, str]:
+    """Return the words of each pool by its name, in a text that :func:`read` takes: its own, and those said to all."""
+    text = text.lower()
+    common = [word for word in _POOL.sub(" + ", text).replace("+", " ").split() if "->" not in word]
+    plain = {match[1]: match[2].split() for match in _POOL.finditer(text)}
+    own = {
+        name: [w for w in some if w != "frozen" and not w.startswith(("on=", "part="))] for name, some in plain.items()
+    }
+    return {name: " ".join((*some, *common)) for name, some in own.items()}
+
+
 def _bad(problem: str, place: str, text: str, help: str = "") -> Diagnostic:
     usual = "write encoder=[dp2 on=0:2 part=0:8] + lm=[tp2 pp3 part=8:32], and the words of one pool without brackets"
     return Diagnostic(code="P040", message=problem, place=f"{place} {text!r}", help=help or usual)

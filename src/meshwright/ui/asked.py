@@ -15,6 +15,9 @@ from meshwright.cost.chain import Costs
 from meshwright.cost.framework import overlapped_as_usual
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
+from meshwright.plan.pool import several
+from meshwright.plan.pool_words import is_several
+from meshwright.plan.pool_words import read as read_pools
 from meshwright.plan.text import read as read_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
@@ -176,4 +179,7 @@ def _train(text: str) -> Train:
 
 def _plan(text: str) -> Plan:
     _no_files(text, f"plan = {text[:80]}", "write words such as tp8 pp4 vpp5 zero1")
+    if is_several(text):
+        pools = read_pools(text, place="plan").pools
+        raise several(tuple(pool.name for pool in pools), "this page")
     return read_plan(text, place="plan")
