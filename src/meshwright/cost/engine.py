@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 
 
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an engine and a version of it add.
+    """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
 
     ``kernels``: time of its kernels in a server over what those of the tables take alone. Host time in microseconds:
     ``step_us`` an iteration that the device waits for, ``request_us`` for every request in it, and ``layer_us`` to
