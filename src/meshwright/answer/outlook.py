@@ -97,7 +97,7 @@ def training_run(
         MeshwrightError: O004 when the world does not say what the catalog does not know either.
     """
     steps = ceil(train.tokens / useful) if useful else -(-int(train.tokens) // train.tokens_per_step)
-    sizes = _sizes(lowered, cluster, steps, step_s, world or JobWorld())
+    sizes = whole_job(lowered, cluster, steps, step_s, world or JobWorld())
     happened = None
     if world is None:
         lines = _expected(sizes)
@@ -128,7 +128,7 @@ def training_run(
     )
 
 
-class _Sizes(NamedTuple):
+class WholeJob(NamedTuple):
     """A job, the steps between its checkpoints, and the mean seconds between its failures; None where it is not known
     what a checkpoint or a failure takes, for the reasons in ``lacks``."""
 
@@ -137,8 +137,14 @@ class _Sizes(NamedTuple):
     mtbf_s: float | None
     lacks: tuple[str, ...]
 
+    def check(self, world: JobWorld) -> None:
+        """Raise O004 where the `world` leaves out what the catalog does not know either."""
+        if self.lacks:
+            help = "say mtbf= or name a trace" if self.mtbf_s is None and world.trace is None else "say save=30s"
+            raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(self.lacks)}", help=help)
 
-def _sizes(lowered: Lowered, cluster: Cluster, steps: int, step_s: float, world: JobWorld) -> _Sizes:
+
+def whole_job(lowered: Lowered, cluster: Cluster, steps: int, step_s: float, world: JobWorld) -> WholeJob:
     """The sizes of a job as the world says them, else as the catalog knows them."""
     mtbf_h = cluster.interruption_hours()
     mtbf_s = world.mtbf_s or (None if mtbf_h is None else mtbf_h * 3600)
@@ -158,10 +164,10 @@ def _sizes(lowered: Lowered, cluster: Cluster, steps: int, step_s: float, world:
         restart_s=RESTART_S if world.restart_s is None else world.restart_s,
         repair_s=world.repair_s,
     )
-    return _Sizes(job, min(steps, max(1, round(every_s / step_s))), mtbf_s, tuple(lacks))
+    return WholeJob(job, min(steps, max(1, round(every_s / step_s))), mtbf_s, tuple(lacks))
 
 
-def _expected(sizes: _Sizes) -> list[Line]:
+def _expected(sizes: WholeJob) -> list[Line]:
     """The lines of a run whose failures are as their mean."""
     job, every = sizes.job, sizes.save_every
     lines: list[Line] = [("steps", job.num_steps * job.step_s, f"{job.num_steps:,} steps of {job.step_s:.3f} s")]
@@ -178,13 +184,11 @@ def _expected(sizes: _Sizes) -> list[Line]:
 
 
 def _simulated(
-    sizes: _Sizes, world: JobWorld, step_s: float, draws_s: Sequence[float]
+    sizes: WholeJob, world: JobWorld, step_s: float, draws_s: Sequence[float]
 ) -> tuple[list[Line], float, list[float], tuple[LogEntry, ...]]:
     """The lines of the mean run in a world, its seconds, those of every draw (failures and step time drawn), and the
     log of the first draw."""
-    if sizes.lacks:
-        help = "say mtbf= or name a trace" if sizes.mtbf_s is None and world.trace is None else "say save=30s"
-        raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(sizes.lacks)}", help=help)
+    sizes.check(world)
     decider = Recovery(save_every=sizes.save_every, spares=world.spares)
     runs = [run_job(sizes.job, decider, changes(world, sizes.mtbf_s, draw)) for draw in range(world.draws)]
     count, job = len(runs), sizes.job

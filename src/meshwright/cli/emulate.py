@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import WANTED, asked, read_parts
+from meshwright.cli.question import WANTED, WORLD, asked, read_parts, read_world
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from meshwright.run.emulate.measure import Emulated
+    from meshwright.timeline import Timeline
+    from meshwright.world.trace import JobWorld
 
 DESCRIPTION = """Run a plan's training step on an emulated cluster, and lay the measured step beside the predicted one.
 
@@ -25,12 +27,19 @@ Every rank is a process on a host of its own: a network namespace, whose link to
 Compute is slept for as long as the device of --on would take, times --scale; messages and collectives are real (gloo).
 No GPU, no privileges and nobody else's network are needed; at most 32 ranks.
 
+With --world the whole run of --tokens is lived through instead, made small: --steps steps stand for all of them, and
+days between failures, checkpoints, restarts and repairs are seconds by the same factor, which is printed. Ranks are
+killed when nodes fail, what is done about it is decided as in meshwright predict --world, and the job is laid beside
+its simulation event by event.
+
 Exit code 0: it ran; 2: the question is wrong, or this machine cannot emulate."""
 RATE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g)bit", re.IGNORECASE)
 UNITS = {"k": 1e3, "m": 1e6, "g": 1e9}
 #: What a link can be: slower ones take minutes a step, faster ones are faster than this machine moves bytes.
 RATES_BITS_S = (1e6, 1e10)
-DEFAULT_LINK, DEFAULT_REPEATS = "200mbit", 5
+DEFAULT_LINK, DEFAULT_REPEATS, DEFAULT_STEPS = "200mbit", 5, 40
+MOST_STEPS = 10_000
+WORLD_WANTED = {"world": "--world, which says what the run meets"}
 FORMAT_VERSION = 1
 
 
@@ -47,6 +56,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     scale: options.text(
         "FACTOR", "How many times slower than its device a rank computes; so that a step computes 0.6 s if left out."
     ) = ""
+    tokens: options.TOKENS = ""
+    world: options.text(
+        "WORLD", "What the whole run meets: mtbf=3h,spares=1,restart=1h or failures.csv: meshwright explain world."
+    ) = ""
+    steps: options.text("COUNT", f"Emulated steps that stand for the whole run's; {DEFAULT_STEPS} if left out.") = ""
+    job_trace: options.text("FILE", "Write what the run met in --world, event by event, job.json.") = ""
     trace: options.text("FILE", "Write the measured timeline of every step and rank, step.json.gz.") = ""
     predicted: options.text("FILE", "Write the predicted timeline too, for meshwright compare.") = ""
     json: options.JSON = False
@@ -55,38 +70,85 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the plan was run."""
     given, wrong = options.read(Options, argv, command="emulate", description=DESCRIPTION)
-    question = asked({field: getattr(given, field) for field in WANTED})
-    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="emulate")
-    rate = _rate(given.link or DEFAULT_LINK, wrong)
-    repeats = _number(given.repeats or str(DEFAULT_REPEATS), "--repeats", 1, 1000, wrong, whole=True)
-    per_host = _number(given.per_host or "1", "--per-host", 1, 32, wrong, whole=True)
-    scale = _number(given.scale, "--scale", 1e-9, 1e12, wrong) if given.scale else None
-    wrong += (
-        unwritable(given.trace, "--trace") + unwritable(given.predicted, "--predicted") + lacking("emulate", "torch")
+    question = asked({field: getattr(given, field) for field in (*WANTED, "tokens", *WORLD)})
+    of_job = bool(given.world or given.steps or given.job_trace)
+    wrong += options.missing(
+        msgspec.structs.asdict(question), WANTED | (WORLD_WANTED if of_job else {}), command="emulate"
     )
+    wrong += _contradictions(given, of_job)
+    numbers = _numbers(given, wrong)
+    for option in ("trace", "predicted", "job_trace"):
+        wrong += unwritable(getattr(given, option), f"--{option.replace('_', '-')}")
+    wrong += lacking("emulate", "torch")
     parts, found = read_parts(question)
-    if wrong or found:
-        raise MeshwrightError([*wrong, *found])
+    world, unreadable = read_world(question, parts) if of_job else (None, [])
+    if wrong or found or unreadable:
+        raise MeshwrightError([*wrong, *found, *unreadable])
+    plan = parts[3].on(parts[1].num_devices)
+    hosts = {"rate_bits_s": numbers["link"], "scale": numbers["scale"], "ranks_per_host": int(numbers["per_host"])}
+    what = f"{plan.layout.num_ranks} ranks, {hosts['ranks_per_host']} a host, links of {numbers['link'] / 1e6:g} Mbit/s"
+    hosts["begun"] = lambda: note(f"emulating {what}")
+    if world is not None:
+        return _job(given, (*parts[:3], plan), world, int(numbers["steps"]), hosts)
     from meshwright.run.emulate.measure import emulate
 
-    model, cluster, train, plan = parts
-    plan = plan.on(cluster.num_devices)
-    what = f"emulating {plan.layout.num_ranks} ranks, {int(per_host)} a host, links of {rate / 1e6:g} Mbit/s"
-    done = emulate(
-        model, cluster, train, plan,
-        rate_bits_s=rate, repeats=int(repeats), scale=scale, ranks_per_host=int(per_host), begun=lambda: note(what),
-    )  # fmt: skip
+    done = emulate(*parts[:3], plan, repeats=int(numbers["repeats"]), **hosts)
     if given.json:
         print_json(_as_json(done))
     else:
         _render(done, console())
     for file, timeline in ((given.trace, done.timeline), (given.predicted, done.prediction.timeline)):
         if file:
-            from meshwright.trace.chrome import write
-
-            write(timeline, file)
-            note(f"wrote {file}")
+            _write(timeline, file)
     return 0
+
+
+def _job(given: Options, parts: tuple[Any, ...], world: JobWorld, num_steps: int, hosts: dict[str, Any]) -> int:
+    """Live through a whole run in its world."""
+    from meshwright.run.emulate.days import emulate_job
+
+    done = emulate_job(*parts, world, num_steps=num_steps, **hosts)
+    if given.json:
+        from meshwright.report.emulated_job import to_json
+
+        print_json(to_json(done))
+    else:
+        from meshwright.report.emulated_job import render
+
+        render(done, console())
+    if given.job_trace:
+        from meshwright.world.history import history
+
+        identity = msgspec.structs.replace(done.prediction.identity, source="measured")
+        _write(history(done.lived.run.log, identity), given.job_trace)
+    return 0
+
+
+def _write(timeline: Timeline, file: str) -> None:
+    from meshwright.trace.chrome import write
+
+    write(timeline, file)
+    note(f"wrote {file}")
+
+
+def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, float | None]:
+    """The numbers among the options; those that cannot be are added to `wrong`."""
+    return {
+        "link": _rate(given.link or DEFAULT_LINK, wrong),
+        "repeats": _number(given.repeats or str(DEFAULT_REPEATS), "--repeats", 1, 1000, wrong, whole=True),
+        "per_host": _number(given.per_host or "1", "--per-host", 1, 32, wrong, whole=True),
+        "steps": _number(given.steps or str(DEFAULT_STEPS), "--steps", 1, MOST_STEPS, wrong, whole=True),
+        "scale": _number(given.scale, "--scale", 1e-9, 1e12, wrong) if given.scale else None,
+    }
+
+
+def _contradictions(given: Options, of_job: bool) -> list[Diagnostic]:
+    """U004 for every option of a single step beside those of a whole run."""
+    if not of_job:
+        return []
+    of_step = (name for name in ("repeats", "trace", "predicted") if getattr(given, name))
+    help = "it is of one measured step, and --world of a whole run: leave out one of them"
+    return [_bad(f"--{name} {getattr(given, name)}", help) for name in of_step]
 
 
 def _rate(text: str, wrong: list[Diagnostic]) -> float:

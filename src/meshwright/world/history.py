@@ -29,8 +29,8 @@ def history(log: Sequence[LogEntry], identity: Identity = UNKNOWN) -> Timeline:
     )
     table = {
         "at_s": np.array([entry.at_s for entry in log], np.float64),
-        "event": np.array([_said(entry.event) for entry in log], object),
-        "decision": np.array([", ".join(map(_said, entry.decisions)) for entry in log], object),
+        "event": np.array([in_words(entry.event) for entry in log], object),
+        "decision": np.array([", ".join(map(in_words, entry.decisions)) for entry in log], object),
     }
     return Timeline.bare(
         instants=Instants.of([(entry.at_s, _named(entry.event)) for entry in log]),
@@ -44,6 +44,6 @@ def _named(said: msgspec.Struct) -> str:
     return type(said).__name__.lower()
 
 
-def _said(said: msgspec.Struct) -> str:
+def in_words(said: msgspec.Struct) -> str:
     """The name of an event or a decision, and its fields: ``failed saved_steps=40``."""
     return " ".join([_named(said), *(f"{name}={value}" for name, value in msgspec.structs.asdict(said).items())])

@@ -20,8 +20,12 @@ import numpy as np
 
 import meshwright
 from meshwright.errors import MeshwrightError
+from meshwright.run.emulate.orders import Life, Lived, Steps
 from meshwright.run.emulate.script import Script
 from meshwright.run.environment import prefer
+from meshwright.simulate.job import JobSizes
+from meshwright.world.recovery import Recovery
+from meshwright.world.trace import WorldEvent
 
 TOOLS = ("unshare", "mount", "ip", "tc")
 #: Does everything that is needed once, in namespaces that are gone when it ends.
@@ -114,15 +118,38 @@ class Hosts:
         Raises:
             MeshwrightError: U002 when a rank fails or nothing ends in time.
         """
-        place = Path(self._folder.name)
-        (place / "script.json").write_bytes(msgspec.json.encode(script))
-        job = {"script": str(place / "script.json"), "steps": steps, "out": str(place / "times.npz")}
+        out = self._file("times.npz")
+        self._tell(Steps(script=self._script(script), steps=steps, out=out, timeout_s=timeout_s))
+        with np.load(out, allow_pickle=False) as saved:
+            return Measured(times=saved["times"], late=saved["late"])
+
+    def live(
+        self, script: Script, sizes: JobSizes, decider: Recovery, changes: tuple[WorldEvent, ...], *, timeout_s: float
+    ) -> Lived:
+        """Run a job whose steps are those of a script, while `changes` happen.
+
+        Raises:
+            MeshwrightError: U002 when a rank fails that was not to, or the job does not end in time.
+        """
+        out, said = self._file("job.json"), {"sizes": sizes, "decider": decider, "changes": changes}
+        self._tell(Life(script=self._script(script), out=out, timeout_s=timeout_s, **said))
+        return msgspec.json.decode(Path(out).read_bytes(), type=Lived)
+
+    def _file(self, name: str) -> str:
+        return str(Path(self._folder.name) / name)
+
+    def _script(self, script: Script) -> str:
+        """The file of a script."""
+        place = self._file("script.json")
+        Path(place).write_bytes(msgspec.json.encode(script))
+        return place
+
+    def _tell(self, order: Steps | Life) -> None:
+        """Have an order carried out."""
         with contextlib.suppress(BrokenPipeError):  # the answer says that its process ended
-            self._process.stdin.write(msgspec.json.encode(job | {"timeout_s": timeout_s}).decode() + "\n")
+            self._process.stdin.write(msgspec.json.encode(order).decode() + "\n")
             self._process.stdin.flush()
         self._answer()
-        with np.load(place / "times.npz", allow_pickle=False) as saved:
-            return Measured(times=saved["times"], late=saved["late"])
 
     def _answer(self) -> None:
         line = self._process.stdout.readline()

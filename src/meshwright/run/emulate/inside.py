@@ -7,50 +7,34 @@ both ends by a token bucket. Nothing connects them to the machine's network.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import traceback
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
+from meshwright.run.emulate.lifetime import Life, live
+from meshwright.run.emulate.orders import Steps
+from meshwright.run.emulate.processes import PR_SET_PDEATHSIG, Processes
 from meshwright.run.emulate.script import Script
 
-CLONE_NEWNET = 0x40000000
-PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 #: Size of a packet in seconds of the link's rate, and its bounds in bytes: large, so that headers and acknowledgements
 #: take little of a link that is used both ways.
 PACKET_S, PACKET_BYTES = 0.0001, (1500, 9000)
 #: What a link saves up while idle, in seconds of its rate: at the host short, so that short messages are shaped too; at
 #: the switch, behind it, longer, or two buckets in a row would each lose what the other delays.
 BURST_S = (0.0003, 0.005)
-#: What a socket holds back, in seconds of the link's rate: little, so that a message counts as sent when it has left.
-SOCKET_S, SOCKET_BYTES = 0.004, 65536
 #: Bytes a link queues before it drops.
 LIMIT_BYTES = 4 * 2**20
 #: Least time after which a lost packet is sent again: the usual 200 ms are made for longer ways.
 RTO_MS = 50
 #: Time for connections to fall silent before a step starts, and for all ranks to see its start.
 QUIET_S, NOTICE_S = 0.03, 0.03
-#: Of every host's TCP: a plain congestion control, no slow start after a pause, nothing remembered between runs.
-SYSCTLS = {"tcp_congestion_control": "cubic", "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
-
-
-class Job(msgspec.Struct):
-    """A script to run for some steps; ``out`` is where the times go."""
-
-    script: str
-    steps: int
-    out: str
-    timeout_s: float
 
 
 def build(num_hosts: int, rate_bits_s: float) -> None:
@@ -83,88 +67,28 @@ def _batch(tool: str, lines: list[str], netns: str = "") -> None:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
-def enter(host: int, rate_bits_s: float) -> None:
-    """Move this process onto a host."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with Path(f"/run/netns/host{host}").open() as handle:
-        if libc.setns(handle.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
-    most = round(SOCKET_BYTES + rate_bits_s / 8 * SOCKET_S)
-    for name, value in (SYSCTLS | {"tcp_wmem": f"4096 {SOCKET_BYTES} {most}"}).items():
-        # what a kernel lacks it does without; the calibration sees it
-        with contextlib.suppress(OSError):
-            Path(f"/proc/sys/net/ipv4/{name}").write_text(value)
-
-
-def execute(job: Job, ranks_per_host: int, rate_bits_s: float) -> None:
+def execute(order: Steps, ranks_per_host: int, rate_bits_s: float) -> None:
     """Run one script and write ``times`` [steps, ops, 2] and ``late`` [steps, ops], times counted from each step's
     start."""
-    from meshwright.run.emulate import rank as ranks
-
-    script = msgspec.json.decode(Path(job.script).read_bytes(), type=Script)
-    num_ranks, num_ops = len(script.ranks), script.num_ops
-    memory = mmap.mmap(-1, ranks.Board.num_bytes(num_ranks, job.steps, num_ops))
-    board = ranks.Board(memory, num_ranks, job.steps, num_ops)
-    with tempfile.TemporaryDirectory() as folder:
-        children = {}
-        for rank in range(num_ranks):
-            child = os.fork()
-            if child == 0:
-                _child(script, rank, (rank // ranks_per_host, rate_bits_s), board, folder, job.steps)
-            children[child] = rank
-        try:
-            _conduct(board, children, job, folder)
-        finally:
-            for child in children:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-    measured = board.times - board.go[:, None, None]
-    np.savez(job.out, times=measured, late=board.late)
+    script = msgspec.json.decode(Path(order.script).read_bytes(), type=Script)
+    with Processes(script, order.steps, ranks_per_host, rate_bits_s) as ranks:
+        _conduct(ranks, order)
+        board = ranks.board
+        measured = board.times - board.go[:, None, None]
+        np.savez(order.out, times=measured, late=board.late)
 
 
-def _child(script: Script, rank: int, host: tuple[int, float], board, folder: str, steps: int) -> None:
-    code = 1
-    try:
-        libc = ctypes.CDLL(None)
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        libc.prctl(PR_SET_TIMERSLACK, 1)
-        enter(*host)
-        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
-        from meshwright.run.emulate import rank as ranks
-
-        ranks.run(script, rank, board, f"{folder}/store", steps)
-        code = 0
-    except BaseException:
-        Path(f"{folder}/error{rank}").write_text(traceback.format_exc())
-    finally:
-        board.ready[rank] = steps + 1 if code == 0 else -1
-        while code == 0:  # the connections stay open until all have ended
-            time.sleep(1)
-        os._exit(code)
-
-
-def _conduct(board, children: dict[int, int], job: Job, folder: str) -> None:
+def _conduct(ranks: Processes, order: Steps) -> None:
     """Start step after step when all ranks are ready; give up when one ends early or nothing happens for too long."""
-    deadline = time.monotonic() + job.timeout_s
-    for step in range(job.steps + 1):
-        while board.ready.min() <= step:
-            if board.ready.min() < 0:
-                time.sleep(0.2)
-                raise RuntimeError(_first_error(folder))
-            for child in list(children):
-                if os.waitpid(child, os.WNOHANG)[0]:
-                    raise RuntimeError(f"rank {children.pop(child)} ended: {_first_error(folder)}")
+    deadline = time.monotonic() + order.timeout_s
+    for step in range(order.steps + 1):
+        while not ranks.ready(step):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"no end after {job.timeout_s:.0f} s, at step {step} of {job.steps}")
+                raise RuntimeError(f"no end after {order.timeout_s:.0f} s, at step {step} of {order.steps}")
             time.sleep(0.001)
-        if step < job.steps:
+        if step < order.steps:
             time.sleep(QUIET_S)
-            board.go[step] = time.monotonic() + NOTICE_S
-
-
-def _first_error(folder: str) -> str:
-    errors = sorted(Path(folder).glob("error*"), key=lambda file: file.stat().st_mtime)
-    return f"{errors[0].name}: {errors[0].read_text().strip()}" if errors else "without a word"
+            ranks.board.go[step] = time.monotonic() + NOTICE_S
 
 
 def main(argv: list[str]) -> None:
@@ -187,7 +111,9 @@ def main(argv: list[str]) -> None:
         return
     for line in sys.stdin:
         try:
-            execute(msgspec.json.decode(line, type=Job), ranks_per_host, rate)
+            order = msgspec.json.decode(line, type=Steps | Life)
+            do = execute if isinstance(order, Steps) else live
+            do(order, ranks_per_host, rate)
             _answer(answers, "")
         except Exception as error:
             _answer(answers, str(error) or type(error).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median, quantiles
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -21,6 +22,7 @@ from meshwright.run.emulate.hosts import Hosts, Measured
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
 from meshwright.simulate import engine
+from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -94,6 +96,15 @@ def emulate(
             for sizes that are not emulated.
     """
     plan = plan.on(cluster.num_devices)
+    refuse(model, cluster, train, plan, ranks_per_host)
+    ranks = plan.layout.num_ranks
+    with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
+        begun()
+        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
+
+
+def refuse(model: Model, cluster: Cluster, train: Train, plan: Plan, ranks_per_host: int) -> None:
+    """Raise what :func:`emulate` raises for a plan that is illegal or not emulated."""
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
@@ -113,9 +124,6 @@ def emulate(
             place="meshwright emulate",
             help="drop sync, or measure the plan with meshwright run",
         )
-    with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host) as hosts:
-        begun()
-        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
 
 
 def on_hosts(
@@ -132,14 +140,9 @@ def on_hosts(
 ) -> Emulated:
     """Predict and run a legal plan on hosts that are there and measured; without a `scale` the busiest rank's kernels
     take `compute_s`."""
-    target = emulated(cluster, links, hosts)
-    if scale is None:
-        scale = compute_s * _slowing(model, cluster, target, train, plan, links)
-    costs = emulated_costs(cluster, links, scale)
-    prediction = predict(model, target, train, plan, costs=costs, detail=False)
-    run = simulate(plan, model, target, train, costs)
+    ready = prepare(hosts, links, model, cluster, train, plan, scale=scale, compute_s=compute_s)
+    run, prediction, script = ready.run, ready.prediction, ready.script
     lowered = run.lowered
-    script = script_of(lowered, costs)
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
     measured, disturbed = _undisturbed(hosts, script, repeats, timeout)
     steps = measured.times[:, :, 1].max(axis=1)
@@ -148,8 +151,8 @@ def on_hosts(
         prediction=prediction,
         apart_s=float(engine.times(lowered.graph, run.priced.durations)[1].max()),
         links=links,
-        cluster=target,
-        scale=scale,
+        cluster=ready.cluster,
+        scale=ready.scale,
         steps_s=tuple(steps.tolist()),
         disturbed=disturbed,
         late_s=quantiles(sleeps.tolist(), n=20)[-1] if len(sleeps) > 1 else 0.0,
@@ -161,6 +164,39 @@ def on_hosts(
             steps.tolist(),
         ),
     )
+
+
+class Prepared(NamedTuple):
+    """A step that is ready for emulated hosts: they as a ``cluster``, how many times slower than its device a rank
+    computes, the step predicted and simulated there, and what every rank does."""
+
+    cluster: Cluster
+    scale: float
+    prediction: Prediction
+    run: Simulated
+    script: Script
+
+
+def prepare(
+    hosts: Hosts,
+    links: Links,
+    model: Model,
+    cluster: Cluster,
+    train: Train,
+    plan: Plan,
+    *,
+    scale: float | None,
+    compute_s: float = COMPUTE_S,
+) -> Prepared:
+    """Return a legal plan's step, ready for hosts that are there and measured; without a `scale` the busiest rank's
+    kernels take `compute_s`."""
+    target = emulated(cluster, links, hosts)
+    if scale is None:
+        scale = compute_s * _slowing(model, cluster, target, train, plan, links)
+    costs = emulated_costs(cluster, links, scale)
+    prediction = predict(model, target, train, plan, costs=costs, detail=False)
+    run = simulate(plan, model, target, train, costs)
+    return Prepared(target, scale, prediction, run, script_of(run.lowered, costs))
 
 
 def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -> tuple[Measured, int]:

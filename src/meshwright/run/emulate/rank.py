@@ -25,20 +25,27 @@ class Board:
     """Shared memory of all ranks of a run: who is ready for which step, when it starts, and when every op ran.
 
     ``times`` [steps, ops, 2] are starts and ends on the host's monotonic clock, ``late`` [steps, ops] how much later
-    than meant a sleep's thread woke.
+    than meant a sleep's thread woke. ``save`` says after how many steps the ranks save (0 for never) and how long that
+    takes, ``saved`` [ranks, 2] how many steps each has saved and when the last of these was. ``slower`` [1] is by how
+    much sleeps are longer than the script says.
     """
 
     def __init__(self, memory, num_ranks: int, num_steps: int, num_ops: int):
-        sizes = (num_ranks, num_steps, num_steps * num_ops * 2, num_steps * num_ops)
-        cuts = np.cumsum([0, *sizes])
-        whole = np.frombuffer(memory, np.float64, int(cuts[-1]))
-        self.ready, self.go = whole[: cuts[1]], whole[cuts[1] : cuts[2]]
-        self.times = whole[cuts[2] : cuts[3]].reshape(num_steps, num_ops, 2)
-        self.late = whole[cuts[3] :].reshape(num_steps, num_ops)
+        sizes = self._sizes(num_ranks, num_steps, num_ops)
+        whole = np.frombuffer(memory, np.float64, sum(sizes))
+        self.ready, self.go, times, self.late, self.save, saved, self.slower = np.split(whole, np.cumsum(sizes)[:-1])
+        self.times = times.reshape(num_steps, num_ops, 2)
+        self.late = self.late.reshape(num_steps, num_ops)
+        self.saved = saved.reshape(num_ranks, 2)
+        self.slower[:] = 1.0
+
+    @staticmethod
+    def _sizes(num_ranks: int, num_steps: int, num_ops: int) -> tuple[int, ...]:
+        return (num_ranks, num_steps, num_steps * num_ops * 2, num_steps * num_ops, 2, num_ranks * 2, 1)
 
     @staticmethod
     def num_bytes(num_ranks: int, num_steps: int, num_ops: int) -> int:
-        return 8 * (num_ranks + num_steps + 3 * num_steps * num_ops)
+        return 8 * sum(Board._sizes(num_ranks, num_steps, num_ops))
 
 
 class Rank:
@@ -89,6 +96,16 @@ class Rank:
         if self.failed is not None:
             raise self.failed
 
+    def save(self, number: int, *, last: bool) -> None:
+        """Save after a step if it is due, the `last` one always: sleep for what that takes."""
+        every, seconds = (float(x) for x in self.board.save)
+        if not every or ((number + 1) % every and not last):
+            return
+        mine = self.times[self.offset : self.offset + len(self.ops), 1]
+        time.sleep(max(0.0, float(mine.max(initial=0.0)) + seconds - time.monotonic()))
+        self.board.saved[self.rank, 1] = time.monotonic()
+        self.board.saved[self.rank, 0] = number + 1
+
     def _post(self, op: Op) -> dist.Work:
         group = self.groups[op.channel]
         return dist.irecv(self.into[: op.num_bytes], src=op.peer, group=group, tag=op.tag)
@@ -106,7 +123,7 @@ class Rank:
                         gate.release()
                         ready = max(ready, float(ends[dep]))
                 if op.what == "sleep":
-                    start, clock = ready, ready + op.seconds
+                    start, clock = ready, ready + op.seconds * float(self.board.slower[0])
                     time.sleep(max(0.0, clock - time.monotonic()))
                     self.late[self.offset + i] = time.monotonic() - clock
                 else:
@@ -171,5 +188,8 @@ def run(script: Script, rank: int, board: Board, store: str, num_steps: int) -> 
     sys.setswitchinterval(0.0005)
     mine = Rank(script, rank, board, dist.FileStore(store, len(script.ranks)))
     mine.connect()
+    gc.collect()
+    gc.freeze()  # what is there now stays, and is not looked at before every step
     for number in range(num_steps):
         mine.step(number)
+        mine.save(number, last=number + 1 == num_steps)

@@ -1,0 +1,110 @@
+"""The processes of an emulated cluster's ranks: forked onto their hosts, watched, and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import os
+import signal
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+from meshwright.run.emulate.script import Script
+
+CLONE_NEWNET = 0x40000000
+PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
+#: What a socket holds back, in seconds of the link's rate: little, so that a message counts as sent when it has left.
+SOCKET_S, SOCKET_BYTES = 0.004, 65536
+#: Of every host's TCP: a plain congestion control, no slow start after a pause, nothing remembered between runs.
+SYSCTLS = {"tcp_congestion_control": "cubic", "tcp_slow_start_after_idle": "0", "tcp_no_metrics_save": "1"}
+
+
+class Processes:
+    """One process a rank for some steps of a script, ``ranks_per_host`` on each host, from their fork to their end; a
+    context manager. ``board`` is the memory that they share."""
+
+    def __init__(self, script: Script, steps: int, ranks_per_host: int, rate_bits_s: float):
+        from meshwright.run.emulate.rank import Board
+
+        self.steps = steps
+        num_ranks, num_ops = len(script.ranks), script.num_ops
+        self.board = Board(mmap.mmap(-1, Board.num_bytes(num_ranks, steps, num_ops)), num_ranks, steps, num_ops)
+        self._folder = tempfile.TemporaryDirectory()
+        self._children: dict[int, int] = {}  # rank -> process
+        for rank in range(num_ranks):
+            child = os.fork()
+            if child == 0:
+                host = (rank // ranks_per_host, rate_bits_s)
+                _child(script, rank, host, self.board, self._folder.name, steps)
+            self._children[rank] = child
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_) -> None:
+        for rank in list(self._children):
+            self.kill(rank)
+        self._folder.cleanup()
+
+    def kill(self, rank: int) -> None:
+        """End a rank as a node ends whose power fails, and wait for its death."""
+        child = self._children.pop(rank)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+    def ready(self, step: int) -> bool:
+        """Whether all ranks have done the steps before `step` and wait for it; after the last one, whether they end.
+
+        Raises:
+            RuntimeError: when a rank has ended that nobody killed.
+        """
+        least = self.board.ready.min()
+        if least < 0:
+            time.sleep(0.2)  # the error is written
+            raise RuntimeError(self._first_error())
+        for rank, child in list(self._children.items()):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                del self._children[rank]
+                raise RuntimeError(f"rank {rank} ended: {self._first_error()}")
+        return bool(least > step)
+
+    def _first_error(self) -> str:
+        errors = sorted(Path(self._folder.name).glob("error*"), key=lambda file: file.stat().st_mtime)
+        return f"{errors[0].name}: {errors[0].read_text().strip()}" if errors else "without a word"
+
+
+def _child(script: Script, rank: int, host: tuple[int, float], board, folder: str, steps: int) -> None:
+    code = 1
+    try:
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        libc.prctl(PR_SET_TIMERSLACK, 1)
+        _enter(*host)
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+        from meshwright.run.emulate import rank as ranks
+
+        ranks.run(script, rank, board, f"{folder}/store", steps)
+        code = 0
+    except BaseException:
+        Path(f"{folder}/error{rank}").write_text(traceback.format_exc())
+    finally:
+        board.ready[rank] = steps + 1 if code == 0 else -1
+        while code == 0:  # the connections stay open until all have ended
+            time.sleep(1)
+        os._exit(code)
+
+
+def _enter(host: int, rate_bits_s: float) -> None:
+    """Move this process onto a host."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path(f"/run/netns/host{host}").open() as handle:
+        if libc.setns(handle.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    most = round(SOCKET_BYTES + rate_bits_s / 8 * SOCKET_S)
+    for name, value in (SYSCTLS | {"tcp_wmem": f"4096 {SOCKET_BYTES} {most}"}).items():
+        # what a kernel lacks it does without; the calibration sees it
+        with contextlib.suppress(OSError):
+            Path(f"/proc/sys/net/ipv4/{name}").write_text(value)
