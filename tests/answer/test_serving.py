@@ -77,6 +77,14 @@ def test_replicas_share_requests():
     assert set(two.timeline.records) == set() or len(two.timeline.records["requests"]["replica"]) == 200
 
 
+def test_routers_that_look_at_replicas_are_words_of_a_workload(tmp_path):
+    # one answer in ten is fifty times as long: in turn, short ones queue behind long ones while the other is free
+    (tmp_path / "l.csv").write_text("prompt_tokens,output_tokens\n" + "64,10\n" * 9 + "64,500\n")
+    words = f"rate=8,lengths={tmp_path / 'l.csv'},requests=200,max_batch=2,routing="
+    turns, looks = (asked(words + name, on="2xh100", detail=False).metrics for name in ("round-robin", "least-loaded"))
+    assert looks.ttft_s.mean < 0.7 * turns.ttft_s.mean
+
+
 def test_prompts_in_iterations_of_their_own_stall_answers_and_chunks_do_not():
     # Agrawal et al., 2403.02310, figure 1: vLLM V0's gaps between tokens have a tail that Sarathi's have not
     words = "rate=3,prompt=4000,output=200,requests=200,policy="

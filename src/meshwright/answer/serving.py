@@ -20,8 +20,10 @@ from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
 from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.serving.routing import Router
 from meshwright.simulate.iterations import IterationCosts, priced
 from meshwright.simulate.serve import HostTimes, Replica, ServedRequests, simulate
+from meshwright.simulate.serve_pool import pooled
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
 from meshwright.spec.model import Model
@@ -88,8 +90,7 @@ def predict_serving(
         host=host_times(profile, model, serve),
         stages=plan.layout.pp,
     )
-    shares = _routed(serve, requests, plan.layout.dp)
-    served = [simulate(replica, share) for share in shares]
+    shares, served = _served(serve, replica, requests, plan.layout.dp)
     metrics = serving_metrics(serve, shares, served)
     if detail:
         metrics = with_intervals(metrics, serve, replica, shares, profile)
@@ -170,11 +171,22 @@ def _largest(serve: Serve, policy: BatchPolicy, requests: Requests, context: int
     return max(budget, longest) + serve.engine.max_batch
 
 
-def _routed(serve: Serve, requests: Requests, replicas: int) -> list[Requests]:
+def _served(
+    serve: Serve, replica: Replica, requests: Requests, replicas: int
+) -> tuple[list[Requests], list[ServedRequests]]:
+    """The requests of every replica that has any, and what became of them."""
+    router = serving.get("routing", serve.engine.routing)
+    if replicas > 1 and router.looks:
+        return pooled(replica, replicas, requests, router)
+    shares = _routed(router, requests, replicas)
+    return shares, [simulate(replica, share) for share in shares]
+
+
+def _routed(router: Router, requests: Requests, replicas: int) -> list[Requests]:
     """The requests of every replica that has any; a closed loop's open requests are shared out too."""
     if replicas == 1:
         return [requests]
-    where = serving.get("routing", serve.engine.routing).assign(requests, replicas)
+    where = router.assign(requests, replicas)
     shares = [requests.chosen(np.flatnonzero(where == one)) for one in range(replicas)]
     loops = [requests.concurrency // replicas + (one < requests.concurrency % replicas) for one in range(replicas)]
     if requests.concurrency:

@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError, nearest
 #: The files of this package that define policies, by axis, each as ``POLICY``: a new one is a file and its name here.
 MODULES = {
     "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future"),
-    "routing": ("round_robin",),
+    "routing": ("round_robin", "least_loaded", "power_of_two"),
 }
 
 _OWN: dict[str, dict[str, Any]] = {axis: {} for axis in MODULES}

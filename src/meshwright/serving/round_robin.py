@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 
+from meshwright.serving.routing import ReplicaLoad
 from meshwright.spec.requests import Requests
 
 
@@ -13,10 +16,15 @@ class RoundRobin(msgspec.Struct, frozen=True):
 
     name: str = "round-robin"
     title: str = "in turn"
+    looks: bool = False
 
     def assign(self, requests: Requests, replicas: int) -> np.ndarray:
         """Return the replica of every request [n]."""
         return np.arange(len(requests)) % replicas
+
+    def choose(self, number: int, loads: Sequence[ReplicaLoad]) -> int:
+        """Return the replica whose turn it is."""
+        return number % len(loads)
 
 
 POLICY = RoundRobin()

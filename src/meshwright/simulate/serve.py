@@ -79,6 +79,11 @@ class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
     sample_s: np.ndarray
     sample: np.ndarray
 
+    def chosen(self, which: np.ndarray) -> ServedRequests:
+        """Return the records of the requests of the given indices; the rest is the replica's."""
+        columns = ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted")
+        return msgspec.structs.replace(self, **{name: getattr(self, name)[which] for name in columns})
+
 
 def simulate(replica: Replica, requests: Requests) -> ServedRequests:
     """Return what becomes of requests that one replica serves.

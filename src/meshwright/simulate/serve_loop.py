@@ -331,9 +331,8 @@ def serve_loop(
             sample_value[3 * counts[SAMPLES] + 1] = tail - head
             sample_value[3 * counts[SAMPLES] + 2] = used
             counts[SAMPLES] += 1
-        # whoever came before the last of these iterations began stands before those who come at its end
-        before = now + one * (steps - 1) + slope_now * (steps - 1) * (steps - 2) / 2.0
-        while coming < known and arrival[coming] <= before:
+        # whoever came meanwhile stands before those who come at its end
+        while coming < known and arrival[coming] <= end:
             queue[tail] = coming
             tail += 1
             coming += 1

@@ -53,15 +53,15 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share]) -> Took:
     return Took(linear, head, decode, prefill, added, at)
 
 
-class _Clock:
-    """The driver of a served replica: requests on their way, and the times recorded of every request."""
+class Clock:
+    """One replica on a virtual clock: its decider, the iteration under way, and the times recorded of every request."""
 
     def __init__(self, replica: Replica, requests: Requests):
         self.replica, self.requests = replica, requests
+        self.decider = Batching(policy=replica.policy, limits=replica.limits)
+        self.state, self.shares = self.decider.begin(), ()
         count = len(requests)
-        self.now, self.coming, self.answered = 0.0, 0, 0
-        self.known = min(requests.concurrency or count, count)
-        self.following, self.asked = self.known, list[int]()
+        self.now, self.answered = 0.0, 0
         self.arrival = np.array(requests.arrival_s, np.float64)
         self.scheduled, self.first, self.end, self.last = (np.full(count, -1.0) for _ in range(4))
         self.generated, self.evicted = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -71,20 +71,80 @@ class _Clock:
         self.samples: list[tuple[float, int, int, int]] = []
         self.log: list[LogEntry] = []
 
-    def arrived(self) -> list[tuple[int, int, int]]:
-        """Requests that are there by now, and were not before."""
-        found, self.asked = self.asked, []
-        while self.coming < self.known and self.arrival[self.coming] <= self.now:
-            found.append(self.coming)
-            self.coming += 1
-        return [(i, int(self.requests.prompt[i]), int(self.requests.output[i])) for i in found]
+    def ask(self, numbers: Sequence[int]) -> None:
+        """Tell the decider that requests came."""
+        prompt, output = self.requests.prompt, self.requests.output
+        self.tell(Arrived(tuple((i, int(prompt[i]), int(output[i])) for i in numbers)))
 
-    def ask_next(self) -> None:
-        """Let the next request of a closed loop arrive now, as one has been answered."""
-        if self.following < len(self.requests):
-            self.arrival[self.following] = self.now
-            self.asked.append(self.following)
-            self.following += 1
+    def tell(self, event: Arrived | Computed) -> None:
+        """Tell the decider what happened, and note what it decides."""
+        self.state, decisions = self.decider.decide(self.state, event)
+        self.log.append(LogEntry(event, decisions))
+        for decision in decisions:
+            if isinstance(decision, Evict):
+                self.evicted[decision.number] += 1
+        started = next((d.shares for d in decisions if isinstance(d, Iterate)), ())
+        if started or isinstance(event, Computed):
+            self.shares = started
+        for share in started:
+            if self.scheduled[share.number] < 0:
+                self.scheduled[share.number] = self.now
+
+    def idle_until(self, at_s: float) -> None:
+        """Let time pass in which nobody is served."""
+        self.spent[-1] += at_s - self.now
+        self.now = at_s
+
+    def compute(self) -> list[int]:
+        """Let the iteration pass; returns the requests that it answers."""
+        took = iteration_seconds(self.replica, self.shares)
+        used = self.replica.limits.blocks - self.state.free
+        running, waiting = len(self.state.running), len(self.state.waiting)
+        self.peak_blocks, self.peak_batch = max(self.peak_blocks, used), max(self.peak_batch, running)
+        self.samples.append((self.now, running, waiting, used))
+        self.iterations += 1
+        self.now += sum(took[:5])
+        self.spent[:5] += took[:5]
+        self.seen[took.tokens] += 1
+        return [share.number for share in self.shares if share.samples and self._token(share.number)]
+
+    def _token(self, i: int) -> bool:
+        """Note the next token of a request; returns whether it is the last one."""
+        if self.generated[i] >= self.requests.output[i]:
+            return False  # it keeps its place in a static batch
+        self.generated[i] += 1
+        if self.generated[i] == 1:
+            self.first[i] = self.now
+        else:
+            gap = self.now - self.last[i]
+            self.gaps[max(int(np.searchsorted(GAP_EDGES, gap, side="right")) - 1, 0)] += 1
+        self.last[i] = self.now
+        if self.generated[i] < self.requests.output[i]:
+            return False
+        self.end[i] = self.now
+        self.answered += 1
+        return True
+
+    def served(self) -> ServedRequests:
+        """Return the records of all requests; -1 of those that were not served."""
+        sample = np.array(self.samples[:MOST_SAMPLES]).reshape(-1, 4)
+        return ServedRequests(
+            arrival_s=self.arrival,
+            scheduled_s=self.scheduled,
+            first_s=self.first,
+            end_s=self.end,
+            evicted=self.evicted,
+            gaps=self.gaps,
+            spent_s=self.spent,
+            tokens_seen=self.seen,
+            iterations=self.iterations,
+            runs=self.iterations,
+            evictions=int(self.evicted.sum()),
+            peak_blocks=self.peak_blocks,
+            peak_batch=self.peak_batch,
+            sample_s=sample[:, 0],
+            sample=sample[:, 1:].astype(np.int64),
+        )
 
 
 def simulate(replica: Replica, requests: Requests) -> ServedRequests:
@@ -94,83 +154,29 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
 
 def simulate_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests, list[LogEntry]]:
     """Return the same, with the decider's log, which replays."""
-    clock = _Clock(replica, requests)
-    decider = Batching(policy=replica.policy, limits=replica.limits)
-    state, shares = decider.begin(), ()
+    clock = Clock(replica, requests)
+    known = following = min(requests.concurrency or len(requests), len(requests))
+    coming = 0
 
-    def tell(event: Arrived | Computed) -> tuple[Share, ...]:
-        nonlocal state
-        state, decisions = decider.decide(state, event)
-        clock.log.append(LogEntry(event, decisions))
-        for decision in decisions:
-            if isinstance(decision, Evict):
-                clock.evicted[decision.number] += 1
-        started = next((d.shares for d in decisions if isinstance(d, Iterate)), ())
-        for share in started:
-            if clock.scheduled[share.number] < 0:
-                clock.scheduled[share.number] = clock.now
-        return started
+    def arrive() -> None:
+        nonlocal coming
+        first = coming
+        while coming < known and clock.arrival[coming] <= clock.now:
+            coming += 1
+        if coming > first:
+            clock.ask(range(first, coming))
 
     while clock.answered < len(requests):
-        new = clock.arrived()
-        if new:
-            shares = tell(Arrived(tuple(new))) or shares
-        if not shares:
-            clock.spent[-1] += clock.arrival[clock.coming] - clock.now
-            clock.now = clock.arrival[clock.coming]
+        if not clock.shares:
+            clock.idle_until(max(clock.now, float(clock.arrival[coming])))
+            arrive()
             continue
-        finished = _compute(clock, replica, shares, state)
-        new = clock.arrived()
-        if new:  # they came while it was computed, and are there when the next one is planned
-            tell(Arrived(tuple(new)))
-        shares = tell(Computed(tuple(finished)))
-    sample = np.array(clock.samples[:MOST_SAMPLES])
-    served = ServedRequests(
-        arrival_s=clock.arrival,
-        scheduled_s=clock.scheduled,
-        first_s=clock.first,
-        end_s=clock.end,
-        evicted=clock.evicted,
-        gaps=clock.gaps,
-        spent_s=clock.spent,
-        tokens_seen=clock.seen,
-        iterations=clock.iterations,
-        runs=clock.iterations,
-        evictions=int(clock.evicted.sum()),
-        peak_blocks=clock.peak_blocks,
-        peak_batch=clock.peak_batch,
-        sample_s=sample[:, 0],
-        sample=sample[:, 1:].astype(np.int64),
-    )
-    return served, clock.log
-
-
-def _compute(clock: _Clock, replica: Replica, shares: tuple[Share, ...], state) -> list[int]:
-    """Let an iteration pass; returns who is answered by it."""
-    took = iteration_seconds(replica, shares)
-    used = replica.limits.blocks - state.free
-    clock.peak_blocks = max(clock.peak_blocks, used)
-    clock.peak_batch = max(clock.peak_batch, len(state.running))
-    clock.samples.append((clock.now, len(state.running), len(state.waiting), used))
-    clock.iterations += 1
-    clock.now += sum(took[:5])
-    clock.spent[:5] += took[:5]
-    clock.seen[took.tokens] += 1
-    finished = []
-    for share in shares:
-        i = share.number
-        if not share.samples or clock.generated[i] >= clock.requests.output[i]:
-            continue
-        clock.generated[i] += 1
-        if clock.generated[i] == 1:
-            clock.first[i] = clock.now
-        else:
-            gap = clock.now - clock.last[i]
-            clock.gaps[max(int(np.searchsorted(GAP_EDGES, gap, side="right")) - 1, 0)] += 1
-        clock.last[i] = clock.now
-        if clock.generated[i] == clock.requests.output[i]:
-            clock.end[i] = clock.now
-            clock.answered += 1
-            finished.append(i)
-            clock.ask_next()
-    return finished
+        finished = clock.compute()
+        arrive()  # they came while it was computed, and are there when the next one is planned
+        last = min(following + len(finished), len(requests))
+        if last > following:  # in a closed loop the next ones come when others are answered
+            clock.arrival[following:last] = clock.now
+            clock.ask(range(following, last))
+            following = last
+        clock.tell(Computed(tuple(finished)))
+    return clock.served(), clock.log
