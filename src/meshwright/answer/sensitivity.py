@@ -19,8 +19,8 @@ def sensitivities(run: Simulated, costs: Costs) -> tuple[Sensitivity, ...]:
     if run.priced.parts[:, CAUSE["host"]].any():
         named.append(("host", "host 10% faster"))
     named += [(level, f"{level} links 10% faster") for level in levels]
-    pricer, programs = Pricer(costs), run.lowered.programs
-    under = [(Pricer(faster, pricer), faster) for faster in (costs.faster(name, 1.1) for name, _ in named)]
+    programs = run.lowered.programs
+    under = [(Pricer(faster), faster) for faster in (costs.faster(name, 1.1) for name, _ in named)]
     if run.round is None:
         steps = step_times(run.lowered, [(one.all(programs), faster) for one, faster in under])
     else:

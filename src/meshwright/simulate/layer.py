@@ -63,36 +63,6 @@ def _kernels(work: Work, costs: Costs) -> float:
     return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
-class Sheet:
-    """The entries of a pass over a layer as :func:`cost` reads them, whatever they take: the graph that they make, and
-    in the order of its tasks (entry, whether it computes, its work, whether it repeats the forward, the exchanges it
-    waits for). One serves every price of the pass."""
-
-    def __init__(self, entries: Sequence[Entry]):
-        self.entries = entries
-        self.graph, order = _listed(structure_of(entries))
-        self.order = order
-        self.tasks = [
-            (
-                i,
-                entries[i].queue == "compute",
-                entries[i].work,
-                entries[i].again,
-                [a for a in entries[i].after if entries[a].queue != "compute"],
-            )
-            for i in order
-        ]
-        done = [(getattr(work, "flops", 0.0), again) for _, computes, work, again, _ in self.tasks if computes]
-        self.flops = sum(flops for flops, _ in done)
-        self.repeated = sum(flops for flops, again in done if again)
-        self.by_queue = {
-            queue: mine
-            for queue in ("tp", "cp", "ep")
-            if (mine := [i for i, entry in enumerate(entries) if entry.queue == queue])
-        }
-        self.sorted = sum(entry.name == SORTED for entry in entries)
-
-
 @lru_cache(maxsize=512)
 def _listed(structure: Structure) -> tuple[Listed, list[int]]:
     """The graph of a pass, and the entry that each of its tasks is."""
@@ -100,41 +70,37 @@ def _listed(structure: Structure) -> tuple[Listed, list[int]]:
     return Listed(graph), graph.attribute("layer").tolist()
 
 
-def cost(
-    entries: Sequence[Entry],
-    which: str,
-    device: Device,
-    costs: Costs,
-    lag: float = 1.0,
-    sheet: Sheet | None = None,
-) -> LayerCost:
+def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag: float = 1.0) -> LayerCost:
     """Simulate a pass (``F``, ``B``, ``W``, ``BW``) over one layer and split its time by cause.
 
-    `lag` is the straggler factor: the time of the slowest device that others wait for over that of a median one. The
-    `sheet` of the entries is made unless it is given."""
+    `lag` is the straggler factor: the time of the slowest device that others wait for over that of a median one."""
     if not entries:
         return LayerCost(parts=np.zeros(len(PRICED)), spread=np.zeros(len(PRICED)), flops=0.0, repeated=0.0)
-    sheet = sheet or Sheet(entries)
     parts, spread = [0.0] * len(PRICED), [0.0] * len(PRICED)  # read and written one by one: lists are faster
+    graph, entry_of = _listed(structure_of(entries))
     estimates = estimates_of(entries, device, costs, lag)
-    start, end = sheet.graph.times([e.seconds for e in estimates])
+    start, end = graph.times([e.seconds for e in estimates])
     ended = [0.0] * len(entries)
-    for position, index in enumerate(sheet.order):
+    for position, index in enumerate(entry_of):
         ended[index] = end[position]
     framework = costs.framework
     per_kernel = framework.host_us_per_kernel
     backward_kernel = per_kernel if which == "F" else framework.backward_kernel_us
-    clock, issue = 0.0, 0.0
-    for position, (index, computes, work, again, exchanges) in enumerate(sheet.tasks):
-        if not computes:
+    clock, issue, flops, repeated = 0.0, 0.0, 0.0, 0.0
+    for position, index in enumerate(entry_of):
+        _, queue, work, after, again = entries[index]
+        if queue != "compute":
             issue += framework.host_us_per_collective * 1e-6
             continue
         estimate = estimates[index]
         if not estimate.issued:
             issue += _kernels(work, costs) * (per_kernel if again else backward_kernel) * 1e-6
+        done = getattr(work, "flops", 0.0)
+        flops += done
+        repeated += done if again else 0.0
         gap = start[position] - clock
         if gap > 0:
-            late = max(exchanges, key=lambda a: ended[a], default=None)
+            late = max((a for a in after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
             parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
         cause = CAUSE["recompute" if again else estimate.cause]
         parts[cause] += estimate.seconds
@@ -144,8 +110,10 @@ def cost(
     if total > clock:
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
     wait = 0.0
-    for queue, of in sheet.by_queue.items():
-        mine = [estimates[i] for i in of]
+    for queue in ("tp", "cp", "ep"):
+        mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
+        if not mine:
+            continue
         seconds, exposed = sum(estimate.seconds for estimate in mine), parts[CAUSE[queue]]
         hidden = min(max(0.0, seconds - exposed), clock)
         idle = sum(estimate.wait for estimate in mine) / seconds if seconds else 0.0
@@ -154,7 +122,7 @@ def cost(
         parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
-    stalled = sheet.sorted * framework.host_us_per_dispatch * 1e-6
+    stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
     if device.synchronous:
         # issuing and running are the same core's work, one after the other
         parts[CAUSE["host"]] += issue
@@ -164,6 +132,4 @@ def cost(
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
     parts[CAUSE["host"]] += stalled
     spread[CAUSE["host"]] += stalled * HOST_SIGMA
-    return LayerCost(
-        parts=np.array(parts), spread=np.array(spread), flops=sheet.flops, repeated=sheet.repeated, wait=wait
-    )
+    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait)

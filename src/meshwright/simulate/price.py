@@ -12,7 +12,7 @@ from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.roofline import contention
 from meshwright.lower.program import LayerPass, Move, Program, Site
-from meshwright.simulate.layer import HOST_SIGMA, LayerCost, Sheet, cost
+from meshwright.simulate.layer import HOST_SIGMA, LayerCost, cost
 from meshwright.work import Collective, Group
 
 
@@ -62,12 +62,10 @@ def _narrowed(group: Group, share: float) -> Group:
 
 
 class Pricer:
-    """Prices programs, each layer's pass once for a device and each whole pass once. A pricer `like` another, of other
-    costs, shares with it what passes are whatever they cost."""
+    """Prices programs, each layer's pass once for a device and each whole pass once."""
 
-    def __init__(self, costs: Costs, like: Pricer | None = None):
+    def __init__(self, costs: Costs):
         self.costs = costs
-        self._sheets: dict[LayerPass, Sheet] = {} if like is None else like._sheets
         self._layers: dict[tuple[LayerPass, str, int], LayerCost] = {}
         self._passes: dict[Program, Price] = {}
 
@@ -104,10 +102,7 @@ class Pricer:
         key = (one, site.device.name, site.num_ranks)
         found = self._layers.get(key)
         if found is None:
-            sheet = self._sheets.get(one)
-            if sheet is None and one.entries:
-                sheet = self._sheets[one] = Sheet(one.entries)
-            found = cost(one.entries, one.which, site.device, self.costs, site.straggling, sheet)
+            found = cost(one.entries, one.which, site.device, self.costs, site.straggling)
             self._layers[key] = found
         return found
 
