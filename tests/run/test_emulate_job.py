@@ -115,6 +115,7 @@ def test_a_job_that_went_otherwise_does_not_agree(done):
         ("w.csv,save=1m", ["--tokens", "10000", "--steps", "4"], "U005", "--steps 3 or fewer"),
         ("rank.csv,save=1m", [], "O002", "the event must be fail, or slow and a factor"),
         ("w.csv,mtbf=1h", [], "O001", "keep one of them"),
+        ("mtbf=1s,save=10s", [], "O003", "failures come every 1.000 s"),
         ("w.csv", ["--steps", "0"], "U004", "--steps 0 cannot be"),
         ("w.csv", ["--repeats", "3", "--trace", "t.json"], "U004", "--trace t.json cannot be"),
         ("", ["--steps", "9"], "X004", "--world is missing"),

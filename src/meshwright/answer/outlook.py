@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
 from meshwright.plan import Plan
 from meshwright.quantity import seconds
-from meshwright.simulate.job import JobSizes, expected_s, run_job
+from meshwright.simulate.job import HOPELESS, JobSizes, expected_s, run_job
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.workload import Train
 from meshwright.timeline import UNKNOWN, Identity
@@ -138,10 +138,22 @@ class WholeJob(NamedTuple):
     lacks: tuple[str, ...]
 
     def check(self, world: JobWorld) -> None:
-        """Raise O004 where the `world` leaves out what the catalog does not know either."""
+        """Raise O004 where the `world` leaves out what the catalog does not know either, and O003 where a job with its
+        failures does not end on average: a simulation would go through all of them to find that out."""
         if self.lacks:
             help = "say mtbf= or name a trace" if self.mtbf_s is None and world.trace is None else "say save=30s"
             raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(self.lacks)}", help=help)
+        job = self.job
+        alone_s = job.num_steps * job.step_s + -(-job.num_steps // self.save_every) * job.save_s + job.restart_s
+        if world.trace is None and expected_s(job, self.save_every, self.mtbf_s) > HOPELESS * alone_s:
+            work_s = self.save_every * job.step_s
+            raise MeshwrightError.one(
+                "O003",
+                f"failures come every {seconds(self.mtbf_s)}, a checkpoint after {seconds(work_s)}"
+                f" of steps and {seconds(job.save_s)} to write it: on average the job takes over {HOPELESS:,.0f} times "
+                "what it would without failures",
+                help="save more often, restart faster, or use fewer nodes",
+            )
 
 
 def whole_job(lowered: Lowered, cluster: Cluster, steps: int, step_s: float, world: JobWorld) -> WholeJob:
