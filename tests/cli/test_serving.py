@@ -52,9 +52,20 @@ def test_a_training_step_beside_requests_is_refused(capsys):
     assert "--train is of a training step" in capsys.readouterr().err
 
 
+def test_objectives_may_be_an_option_of_their_own(capsys):
+    assert main([*BASE, "--serve", WORDS, "--slo", "ttft=500ms,tpot=1ms@p95", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)["objectives"]
+    assert [(one["metric"], one["share"], one["met"]) for one in said] == [
+        ("ttft_s", 0.95, True),
+        ("tpot_s", 0.95, False),
+    ]
+    assert main([*BASE, "--serve", WORDS, "--slo", "rate=3"]) == 2
+    assert "'rate' is no objective" in capsys.readouterr().err
+
+
 def test_records_without_requests_are_refused(capsys):
     assert main([*BASE, "--train", "batch=8,seq=512", "--records", "x.csv"]) == 2
-    assert "--records are of requests" in capsys.readouterr().err
+    assert "--records is of requests" in capsys.readouterr().err
 
 
 def test_a_question_file_may_say_requests(capsys, tmp_path):

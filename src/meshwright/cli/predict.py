@@ -42,6 +42,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         "WORLD", "What the run meets: mtbf=3h,spares=4,repair=12h, catalog or failures.csv: meshwright explain world."
     ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
+    slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
     records: options.text("FILE", "With --serve: write the times of every request, requests.csv.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     job_trace: options.text("FILE", "Write what the run meets in the first draw of --world, event by event.") = ""
@@ -76,10 +77,16 @@ def run(argv: list[str]) -> int:
 
 def _unserved(given: Options) -> list[Diagnostic]:
     """X004 for options that are of serving, where requests are not said."""
-    if not given.records:
-        return []
-    message = "--records are of requests, and nothing is served"
-    return [Diagnostic(code="X004", message=message, place="meshwright predict", help="say --serve, or drop it")]
+    return [
+        Diagnostic(
+            code="X004",
+            message=f"--{name} is of requests, and nothing is served",
+            place="meshwright predict",
+            help="say --serve, or drop it",
+        )
+        for name in ("slo", "records")
+        if getattr(given, name)
+    ]
 
 
 def _write_files(prediction, given: Options) -> None:

@@ -14,6 +14,8 @@ from meshwright.errors import Diagnostic, MeshwrightError
 if TYPE_CHECKING:
     from meshwright.answer.serving import ServingPrediction
 
+#: Times that an objective bounds.
+BOUNDS = ("ttft", "tpot", "e2e")
 #: What a serving question needs, and how it is written.
 SERVED = {field: how for field, how in WANTED.items() if field != "train"}
 
@@ -24,6 +26,9 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
     wrong += _of_training(question, given)
     for option in ("records", "trace"):
         wrong += unwritable(getattr(given, option), f"--{option}")
+    if given.slo:
+        question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
+        wrong += _no_bounds(given.slo)
     prediction = _answered(question, wrong)
     if given.json:
         print_json(prediction.to_json())
@@ -44,6 +49,17 @@ def _of_training(question: Question, given: Any) -> list[Diagnostic]:
         Diagnostic(code="X004", message=f"{name} is of a training step", place="meshwright predict --serve", help=help)
         for name in said
         if name != "--price"
+    ]
+
+
+def _no_bounds(text: str) -> list[Diagnostic]:
+    """W001 for words of an objective that are none."""
+    keys = [part.partition("=")[0].strip().lower() for part in text.split(",") if part.strip()]
+    help = "ttft=, tpot= and e2e=, such as ttft=500ms,tpot=50ms@p90"
+    return [
+        Diagnostic(code="W001", message=f"{key!r} is no objective", place=f"--slo {text}", help=help)
+        for key in keys
+        if key not in BOUNDS
     ]
 
 
