@@ -76,6 +76,16 @@ def test_a_question_file_may_say_requests(capsys, tmp_path):
     assert json.loads(capsys.readouterr().out)["requests"] == 2
 
 
+def test_a_trace_said_as_an_option_is_looked_for_where_the_command_runs(capsys, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    lines = ["format_version = 1", 'model = "llama3-8b"', 'on = "1xh100"', 'plan = "tp1"']
+    (tmp_path / "there" / "q.toml").write_text("\n".join(lines))
+    (tmp_path / "here.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "there/q.toml", "--serve", "trace=here.csv", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 1
+
+
 @pytest.mark.parametrize("rows", ["0,0,5\n1,5,x\n", "5,1,1\n1,1,1\n"])
 def test_wrong_rows_of_a_trace_are_exit_code_2(capsys, tmp_path, rows):
     (tmp_path / "bad.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + rows)

@@ -171,15 +171,15 @@ def _from_here(text: str) -> str:
 
 
 def with_lengths(text: str, change: Callable[[str], str]) -> str:
-    """A workload's text with the name of its file of lengths changed, if it has one."""
+    """A workload's text with the names of its files of lengths and requests changed, if it has any."""
     from meshwright.spec.lengths import is_file
 
     parts = text.split(",")
     for i, part in enumerate(parts):
         key, _, value = part.partition("=")
-        if key.strip().lower() == "lengths" and is_file(value):
+        if key.strip().lower() in ("lengths", "trace") and is_file(value):
             name, hash, column = value.strip().partition("#")
-            parts[i] = f"lengths={change(name)}{hash}{column}"
+            parts[i] = f"{key.strip()}={change(name)}{hash}{column}"
     return ",".join(parts)
 
 
