@@ -9,7 +9,7 @@ import argparse
 from time import process_time
 
 import meshwright as mw
-from meshwright.search.bounds import Scope, compute_seconds, step_seconds
+from meshwright.search.bounds import CoreScope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.regions import Regions
@@ -44,13 +44,13 @@ def _asked(name: str) -> tuple:
     return mw.load_model(model), mw.load_cluster(cluster), mw.parse_train(train)
 
 
-def _scopes(name: str) -> list[Scope]:
+def _scopes(name: str) -> list[CoreScope]:
     model, cluster, train = _asked(name)
     space = default(model, cluster, train)
     found = []
     for core in cores(space, model, cluster, train):
         if core.tp * core.cp == cluster.islands[0].domain_size and len(found) < REGIONS:
-            scope = Scope.of(space, core, model, cluster, train)
+            scope = CoreScope.of(space, core, model, cluster, train)
             usual = scope.inners.take(scope.inners.order == scope.inners.order[0])
             found.append(scope._replace(inners=usual))
     return found

@@ -16,7 +16,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import ProcessMesh
 from meshwright.spec.workload import Train
 
 CONFIDENCE = 0.95
@@ -61,7 +61,7 @@ def orders(kinds: Sequence[str]) -> list[tuple[str, ...]]:
     return [tuple(kinds[i] for i in row) for row in rows]
 
 
-def sequences(train: Train, vocab: int, mesh: Mesh, number: int) -> torch.Tensor:
+def sequences(train: Train, vocab: int, mesh: ProcessMesh, number: int) -> torch.Tensor:
     """This rank's of a batch of random tokens that `number` says, [global_batch / dp, seq_len + 1]."""
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(0, vocab, (train.global_batch, train.seq_len + 1), generator=generator)

@@ -7,10 +7,10 @@ python examples/4_layouts.py "S0 P" "R S1"   # between two placements on a mesh 
 import sys
 from itertools import permutations
 
-from meshwright.plan.algebra import Mesh, prove, transfers
+from meshwright.plan.algebra import AxisMesh, prove, transfers
 
 
-def show(mesh: Mesh, source: str, target: str, shape: tuple[int, ...]) -> None:
+def show(mesh: AxisMesh, source: str, target: str, shape: tuple[int, ...]) -> None:
     """The collectives from one placement to the other, and the largest error on simulated ranks."""
     print(f"{source} -> {target}")
     for one in transfers(mesh, source, target, shape):
@@ -19,7 +19,7 @@ def show(mesh: Mesh, source: str, target: str, shape: tuple[int, ...]) -> None:
 
 
 if len(sys.argv) == 3:
-    show(Mesh.of(dp=2, tp=4), *sys.argv[1:], (16, 24))
+    show(AxisMesh.of(dp=2, tp=4), *sys.argv[1:], (16, 24))
 else:
     for source, target in permutations(("S0", "S1", "R", "P"), 2):
-        show(Mesh.of(tp=4), source, target, (16, 24))
+        show(AxisMesh.of(tp=4), source, target, (16, 24))

@@ -145,3 +145,14 @@ def test_below_the_workload_nothing_reads_how_long_its_sequences_are(folder):
     # items of a batch say it: layers.pieces.Context.seq_len is worked out from them
     workload = re.compile(r"train\.(seq_len|lengths|attended|longest_document|global_batch \* )")
     assert [f for f in (SOURCE / folder).rglob("*.py") if workload.search(f.read_text(encoding="utf-8"))] == []
+
+
+def test_no_two_public_classes_share_a_name():
+    """But for the options of commands, of which every command's module has its own."""
+    where: dict[str, list[str]] = {}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+    where.pop("Options")
+    assert {name: files for name, files in where.items() if len(files) > 1} == {}

@@ -68,7 +68,7 @@ class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return weights + rows * (self.k * element + self.n * (element if self.weight_gradient else self.out_bytes))
 
 
-class Attention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class AttentionCore(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """The attention core of ``batch`` sequences: scores, softmax, weighted sum, fused (FlashAttention,
     Dao 2307.08691). ``pairs`` is the number of (query, key) pairs per head and sequence that a mask leaves; ``batch`` a
     rank's mean where each sequence is on one of several."""
@@ -102,7 +102,7 @@ class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True
     """One attention kernel over documents of several lengths (FlashAttention's variable-length form): ``groups`` of
     equal ones, each a count (``batch``), queries and keys."""
 
-    groups: tuple[Attention, ...]
+    groups: tuple[AttentionCore, ...]
 
     @property
     def flops(self) -> float:
@@ -124,7 +124,7 @@ class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     operator: str = ""
 
 
-class Reached(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+class MeasuredBusBandwidth(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Measured bus bandwidths of collectives over every device under a level, by operation, in GB/s as nccl-tests
     counts them: of messages of ``REACHED_BYTES`` over ``ranks`` on ``nodes``, whose ports have ``gb_s``."""
 
@@ -152,7 +152,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     topology: str
     reduces: bool = False
     scale_out: bool = False
-    reached: Reached | None = None
+    reached: MeasuredBusBandwidth | None = None
     steps: float = 1.0
 
 
@@ -253,7 +253,7 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return self.batch * self.seq_len * self.channels * 2.0 * (4.0 if self.backward else 2.0)
 
 
-Work = Scan | Convolution | Gemm | GroupedGemm | Attention | VarlenAttention | Elementwise | Collective | Staging
+Work = Scan | Convolution | Gemm | GroupedGemm | AttentionCore | VarlenAttention | Elementwise | Collective | Staging
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

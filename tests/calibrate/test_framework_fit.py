@@ -176,7 +176,7 @@ def test_too_few_rows_are_said_and_not_fitted(tmp_path):
 def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
     old = {f.name: f for f in framework.frameworks().values()}["deepspeed"]
     assert "exchange_share from" in old.source
-    fit = framework.Fit(
+    fit = framework.FrameworkFit(
         framework="deepspeed", constants={"host_us_per_pass": 7.0}, rows=9, groups=2, in_sample=0.1, left_out=None
     )
     peaks = framework_memory.MemoryFit(

@@ -9,7 +9,7 @@ from meshwright.calibrate import here
 from meshwright.causes import CAUSE
 from meshwright.cost.chain import EXTRAPOLATED, Costs
 from meshwright.cost.framework import Framework, frameworks
-from meshwright.cost.measured import Link, Table
+from meshwright.cost.measured import GridTable, MeasuredLink
 from meshwright.cost.standard import standard
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
@@ -33,7 +33,7 @@ OPERATORS = [f"{name}{way}" for name in bench_operators.OPERATORS for way in (""
 
 
 def timed(seconds):
-    return bench.Timed(seconds, 0.0)
+    return bench.TimedRepeats(seconds, 0.0)
 
 
 def machine(passes=()):
@@ -87,7 +87,7 @@ def at_home(tmp_path, monkeypatch):
 
 
 def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
-    table = Table(axes=((1.0, 4.0, 16.0), (10.0, 1000.0)), seconds=(1.0, 100.0, 2.0, 200.0, 4.0, 400.0))
+    table = GridTable(axes=((1.0, 4.0, 16.0), (10.0, 1000.0)), seconds=(1.0, 100.0, 2.0, 200.0, 4.0, 400.0))
     for i, x in enumerate((1.0, 4.0, 16.0)):
         for j, y in enumerate((10.0, 1000.0)):
             assert table.at((x, y)) == (pytest.approx(table.seconds[2 * i + j]), True)
@@ -99,7 +99,7 @@ def test_a_table_is_exact_on_its_grid_and_a_power_law_between():
 def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
     here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     device = load("2xhere").islands[0].device
-    link = Link(here.tables(machine()))
+    link = MeasuredLink(here.tables(machine()))
     inside = link(Gemm(m=100, n=200, k=300, dtype="fp32"), device)
     assert inside.seconds == pytest.approx(2 * 100 * 200 * 300 / FLOPS, rel=1e-6)
     beyond = link(Gemm(m=100, n=200, k=80_000, dtype="fp32"), device)
@@ -115,7 +115,7 @@ def test_prices_follow_the_tables_and_say_when_they_reach_beyond(at_home):
 
 
 def _pass(layer, forward=1.0, backward=2.0, step=12.0, kept_bytes=0.0, optimizer=0.1):
-    return bench.PassTimes(
+    return bench.ModelTimes(
         layer=layer,
         forward=timed(forward),
         backward=timed(backward),
@@ -127,7 +127,9 @@ def _pass(layer, forward=1.0, backward=2.0, step=12.0, kept_bytes=0.0, optimizer
 
 def test_an_operator_that_was_timed_costs_what_it_took_and_no_host_time_beside(at_home):
     known = machine()
-    costs = Costs(Framework(name="x", elementwise_passes=9.0, host_us_per_kernel=1e6), (Link(here.tables(known)),))
+    costs = Costs(
+        Framework(name="x", elementwise_passes=9.0, host_us_per_kernel=1e6), (MeasuredLink(here.tables(known)),)
+    )
     device = here._one(known).islands[0].device
     size = 2 * 4.0 * bench.FULL.elements[2]
     priced = costs.price(Elementwise(num_bytes=size, operator="rmsnorm"), device)
@@ -171,7 +173,7 @@ def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
 def test_a_bias_is_a_kernel_of_its_own_here_and_part_of_the_product_elsewhere(at_home):
     """Read and written once forward, and its gradient read once: the bytes at which the operator is timed."""
     here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
-    device, link = load("2xhere").islands[0].device, Link(here.tables(machine()))
+    device, link = load("2xhere").islands[0].device, MeasuredLink(here.tables(machine()))
     tokens = bench.FULL.elements[2] // bench_operators.WIDTH
     for bias, name in (("added", "bias"), ("summed", "bias backward")):
         sizes = (256, bench_operators.WIDTH, tokens) if bias == "summed" else (tokens, bench_operators.WIDTH, 256)
@@ -200,7 +202,7 @@ def test_kernels_take_longer_in_a_model_where_the_core_that_runs_them_issues_the
     here.write(machine([_pass(bench.FULL.layers[0])]), at_home)
     entry = Entry("product", "compute", Gemm(m=256, n=256, k=256, dtype="fp32"), ())
     for device, times in ((load("2xhere").islands[0].device, 1.25), (load("1xh100").islands[0].device, 1.0)):
-        links = (Link(here.tables(machine())),)
+        links = (MeasuredLink(here.tables(machine())),)
         alone, inside = (
             cost([entry], "F", device, Costs(Framework(name="x", host_us_per_kernel=0.0, kernel_slowdown=s), links))
             for s in (0.0, 0.25)
@@ -219,7 +221,7 @@ def test_host_times_that_passes_were_made_with_are_found_again():
         kernel_slowdown=0.04,
     )
     empty = machine([_pass(layer) for layer in bench.FULL.layers])
-    link = Link(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
+    link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     found = here.fit(
         machine([_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.FULL.layers, times, strict=True)])
@@ -234,7 +236,7 @@ def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():
     to it, left out it is missed by what it is off."""
     known = Framework(name="x", elementwise_passes=1.0, host_us_per_kernel=300.0, host_us_per_pass=0.0)
     empty = machine([_pass(layer) for layer in bench.FULL.layers])
-    link = Link(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
+    link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
     times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
     times[0] *= 3
     found = here.fit(
@@ -249,7 +251,7 @@ def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():
 
 def test_bytes_kept_for_a_backward_and_held_by_a_rank_are_the_measured_ones(at_home):
     empty = machine([_pass(layer) for layer in bench.FULL.layers])
-    cluster, link = here._one(empty), Link(here.tables(empty))
+    cluster, link = here._one(empty), MeasuredLink(here.tables(empty))
     costs = Costs(Framework(name="x"), (link,))
     passes = []
     for layer in bench.FULL.layers:
@@ -274,7 +276,7 @@ TRAIN = Train(global_batch=8, seq_len=64, dtype="fp32")
 
 def _step(cluster, plan):
     plan = parse(plan)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(machine())),))
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(machine())),))
     return simulate(plan, MODEL, cluster, TRAIN, costs)
 
 
@@ -291,7 +293,7 @@ def _apart(seconds, busy):
     """The machine's collectives with the same time and processor time at every size, from 2 ranks to 4."""
 
     def table(n):
-        return [bench.Timed(seconds[n], 0.0, busy[n]) for _ in bench.FULL.collective_bytes]
+        return [bench.TimedRepeats(seconds[n], 0.0, busy[n]) for _ in bench.FULL.collective_bytes]
 
     quiet = machine([_pass(layer) for layer in bench.FULL.layers])
     return msgspec.structs.replace(quiet, collectives={f"{op} {n}": table(n) for op in bench.OPS for n in (2, 4)})
@@ -301,7 +303,7 @@ def test_of_more_ranks_than_cores_a_collective_s_processor_time_came_one_after_t
     # 2 ranks on 2 cores: 5 ms of which 1 ms works; 4 ranks: 9 ms, of which 3 ms on either of the cores' two ranks
     known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
     here.write(known, at_home)
-    device, link = load("2xhere").islands[0].device, Link(here.tables(known))
+    device, link = load("2xhere").islands[0].device, MeasuredLink(here.tables(known))
     for ranks, seconds, wait in ((2, 5e-3, 4e-3), (4, 6e-3, 3e-3)):
         found = link(Collective(op="all_reduce", num_bytes=4096.0, group=Group(size=ranks, hops=())), device)
         assert (found.seconds, found.wait) == (pytest.approx(seconds), pytest.approx(wait))
@@ -310,7 +312,7 @@ def test_of_more_ranks_than_cores_a_collective_s_processor_time_came_one_after_t
 def test_ranks_that_share_cores_share_the_work_of_collectives_and_not_their_waiting(at_home):
     known = _apart({2: 5e-3, 4: 9e-3}, {2: 1e-3, 4: 3e-3})
     here.write(known, at_home)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(known)),))
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(known)),))
     found = simulate(parse("tp2 dp2 mb4 overlap=none"), MODEL, load("4xhere"), TRAIN, costs)
     (forward,) = np.unique(found.lowered.graph.cost_key[found.lowered.graph.kind == 0])
     seconds, wait = found.priced.durations[forward], found.priced.wait[forward]
@@ -324,7 +326,7 @@ def test_an_exchange_beside_passes_takes_their_cores(at_home):
     """Two ranks on two cores reduce while they compute: together they take all the processor time there is."""
     known = _apart({2: 20e-3, 4: 20e-3}, {2: 20e-3, 4: 20e-3})
     here.write(known, at_home)
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(known)),))
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(known)),))
     found = simulate(parse("dp2 mb1"), MODEL, load("2xhere"), TRAIN, costs)
     kinds = found.lowered.graph.kind
     beside = (found.end_s - found.start_s)[kinds == 3]  # backwards
@@ -336,7 +338,7 @@ def test_an_exchange_beside_passes_takes_their_cores(at_home):
 def test_fully_sharded_parameters_cost_their_copies_and_are_not_overlapped_on_a_processor(at_home):
     known = machine([_pass(layer) for layer in bench.FULL.layers])
     here.write(known, at_home)
-    link = Link(here.tables(known))
+    link = MeasuredLink(here.tables(known))
     bare = Framework(name="x", host_us_per_pass=0.0, host_us_per_kernel=0.0, host_us_per_collective=0.0)
     costs = Costs(bare, (link,))
     whole, sharded = (simulate(parse(f"dp2 {z} mb1"), MODEL, load("2xhere"), TRAIN, costs) for z in ("zero2", "zero3"))
@@ -358,7 +360,7 @@ def test_a_rank_that_waits_leaves_its_core_to_the_others(at_home):
     """Two cores for four stages: a lone microbatch is in one stage at a time, so that it takes no longer."""
     here.write(machine([_pass(layer) for layer in bench.FULL.layers]), at_home)
     alone = Train(global_batch=1, seq_len=64, dtype="fp32")
-    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (Link(here.tables(machine())),))
+    costs = Costs(Framework(name="x", host_us_per_pass=0.0), (MeasuredLink(here.tables(machine())),))
     crowded = simulate(parse("pp4 dp1 mb1"), MODEL, load("4xhere"), alone, costs)
     island = load("4xhere").islands[0]
     quad = msgspec.structs.replace(island.device, cores=4)

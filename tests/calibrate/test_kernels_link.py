@@ -15,7 +15,7 @@ from meshwright.cost.fitted import KIN, SHAPES, link, profiles, read_profile
 from meshwright.cost.roofline import gemm_seconds, peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
-from meshwright.work import Attention, Collective, Elementwise, Gemm, Group, GroupedGemm
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, Group, GroupedGemm
 
 H100 = load_device("h100_sxm")
 TRAIN = link()
@@ -24,7 +24,7 @@ SERVE = link(serving=True)
 
 def attention(batch=1, q=4096, kv=4096, heads=32, kv_heads=8, backward=False, width=128):
     pairs = q * (kv - q) + q * (q + 1) / 2
-    return Attention(
+    return AttentionCore(
         batch=batch, q_len=q, kv_len=kv, heads=heads, kv_heads=kv_heads, head_dim=width, v_head_dim=width, pairs=pairs,
         backward=backward,
     )  # fmt: skip

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from meshwright.calibrate.loads import busiest
 from meshwright.calibrate.rows import measured, pairs
-from meshwright.calibrate.tables import Row
+from meshwright.calibrate.tables import TableRow
 
 
 def row(text, **number):
-    return Row(2, {"backend": "any", **text}, {"batch": 1, "latency_us": 10.0, **number})
+    return TableRow(2, {"backend": "any", **text}, {"batch": 1, "latency_us": 10.0, **number})
 
 
 def test_a_backward_product_is_input_gradient_and_weight_gradient_together():

@@ -3,7 +3,7 @@
 import pytest
 
 from meshwright.calibrate.rows import measured
-from meshwright.calibrate.tables import Row
+from meshwright.calibrate.tables import TableRow
 from meshwright.cost import standard_on
 from meshwright.spec import cluster
 from meshwright.work import Convolution, Scan
@@ -15,7 +15,7 @@ QWEN = {"d_conv": 4, "num_k_heads": 16, "head_k_dim": 128, "num_v_heads": 32, "h
 def row(kernel, *, op="gdn", phase="prefill", **numbers):
     words = {"op": op, "kernel": kernel, "phase": phase, "dtype": "bf16"}
     sizes = {"d_state": 0, "n_groups": 0, **QWEN, "batch": 2, "seq_len": 4096, "latency_us": 100.0, **numbers}
-    return Row(2, TEXT | words, sizes)
+    return TableRow(2, TEXT | words, sizes)
 
 
 def test_a_row_is_the_scan_that_a_layer_lowers_to():

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 
 from meshwright.calibrate.network import exchange as network_exchange
-from meshwright.calibrate.network.exchange import START, Run
+from meshwright.calibrate.network.exchange import START, MeasuredExchange
 from meshwright.cost.exchange import MoeExchange, exchange_seconds
 from meshwright.work import Group, Hop
 
@@ -12,10 +12,10 @@ TRUE = msgspec.structs.replace(START, start_us=30.0, token_ns=25.0, fraction=0.8
 NODE = Group(size=8, hops=(Hop(name="nvlink", members=8, gb_s=450.0, latency_us=0.6, below=1, topology="switch"),))
 
 
-def made(hidden: int, experts: int, tokens: int) -> Run:
+def made(hidden: int, experts: int, tokens: int) -> MeasuredExchange:
     item = MoeExchange(phase="dispatch", tokens=tokens, hidden=hidden, top_k=8, experts=experts, group=NODE)
     seconds = exchange_seconds(item, TRUE, each_expert=False)
-    return Run("nvlink4", "normal", "made", item, seconds, (str(hidden), str(experts)))
+    return MeasuredExchange("nvlink4", "normal", "made", item, seconds, (str(hidden), str(experts)))
 
 
 RUNS = [made(h, e, 4**t) for h in (2048, 4096, 7168) for e in (64, 128, 256) for t in range(9)]

@@ -14,7 +14,7 @@ from meshwright.simulate.price import Pricer
 from meshwright.spec import cluster
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Attention, Collective, Elementwise, Gemm, Group, GroupedGemm, Hop
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, Group, GroupedGemm, Hop
 
 A100, H100 = cluster.load_device("a100-80"), cluster.load_device("h100")
 DEVICES = cluster.devices()
@@ -110,7 +110,7 @@ def test_no_grouped_product_beats_the_two_roofs(groups, rows, imbalance, n, k, b
 
 
 def attention(batch=1, seq=4096, heads=32, head_dim=128, backward=False, kv_heads=None):
-    return Attention(
+    return AttentionCore(
         batch=batch,
         q_len=seq,
         kv_len=seq,
@@ -239,7 +239,7 @@ def test_attention_blocks_fill_the_sms_in_waves():
     # 132 blocks of 128 queries are one wave of an H100, 133 are two; many keys, so that products bound it
     def seconds(heads):
         shape = {"q_len": 128, "kv_len": 65536, "head_dim": 128, "v_head_dim": 128, "pairs": 128 * 65536}
-        return r.attention_seconds(Attention(batch=1, heads=heads, kv_heads=1, **shape), H100) - r.KERNEL_FLOOR_S
+        return r.attention_seconds(AttentionCore(batch=1, heads=heads, kv_heads=1, **shape), H100) - r.KERNEL_FLOOR_S
 
     assert seconds(132) == pytest.approx(132 * 4 * 128 * 128 * 65536 / (989.4e12 * 0.75 * 0.92))
     assert seconds(133) == pytest.approx(2 * seconds(132))
@@ -274,7 +274,7 @@ def test_attention_of_blackwell_ultra_waits_half_as_long_for_its_exponentials():
     b300 = cluster.load_device("b300_sxm")
     half = msgspec.structs.replace(b300, exponentials_per_clock=16.0)
     for backward, ratio in ((False, 192 / 256), (True, 153.6 / 179.2)):
-        work = Attention(
+        work = AttentionCore(
             batch=4,
             q_len=8192,
             kv_len=8192,

@@ -23,7 +23,7 @@ from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.cluster import load_device
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, GroupedGemm
 from tests.random_plans import GPT, MIXTURE, sized
 
 S = 128
@@ -100,7 +100,7 @@ def test_batched_products_of_unaligned_rows_leave_the_matrix_units(width, fast):
 
 
 def test_the_first_flash_attention_reaches_about_half_the_rate_of_the_second():
-    work = Attention(
+    work = AttentionCore(
         batch=4, q_len=4096, kv_len=4096, heads=16, kv_heads=16, head_dim=128, v_head_dim=128, pairs=4096 * 4097 / 2
     )
     first, second = (standard(load_framework(name)).price(work, H100) for name in ("llm-foundry-fsdp", "torchtitan"))

@@ -13,16 +13,16 @@ from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.items import Item, document
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse
-from meshwright.work import Attention, VarlenAttention
+from meshwright.work import AttentionCore, VarlenAttention
 
 CLUSTER = load_cluster("1xh100")
 DEVICE = CLUSTER.islands[0].device
 COSTS = standard_on(CLUSTER)
 
 
-def group(count: int, length: int) -> Attention:
+def group(count: int, length: int) -> AttentionCore:
     shape = {"heads": 32, "kv_heads": 8, "head_dim": 128, "v_head_dim": 128}
-    return Attention(batch=count, q_len=length, kv_len=length, pairs=length * (length + 1) / 2, **shape)
+    return AttentionCore(batch=count, q_len=length, kv_len=length, pairs=length * (length + 1) / 2, **shape)
 
 
 def test_one_length_costs_what_its_uniform_kernel_does():
@@ -45,7 +45,7 @@ def test_the_work_of_several_lengths_is_the_sum_of_theirs():
     assert attention_seconds(groups[0], DEVICE) > 0
 
 
-def core(batch, words: str = "mb1", ranks: int = 1) -> Attention | VarlenAttention:
+def core(batch, words: str = "mb1", ranks: int = 1) -> AttentionCore | VarlenAttention:
     """The forward of llama3-8b's attention core over these items."""
     plan = parse_plan(words).on(ranks)
     model = load_model("llama3-8b")

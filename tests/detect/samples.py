@@ -4,7 +4,7 @@ them. Written after the formats that their documentation and public bug reports 
 from __future__ import annotations
 
 from meshwright.detect.accelerators import QUERY
-from meshwright.detect.ask import Answer
+from meshwright.detect.ask import MachineAnswer
 
 LEGEND = """
 Legend:
@@ -155,10 +155,16 @@ class Machine:
 
     def run(self, *command):
         asked = " ".join(command)
-        return Answer(asked, self.texts[asked]) if asked in self.texts else Answer(asked, missing="not installed")
+        return (
+            MachineAnswer(asked, self.texts[asked])
+            if asked in self.texts
+            else MachineAnswer(asked, missing="not installed")
+        )
 
     def read(self, path):
-        return Answer(path, self.texts[path]) if path in self.texts else Answer(path, missing="No such file")
+        return (
+            MachineAnswer(path, self.texts[path]) if path in self.texts else MachineAnswer(path, missing="No such file")
+        )
 
     def names(self, path):
         return tuple(self.texts.get(path, ()))

@@ -7,7 +7,7 @@ import subprocess
 import msgspec
 import pytest
 
-from meshwright.export import Request, export, launch
+from meshwright.export import ExportRequest, export, launch
 from meshwright.spec import model
 from tests.export.questions import ask
 
@@ -105,7 +105,7 @@ def test_a_model_of_any_name_stays_in_the_comment(target, tmp_path):
 
     where, train = cluster.load("8xh100"), workload.parse("batch=64,seq=8192")
     exported = export(target, evil, where, train, parse("fsdp"))
-    name = Request(model=evil, cluster=where, train=train, plan=parse("fsdp").on(8)).name
+    name = ExportRequest(model=evil, cluster=where, train=train, plan=parse("fsdp").on(8)).name
     assert name.isprintable() and '"' not in name
     for text in exported.files.values():
         assert "\nimport os\n" not in text

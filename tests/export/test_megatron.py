@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import assume, given, settings
 
-from meshwright.export import Request, export, megatron, megatron_model, target
+from meshwright.export import ExportRequest, export, megatron, megatron_model, target
 from meshwright.export.megatron import stage_layout
 from meshwright.export.megatron_model import pattern
 from meshwright.export.nearest_plan import mended
@@ -250,7 +250,7 @@ def test_the_record_has_every_flag_that_a_script_may_have():
 def test_the_nearest_of_any_plan_is_one_that_megatron_lm_takes(question):
     asked, where, train, plan = question
     train = msgspec.structs.replace(train, optimizer="adam", dropout=False)
-    request = Request(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices))
+    request = ExportRequest(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices))
     nearest = mended(request, megatron.limits)
     assume(nearest is not None and not list(megatron_model.limits(request)))
     exported = export("megatron", asked, where, train, nearest, framework=None)

@@ -7,7 +7,7 @@ import pytest
 from meshwright.answer.predict import predict
 from meshwright.cost import standard_on
 from meshwright.errors import Infeasible
-from meshwright.export import Request, engines, export, nearest_plan, refusals, runnable
+from meshwright.export import ExportRequest, engines, export, nearest_plan, refusals, runnable
 from meshwright.plan import parse
 from meshwright.spec import cluster, model, workload
 
@@ -15,7 +15,7 @@ from meshwright.spec import cluster, model, workload
 def question(name, on, train, words):
     where = cluster.load(on)
     nouns = model.load(name), where, workload.parse(train)
-    return Request(model=nouns[0], cluster=where, train=nouns[2], plan=parse(words).on(where.num_devices))
+    return ExportRequest(model=nouns[0], cluster=where, train=nouns[2], plan=parse(words).on(where.num_devices))
 
 
 def offered(target, asked):
@@ -46,7 +46,7 @@ def offered(target, asked):
 def test_what_is_offered_is_expressed_and_predicted_to_fit(target, words):
     asked = question("llama3-8b", "8xh100", "batch=64,seq=8192", words)
     found, help, nouns, answer = offered(target, asked)
-    assert refusals(target, Request(model=nouns[0], cluster=nouns[1], train=nouns[2], plan=found.plan)) == ()
+    assert refusals(target, ExportRequest(model=nouns[0], cluster=nouns[1], train=nouns[2], plan=found.plan)) == ()
     said, refused = answer(found.plan), answer(asked.plan)
     assert said.fits and found.fits
     assert found.step_time_s == pytest.approx(said.step_time_s, rel=1e-9)

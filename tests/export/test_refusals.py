@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from meshwright import plan as plans
 from meshwright.errors import Infeasible, MeshwrightError
-from meshwright.export import ENGINES, TARGETS, Request, export, refusals
+from meshwright.export import ENGINES, TARGETS, ExportRequest, export, refusals
 from meshwright.plan.executable import unexecutable
 from meshwright.spec import cluster, model, workload
 from tests.export.questions import legal
@@ -16,7 +16,7 @@ from tests.export.questions import legal
 def request(name, on, train, words):
     where = cluster.load(on)
     plan = plans.parse(words).on(where.num_devices)
-    return Request(model=model.load(name), cluster=where, train=workload.parse(train), plan=plan)
+    return ExportRequest(model=model.load(name), cluster=where, train=workload.parse(train), plan=plan)
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -24,7 +24,7 @@ def request(name, on, train, words):
 @settings(max_examples=10)
 def test_a_plan_without_refusals_is_exported_and_one_with_them_is_not(target, question):
     asked, where, train, plan = question
-    found = refusals(target, Request(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices)))
+    found = refusals(target, ExportRequest(model=asked, cluster=where, train=train, plan=plan.on(where.num_devices)))
     try:
         export(target, asked, where, train, plan, framework=None)
     except Infeasible as error:

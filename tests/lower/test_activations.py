@@ -17,7 +17,7 @@ from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import transformer
 from meshwright.spec.workload import Train
-from meshwright.work import Attention, Gemm
+from meshwright.work import AttentionCore, Gemm
 
 S, H, A, V = 2048, 6144, 64, 51200  # the paper's 22B model
 GPT = transformer(layers=48, hidden=H, heads=A, vocab=V, max_seq_len=S, name="gpt-22b")
@@ -149,7 +149,7 @@ def test_recompute_by_operators_repeats_the_other_products_and_no_attention():
     products = [e.work for e in again if isinstance(e.work, Gemm)]
     # k of the fused qkv, the output projection, up of the fused gate and up
     assert [(w.n, w.k) for w in products] == [(1024, 4096), (4096, 4096), (14336, 4096)]
-    assert not any(isinstance(e.work, Attention) for e in again)
+    assert not any(isinstance(e.work, AttentionCore) for e in again)
     # nothing reads what comes after the last product, so it is not repeated
     assert "mlp activation" in {e.name for e in again}
     assert "mlp residual" not in {e.name for e in again}

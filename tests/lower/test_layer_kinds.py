@@ -13,7 +13,7 @@ from meshwright.plan import check, parse
 from meshwright.spec import cluster
 from meshwright.spec.model import load
 from meshwright.spec.workload import Train
-from meshwright.work import Attention, Collective, Convolution, Gemm, Scan
+from meshwright.work import AttentionCore, Collective, Convolution, Gemm, Scan
 from tests.lower.sizes import context
 
 WHERE = cluster.load("8xh100")
@@ -89,18 +89,18 @@ def test_a_gated_attention_projects_twice_the_queries_and_scales_its_output():
 
 def test_cross_attention_reads_the_keys_of_all_encoder_tokens():
     decoder = T5.pattern[-1]
-    own, cross = works(pieces(T5, "dp8 mb4", kind=decoder), Attention)
+    own, cross = works(pieces(T5, "dp8 mb4", kind=decoder), AttentionCore)
     assert own.pairs == 1024 * 1025 / 2
     assert (cross.batch, cross.q_len, cross.kv_len, cross.pairs) == (4, 1024, 1024, 1024.0**2)
-    (encoder,) = works(pieces(T5, "dp8 mb4", kind=0), Attention)
+    (encoder,) = works(pieces(T5, "dp8 mb4", kind=0), AttentionCore)
     assert encoder.pairs == 1024.0**2
 
 
 def test_images_have_as_many_tokens_as_patches_whatever_the_sequence():
-    (core,) = works(pieces(CLIP, "dp8 mb8", train=Train(global_batch=64, seq_len=77)), Attention)
+    (core,) = works(pieces(CLIP, "dp8 mb8", train=Train(global_batch=64, seq_len=77)), AttentionCore)
     assert (core.batch, core.q_len, core.pairs) == (8, 257, 257.0**2)
     texts = CLIP.pattern[-1]
-    (core,) = works(pieces(CLIP, "dp8 mb8", kind=texts, train=Train(global_batch=64, seq_len=77)), Attention)
+    (core,) = works(pieces(CLIP, "dp8 mb8", kind=texts, train=Train(global_batch=64, seq_len=77)), AttentionCore)
     assert (core.q_len, core.pairs) == (77, 77 * 78 / 2)
 
 
@@ -177,7 +177,7 @@ def test_predictions_of_new_kinds_hold_together(name, words):
 def test_a_scan_that_nobody_measured_is_less_sure_than_any_attention():
     costs, device = standard_on(WHERE), WHERE.islands[0].device
     (scan,) = works(pieces(MAMBA2, "dp8 mb2"), Scan)
-    (core,) = works(pieces(NEXT, "dp8 mb2", kind=1), Attention)
+    (core,) = works(pieces(NEXT, "dp8 mb2", kind=1), AttentionCore)
     assert costs.price(scan, device).sigma >= 2 * costs.price(core, device).sigma
 
 

@@ -17,7 +17,7 @@ from meshwright.plan import Overlap, parse
 from meshwright.simulate.step import simulate
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.workload import LORA_TARGETS, Lora, Train
-from meshwright.work import Attention, Collective, Gemm, GroupedGemm, attended_pairs
+from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm, attended_pairs
 from tests.random_plans import GPT, LLAMA, MIXTURE, legal_plans, sized
 
 S = 128
@@ -58,10 +58,10 @@ def test_the_forward_does_two_operations_per_weight_and_token(model, b):
 def test_attention_does_four_operations_per_pair_and_width():
     # two products of 2 * width per (query, key) pair; causal: s(s+1)/2 pairs; five products backward (Dao 2307.08691)
     pairs = S * (S + 1) / 2
-    assert flops(layer("dp1"), "F", of=Attention) == 4 * pairs * 256
-    assert flops(layer("dp1"), "BW", of=Attention) == 10 * pairs * 256
+    assert flops(layer("dp1"), "F", of=AttentionCore) == 4 * pairs * 256
+    assert flops(layer("dp1"), "BW", of=AttentionCore) == 10 * pairs * 256
     both = Train(global_batch=64, seq_len=S, causal=False)
-    assert flops(layer("dp1", train=both), "F", of=Attention) == 4 * S * S * 256
+    assert flops(layer("dp1", train=both), "F", of=AttentionCore) == 4 * S * S * 256
 
 
 def test_unfused_attention_multiplies_every_pair():
@@ -80,7 +80,7 @@ def test_the_backward_does_twice_the_forward(model, words):
     forward = flops(pieces, "F")
     assert flops(pieces, "BW") == 2 * forward
     assert flops(pieces, "B") + flops(pieces, "W") == flops(pieces, "BW")
-    kinds = (*PRODUCTS, Attention)
+    kinds = (*PRODUCTS, AttentionCore)
     assert flops(pieces, "B", of=kinds) + flops(pieces, "W", of=kinds) == flops(pieces, "BW", of=kinds)
 
 
@@ -99,7 +99,9 @@ def test_split_and_whole_backward_do_the_same_work(question):
 def test_tensor_and_context_parallelism_divide_the_products(t):
     for words in (f"tp{t} dp1", f"cp{t} dp1", f"cp{t} dp1 ulysses", f"cp{t} dp1 allgather"):
         assert flops(layer(words), "F") == flops(layer("dp1"), "F") / t
-        assert flops(layer(words), "F", of=Attention) == pytest.approx(flops(layer("dp1"), "F", of=Attention) / t)
+        assert flops(layer(words), "F", of=AttentionCore) == pytest.approx(
+            flops(layer("dp1"), "F", of=AttentionCore) / t
+        )
 
 
 def test_full_recompute_repeats_the_forward_and_selective_the_core():
@@ -183,7 +185,7 @@ def test_ulysses_inside_a_ring_swaps_neighbours_and_sends_between_their_groups()
     (core,) = (p for p in pieces if p.exchange)
     assert (core.exchange.group.size, core.ring) == (2, 2)
     assert (core.forward.heads, core.forward.kv_heads) == (2, 1)
-    assert flops(pieces, "F", of=Attention) == pytest.approx(flops(layer("dp1", LLAMA), "F", of=Attention) / 8)
+    assert flops(pieces, "F", of=AttentionCore) == pytest.approx(flops(layer("dp1", LLAMA), "F", of=AttentionCore) / 8)
 
 
 def test_ulysses_inside_a_gather_gathers_between_the_groups():

@@ -61,6 +61,6 @@ def kept(states, tmp_path, monkeypatch):
     folder = tmp_path / "meshwright"
     folder.mkdir()
     (folder / "papers.json").write_bytes(
-        msgspec.json.encode(checking.Kept(version=checking.code_version(), states=states))
+        msgspec.json.encode(checking.KeptStates(version=checking.code_version(), states=states))
     )
     return folder

@@ -69,9 +69,11 @@ def test_states_to_ship_are_whole(no_check, capsys, tmp_path):
 
 def test_who_interrupts_a_check_is_told_what_is_kept(kept, capsys, monkeypatch):
     done = (kept / "papers.json").read_bytes()
-    states = msgspec.json.decode(done, type=checking.Kept).states
+    states = msgspec.json.decode(done, type=checking.KeptStates).states
     some = {name: states[name] for name in ("gpipe", "hanayo")}
-    (kept / "papers.json").write_bytes(msgspec.json.encode(checking.Kept(version=checking.code_version(), states=some)))
+    (kept / "papers.json").write_bytes(
+        msgspec.json.encode(checking.KeptStates(version=checking.code_version(), states=some))
+    )
 
     def interrupted(plans, **more):
         if any(plans):

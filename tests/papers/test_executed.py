@@ -74,12 +74,12 @@ def test_weight_gradients_that_are_left_out(monkeypatch):
     from meshwright.run import pipeline
     from meshwright.schedules.actions import W
 
-    real = pipeline.Pipeline._act
+    real = pipeline.RankPipeline._act
 
     def without(self, kind, *args):
         return None if kind == W else real(self, kind, *args)
 
-    monkeypatch.setattr(pipeline.Pipeline, "_act", without)
+    monkeypatch.setattr(pipeline.RankPipeline, "_act", without)
     assert reached("2bp", monkeypatch).state == NOT_YET
 
 
@@ -197,7 +197,7 @@ def test_elements_that_no_rank_holds_are_missed(monkeypatch):
 
     monkeypatch.setattr(equality, "_trained", without_the_first)
     plan = trained.read("pp2 gpipe")
-    (found,) = equality.apart([equality.Case(model=trained.DENSE, plan=plan, train=trained.TRAIN)])
+    (found,) = equality.apart([equality.EqualityCase(model=trained.DENSE, plan=plan, train=trained.TRAIN)])
     assert not found.whole and found.most == float("inf")
 
 

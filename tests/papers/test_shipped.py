@@ -8,7 +8,7 @@ from meshwright.papers import shipped as module
 from meshwright.papers.outcome import WITHIN, Figure, can_run
 from meshwright.papers.record import papers
 from meshwright.papers.shipped import Unsettled, code_digest, differences, shipped, write
-from meshwright.papers.state import NOT_YET, PARTLY, USABLE, State
+from meshwright.papers.state import NOT_YET, PARTLY, USABLE, PaperState
 
 REFRESH = "run: make states"
 
@@ -31,7 +31,7 @@ def test_what_is_shipped_is_what_the_checks_find(states):
 
 
 FIGURE = Figure("speed", 2.0, 2.1, "x", WITHIN, 0.1)
-STATE = State(state=USABLE, judged=2, executed="executed", figures=(FIGURE,))
+STATE = PaperState(state=USABLE, judged=2, executed="executed", figures=(FIGURE,))
 
 
 def replaced(**changed):

@@ -144,7 +144,7 @@ def test_a_broken_cache_is_written_anew(kept, monkeypatch, broken):
     monkeypatch.setattr(checking, "run", lambda paper: None)
     found = checking.checked()
     assert {s.state for s in found.values()} == {state.NOT_YET}
-    assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=checking.Kept).states == found
+    assert msgspec.json.decode((kept / "papers.json").read_bytes(), type=checking.KeptStates).states == found
 
 
 def test_what_may_be_of_the_moment_is_found_anew_and_nothing_else(kept, states, monkeypatch):
@@ -160,12 +160,12 @@ def test_what_may_be_of_the_moment_is_found_anew_and_nothing_else(kept, states, 
     monkeypatch.setattr(checking, "run", run)
     rest = {name: s for name, s in states.items() if name not in ("gpipe", "dpro")}
     cache = kept / "papers.json"
-    cache.write_bytes(msgspec.json.encode(checking.Kept(version=checking.code_version(), states=rest)))
+    cache.write_bytes(msgspec.json.encode(checking.KeptStates(version=checking.code_version(), states=rest)))
     for _ in range(2):
         found = checking.checked()
         assert {found["gpipe"].state, found["dpro"].state} == {state.NOT_YET} and found.keys() == papers().keys()
     assert sorted(asked) == ["dpro", "dpro", "gpipe", "gpipe"]
-    assert msgspec.json.decode(cache.read_bytes(), type=checking.Kept).states == rest
+    assert msgspec.json.decode(cache.read_bytes(), type=checking.KeptStates).states == rest
 
 
 def test_another_torch_is_another_version(monkeypatch):

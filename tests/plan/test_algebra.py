@@ -9,7 +9,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan.algebra import (
     PARTIAL,
     REPLICATE,
-    Mesh,
+    AxisMesh,
     assemble,
     carry_out,
     distribute,
@@ -24,7 +24,7 @@ SIZES = st.lists(st.integers(1, 3), min_size=1, max_size=3)
 
 
 def on(axes):
-    return Mesh(tuple(zip("abc", axes)))
+    return AxisMesh(tuple(zip("abc", axes)))
 
 
 @settings(max_examples=150)
@@ -56,28 +56,28 @@ def test_what_is_distributed_comes_back(axes, data):
     ],
 )
 def test_the_collective_between_two_placements(source, target, ops, sent):
-    found = transfers(Mesh.of(tp=4), source, target, (8, 8))
+    found = transfers(AxisMesh.of(tp=4), source, target, (8, 8))
     assert [t.op for t in found] == ops
     assert sum(t.sent for t in found) == sent
 
 
 def test_a_dim_that_two_axes_cut_opens_from_the_inside():
-    found = transfers(Mesh.of(dp=2, tp=2), "S0 S0", "R S0", (8, 8))
+    found = transfers(AxisMesh.of(dp=2, tp=2), "S0 S0", "R S0", (8, 8))
     assert [(t.op, t.axis) for t in found] == [("all_gather", "tp"), ("all_gather", "dp"), ("slice", "tp")]
 
 
 def test_what_shrinks_a_tensor_comes_before_what_grows_it():
-    found = transfers(Mesh.of(dp=2, tp=2), "S0 P", "R S1", (8, 8))
+    found = transfers(AxisMesh.of(dp=2, tp=2), "S0 P", "R S1", (8, 8))
     assert [t.op for t in found] == ["reduce_scatter", "all_gather"]
 
 
 def test_an_axis_of_one_rank_moves_nothing():
-    assert transfers(Mesh.of(tp=1), "P", "R", (4, 4)) == ()
+    assert transfers(AxisMesh.of(tp=1), "P", "R", (4, 4)) == ()
 
 
 def test_column_then_row_cut_leave_one_reduction():
     # Megatron's pair, Shoeybi et al. 2019 (1909.08053), section 3.
-    mesh = Mesh.of(tp=4)
+    mesh = AxisMesh.of(tp=4)
     first = matmul(mesh, "R", "S1", 32, 16, 64)
     second = matmul(mesh, first.out, "S0", 32, 64, 16, out="R")
     assert first.moves == () and words(first.out) == "S1"
@@ -85,14 +85,14 @@ def test_column_then_row_cut_leave_one_reduction():
 
 
 def test_a_product_moves_the_smaller_operand():
-    mesh = Mesh.of(tp=4)
+    mesh = AxisMesh.of(tp=4)
     small = matmul(mesh, "S0", "S0", 4096, 8, 8, out="S0")
     assert [(t.op, t.elements) for t in small.moves] == [("all_gather", 16)]
 
 
 @given(st.sampled_from(("S0", "S1", "R", "P")), st.sampled_from(("S0", "S1", "R", "P")))
 def test_a_product_laid_out_is_the_product(left, right):
-    mesh, rng = Mesh.of(tp=3), np.random.default_rng(0)
+    mesh, rng = AxisMesh.of(tp=3), np.random.default_rng(0)
     a, b = rng.standard_normal((6, 7)), rng.standard_normal((7, 5))
     chosen = matmul(mesh, left, right, 6, 7, 5)
     x, y = distribute(mesh, left, a), distribute(mesh, right, b, seed=1)
@@ -104,15 +104,15 @@ def test_a_product_laid_out_is_the_product(left, right):
 
 
 def test_words_round_trip():
-    assert words(placement(Mesh.of(a=2, b=2, c=2), "s0 R p")) == "S0 R P"
+    assert words(placement(AxisMesh.of(a=2, b=2, c=2), "s0 R p")) == "S0 R P"
 
 
 @pytest.mark.parametrize("text", ["S", "S0 R", "X", "", "Sx"])
 def test_what_is_no_placement_is_refused(text):
     with pytest.raises(MeshwrightError, match="A001"):
-        placement(Mesh.of(tp=2), text)
+        placement(AxisMesh.of(tp=2), text)
 
 
 def test_a_dim_that_the_tensor_has_not_is_refused():
     with pytest.raises(MeshwrightError, match="A001"):
-        transfers(Mesh.of(tp=2), "S2", "R", (4, 4))
+        transfers(AxisMesh.of(tp=2), "S2", "R", (4, 4))

@@ -13,7 +13,7 @@ from meshwright.plan.pool import held
 from meshwright.plan.toml import dump, loads
 from meshwright.spec.cluster_part import cut
 from meshwright.spec.parts import named_parts, part_of
-from meshwright.ui.asked import Asked
+from meshwright.ui.asked import AskedTexts
 from meshwright.ui.asked import read as read_asked
 
 LLAMA = mw.load_model("llama3-8b")  # 32 layers
@@ -193,6 +193,6 @@ def test_a_framework_overlaps_in_every_pool_whose_words_leave_that_open():
 
 
 def test_the_page_refuses_several_pools_by_their_names():
-    found = read_asked(Asked(model="llama3-8b", on="8xh100", train="batch=64,seq=8192", plan=TWO))
+    found = read_asked(AskedTexts(model="llama3-8b", on="8xh100", train="batch=64,seq=8192", plan=TWO))
     assert [(control, d.code) for control, d in found.wrong] == [("plan", "P046")]
     assert "encoder, lm" in found.wrong[0][1].message

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import torch
 
-from meshwright.run.mesh import Group
-from meshwright.run.pieces import Parameter, Part, Piece
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import Parameter, Part, TensorPiece
 
 STATES = ("param", "exp_avg", "exp_avg_sq")
-ALONE = Group(name="world", ranks=(0,), index=0)
+ALONE = AxisGroup(name="world", ranks=(0,), index=0)
 
 
 def damage(file: Path, state: str) -> None:
@@ -29,11 +29,11 @@ def damage(file: Path, state: str) -> None:
     file.write_bytes(data)
 
 
-def world(rank: int, num_ranks: int) -> Group:
+def world(rank: int, num_ranks: int) -> AxisGroup:
     """All processes of a launch as a group."""
     import torch.distributed as dist
 
-    return Group(name="world", ranks=tuple(range(num_ranks)), index=rank, handle=dist.group.WORLD)
+    return AxisGroup(name="world", ranks=tuple(range(num_ranks)), index=rank, handle=dist.group.WORLD)
 
 
 class Family(NamedTuple):
@@ -117,7 +117,9 @@ def _parameters(family: Family, draw: random.Random) -> list[Parameter]:
     return out
 
 
-def pieces(held: list[Held], whole: dict[tuple[str, str], torch.Tensor] | None, dtype=torch.float32) -> list[Piece]:
+def pieces(
+    held: list[Held], whole: dict[tuple[str, str], torch.Tensor] | None, dtype=torch.float32
+) -> list[TensorPiece]:
     """What a process holds of `whole`, made by :meth:`Part.view` from the published side; padding is -7. Without
     `whole` everything is -7."""
     out = []
@@ -127,11 +129,11 @@ def pieces(held: list[Held], whole: dict[tuple[str, str], torch.Tensor] | None, 
             for part in parameter.parts if whole is not None else ():
                 block = part.view(local)
                 block.copy_(whole[state, part.name][part.region(tuple(block.shape))])
-            out.append(Piece(state, parameter, start, stop, local.reshape(-1)[start:stop].clone(), owner))
+            out.append(TensorPiece(state, parameter, start, stop, local.reshape(-1)[start:stop].clone(), owner))
     return out
 
 
-def differences(found: list[Piece], expected: list[Piece]) -> list[str]:
+def differences(found: list[TensorPiece], expected: list[TensorPiece]) -> list[str]:
     """The pieces whose values are not, bit for bit, those expected."""
     return [
         f"{a.key} {a.parameter.name}[{a.start}:{a.stop}]"

@@ -9,10 +9,10 @@ from meshwright.graph import KINDS, QUEUES, RankClass
 from meshwright.plan import parse
 from meshwright.replay.timed import timed, typical
 from meshwright.run.assemble import Reading, assemble
-from meshwright.run.clocks import Clock
+from meshwright.run.clocks import RankClock
 from meshwright.run.gather import pack, unpack
 from meshwright.run.mesh import coordinates
-from meshwright.run.record import Label, Memory, Recording
+from meshwright.run.record import HeldMemory, Label, Recording
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse as parse_train
@@ -51,7 +51,7 @@ def recorded(prediction, rank, *, skew_ns=0, steps=(3,), gap_ns=1_000_000):
         end_ns=np.concatenate([end + a for a in at]),
         depth=np.zeros(n * len(at), np.int32),
         steps=tuple((s, a + skew_ns, a + skew_ns + length - gap_ns) for s, a in zip(steps, at)),
-        memory=(Memory(skew_ns, 1000 + rank, 2000 + rank),),
+        memory=(HeldMemory(skew_ns, 1000 + rank, 2000 + rank),),
     )
 
 
@@ -116,7 +116,8 @@ def test_wrong_clocks_are_put_right_by_what_was_recorded():
     prediction = answer("pp4 dp2 mb1 1f1b zero1")
     skew = [0, 3_000_000, -2_000_000, 1_000_000, -500_000, 4_000_000, 2_500_000, -4_000_000]
     readings = [
-        Reading(recorded(prediction, r, skew_ns=s), Clock(0, 0.0, 0.0, 1e12), f"clock {r}") for r, s in enumerate(skew)
+        Reading(recorded(prediction, r, skew_ns=s), RankClock(0, 0.0, 0.0, 1e12), f"clock {r}")
+        for r, s in enumerate(skew)
     ]
     wrong = assemble([Reading(r.recording) for r in readings], prediction.plan)
     found = assemble(readings, prediction.plan)
@@ -128,7 +129,7 @@ def test_clocks_that_are_known_are_used():
     prediction = answer("pp4 dp2 mb1 1f1b zero1")
     skew = [0, 3_000_000, -2_000_000, 1_000_000, -500_000, 4_000_000, 2_500_000, -4_000_000]
     readings = [
-        Reading(recorded(prediction, r, skew_ns=s), Clock(0, -float(s), 0.0, 10.0), f"clock {r}")
+        Reading(recorded(prediction, r, skew_ns=s), RankClock(0, -float(s), 0.0, 10.0), f"clock {r}")
         for r, s in enumerate(skew)
     ]
     found = assemble(readings, prediction.plan)
@@ -223,8 +224,8 @@ def test_a_target_that_was_busy_says_how_long_a_message_took():
 def test_a_reading_survives_the_way():
     prediction = answer("dp8 mb1")
     recording = recorded(prediction, 2, skew_ns=77)
-    again = unpack(pack(recording, Clock(1, 2.0, 3.0, 4.0), "c"))
-    assert again.clock == Clock(1, 2.0, 3.0, 4.0) and again.clock_name == "c"
+    again = unpack(pack(recording, RankClock(1, 2.0, 3.0, 4.0), "c"))
+    assert again.clock == RankClock(1, 2.0, 3.0, 4.0) and again.clock_name == "c"
     assert again.recording.labels == recording.labels and again.recording.memory == recording.memory
     for name in ("label", "step", "start_ns", "end_ns", "depth"):
         assert (getattr(again.recording, name) == getattr(recording, name)).all()

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from meshwright.run import visible
 from meshwright.run.attention import attend, local_positions
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import ResidentBytes
-from meshwright.run.visible import Rule, blocks, document_blocks, runs_of
+from meshwright.run.visible import MaskRule, blocks, document_blocks, runs_of
 from tests.run.processes import launch
 
-ALONE = Group(name="cp", ranks=(0,), index=0)
+ALONE = AxisGroup(name="cp", ranks=(0,), index=0)
 
 
 def oracle(q, k, v, *, causal, window, scale, documents=None, sinks=None):
@@ -87,7 +87,7 @@ def test_blocks_hold_every_visible_pair_once(size, length, causal, balanced, win
     blocks.cache_clear()
     visible._in_documents.cache_clear()
     try:
-        rule = Rule(causal, window)
+        rule = MaskRule(causal, window)
         held = [runs_of(seq_len, size, i, balanced=balanced and causal) for i in range(size)]
         places = [torch.cat([torch.arange(*r) for r in runs]) for runs in held]
         count = torch.zeros(len(cuts), seq_len, seq_len, dtype=torch.int64)
@@ -125,7 +125,7 @@ def test_a_balanced_ring_does_one_kernel_a_hop_and_half_the_pairs():
     for a in range(size):
         mine = 0
         for b in range(size):
-            (found,) = blocks(held[a], held[b], Rule(causal=True))
+            (found,) = blocks(held[a], held[b], MaskRule(causal=True))
             n = found.q1 - found.q0
             mine += n * (n + 1) // 2 if found.causal else n * (found.k1 - found.k0)
         pairs.append(mine)
@@ -135,16 +135,16 @@ def test_a_balanced_ring_does_one_kernel_a_hop_and_half_the_pairs():
 def test_documents_that_end_before_a_rank_begins_leave_it_nothing():
     held = [runs_of(64, 4, i, balanced=False) for i in range(4)]
     documents = documents_of(64, [16, 32, 48])
-    assert document_blocks(held[3], held[1], Rule(causal=True), documents) == ()
-    assert len(document_blocks(held[3], held[3], Rule(causal=True), documents)) == 1
+    assert document_blocks(held[3], held[1], MaskRule(causal=True), documents) == ()
+    assert len(document_blocks(held[3], held[3], MaskRule(causal=True), documents)) == 1
 
 
 def test_documents_changed_in_place_are_read_again():
     documents = documents_of(8, [4])
     held = runs_of(8, 1, 0, balanced=False)
-    assert len(document_blocks(held, held, Rule(causal=True), documents)) == 2
+    assert len(document_blocks(held, held, MaskRule(causal=True), documents)) == 2
     documents.zero_()
-    assert len(document_blocks(held, held, Rule(causal=True), documents)) == 1
+    assert len(document_blocks(held, held, MaskRule(causal=True), documents)) == 1
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "ulysses", "allgather"])
@@ -258,7 +258,7 @@ def _groups(rank, size, ulysses):
         for ranks in sets:
             handle = dist.new_group(list(ranks)) if len(ranks) > 1 else None
             if rank in ranks:
-                found[name] = Group(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
+                found[name] = AxisGroup(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
     return found["outer"], found["inner"]
 
 

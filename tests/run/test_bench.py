@@ -13,7 +13,7 @@ from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators
 from meshwright.run.bench import store as bench_kept
-from meshwright.run.bench.clock import Clock, mean
+from meshwright.run.bench.clock import BenchClock, mean
 from meshwright.run.environment import only_cores
 from meshwright.run.launch import start
 from meshwright.run.world import World
@@ -41,9 +41,9 @@ def test_what_a_forward_keeps_is_counted_once_and_without_parameters():
     model, train = bench.model_of(layer), bench.train_of(layer, "fp32")
     run = simulate(bench.plan_of(layer), model, cluster.load("1xh100"), train, standard())
     lowered = rank_memory(run, standard())[0].alive["activations"]
-    kept = bench.TimedModel(Clock(LONE), layer, "fp32").kept_bytes
+    kept = bench.TimedModel(BenchClock(LONE), layer, "fp32").kept_bytes
     assert lowered <= kept <= 2 * lowered
-    assert bench.TimedModel(Clock(LONE), layer._replace(layers=8), "fp32").kept_bytes < 2 * kept
+    assert bench.TimedModel(BenchClock(LONE), layer._replace(layers=8), "fp32").kept_bytes < 2 * kept
 
 
 SMALL = msgspec.structs.replace(
@@ -130,19 +130,19 @@ def doubled(value):
 
 def test_what_is_kept_of_another_machine_or_of_other_sizes_is_measured_anew(tmp_path):
     file = tmp_path / "part.json"
-    assert bench_kept.Kept(file, {"cores": 2, "scope": SMALL}).part("a", lambda: {"x": (1.0,)}) == {"x": [1.0]}
-    again = bench_kept.Kept(file, {"cores": 2, "scope": SMALL})
+    assert bench_kept.KeptParts(file, {"cores": 2, "scope": SMALL}).part("a", lambda: {"x": (1.0,)}) == {"x": [1.0]}
+    again = bench_kept.KeptParts(file, {"cores": 2, "scope": SMALL})
     assert again.part("a", lambda: pytest.fail("measured again")) == {"x": [1.0]}
-    assert bench_kept.Kept(file, {"cores": 4, "scope": SMALL}).part("a", lambda: 5) == 5
+    assert bench_kept.KeptParts(file, {"cores": 4, "scope": SMALL}).part("a", lambda: 5) == 5
     file.write_text("{")  # damaged
-    assert bench_kept.Kept(file, {}).part("a", lambda: 6) == 6 and bench_kept.num_kept(file) == 1
+    assert bench_kept.KeptParts(file, {}).part("a", lambda: 6) == 6 and bench_kept.num_kept(file) == 1
     bench_kept.forget(file)
     assert bench_kept.num_kept(file) == 0 and not file.exists()
 
 
 def test_a_part_that_cannot_be_kept_is_measured_all_the_same(tmp_path):
     (tmp_path / "file").write_text("")
-    assert bench_kept.Kept(tmp_path / "file" / "part.json", {}).part("a", lambda: 5) == 5
+    assert bench_kept.KeptParts(tmp_path / "file" / "part.json", {}).part("a", lambda: 5) == 5
 
 
 def rounds_of(*seconds, steps=()):
@@ -170,7 +170,7 @@ def test_rounds_end_when_all_is_settled_or_patience_does(monkeypatch):
     monkeypatch.setattr(bench, "start", lambda function, scope, wanted, *rest, **more: asked.append(wanted) or {
         "seconds": {"gemm fp32": [float(len(asked))]}, "models": []})  # fmt: skip
     patient = msgspec.structs.replace(SMALL, layers=(), rounds=2, most_rounds=9, patience_s=15.0)
-    bench._rounds(bench_kept.Kept(None, {}), patient, bench._silent, 1, "cpu")
+    bench._rounds(bench_kept.KeptParts(None, {}), patient, bench._silent, 1, "cpu")
     assert asked == [None, None, {"gemm fp32": [0], bench.MODELS: []}]  # the fourth would begin 20 s after the first
 
 

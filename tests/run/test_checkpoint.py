@@ -14,9 +14,9 @@ from meshwright.run.blocks import blocks, cover
 from meshwright.run.checkpoint import AsyncSaver, find, identity, latest, load, read_index, save
 from meshwright.run.checkpoint import share as checkpoint_share
 from meshwright.run.checkpoint.format import RankIndex, merge
-from meshwright.run.checkpoint.loading import Reader, fill, missing
+from meshwright.run.checkpoint.loading import CheckpointReader, fill, missing
 from meshwright.run.checkpoint.write import write_rank
-from meshwright.run.pieces import Parameter, Part, Piece
+from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.model import transformer
 from tests.run import shards
 from tests.run.checkpoints import code, fast_disk, loaded, meta, written  # noqa: F401
@@ -229,7 +229,7 @@ def test_what_is_not_every_element_once_is_not_committed(tmp_path, change):
 
 def test_a_reader_that_wants_more_than_there_is_says_what(good):
     (held,) = shards.sharding(8, 1)
-    reader = Reader(good)
+    reader = CheckpointReader(good)
     sources = {key: found for key, found in reader.sources.items() if key[0] == "param"}
     pieces = shards.pieces(held, None)
     assert {d.message for d in missing(sources, pieces, good)} == {
@@ -315,7 +315,9 @@ def test_replicas_write_equal_shares_and_small_tensors_in_turn():
         names = [(f"w{i}", 1 << 20) for i in range(4)] + [(f"n{i}", 8) for i in range(64)]
         parameters = [Parameter(n, (size,), (Part(n, (size,), (0,), (slice(None),)),)) for n, size in names]
         return [
-            Piece(k, p, 0, p.shape[0], torch.zeros(p.shape), owner) for p in parameters for k in ("param", "exp_avg")
+            TensorPiece(k, p, 0, p.shape[0], torch.zeros(p.shape), owner)
+            for p in parameters
+            for k in ("param", "exp_avg")
         ]
 
     ranks = [replica(owner=rank == 0) for rank in range(4)]

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from meshwright.run.clocks import Clock, Order, Probe, best, line, probe
+from meshwright.run.clocks import Order, Probe, RankClock, best, line, probe
 from tests.run.processes import launch
 
 SKEW_NS = (0, 7_000_000_000, -123_456_789, 50_000)
@@ -34,7 +34,7 @@ def test_skewed_clocks_are_recovered_within_half_a_round_trip():
     with other things, and always within what the measurement says of itself."""
     found = launch(4, measure)
     for clock, here, reference, error in found:
-        off = float(Clock(**clock).to_reference(np.array([here]))[0]) - reference
+        off = float(RankClock(**clock).to_reference(np.array([here]))[0]) - reference
         assert abs(off) < max(200_000, 3 * error), (off, error)
 
 
@@ -93,6 +93,6 @@ def test_an_order_that_contradicts_itself_is_loosened_evenly():
 
 
 def test_a_moved_clock_moves():
-    assert Clock(0, 5.0).moved(2.0).to_reference(np.array([10])).tolist() == [17.0]
+    assert RankClock(0, 5.0).moved(2.0).to_reference(np.array([10])).tolist() == [17.0]
     with pytest.raises(AttributeError):
-        Clock().offset_ns = 3
+        RankClock().offset_ns = 3

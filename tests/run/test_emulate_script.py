@@ -11,14 +11,14 @@ from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run.emulate.hosts import Hosts
-from meshwright.run.emulate.network import Link, Links, emulated, emulated_costs, fit, messages
+from meshwright.run.emulate.network import EmulatedLink, Links, emulated, emulated_costs, fit, messages
 from meshwright.run.emulate.script import RECEIPT, Script, members, script_of
 from meshwright.simulate import engine
 from meshwright.simulate.step import simulate
 from meshwright.spec import cluster, model
 from meshwright.spec.workload import parse as workload
 
-LINK = Link(latency_s=3e-4, bytes_s=2.5e7, sigma=0.0)
+LINK = EmulatedLink(latency_s=3e-4, bytes_s=2.5e7, sigma=0.0)
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -53,7 +53,7 @@ def uninterrupted(corpus):
 
 def test_the_loss_falls_and_a_run_says_what_it_did(corpus, tmp_path, capfd):
     asked = job(corpus, steps=20, out=str(tmp_path / "out"), ideal_s=1e-3, settings={"warmup": 4})
-    found = msgspec.convert(run(asked), loop.Summary)
+    found = msgspec.convert(run(asked), loop.RunSummary)
     assert (found.first_step, found.last_step, found.stopped, found.device) == (1, 20, False, "cpu")
     assert found.losses[-1] < found.losses[0] - 1
     assert found.losses[0] == pytest.approx(5.56, abs=0.2)  # log 260: a model that knows nothing
@@ -279,7 +279,7 @@ def test_metrics_that_cannot_be_written_are_one_error(tmp_path):
 
 @pytest.mark.parametrize(("left", "said"), [(50, "50 s left"), (7200, "2.0 h left"), (600, "10 min left")])
 def test_a_progress_line_says_rates_of_the_median_step_and_what_is_left(left, said):
-    line = metrics.Progress(101, 1000, 0.1)
+    line = metrics.ProgressLine(101, 1000, 0.1)
     line.seconds = [left / 100] * 3 + [1e6]
     line._said_at = time.monotonic()
     shown = line.line(1, 2.5)
@@ -289,7 +289,7 @@ def test_a_progress_line_says_rates_of_the_median_step_and_what_is_left(left, sa
 
 def test_on_a_terminal_the_line_is_written_over_and_closed(capsys, monkeypatch):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    say = metrics.Progress(2, 1)
+    say = metrics.ProgressLine(2, 1)
     for step in (1, 2):
         say(step, 1.0, 1e-6)
     say.close()
@@ -300,7 +300,7 @@ def test_on_a_terminal_the_line_is_written_over_and_closed(capsys, monkeypatch):
 
 @pytest.mark.parametrize(("steps", "count"), [(1, 1), (5, 5), (20, 10), (1000, 10)])
 def test_where_lines_stay_there_are_about_ten(steps, count, capsys):
-    say = metrics.Progress(steps, 1)
+    say = metrics.ProgressLine(steps, 1)
     say._said_at = time.monotonic()
     for step in range(1, steps + 1):
         say(step, 1.0, 1e-6)

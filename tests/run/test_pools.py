@@ -10,7 +10,7 @@ from meshwright.lower.pools import orders
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import mesh
-from meshwright.run.equality import Case, apart
+from meshwright.run.equality import EqualityCase, apart
 from meshwright.run.launch import start
 from meshwright.run.links import End, cuts
 from meshwright.run.settings import Settings
@@ -36,7 +36,7 @@ DENSE = [
 
 def test_pools_train_as_one_process_does():
     cluster = load("4xh100")
-    found = [Case(model=llama(), plan=parse(text).on(4), train=TRAIN) for text in DENSE]
+    found = [EqualityCase(model=llama(), plan=parse(text).on(4), train=TRAIN) for text in DENSE]
     assert not [d for case in found for d in check(case.plan, case.model, cluster, TRAIN)]
     assert not [d for case in found for d in unexecutable(case.plan, case.model, TRAIN)]
     far = {text: one for text, one in zip(DENSE, apart(found)) if not one.most <= TOLERANCE}

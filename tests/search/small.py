@@ -10,7 +10,7 @@ from meshwright.cost import Costs
 from meshwright.plan import Plan, check
 from meshwright.search.bounds import (
     ROUNDING,
-    Scope,
+    CoreScope,
     compute_seconds,
     even_share,
     memory_bytes,
@@ -108,12 +108,12 @@ def compared(question, costs: Costs | None = None, *, rng=None, regions: int = 1
     evaluator = Evaluator(model, where, train, costs)
     found = list(cores(space, model, where, train))
     for i in rng.permutation(len(found))[:regions].tolist():
-        scope = Scope.of(space, found[i], model, where, train)
+        scope = CoreScope.of(space, found[i], model, where, train)
         if scope.size():
             yield from _compared(evaluator, scope, rng, plans)
 
 
-def _compared(evaluator: Evaluator, scope: Scope, rng, most: int):
+def _compared(evaluator: Evaluator, scope: CoreScope, rng, most: int):
     model, where, train, core = evaluator.model, evaluator.cluster, evaluator.train, scope.core
     regions = Regions(evaluator)
     capacity = float(max(i.device.memory_bytes for i in where.islands))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import contention
 from meshwright.plan import parse as plan
-from meshwright.search.bounds import Scope, compute_seconds, step_seconds
+from meshwright.search.bounds import CoreScope, compute_seconds, step_seconds
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.exchanges import Exchanges
 from meshwright.search.find import find
@@ -169,7 +169,7 @@ def test_a_pipeline_that_takes_longer_than_its_paths_does_not_lengthen_a_queue_t
     model, where, train, space = region(WIDE, "16xt4", Train(global_batch=64, seq_len=128), **facets, shard=(0,))
     regions = Regions(Evaluator(model, where, train, HOSTLESS))
     (core,) = cores(space, model, where, train)
-    scope = Scope.of(space, core, model, where, train)
+    scope = CoreScope.of(space, core, model, where, train)
     costs = regions.costs(core, scope.inners)
     paths_s, least = compute_seconds(regions, scope, costs)
     exchanged = regions.exchanges.exchanged(core, scope.inners, scope.states)

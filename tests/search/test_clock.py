@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from meshwright import schedules
 from meshwright.schedules.actions import BW, B, F, W
 from meshwright.schedules.timing import in_order_times
-from meshwright.search.clock import Clock
+from meshwright.search.clock import ScheduleClock
 from meshwright.search.paths import Work, undominated
 
 FAMILIES = [name for name, family in schedules.families().items() if "t_f" not in family.params]
@@ -34,13 +34,13 @@ def test_a_clock_says_what_running_the_schedule_takes(shape, seed):
     send = float(rng.random() / 3)
     turns = max(map(len, actions.stage_ranks))
     seconds = np.repeat(np.stack((f, b, w, b + w))[None], turns, axis=0)
-    assert Clock(actions).makespan(seconds, send) == in_order_times(actions, f, b, w, send)[1].max()
+    assert ScheduleClock(actions).makespan(seconds, send) == in_order_times(actions, f, b, w, send)[1].max()
 
 
 def test_a_stage_on_two_ranks_takes_what_each_of_them_takes():
     """Chimera with two ranks and two microbatches, one each way: rank 1 three times slower, by hand. Both are busy with
     two forwards and two full backwards, the slower one for 3 + 3 + 6 + 6."""
-    clock = Clock(schedules.build("chimera", 2, 2))
+    clock = ScheduleClock(schedules.build("chimera", 2, 2))
     assert clock.stage_ranks == ((0, 1), (0, 1))
     first = np.array([[1.0, 1.0], [0.0, 0.0], [0.0, 0.0], [2.0, 2.0]])
     assert clock.makespan(np.stack((first, 3 * first)), 0.0) >= 18.0
@@ -66,7 +66,7 @@ def test_the_work_of_its_ranks_is_no_more_than_a_schedule_takes(shape, seed):
     work = Work.of([(family, pp, vpp, units)], count).longest(times, 0.0)[0, 0]
     at = dict(zip((F, BW, B, W), times[:, 0] @ units.T))
     seconds = np.repeat(np.stack([at[k] for k in (F, B, W, BW)])[None], max(map(len, actions.stage_ranks)), axis=0)
-    assert work <= Clock(actions).makespan(seconds, 0.0) * (1 + 1e-12)
+    assert work <= ScheduleClock(actions).makespan(seconds, 0.0) * (1 + 1e-12)
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=2, max_size=2), min_size=1, max_size=8))

@@ -8,7 +8,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import Infeasible
 from meshwright.export.engines import ENGINES, refusals
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.runnable import able, engine
 from meshwright.plan import parse as plan
 from meshwright.report import search_text
@@ -173,8 +173,8 @@ def test_the_recommended_plan_ties_with_the_fastest_has_room_and_is_run_by_an_en
     found = find(*asked, space=space, families=True, recommend=True, demands=Demands(others=others))
     first, pick = found.best[0], found.recommended
     assert pick.plan != first.plan and "Megatron-Core" in pick.engines
-    assert not refusals("megatron", Request(model=asked[0], cluster=asked[1], train=asked[2], plan=pick.plan))
-    assert refusals("megatron", Request(model=asked[0], cluster=asked[1], train=asked[2], plan=first.plan))
+    assert not refusals("megatron", ExportRequest(model=asked[0], cluster=asked[1], train=asked[2], plan=pick.plan))
+    assert refusals("megatron", ExportRequest(model=asked[0], cluster=asked[1], train=asked[2], plan=first.plan))
     room = pick.prediction.tightest.headroom_bytes
     assert room >= pick.room_bytes == 0.05 * asked[1].islands[0].device.memory_bytes
     assert first.prediction.tightest.headroom_bytes < room

@@ -17,7 +17,7 @@ from meshwright.search.find import find
 from meshwright.search.interrupt import stopping
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.search.walk import Stop, Walk
+from meshwright.search.walk import StopFlag, Walk
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.workload import parse
 from tests.random_plans import LLAMA
@@ -99,7 +99,7 @@ def test_a_second_signal_ends_the_command_at_once(looks):
 
 
 def test_a_signal_after_the_walk_has_ended_is_an_interrupt_as_ever(looks):
-    stop = Stop()
+    stop = StopFlag()
     stop.over = True
     with stopping(stop), pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)

@@ -18,7 +18,7 @@ from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.glance import Glances
 from meshwright.search.restrict import restricted
-from meshwright.search.scaling import Curve, sweep
+from meshwright.search.scaling import ScalingRange, sweep
 from meshwright.search.space import cores, default, inners
 from meshwright.search.walk import Walk
 from meshwright.search.warm import grown, point_of
@@ -39,7 +39,7 @@ def searched(cluster, **hints):
 
 
 def swept(goal, *words, price="2"):
-    curves = [Curve(w, tuple((t, priced(c, read_price(price))) for t, c in load_all(w))) for w in words]
+    curves = [ScalingRange(w, tuple((t, priced(c, read_price(price))) for t, c in load_all(w))) for w in words]
     return sweep(curves, goal, searched, lambda *_: None)
 
 
@@ -176,7 +176,7 @@ def test_a_cluster_without_a_plan_says_why_and_the_others_go_on():
     assert [p.prediction is not None for p in found.points] == [True, True, True]
     tight = restricted(default(LLAMA, load("64xh100"), TRAIN), fix=["tp=1", "cp=1", "pp=1"])
     told = sweep(
-        [Curve("8,64xh100", load_all("8,64xh100"))],
+        [ScalingRange("8,64xh100", load_all("8,64xh100"))],
         Goal(),
         lambda cluster, **hints: find(
             LLAMA,
@@ -201,7 +201,7 @@ def test_ctrl_c_leaves_the_clusters_that_are_done():
             raise KeyboardInterrupt
         return searched(cluster, **hints)
 
-    curves = [Curve("2..16xh100", load_all("2..16xh100"))]
+    curves = [ScalingRange("2..16xh100", load_all("2..16xh100"))]
     found = sweep(curves, Goal(), interrupted, lambda *_: None)
     assert ([p.text for p in found.points], found.stopped, found.asked) == (["2xh100", "4xh100"], True, 4)
 
@@ -322,9 +322,9 @@ def test_pictures_are_the_same_shapes_as_svg_and_png(whole, tmp_path):
 
 
 def test_names_in_a_picture_are_escaped():
-    from meshwright.report.figure import Figure
+    from meshwright.report.figure import Drawing
 
-    drawn = Figure(10, 10, 'a "label" & more')
+    drawn = Drawing(10, 10, 'a "label" & more')
     drawn.text(1, 1, "<script>")
     assert "<script>" not in drawn.svg() and "&lt;script&gt;" in drawn.svg()
     ET.fromstring(str(drawn.svg("dark")))

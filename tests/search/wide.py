@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from meshwright import schedules
 from meshwright.cost import Costs, load_framework, standard
 from meshwright.plan.facets.layout import DEFAULT_ORDER
-from meshwright.search.bounds import Scope
+from meshwright.search.bounds import CoreScope
 from meshwright.search.space import Space, cores, default
 from meshwright.spec import cluster
 from meshwright.spec.cluster import Cluster
@@ -112,6 +112,6 @@ def wide_questions(draw, most=None):
         train = replace(train, seq_len=draw(st.sampled_from((128, 512))))
     asked = model, where, train
     space = Space(domains=default(*asked).domains | sizes | rest)
-    number = sum(Scope.of(space, core, *asked).size() for core in cores(space, *asked))
+    number = sum(CoreScope.of(space, core, *asked).size() for core in cores(space, *asked))
     assume(number if most is None else 0 < number <= most)
     return (*asked, space), draw(costs())

@@ -13,19 +13,19 @@ from meshwright.papers.whatif import what_if
 from meshwright.plan.text import read as read_plan
 from meshwright.spec import cluster, model, workload
 from meshwright.ui import answer as answers
-from meshwright.ui.answer import PANELS, PanelRequest, Request, answer, panel
-from meshwright.ui.asked import Asked
+from meshwright.ui.answer import PANELS, AnswerRequest, PanelRequest, answer, panel
+from meshwright.ui.asked import AskedTexts
 from meshwright.ui.recipes import RecipesRequest, recipes
 from tests.cli.tiny import CONFIG
 from tests.ui.local import asked as question
 
 
 def asked(**changes):
-    return Asked(**question(**changes))
+    return AskedTexts(**question(**changes))
 
 
 def told(**changes):
-    return answer(Request(asked=asked(**changes)))
+    return answer(AnswerRequest(asked=asked(**changes)))
 
 
 def controls_of(found):
@@ -70,20 +70,20 @@ def test_all_errors_come_at_once_with_the_product_s_own_texts():
 
 def test_an_illegal_plan_comes_with_the_nearest_legal_one_which_is_then_used():
     found = told(plan="tp3 pp2")
-    mended = answer(Request(asked=asked(plan="tp3 pp2"), mend=True))
+    mended = answer(AnswerRequest(asked=asked(plan="tp3 pp2"), mend=True))
     assert found["mended"] == mended["asked"]["plan"] and mended["errors"] == []
     assert told(plan=found["mended"])["errors"] == []
 
 
 def test_moves_change_the_plan_and_the_workload_in_their_order():
-    found = answer(Request(asked=asked(), moves={"batch": 32, "tp": 4, "zero": 3}))
+    found = answer(AnswerRequest(asked=asked(), moves={"batch": 32, "tp": 4, "zero": 3}))
     assert found["asked"]["train"] == "batch=32,seq=2048"
     values = {name: found["controls"][name]["value"] for name in ("tp", "zero")}
     assert values == {"tp": 4, "zero": 3} and found["errors"] == []
 
 
 def test_a_move_to_what_no_plan_has_is_an_error_at_its_control():
-    assert controls_of(answer(Request(asked=asked(), moves={"tp": 7}))) == {("I009", "tp")}
+    assert controls_of(answer(AnswerRequest(asked=asked(), moves={"tp": 7}))) == {("I009", "tp")}
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_a_move_to_what_no_plan_has_is_an_error_at_its_control():
     [{"tp": True}, {"tp": 0}, {"dp": 0}, {"zero": 4}, {"tp": "x"}, {"tp": -4}, {"zzz": 1}, {"batch": -5}, {"sp": 3}],
 )
 def test_a_move_of_another_type_or_name_changes_nothing(moves):
-    assert answer(Request(asked=asked(), moves=moves))["asked"]["plan"] == question()["plan"]
+    assert answer(AnswerRequest(asked=asked(), moves=moves))["asked"]["plan"] == question()["plan"]
 
 
 def test_the_command_and_the_file_ask_the_same_question(tmp_path, capsys, monkeypatch):
@@ -113,8 +113,8 @@ def test_every_panel_is_the_report_s_section_without_inline_styles(name):
 
 def test_what_a_user_wrote_is_escaped_in_html():
     name = '"><img src=x onerror=alert(1)> style="x'
-    found = Asked(model=name, config=json.dumps(CONFIG), on="2xh100", train="batch=8,seq=64", plan="tp2")
-    parts = [answer(Request(asked=found))["html"]]
+    found = AskedTexts(model=name, config=json.dumps(CONFIG), on="2xh100", train="batch=8,seq=64", plan="tp2")
+    parts = [answer(AnswerRequest(asked=found))["html"]]
     parts += [panel(PanelRequest(asked=found, panel=name))["html"] for name in PANELS]
     for text in parts:
         assert "<img" not in text
@@ -152,7 +152,7 @@ def test_with_a_framework_the_answer_and_its_command_overlap_what_it_does(capsys
     said = json.loads(capsys.readouterr().out)
     assert (found["verdict"]["plan"], found["verdict"]["step_time_s"]) == (said["plan"], said["step_time_s"])
     before = found["controls"]["overlap_pp"]["value"]
-    moved = answer(Request(asked=asked(framework="megatron-core"), moves={"overlap_pp": not before}))
+    moved = answer(AnswerRequest(asked=asked(framework="megatron-core"), moves={"overlap_pp": not before}))
     assert moved["controls"]["overlap_pp"]["value"] is not before and moved["errors"] == []
-    kept = answer(Request(asked=asked(framework="megatron-core"), moves={"tp": 1}))["asked"]["plan"]
+    kept = answer(AnswerRequest(asked=asked(framework="megatron-core"), moves={"tp": 1}))["asked"]["plan"]
     assert "overlap=" not in kept

@@ -5,16 +5,16 @@ import json
 import pytest
 
 from meshwright.spec import cluster, model
-from meshwright.ui.asked import Asked, read
+from meshwright.ui.asked import AskedTexts, read
 from tests.cli.tiny import CONFIG
 
 
 def codes(**texts):
-    return {(control, d.code) for control, d in read(Asked(**texts)).wrong}
+    return {(control, d.code) for control, d in read(AskedTexts(**texts)).wrong}
 
 
 def test_a_complete_question_is_read_like_the_command_line_s():
-    found = read(Asked(model="llama3-8b", on="8xh100", train="batch=8,seq=512", plan="tp2"))
+    found = read(AskedTexts(model="llama3-8b", on="8xh100", train="batch=8,seq=512", plan="tp2"))
     assert found.wrong == () and found.model == model.load("llama3-8b") and found.cluster == cluster.load("8xh100")
     assert (found.train.global_batch, found.plan.layout.tp) == (8, 2)
 
@@ -73,12 +73,14 @@ def test_an_alias_with_a_slash_is_a_name_and_not_a_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / alias).mkdir(parents=True)
     (tmp_path / alias / "config.json").write_text(json.dumps(CONFIG))
-    assert read(Asked(model=alias)).model.num_layers != 2
+    assert read(AskedTexts(model=alias)).model.num_layers != 2
 
 
 def test_pasted_files_go_before_names():
     pasted = cluster.to_toml(cluster.load("16xa100"))
-    found = read(Asked(model="mine", config=json.dumps(CONFIG), on="8xh100", cluster=pasted, train="batch=8,seq=64"))
+    found = read(
+        AskedTexts(model="mine", config=json.dumps(CONFIG), on="8xh100", cluster=pasted, train="batch=8,seq=64")
+    )
     assert found.model.num_layers == 2 and found.model.name == "mine"
     assert found.cluster.num_devices == 16
 

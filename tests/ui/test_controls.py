@@ -8,7 +8,7 @@ from meshwright.plan import check
 from meshwright.plan.text import read as read_plan
 from meshwright.spec import cluster, model, workload
 from meshwright.ui.controls import CONTROLS, moved, shown
-from meshwright.ui.repair import Place, changed, divisors, nearest
+from meshwright.ui.repair import RepairPlace, changed, divisors, nearest
 
 DENSE = (model.load("llama3-8b"), cluster.load("16xh100"), workload.parse("batch=64,seq=2048"))
 MIXTURE = (model.load("mixtral-8x7b"), cluster.load("16xh100"), workload.parse("batch=64,seq=2048"))
@@ -70,7 +70,7 @@ def test_one_chunk_is_plain_1f1b_and_more_are_interleaved():
 
 def test_a_legal_plan_is_its_own_nearest():
     plan = read_plan("tp2 pp2 vpp2 zero1")
-    assert nearest(plan, Place(*DENSE)) == plan
+    assert nearest(plan, RepairPlace(*DENSE)) == plan
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_legal_plan_is_its_own_nearest():
 def test_an_illegal_plan_has_a_nearest_legal_one_that_keeps_the_rest(words, kept):
     plan = read_plan(words)
     assert check(plan, *DENSE) != []
-    after = nearest(plan, Place(*DENSE))
+    after = nearest(plan, RepairPlace(*DENSE))
     assert after is not None and check(after, *DENSE) == []
     assert {name: value(after, name) for name in kept} == kept
 
@@ -104,7 +104,7 @@ def test_what_is_pinned_stays_or_there_is_no_plan():
     for a, b in product(tp, pp):
         plan = read_plan(f"tp{a} pp{b}")
         pinned = frozenset({("layout", "tp"), ("layout", "pp")})
-        after = nearest(plan, Place(*DENSE, pinned))
+        after = nearest(plan, RepairPlace(*DENSE, pinned))
         assert (after is None) == (a * b > 16)
         assert after is None or (after.layout.tp, after.layout.pp) == (a, b)
 
@@ -112,5 +112,5 @@ def test_what_is_pinned_stays_or_there_is_no_plan():
 def test_experts_and_their_mesh_are_mended_together():
     plan = read_plan("tp8 ep8")  # ep8 * etp8 = 64 ranks of 16
     assert [d.code for d in check(plan, *MIXTURE)] == ["P018"]
-    after = nearest(plan, Place(*MIXTURE, frozenset({("experts", "ep")})))
+    after = nearest(plan, RepairPlace(*MIXTURE, frozenset({("experts", "ep")})))
     assert after.experts.ep == 8 and check(after, *MIXTURE) == []

@@ -187,7 +187,7 @@ def test_a_row_is_predicted_alike_in_any_company(folder, tmp_path_factory):
 
 def test_kernels_are_priced_in_the_setting_they_were_measured_in():
     def setting(op):
-        (link,) = ops._links(kernel_rows.Measured(op, "bf16", (), (), 1.0, ()))
+        (link,) = ops._links(kernel_rows.MeasuredWork(op, "bf16", (), (), 1.0, ()))
         assert isinstance(link, fitted.Fitted)
         return link._serving, link._flash
 
@@ -201,7 +201,7 @@ def test_a_row_of_experts_is_priced_by_the_curve_fitted_to_such_rows():
     text = {"source": "aiconfigurator", "hardware": "h100_sxm", "backend": "trtllm", "dtype": "bf16"}
     text |= {"gated": "True", "distribution": "balanced", "kernel": "", "backend_version": "1"}
     sizes = {"tokens": 4096.0, "hidden": 4096.0, "ffn": 14336.0, "experts": 8.0, "top_k": 2.0, "tp": 1.0, "ep": 1.0}
-    one = kernel_tables.Row(2, text, sizes | {"latency_us": 3000.0})
+    one = kernel_tables.TableRow(2, text, sizes | {"latency_us": 3000.0})
     device = load_device("h100_sxm")
     found = kernel_rows.measured("ops_moe", one)
     told = [ops.price(kernel, device, ops._links(found)) for kernel in found.kernels]

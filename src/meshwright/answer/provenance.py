@@ -23,7 +23,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity
 from meshwright.version import VERSION
-from meshwright.work import Attention, Collective, Gemm, GroupedGemm, Scan
+from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm, Scan
 
 #: MFU that 9 of the 1,007 measured 16-bit steps exceed that state theirs (llm-foundry's benchmarks 6 of 174, MegaScale
 #: 3 of 8, nanotron's sweep none of 823, Megatron-Bridge none of 2).
@@ -169,7 +169,7 @@ def fitted(lowered: Lowered, costs: Costs, device: Device) -> dict[str, Assumpti
         for work in (entry.work for entry in layer.entries):
             if isinstance(work, Gemm | GroupedGemm):
                 name = "gemm"
-            elif isinstance(work, Attention):
+            elif isinstance(work, AttentionCore):
                 name = "attention_bwd" if work.backward else "attention_fwd"
             else:
                 continue

@@ -17,7 +17,7 @@ from meshwright.assign import Assigned, Problem, solve
 from meshwright.spec.workload import Train
 
 
-class Shape(NamedTuple):
+class PackShape(NamedTuple):
     """``row_tokens`` of each row, ``rows`` of a global batch, ``together`` of them a microbatch."""
 
     row_tokens: int
@@ -55,11 +55,11 @@ class Laid(msgspec.Struct, frozen=True, kw_only=True):
         return upto[self.row_ptr[1:]] - upto[self.row_ptr[:-1]]
 
 
-def shape(train: Train, microbatch: int) -> Shape:
+def shape(train: Train, microbatch: int) -> PackShape:
     """Return the rows of a global batch of `train` in microbatches of so many sequences."""
     together = train.rows(microbatch)
     joined = microbatch // together
-    return Shape(train.seq_len * joined, train.global_batch // joined, together)
+    return PackShape(train.seq_len * joined, train.global_batch // joined, together)
 
 
 def taken(rows: int, index: int, size: int, packing: str) -> NDArray[np.int64]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numba import njit
 
-from meshwright.cost.curve import Shape
+from meshwright.cost.curve import CurveShape
 
 #: First step of a constant, as a factor; it grows while it helps and shrinks when neither way does.
 FIRST_STEP = 0.15
@@ -27,7 +27,7 @@ Loop = Callable[[np.ndarray, Sequence[float], np.ndarray, np.ndarray], None]
 _LOOPS: dict[str, Loop] = {}
 
 
-def loop(shape: Shape) -> Loop:
+def loop(shape: CurveShape) -> Loop:
     """The formula of a shape over rows, compiled: ``loop(shape)(points, hardware, constants, out)``."""
     if shape.name not in _LOOPS:
         seconds = njit(shape.seconds)
@@ -41,14 +41,14 @@ def loop(shape: Shape) -> Loop:
     return _LOOPS[shape.name]
 
 
-def evaluate(shape: Shape, points: np.ndarray, hardware: tuple[float, ...], constants: np.ndarray) -> np.ndarray:
+def evaluate(shape: CurveShape, points: np.ndarray, hardware: tuple[float, ...], constants: np.ndarray) -> np.ndarray:
     """Seconds of the bare formula at each point."""
     out = np.empty(len(points))
     loop(shape)(points, hardware, constants, out)
     return out
 
 
-def fit_constants(shape: Shape, loss: Callable[[np.ndarray], float], start: np.ndarray) -> np.ndarray:
+def fit_constants(shape: CurveShape, loss: Callable[[np.ndarray], float], start: np.ndarray) -> np.ndarray:
     """Constants within their bounds that no single step improves."""
     low = np.array([c.low for c in shape.constants])
     high = np.array([c.high for c in shape.constants])

@@ -67,7 +67,7 @@ UNFITTED = "not measured apart"
 MIN_ROWS = 8
 
 
-class Timed(msgspec.Struct, frozen=True):
+class TimedQuestion(msgspec.Struct, frozen=True):
     """A question with the seconds it took and the model whose rows are left out together."""
 
     asked: Case
@@ -75,7 +75,7 @@ class Timed(msgspec.Struct, frozen=True):
     group: str
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
+class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
     """A framework's constants, with mean absolute errors in sample and with each group left out."""
 
     framework: str
@@ -88,14 +88,14 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
 
 def fit_all(
     folder: Path, costs_of: Callable[[Framework], Costs], *, progress: Callable[[str], None] = lambda _: None
-) -> Iterator[Fit]:
+) -> Iterator[FrameworkFit]:
     """Constants for every framework with enough timed rows in ``training_steps``; versions that share constants are
     fitted as one.
 
     Raises:
         MeshwrightError: V003 when the folder has no such table.
     """
-    by_framework: dict[str, list[Timed]] = {}
+    by_framework: dict[str, list[TimedQuestion]] = {}
     for name, timed in _timed(folder):
         by_framework.setdefault(name, []).append(timed)
     for name, found in sorted(by_framework.items()):
@@ -106,7 +106,7 @@ def fit_all(
         yield _fit(name, found, costs_of)
 
 
-def _timed(folder: Path) -> Iterator[tuple[str, Timed]]:
+def _timed(folder: Path) -> Iterator[tuple[str, TimedQuestion]]:
     path = find(folder, "training_steps")
     if path is None:
         raise MeshwrightError.one("V003", f"no training_steps table in {folder}", place=f"--data {folder}")
@@ -123,10 +123,10 @@ def _timed(folder: Path) -> Iterator[tuple[str, Timed]]:
         if "framework" in asked.assumed:
             continue  # nobody knows whose step it is
         if not check(asked.plan, asked.model, asked.cluster, asked.train):
-            yield asked.framework.constants_of or asked.framework.name, Timed(asked, seconds, row["model"])
+            yield asked.framework.constants_of or asked.framework.name, TimedQuestion(asked, seconds, row["model"])
 
 
-def _fit(name: str, found: list[Timed], costs_of: Callable[[Framework], Costs]) -> Fit:
+def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], Costs]) -> FrameworkFit:
     constants = search(_sample(found, MAX_ROWS), costs_of, START)
     folds = _folds(found)
     errors = []
@@ -135,7 +135,7 @@ def _fit(name: str, found: list[Timed], costs_of: Callable[[Framework], Costs]) 
             rest = _sample([t for t in found if t.group not in fold], MAX_ROWS // 2)
             held = [t for t in found if t.group in fold]
             errors.append(ratios(held, costs_of, search(rest, costs_of, START, rounds=3)) - 1)
-    return Fit(
+    return FrameworkFit(
         framework=name,
         constants=constants,
         rows=len(found),
@@ -145,14 +145,14 @@ def _fit(name: str, found: list[Timed], costs_of: Callable[[Framework], Costs]) 
     )
 
 
-def _sample(found: list[Timed], most: int) -> list[Timed]:
+def _sample(found: list[TimedQuestion], most: int) -> list[TimedQuestion]:
     if len(found) <= most:
         return found
     key = [hashlib.sha256(f"{t.asked.plan.text()} {t.group} {t.seconds}".encode()).digest() for t in found]
     return [found[i] for i in sorted(sorted(range(len(found)), key=key.__getitem__)[:most])]
 
 
-def _folds(found: list[Timed]) -> list[set[str]]:
+def _folds(found: list[TimedQuestion]) -> list[set[str]]:
     """Assign whole groups to at most MAX_FOLDS folds in turn, in the order of a hash of their names."""
     names = sorted({t.group for t in found}, key=lambda g: hashlib.sha256(g.encode()).digest())
     folds: list[set[str]] = [set() for _ in range(min(MAX_FOLDS, len(names)))]
@@ -161,7 +161,9 @@ def _folds(found: list[Timed]) -> list[set[str]]:
     return folds
 
 
-def ratios(found: list[Timed], costs_of: Callable[[Framework], Costs], constants: dict[str, float]) -> np.ndarray:
+def ratios(
+    found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], constants: dict[str, float]
+) -> np.ndarray:
     """Predicted over measured step times under some constants."""
     shared: dict[str, Costs] = {}
     out = []
@@ -175,7 +177,7 @@ def ratios(found: list[Timed], costs_of: Callable[[Framework], Costs], constants
 
 
 def search(
-    found: list[Timed], costs_of: Callable[[Framework], Costs], start: dict[str, float], *, rounds: int = 4
+    found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], start: dict[str, float], *, rounds: int = 4
 ) -> dict[str, float]:
     """Constants of the least mean absolute log error; every group weighs the same.
 
@@ -231,7 +233,7 @@ def search(
     return {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(at), strict=True)}
 
 
-def _weights(found: list[Timed]) -> np.ndarray:
+def _weights(found: list[TimedQuestion]) -> np.ndarray:
     """Every group's the same in all, but no row more than :data:`MOST_WEIGHT` average ones: a model with one row is not
     worth all those of another."""
     counts: dict[str, int] = {}
@@ -242,7 +244,7 @@ def _weights(found: list[Timed]) -> np.ndarray:
     return each / each.sum()
 
 
-def report(fits: list[Fit]) -> list[str]:
+def report(fits: list[FrameworkFit]) -> list[str]:
     """One line a framework: its constants and both errors."""
     lines = []
     for fit in fits:
@@ -262,7 +264,7 @@ def _resourced(source: str, start: str, said: str) -> str:
     return "; ".join([*parts[:place], said, *parts[place:]])
 
 
-def profiles(fits: list[Fit], memory: list[MemoryFit]) -> dict[str, Framework]:
+def profiles(fits: list[FrameworkFit], memory: list[MemoryFit]) -> dict[str, Framework]:
     """The catalog's profiles with what was fitted in them; those without a fit keep their flagged defaults."""
     found = dict(frameworks())
     for fit in fits:

@@ -50,7 +50,7 @@ class Peak(msgspec.Struct, frozen=True):
     least: bool = False
 
 
-class Known(msgspec.Struct, frozen=True):
+class PeakArrays(msgspec.Struct, frozen=True):
     """P peaks of at most R ranks as arrays: the fields of :class:`Peak`, one array each.
 
     ``ranks`` is [P, R, 4]: constant bytes, bytes that copies multiply, bytes in flight for each layer of launch-ahead,
@@ -66,7 +66,7 @@ class Known(msgspec.Struct, frozen=True):
     weight: np.ndarray
 
 
-class Constants(msgspec.Struct, frozen=True):
+class MemoryConstants(msgspec.Struct, frozen=True):
     """The constants of the memory model, fitted to measured peaks."""
 
     activation_copies: float
@@ -149,7 +149,7 @@ def _peaks(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tup
             yield plain.name, Peak(tuple(ranks), size * 1e9, reserved, most, full, row["model"])
 
 
-def _known(peaks: list[Peak]) -> Known:
+def _known(peaks: list[Peak]) -> PeakArrays:
     counts: dict[str, int] = {}
     for p in peaks:
         counts[p.group] = counts.get(p.group, 0) + 1
@@ -158,27 +158,27 @@ def _known(peaks: list[Peak]) -> Known:
         ranks[i, : len(p.ranks)] = p.ranks
     fields = ("num_bytes", "reserved", "room", "full", "least")
     columns = (np.array([getattr(p, field) for p in peaks]) for field in fields)
-    return Known(ranks, *columns, np.array([1 / counts[p.group] for p in peaks]))
+    return PeakArrays(ranks, *columns, np.array([1 / counts[p.group] for p in peaks]))
 
 
-def _best(peaks: list[Peak]) -> Constants:
+def _best(peaks: list[Peak]) -> MemoryConstants:
     """Return the constants with the least error; slack and launch-ahead only where reserved bytes were measured."""
     known = _known(peaks)
-    tried = [Constants(copies, 0.0, 0.0) for copies in COPIES]
+    tried = [MemoryConstants(copies, 0.0, 0.0) for copies in COPIES]
     if (known.reserved & ~known.least).any():
-        tried = [Constants(copies, slack, 0.0) for copies in COPIES for slack in SLACK]
+        tried = [MemoryConstants(copies, slack, 0.0) for copies in COPIES for slack in SLACK]
         if known.ranks[:, :, 2].any():
-            tried += [Constants(copies, USUAL_SLACK, ahead) for copies in COPIES for ahead in AHEAD]
+            tried += [MemoryConstants(copies, USUAL_SLACK, ahead) for copies in COPIES for ahead in AHEAD]
     return min(tried, key=lambda at: float((_off(known, at) * known.weight).sum()))
 
 
-def _off(known: Known, at: Constants) -> np.ndarray:
+def _off(known: PeakArrays, at: MemoryConstants) -> np.ndarray:
     """Absolute log errors [P]; none where more is predicted than the least that was needed."""
     found = np.log(_predicted(known, at) / known.num_bytes)
     return np.where(known.least, np.maximum(0.0, -found), np.abs(found))
 
 
-def _predicted(known: Known, at: Constants) -> np.ndarray:
+def _predicted(known: PeakArrays, at: MemoryConstants) -> np.ndarray:
     """Bytes of every peak [P], of the fullest of its ranks."""
     constant, copied, each, layers = np.moveaxis(known.ranks, 2, 0)
     tensors = constant + at.activation_copies * copied
@@ -188,7 +188,7 @@ def _predicted(known: Known, at: Constants) -> np.ndarray:
     return (held + np.maximum(0.0, np.minimum(ahead, known.full[:, None] - held))).max(axis=1)
 
 
-def _errors(peaks: list[Peak], at: Constants) -> np.ndarray:
+def _errors(peaks: list[Peak], at: MemoryConstants) -> np.ndarray:
     known = _known(peaks)
     return np.abs(_predicted(known, at) / known.num_bytes - 1)
 

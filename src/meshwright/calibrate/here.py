@@ -21,7 +21,7 @@ from meshwright.cost import measured
 from meshwright.cost.chain import Costs
 from meshwright.cost.framework import FORMAT_VERSION as FRAMEWORK_VERSION
 from meshwright.cost.framework import Framework, frameworks
-from meshwright.cost.measured import FORMAT_VERSION, Link, Measured, Table
+from meshwright.cost.measured import FORMAT_VERSION, GridTable, MeasuredLink, MeasuredTables
 from meshwright.graph import KIND
 from meshwright.lower.residency import LOGITS
 from meshwright.lower.state import updated_bytes
@@ -30,7 +30,7 @@ from meshwright.spec.cluster import Cluster, forget_here
 from meshwright.spec.workload import DTYPE_BYTES
 
 if TYPE_CHECKING:
-    from meshwright.run.bench import Machine, PassTimes, Timed
+    from meshwright.run.bench import Machine, ModelTimes, TimedRepeats
 
 NAME = "here"
 FRAMEWORK = "meshwright-run"
@@ -58,7 +58,7 @@ GIVEN = (
 ROUNDS = 4
 
 
-class Fit(msgspec.Struct, frozen=True, kw_only=True):
+class MachineFit(msgspec.Struct, frozen=True, kw_only=True):
     """The fitted profile, and for every timed model (what, measured seconds, predicted seconds)."""
 
     framework: Framework
@@ -69,21 +69,21 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
         return float(np.mean([abs(p / m - 1) for _, m, p in self.rows]))
 
 
-def tables(machine: Machine) -> Measured:
+def tables(machine: Machine) -> MeasuredTables:
     """The tables of a machine's kernels and collectives."""
     from meshwright.run.bench import operators as bench_operators
 
-    def of(axes: tuple[tuple[float, ...], ...], timed: list[Timed]) -> Table:
+    def of(axes: tuple[tuple[float, ...], ...], timed: list[TimedRepeats]) -> GridTable:
         spread = _sigma(timed)
         busy = tuple(t.busy for t in timed) if machine.kind == "cpu" and all(t.busy for t in timed) else ()
-        return Table(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
+        return GridTable(axes=axes, seconds=tuple(t.seconds for t in timed), spread=spread, busy=busy)
 
     scope, element = machine.scope, DTYPE_BYTES[machine.dtypes[0]]
     operators = {
         name: of((bench_operators.sizes(name, element, scope),), timed) for name, timed in machine.operators.items()
     }
     gemm = (scope.gemm_m, scope.gemm_nk, scope.gemm_nk)
-    return Measured(
+    return MeasuredTables(
         format_version=FORMAT_VERSION,
         source=f"{machine.name}, {machine.cores} {'GPUs' if machine.kind == 'cuda' else 'cores'}",
         gemm={dtype: of(gemm, timed) for dtype, timed in machine.gemm.items()},
@@ -97,7 +97,7 @@ def tables(machine: Machine) -> Measured:
     )
 
 
-def _updates(machine: Machine) -> Table:
+def _updates(machine: Machine) -> GridTable:
     """Return the seconds of a step outside its passes (clearing gradients, their norm, the update), as a table over
     the bytes that the update moves."""
     from meshwright.run import bench
@@ -109,19 +109,19 @@ def _updates(machine: Machine) -> Table:
         beyond = p.step.seconds - bench.MICROBATCHES * (p.forward.seconds + p.backward.seconds)
         found[size] = max(beyond, p.optimizer.seconds)
     ordered = sorted(found)
-    return Table(
+    return GridTable(
         axes=(tuple(ordered),),
         seconds=tuple(found[size] for size in ordered),
         spread=_sigma([p.step for p in machine.passes]),
     )
 
 
-def _sigma(timed: list[Timed]) -> float:
+def _sigma(timed: list[TimedRepeats]) -> float:
     """Standard deviation of repeats, in the median: of a normal one, the interquartile range over 1.35."""
     return float(np.median([t.spread for t in timed])) / 1.35
 
 
-def _unfused(measured: Measured) -> float:
+def _unfused(measured: MeasuredTables) -> float:
     """Bytes that the executor's memory-bound operators move over what fused kernels would, in the median over what was
     timed: for operators that were not."""
     many = [
@@ -205,10 +205,10 @@ def device_toml(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fit(machine: Machine) -> Fit:
+def fit(machine: Machine) -> MachineFit:
     """Host times of the executor on this machine."""
     cluster = _one(machine)
-    link = Link(tables(machine))
+    link = MeasuredLink(tables(machine))
     start = Framework(
         name=FRAMEWORK,
         elementwise_passes=_unfused(link.tables),
@@ -248,7 +248,7 @@ def fit(machine: Machine) -> Fit:
         "communicators and slack of the allocator are not measured apart",
         flagged=False,
     )
-    return Fit(framework=whole, rows=rows)
+    return MachineFit(framework=whole, rows=rows)
 
 
 def _left_out(slopes: np.ndarray, wanted: np.ndarray, models: int) -> float | None:
@@ -266,12 +266,12 @@ def _rms(errors: np.ndarray) -> float:
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def _describe(p: PassTimes) -> str:
+def _describe(p: ModelTimes) -> str:
     shape = "llama" if p.layer.gated else "gpt"
     return f"{shape} {p.layer.layers} x h{p.layer.hidden} s{p.layer.seq} mb{p.layer.microbatch}"
 
 
-def _copies(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> float:
+def _copies(machine: Machine, cluster: Cluster, link: MeasuredLink, framework: Framework) -> float:
     """Return the bytes that the executor saves for a backward over those that lowering counts, in the median over the
     models, at least 1."""
     from meshwright.run import bench
@@ -290,7 +290,7 @@ def _one(machine: Machine) -> Cluster:
     text = device_toml(machine)
     from meshwright.spec import cluster_file
     from meshwright.spec import cluster_names as short
-    from meshwright.spec.cluster import Machine as Kind
+    from meshwright.spec.cluster import NodeType as Kind
 
     device = cluster_file.device_from(cluster_file.parse(text, NAME), NAME)
     kind = Kind(name=NAME, device=device, node=device.node, levels=device.levels)
@@ -298,7 +298,7 @@ def _one(machine: Machine) -> Cluster:
     return short.join(f"1x{NAME}", (short.island_from(term, kind, counts_machines=False),))
 
 
-def _times(machine: Machine, cluster: Cluster, link: Link, framework: Framework) -> np.ndarray:
+def _times(machine: Machine, cluster: Cluster, link: MeasuredLink, framework: Framework) -> np.ndarray:
     """Predicted seconds of every timed forward, backward and step."""
     from meshwright.run import bench
 
@@ -328,7 +328,7 @@ def _least_squares(slopes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return out
 
 
-def write(machine: Machine, folder: Path) -> Fit:
+def write(machine: Machine, folder: Path) -> MachineFit:
     """Write device, tables and framework profile; each file whole or not at all.
 
     Raises:
@@ -360,4 +360,4 @@ def write(machine: Machine, folder: Path) -> Fit:
     return found
 
 
-__all__ = ["Fit", "device_toml", "fit", "tables", "write"]
+__all__ = ["MachineFit", "device_toml", "fit", "tables", "write"]

@@ -11,7 +11,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from meshwright.calibrate.tables import Faults, Row
+from meshwright.calibrate.tables import Faults, TableRow
 from meshwright.errors import MeshwrightError
 
 #: Our table -> the files that make it up.
@@ -57,7 +57,7 @@ def find(folder: Path, table: str) -> list[Path]:
     return found
 
 
-def read(path: Path, device: str) -> list[Row]:
+def read(path: Path, device: str) -> list[TableRow]:
     """The rows of one file, measured on `device`.
 
     Raises:
@@ -81,7 +81,7 @@ def read(path: Path, device: str) -> list[Row]:
             wrong.add("K003", line, f"row {line}: {bad[0]} = {number[bad[0]]} is not a positive number")
             continue
         common = {"source": "aiconfigurator", "hardware": device, "backend": _backend(row)}
-        rows.append(Row(line, {**common, "backend_version": str(row.get("version", "")), **text}, number))
+        rows.append(TableRow(line, {**common, "backend_version": str(row.get("version", "")), **text}, number))
     wrong.refuse()
     return rows
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright.calibrate.fitting import Grid, evaluate, fit_constants, fit_table
 from meshwright.calibrate.samples import Sample, shape_of
-from meshwright.cost.curve import RESIDUAL_UNIT, SIGMA_CLASSES, Fit, Profile, sigma_class
+from meshwright.cost.curve import RESIDUAL_UNIT, SIGMA_CLASSES, CurveProfile, Fit, sigma_class
 from meshwright.cost.fitted import FORMAT_VERSION
 from meshwright.errors import MeshwrightError
 from meshwright.version import VERSION
@@ -29,7 +29,7 @@ ROWS_PER_CELL = 8
 ROWS_PER_CONSTANT = 5
 
 
-class Constants(NamedTuple):
+class FitConstants(NamedTuple):
     """A fit before it is stored: constants, the nodes of its table, and the table in natural logarithms."""
 
     values: np.ndarray
@@ -38,7 +38,7 @@ class Constants(NamedTuple):
     table: np.ndarray
 
 
-class Fitted(NamedTuple):
+class FittedCurve(NamedTuple):
     """A stored curve with the predictions behind its report: seconds predicted for every row by the curve that saw
     them all, and for the rows held out by the one that did not."""
 
@@ -49,7 +49,7 @@ class Fitted(NamedTuple):
     held_out_s: np.ndarray
 
 
-def fit(sample: Sample, holdout: float = 0.2) -> Fitted:
+def fit(sample: Sample, holdout: float = 0.2) -> FittedCurve:
     """The curve of a sample, its spread from rows held out.
 
     Raises:
@@ -75,10 +75,10 @@ def fit(sample: Sample, holdout: float = 0.2) -> Fitted:
         held_s = np.empty(0)
     whole = whole._replace(table=np.round(whole.table / RESIDUAL_UNIT) * RESIDUAL_UNIT)
     seen_s = predict(sample, whole)
-    return Fitted(sample, _stored(sample, whole, seen_s, held, held_s), seen_s, held, held_s)
+    return FittedCurve(sample, _stored(sample, whole, seen_s, held, held_s), seen_s, held, held_s)
 
 
-def predict(sample: Sample, constants: Constants, *, bare: bool = False) -> np.ndarray:
+def predict(sample: Sample, constants: FitConstants, *, bare: bool = False) -> np.ndarray:
     """Seconds of every row; `bare` without the table."""
     parts, grids = _parts(sample, constants.values, constants.shared_bound), _grids(sample, constants)
     if bare:
@@ -108,11 +108,11 @@ def _parts(sample: Sample, values: np.ndarray, shared_bound: bool) -> list[np.nd
     ]
 
 
-def _grids(sample: Sample, constants: Constants) -> list[Grid]:
+def _grids(sample: Sample, constants: FitConstants) -> list[Grid]:
     return [Grid(constants.nodes, coordinates(sample, p, constants.shared_bound)) for p in sample.points]
 
 
-def _learn(sample: Sample, nodes: tuple[tuple[float, ...], ...], start: Constants | None = None) -> Constants:
+def _learn(sample: Sample, nodes: tuple[tuple[float, ...], ...], start: FitConstants | None = None) -> FitConstants:
     """Constants first, on the bare formula; then the table. Decoding is tried with and without a bound on sharing."""
     shape, log_s = shape_of(sample), np.log(sample.seconds)
     first = np.array([c.start for c in shape.constants]) if start is None else start.values
@@ -124,7 +124,7 @@ def _learn(sample: Sample, nodes: tuple[tuple[float, ...], ...], start: Constant
         tried.append((loss(values), bound, values))
     _, bound, values = min(tried, key=lambda t: t[:2])
     values = np.array([float(f"{v:.5g}") for v in values])
-    learnt = Constants(values, bound, nodes, np.zeros(int(np.prod([len(n) for n in nodes]))))
+    learnt = FitConstants(values, bound, nodes, np.zeros(int(np.prod([len(n) for n in nodes]))))
     grids, parts = _grids(sample, learnt), _parts(sample, values, bound)
     return learnt._replace(table=fit_table(grids, parts, sample.around_s, log_s))
 
@@ -165,7 +165,7 @@ def _coarsened(nodes: list[tuple[float, ...]], rows: int) -> tuple[tuple[float, 
     return tuple(nodes)
 
 
-def _stored(sample: Sample, learnt: Constants, seen_s: np.ndarray, held: np.ndarray, held_s: np.ndarray) -> Fit:
+def _stored(sample: Sample, learnt: FitConstants, seen_s: np.ndarray, held: np.ndarray, held_s: np.ndarray) -> Fit:
     at = [coordinates(sample, p, learnt.shared_bound)[sample.count > c] for c, p in enumerate(sample.points)]
     at = np.vstack(at)
     errors = {"in_sample_median": median_ape(seen_s, sample.seconds), "in_sample_p90": p90_ape(seen_s, sample.seconds)}
@@ -209,7 +209,7 @@ def p90_ape(predicted: np.ndarray, true: np.ndarray) -> float:
     return float(np.quantile(np.abs(predicted / true - 1), 0.9))
 
 
-def profile(device: str, fits: list[Fit]) -> Profile:
+def profile(device: str, fits: list[Fit]) -> CurveProfile:
     """All curves of a device, as they are stored."""
     curves = tuple(sorted(fits, key=lambda f: (f.op, f.dtype)))
-    return Profile(format_version=FORMAT_VERSION, code_version=VERSION, device=device, curves=curves)
+    return CurveProfile(format_version=FORMAT_VERSION, code_version=VERSION, device=device, curves=curves)

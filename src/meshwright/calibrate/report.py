@@ -8,16 +8,16 @@ from math import floor, log10
 
 import numpy as np
 
-from meshwright.calibrate.kernels import Fitted, median_ape, p90_ape
-from meshwright.calibrate.samples import Left as Skipped
+from meshwright.calibrate.kernels import FittedCurve, median_ape, p90_ape
+from meshwright.calibrate.samples import LeftRows as Skipped
 from meshwright.calibrate.samples import shape_of
-from meshwright.calibrate.transfer import Left
+from meshwright.calibrate.transfer import Transferred
 from meshwright.cost.curve import SIGMA_CLASSES
 
 FORMAT_VERSION = 1
 
 
-def lines(fits: list[Fitted], left: list[Left], skipped: list[Skipped], holdout: float) -> Iterator[str]:
+def lines(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skipped], holdout: float) -> Iterator[str]:
     """The whole report as text."""
     for fitted in fits:
         yield from _one(fitted, holdout)
@@ -41,7 +41,7 @@ def lines(fits: list[Fitted], left: list[Left], skipped: list[Skipped], holdout:
         yield f"left out of {row.table}: {row.what} ({row.rows} rows)"
 
 
-def _one(fitted: Fitted, holdout: float) -> Iterator[str]:
+def _one(fitted: FittedCurve, holdout: float) -> Iterator[str]:
     sample, fit = fitted.sample, fitted.fit
     yield f"{sample.device.name}: {fit.op} {fit.dtype}, {fit.rows} rows of {fit.source}"
     yield "  " + ", ".join(
@@ -78,7 +78,7 @@ def _pair(errors: dict[str, float], which: str) -> str:
     return f"{errors[f'{which}_median']:.1%} / {errors[f'{which}_p90']:.1%}"
 
 
-def as_json(fits: list[Fitted], left: list[Left], skipped: list[Skipped]) -> dict:
+def as_json(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skipped]) -> dict:
     """Return the figures of the report as JSON values, for a program."""
     return {
         "format_version": FORMAT_VERSION,

@@ -10,15 +10,15 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.calibrate.loads import alpha, busiest
-from meshwright.calibrate.tables import Row
+from meshwright.calibrate.tables import TableRow
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
+from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
 
 #: Phase of an attention row -> the kind of curve it belongs to.
 PHASES = {"prefill": "prefill", "decode": "decode", "train_fwd": "flash_fwd", "train_bwd": "flash_bwd"}
 
 
-class Measured(NamedTuple):
+class MeasuredWork(NamedTuple):
     """One row as work: the kind of curve, the precision, its kernels and what runs around them, seconds, the group
     that a holdout takes or leaves whole, and the library where each has a kernel of its own of one name."""
 
@@ -42,12 +42,12 @@ class Measured(NamedTuple):
         return 2 if self.op in ("flash_fwd", "flash_bwd") else 0
 
 
-def measured(table: str, row: Row) -> Measured | None:
+def measured(table: str, row: TableRow) -> MeasuredWork | None:
     """A row of a table as work; None for precisions this package does not compute in."""
     return _READERS[table](row)
 
 
-def _gemm(row: Row) -> Measured | None:
+def _gemm(row: TableRow) -> MeasuredWork | None:
     dtype, at = row.text["dtype"], row.number
     if dtype not in DTYPE_BYTES:
         return None
@@ -59,17 +59,17 @@ def _gemm(row: Row) -> Measured | None:
 
     kernels = (product(m, n, k),) if row.text["pass"] == "fwd" else (product(m, k, n), product(k, n, m))
     around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[dtype] < 2 else ()
-    return Measured("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
+    return MeasuredWork("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
 
 
-def _attention(row: Row) -> Measured | None:
+def _attention(row: TableRow) -> MeasuredWork | None:
     at, text = row.number, row.text
     # Rows labelled bf16 with an fp8 cache run as fast as fp8 alone: the kernel computes in fp8.
     dtype = "fp8" if "fp8" in (text["dtype"], text["kv_dtype"]) else text["dtype"]
     if dtype not in DTYPE_BYTES or text["phase"] not in PHASES:
         return None
     head_dim, q, kv = int(at["head_dim"]), int(at["q_len"]), int(at["kv_len"])
-    work = Attention(
+    work = AttentionCore(
         batch=int(at["batch"]),
         q_len=q,
         kv_len=kv,
@@ -82,10 +82,10 @@ def _attention(row: Row) -> Measured | None:
         backward=text["phase"] == "train_bwd",
     )
     group = (work.heads, head_dim)
-    return Measured(PHASES[text["phase"]], dtype, (work,), (), at["latency_us"] * 1e-6, group)
+    return MeasuredWork(PHASES[text["phase"]], dtype, (work,), (), at["latency_us"] * 1e-6, group)
 
 
-def _moe(row: Row) -> Measured | None:
+def _moe(row: TableRow) -> MeasuredWork | None:
     dtype, at = row.text["dtype"], row.number
     if dtype not in DTYPE_BYTES:
         return None
@@ -109,7 +109,7 @@ def _moe(row: Row) -> Measured | None:
         around += [Elementwise(num_bytes=rows * width * 3.0, fused=True) for width in (hidden, ffn)]
     kernels = (GroupedGemm(n=up, k=hidden, **common), GroupedGemm(n=hidden, k=ffn, **common))
     group = (experts // ep, hidden, ffn)
-    return Measured("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
+    return MeasuredWork("grouped_gemm", dtype, kernels, tuple(around), at["latency_us"] * 1e-6, group)
 
 
 #: Kernels that training runs too; those written for serving alone are others (FlashInfer's scan is six times as fast).
@@ -119,7 +119,7 @@ CONVOLUTIONS = ("causal_conv1d_fn",)
 CHUNK = 64
 
 
-def _ssm(row: Row) -> Measured | None:
+def _ssm(row: TableRow) -> MeasuredWork | None:
     at, text = row.number, row.text
     if text["phase"] != "prefill" or text["dtype"] not in DTYPE_BYTES:
         return None
@@ -129,7 +129,7 @@ def _ssm(row: Row) -> Measured | None:
     if text["kernel"] in CONVOLUTIONS:
         maps = int(at["n_groups"]) * int(at["d_state"]) if text["op"] == "mamba2" else keys
         work = Convolution(batch=batch, seq_len=seq, channels=values + 2 * maps, kernel=max(1, int(at["d_conv"])))
-        return Measured("convolution", text["dtype"], (work,), (), seconds, (work.channels,))
+        return MeasuredWork("convolution", text["dtype"], (work,), (), seconds, (work.channels,))
     if text["kernel"] not in SCANS:
         return None
     scan = Scan(
@@ -142,7 +142,7 @@ def _ssm(row: Row) -> Measured | None:
         v_dim=int(at["head_v_dim"]),
         chunk=CHUNK,
     )
-    return Measured("scan", text["dtype"], (scan,), (), seconds, (scan.heads, scan.groups), text["backend"])
+    return MeasuredWork("scan", text["dtype"], (scan,), (), seconds, (scan.heads, scan.groups), text["backend"])
 
 
 _READERS = {"ops_ssm": _ssm, "ops_gemm": _gemm, "ops_attention": _attention, "ops_moe": _moe}

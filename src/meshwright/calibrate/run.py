@@ -9,11 +9,11 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.atomic import write_bytes
-from meshwright.calibrate.kernels import Fitted, fit, profile
-from meshwright.calibrate.samples import CLASSES, Left, samples
-from meshwright.calibrate.transfer import Left as LeftOut
+from meshwright.calibrate.kernels import FittedCurve, fit, profile
+from meshwright.calibrate.samples import CLASSES, LeftRows, samples
+from meshwright.calibrate.transfer import Transferred as LeftOut
 from meshwright.calibrate.transfer import leave_out, spreads
-from meshwright.cost.curve import Profile
+from meshwright.cost.curve import CurveProfile
 from meshwright.cost.fitted import FORMAT_VERSION, read_profile
 from meshwright.version import VERSION
 
@@ -29,9 +29,9 @@ OPS = {
 class Calibrated(NamedTuple):
     """The result of a calibration: fitted curves, the errors on each device left out, and the rows skipped."""
 
-    fits: list[Fitted]
+    fits: list[FittedCurve]
     left: list[LeftOut]
-    skipped: list[Left]
+    skipped: list[LeftRows]
 
 
 def calibrate(
@@ -56,7 +56,7 @@ def calibrate(
     return Calibrated(fits, left, skipped)
 
 
-def by_device(fits: list[Fitted]) -> dict[str, Profile]:
+def by_device(fits: list[FittedCurve]) -> dict[str, CurveProfile]:
     """Profiles of all devices that were fitted."""
     curves: dict[str, list] = {}
     for fitted in fits:
@@ -88,7 +88,7 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
     return written
 
 
-def _text(profile: Profile) -> bytes:
+def _text(profile: CurveProfile) -> bytes:
     """JSON with one curve per line: small, and a refit shows in a diff."""
     record = msgspec.to_builtins(profile)
     curves = ",\n".join(msgspec.json.encode(c).decode() for c in record.pop("curves"))

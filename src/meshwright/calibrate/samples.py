@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.calibrate import imported, tables
-from meshwright.calibrate.rows import Measured, measured
+from meshwright.calibrate.rows import MeasuredWork, measured
 from meshwright.cost.curve import hardware
 from meshwright.cost.fitted import SHAPES, point
 from meshwright.cost.roofline import elementwise_seconds, peak_flops, supports
@@ -64,7 +64,7 @@ class Sample(NamedTuple):
         )
 
 
-class Left(NamedTuple):
+class LeftRows(NamedTuple):
     """Rows that no curve is fitted to, and why."""
 
     table: str
@@ -72,7 +72,7 @@ class Left(NamedTuple):
     rows: int
 
 
-def samples(folder: Path, classes: tuple[str, ...], device: str = "") -> tuple[list[Sample], list[Left]]:
+def samples(folder: Path, classes: tuple[str, ...], device: str = "") -> tuple[list[Sample], list[LeftRows]]:
     """Every sample in the tables of a folder, in a fixed order.
 
     Raises:
@@ -86,8 +86,8 @@ def samples(folder: Path, classes: tuple[str, ...], device: str = "") -> tuple[l
     return found, left
 
 
-def _of_table(folder: Path, table: str, only: str) -> tuple[list[Sample], list[Left]]:
-    by_curve: dict[tuple[str, str, str], list[tuple[tables.Row, Measured]]] = {}
+def _of_table(folder: Path, table: str, only: str) -> tuple[list[Sample], list[LeftRows]]:
+    by_curve: dict[tuple[str, str, str], list[tuple[tables.TableRow, MeasuredWork]]] = {}
     skipped: dict[str, int] = {}
     path, rows = _rows(folder, table, only)
     for row in rows:
@@ -107,10 +107,12 @@ def _of_table(folder: Path, table: str, only: str) -> tuple[list[Sample], list[L
     wrong = tables.Faults(path)
     made = [_sample(load_device(key[0]), key[1], key[2], own, wrong) for key, own in sorted(by_curve.items())]
     wrong.refuse()
-    return made, [Left(table, what, rows) for what, rows in sorted(skipped.items())]
+    return made, [LeftRows(table, what, rows) for what, rows in sorted(skipped.items())]
 
 
-def _one_library(rows: list[tuple[tables.Row, Measured]]) -> tuple[list[tuple[tables.Row, Measured]], int]:
+def _one_library(
+    rows: list[tuple[tables.TableRow, MeasuredWork]],
+) -> tuple[list[tuple[tables.TableRow, MeasuredWork]], int]:
     """The rows of the library that has most of them, and how many others there are: one curve is of one kernel."""
     counts: dict[str, int] = {}
     for _, work in rows:
@@ -123,7 +125,7 @@ def _reason(table: str) -> str:
     return "kernel or phase" if table == "ops_ssm" else "precision"
 
 
-def _rows(folder: Path, table: str, device: str) -> tuple[Path, list[tables.Row]]:
+def _rows(folder: Path, table: str, device: str) -> tuple[Path, list[tables.TableRow]]:
     """The rows of a table as CSV or, for one device that is named, as AIConfigurator's Parquet files."""
     path = tables.find(folder, table)
     if path is not None:
@@ -157,12 +159,12 @@ def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Fault
     )
 
 
-def _x(work: Measured, kernel: int) -> tuple[float, ...]:
+def _x(work: MeasuredWork, kernel: int) -> tuple[float, ...]:
     found = point(work.kernels[kernel], serving=work.serving)
     return found.x
 
 
-def _source(row: tables.Row) -> str:
+def _source(row: tables.TableRow) -> str:
     text = row.text
     what = " ".join(word for word in (text["hardware"], text["backend"], text["backend_version"]) if word)
     return f"{what} ({ATTRIBUTION.get(text['source'], text['source'])})"

@@ -46,7 +46,7 @@ OPTIONAL: dict[str, tuple[str, ...]] = {
 MOST_SHOWN = 20
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One row: text and numbers by column name, and the line of the file it stands on."""
 
     line: int
@@ -63,7 +63,7 @@ def find(folder: Path, table: str) -> Path | None:
     return None
 
 
-def read(path: Path, table: str, *, hardware: str = "") -> list[Row]:
+def read(path: Path, table: str, *, hardware: str = "") -> list[TableRow]:
     """The rows of a table, of one device's name only when `hardware` is given.
 
     Raises:
@@ -83,7 +83,7 @@ def read(path: Path, table: str, *, hardware: str = "") -> list[Row]:
                 wrong.add("K003", line, f"{name} = {cells[name]!r} is not a positive number")
             else:
                 number[name] = value
-        rows.append(Row(line, {name: cells[name] for name in text}, number))
+        rows.append(TableRow(line, {name: cells[name] for name in text}, number))
     wrong.refuse()
     return rows
 

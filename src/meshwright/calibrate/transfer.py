@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.calibrate.kernels import NORMAL_80, Fitted, median_ape, p90_ape
-from meshwright.cost.curve import Profile
+from meshwright.calibrate.kernels import NORMAL_80, FittedCurve, median_ape, p90_ape
+from meshwright.cost.curve import CurveProfile
 from meshwright.cost.fitted import Fitted as Link
 from meshwright.cost.fitted import nearest_curve
 from meshwright.spec.cluster import load_device
@@ -20,7 +20,7 @@ from meshwright.spec.cluster import load_device
 ROWS = 2000
 
 
-class Left(NamedTuple):
+class Transferred(NamedTuple):
     """One device's rows as a curve of another predicts them; `near` is "same" or "other" generation."""
 
     op: str
@@ -35,7 +35,7 @@ class Left(NamedTuple):
     spread: float
 
 
-def leave_out(fits: list[Fitted], profiles: dict[str, Profile]) -> list[Left]:
+def leave_out(fits: list[FittedCurve], profiles: dict[str, CurveProfile]) -> list[Transferred]:
     """Every sample predicted from other devices' curves, once per generation distance that has any."""
     link = Link(profiles, {})
     found = []
@@ -59,7 +59,7 @@ def leave_out(fits: list[Fitted], profiles: dict[str, Profile]) -> list[Left]:
                 predicted += np.where(part.count > c, priced, 0.0)
             log_error = np.log(predicted / part.seconds)
             found.append(
-                Left(
+                Transferred(
                     op=sample.op,
                     dtype=sample.dtype,
                     device=sample.device.name,
@@ -75,7 +75,7 @@ def leave_out(fits: list[Fitted], profiles: dict[str, Profile]) -> list[Left]:
     return found
 
 
-def spreads(left: list[Left]) -> dict[str, dict[str, float]]:
+def spreads(left: list[Transferred]) -> dict[str, dict[str, float]]:
     """Kind of curve -> generation -> typical spread of a device left out (the median over them, as a device that
     its power limit slows far below its peak says little of others): what `transfer.json` holds."""
     found: dict[str, dict[str, list[float]]] = {}

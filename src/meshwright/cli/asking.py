@@ -43,7 +43,7 @@ class Answers(msgspec.Struct, kw_only=True):
     train: Train | None = None
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedField(msgspec.Struct, frozen=True):
     """One of the five: the question, its default given the answers before it, and what reads an answer into them.
     ``fields`` are those of a question file that it fills."""
 
@@ -180,25 +180,25 @@ def usual_cluster(_answers: Answers) -> str:
 
 
 FIVE = (
-    Asked(
+    AskedField(
         ("model",), "Model, a catalog name (meshwright catalog models) or a config.json", lambda _: MODEL, _take_model
     ),
-    Asked(
+    AskedField(
         ("on",),
         "Devices: 64xh100, nodes x devices with their network 4x4xa100,25gbe, or a range 8..512xh100",
         usual_cluster,
         _take_cluster,
     ),
-    Asked(
+    AskedField(
         ("train",),
         "A step: sequences and tokens in each; phase=lora or phase=sft to fine-tune",
         usual_train,
         _take_train,
     ),
-    Asked(
+    AskedField(
         ("tokens",), "Tokens in all (1t), or an amount of text (40GB, at 4 bytes a token)", usual_tokens, _take_tokens
     ),
-    Asked(
+    AskedField(
         ("days", "budget", "price"),
         "Deadline, budget, price of a device-hour: 30d $2M price=2.10",
         lambda _: NONE,
@@ -207,7 +207,7 @@ FIVE = (
 )
 
 
-def ask(asked: Asked, number: int, answers: Answers) -> None:
+def ask(asked: AskedField, number: int, answers: Answers) -> None:
     """Put one of the five questions on the terminal until its answer can be read; an empty answer is the default.
 
     Raises:

@@ -12,7 +12,7 @@ from meshwright.errors import Diagnostic, nearest
 from meshwright.spec.hardware import sourced
 
 
-class Kind(msgspec.Struct, frozen=True):
+class EntryKind(msgspec.Struct, frozen=True):
     """How to list a kind (one dict per entry, the source last) and how to show one entry by name."""
 
     rows: Callable[[], list[dict[str, Any]]]
@@ -230,13 +230,13 @@ def _preset(name: str) -> dict[str, Any]:
 
 
 KINDS = {
-    "models": Kind(_models, _model),
-    "devices": Kind(_devices, _device),
-    "clusters": Kind(_clusters, _cluster),
-    "schedules": Kind(_schedules, _schedule),
-    "frameworks": Kind(_frameworks, _framework),
-    "links": Kind(_links, _link),
-    "presets": Kind(_presets, _preset),
+    "models": EntryKind(_models, _model),
+    "devices": EntryKind(_devices, _device),
+    "clusters": EntryKind(_clusters, _cluster),
+    "schedules": EntryKind(_schedules, _schedule),
+    "frameworks": EntryKind(_frameworks, _framework),
+    "links": EntryKind(_links, _link),
+    "presets": EntryKind(_presets, _preset),
 }
 
 

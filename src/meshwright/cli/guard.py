@@ -27,9 +27,9 @@ def guarded(command: Callable[[], int], *, as_json: bool) -> int:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - it stays open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a word has that the terminal's encoding has not is escaped
         sys.stdout.reconfigure(errors="backslashreplace")
-    from meshwright.cli.output import Answer
+    from meshwright.cli.output import JsonOutput
 
-    Answer.printed = False
+    JsonOutput.printed = False
     try:
         code = command()
         sys.stdout.flush()
@@ -93,9 +93,9 @@ def _fault(fault: Exception) -> int:
 
 def show(error: MeshwrightError, *, as_json: bool) -> None:
     """Every violation: as the one JSON object on stdout, or on stderr where the answer has been printed already."""
-    from meshwright.cli.output import Answer, print_json
+    from meshwright.cli.output import JsonOutput, print_json
 
-    if as_json and not Answer.printed:
+    if as_json and not JsonOutput.printed:
         errors = [{"code": d.code, "message": d.message, "place": d.place, "help": d.help} for d in error.diagnostics]
         print_json({"format_version": FORMAT_VERSION, "errors": errors})
         return

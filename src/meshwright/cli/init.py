@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.cli import options
-from meshwright.cli.asking import CLUSTER, FIVE, MODEL, Answers, Asked, ask
+from meshwright.cli.asking import CLUSTER, FIVE, MODEL, Answers, AskedField, ask
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import GOAL, WANTED, Question, asked, beside, preset
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -49,7 +49,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     json: options.JSON = False
 
 
-class Plan(msgspec.Struct, frozen=True):
+class PlanWords(msgspec.Struct, frozen=True):
     """The plan of the question as words, "" where there is none, and how it came about."""
 
     words: str
@@ -109,7 +109,7 @@ def _answered(given: Options, wrong: list[Diagnostic]) -> tuple[Answers, Questio
     return answers, begun
 
 
-def _text(one: Asked, question: Question) -> str:
+def _text(one: AskedField, question: Question) -> str:
     """The answer that is known already; "" where none is."""
     if one.fields != GOAL[1:]:
         return getattr(question, one.fields[0])
@@ -128,13 +128,13 @@ def _misread(texts: list[str]) -> list[Diagnostic]:
     return wrong
 
 
-def _planned(given: Options, answers: Answers, begun: Question | None) -> tuple[Plan, bool]:
+def _planned(given: Options, answers: Answers, begun: Question | None) -> tuple[PlanWords, bool]:
     """The plan that was said, the preset's where the question is still its own, or the best that a search finds; and
     whether it fits."""
     from meshwright.spec.cluster_range import is_range
 
     if is_range(answers.said["on"]):
-        return Plan("", "meshwright search finds one for each of the clusters"), True
+        return PlanWords("", "meshwright search finds one for each of the clusters"), True
     own = begun is not None and all(answers.said[f] == getattr(begun, f) for f in ("model", "on"))
     words = given.plan or (begun.plan if own and not given.train else "")
     if words:
@@ -144,21 +144,21 @@ def _planned(given: Options, answers: Answers, begun: Question | None) -> tuple[
         best = found.best[0].prediction
         sure = "proven fastest under the cost model" if found.proven_optimal else "not proven to be the fastest"
         room = gibibytes(best.tightest.headroom_bytes)
-        return Plan(best.plan.text(), f"{seconds(best.step_time_s)} a step, {sure}, {room} free"), True
+        return PlanWords(best.plan.text(), f"{seconds(best.step_time_s)} a step, {sure}, {room} free"), True
     if found.stopped:
         raise KeyboardInterrupt
     lacks = f"; {found.misses[0].plan.text()} lacks {gibibytes(found.misses[0].lacks_bytes)}" if found.misses else ""
-    return Plan("", f"nothing fits{lacks}"), False
+    return PlanWords("", f"nothing fits{lacks}"), False
 
 
-def _checked(words: str, answers: Answers) -> tuple[Plan, bool]:
+def _checked(words: str, answers: Answers) -> tuple[PlanWords, bool]:
     from meshwright.answer.predict import predict
     from meshwright.plan import parse
 
     prediction = predict(answers.model, answers.cluster, answers.train, parse(words), detail=False)
     from meshwright.report.facts import fit
 
-    return Plan(words, f"{seconds(prediction.step_time_s)} a step, {fit(prediction)}"), prediction.fits
+    return PlanWords(words, f"{seconds(prediction.step_time_s)} a step, {fit(prediction)}"), prediction.fits
 
 
 def _searched(answers: Answers) -> Found:
@@ -190,7 +190,7 @@ def _write(said: dict[str, str], path: str) -> None:
     write_bytes(path, (head + dumps(table)).encode())
 
 
-def _show(said: dict[str, str], plan: Plan, path: str) -> None:
+def _show(said: dict[str, str], plan: PlanWords, path: str) -> None:
     out = console()
     width = max(map(len, said))
     for field in (*WANTED, *GOAL):

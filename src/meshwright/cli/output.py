@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-class Answer:
+class JsonOutput:
     """Whether the command that runs has printed its one JSON object: a second would leave no JSON of the two."""
 
     printed = False
@@ -21,7 +21,7 @@ def print_json(value: Any) -> None:
     """Print the one JSON object on stdout, indented; infinities and NaN become null, as JSON knows neither."""
     import msgspec
 
-    Answer.printed = True
+    JsonOutput.printed = True
     try:
         encoded = msgspec.json.encode(value)
     except UnicodeEncodeError:  # a word of the command line or a name in a file that is no UTF-8

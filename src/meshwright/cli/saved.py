@@ -14,7 +14,7 @@ from meshwright.errors import MeshwrightError
 Figure = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 
 
-class Rank(msgspec.Struct):
+class SavedRank(msgspec.Struct):
     """Memory of a rank class that a comparison needs: bytes."""
 
     capacity_bytes: Figure
@@ -35,7 +35,7 @@ class Needed(msgspec.Struct):
     mfu: Figure
     bubble: Figure
     attribution: dict[str, Figure]
-    memory: Annotated[list[Rank], msgspec.Meta(min_length=1)]
+    memory: Annotated[list[SavedRank], msgspec.Meta(min_length=1)]
 
 
 def load(path: str) -> dict[str, Any]:

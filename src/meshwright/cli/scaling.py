@@ -16,7 +16,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import seconds
 
 if TYPE_CHECKING:
-    from meshwright.search.scaling import Curve, Scaling
+    from meshwright.search.scaling import Scaling, ScalingRange
     from meshwright.spec.goal import Goal
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
@@ -29,13 +29,13 @@ WANTED = {
 }
 
 
-class Asked(msgspec.Struct, frozen=True):
+class AskedCurve(msgspec.Struct, frozen=True):
     """Question of a search: the texts, and what they mean. ``curves`` are the clusters of each ``--on``."""
 
     question: Question
     model: Model
     train: Train
-    curves: tuple[Curve, ...]
+    curves: tuple[ScalingRange, ...]
     goal: Goal
 
     @property
@@ -50,7 +50,7 @@ class Asked(msgspec.Struct, frozen=True):
         return {field: beside(text, path) for field, text in texts.items()}
 
 
-def read(given: Any, wrong: list[Diagnostic]) -> Asked:
+def read(given: Any, wrong: list[Diagnostic]) -> AskedCurve:
     """Read the question that the options of a search ask.
 
     Raises:
@@ -72,12 +72,12 @@ def read(given: Any, wrong: list[Diagnostic]) -> Asked:
         wrong.append(Diagnostic(code="B003", message=message, place=" ".join(f"--on {w}" for w in words), help=help))
     if wrong:
         raise MeshwrightError(wrong)
-    return Asked(question, *parts, tuple(curves), goal)
+    return AskedCurve(question, *parts, tuple(curves), goal)
 
 
-def _curves(words: tuple[str, ...], question: Question) -> tuple[list[Curve], list[Diagnostic]]:
+def _curves(words: tuple[str, ...], question: Question) -> tuple[list[ScalingRange], list[Diagnostic]]:
     """The clusters of each word at the price that was said, and what is wrong with any of them."""
-    from meshwright.search.scaling import Curve
+    from meshwright.search.scaling import ScalingRange
     from meshwright.spec.cluster_range import load_all
     from meshwright.spec.goal import Price, absent, priced, read_price
 
@@ -88,12 +88,12 @@ def _curves(words: tuple[str, ...], question: Question) -> tuple[list[Curve], li
         wrong += error.diagnostics
     for word in dict.fromkeys(words):
         try:
-            curves.append(Curve(word, load_all(path_of(word, question.base))))
+            curves.append(ScalingRange(word, load_all(path_of(word, question.base))))
         except MeshwrightError as error:
             wrong += error.diagnostics
     there = {i.device.name for c in curves for _, cluster in c.clusters for i in cluster.islands}
     wrong += absent(price, there, ", ".join(words)) if curves else []
-    return [Curve(c.text, tuple((t, priced(x, price)) for t, x in c.clusters)) for c in curves], wrong
+    return [ScalingRange(c.text, tuple((t, priced(x, price)) for t, x in c.clusters)) for c in curves], wrong
 
 
 def plottable(path: str) -> list[Diagnostic]:
@@ -110,7 +110,7 @@ def plottable(path: str) -> list[Diagnostic]:
     return unwritable(path, "--plot")
 
 
-def run(given: Any, ask: Asked, find_on: Any) -> int:
+def run(given: Any, ask: AskedCurve, find_on: Any) -> int:
     """0 when a cluster meets the goal (or fits, where there is none), 1 when none does, 130 when it was stopped
     before a plan was found."""
     from meshwright.cli.guard import INTERRUPTED
@@ -149,7 +149,7 @@ class _Progress:
         self.before = f"{done + 1} of {asked} clusters, {text}{total}: "
 
 
-def _write_files(scaling: Scaling, given: Any, ask: Asked) -> None:
+def _write_files(scaling: Scaling, given: Any, ask: AskedCurve) -> None:
     chosen = scaling.chosen
     if given.save and chosen is not None:
         from meshwright.plan.toml import save

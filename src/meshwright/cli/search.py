@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
     return INTERRUPTED if found.stopped else 1
 
 
-def _read(given: Options, wrong: list[Diagnostic]) -> scaling.Asked:
+def _read(given: Options, wrong: list[Diagnostic]) -> scaling.AskedCurve:
     """Read the question that the options ask; everything that is wrong with it is raised at once."""
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
@@ -118,17 +118,17 @@ def _objectives(given: Options) -> tuple[str, ...]:
     return tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
 
 
-def _said(given: Options, ask: scaling.Asked) -> Said:
+def _said(given: Options, ask: scaling.AskedCurve) -> Said:
     return Said(headroom=given.headroom, engines=given.for_, framework=ask.question.framework)
 
 
-def _as_kept(given: Options, ask: scaling.Asked) -> scaling.Asked:
+def _as_kept(given: Options, ask: scaling.AskedCurve) -> scaling.AskedCurve:
     """The question as a file keeps it: with the framework whose costs the answer has, so that predict says the same."""
     question = msgspec.structs.replace(ask.question, framework=_said(given, ask).profile)
     return msgspec.structs.replace(ask, question=question)
 
 
-def _find(given: Options, ask: scaling.Asked, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
+def _find(given: Options, ask: scaling.AskedCurve, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
     """The answer on one cluster; `before` stands before its progress."""
     from meshwright.cost import standard_on
     from meshwright.search.engines import extended
@@ -158,7 +158,7 @@ def _find(given: Options, ask: scaling.Asked, cluster: Cluster, *, before: str =
     return msgspec.structs.replace(found, remarks=(*found.remarks, *remarks))
 
 
-def _of_run(found: Found, ask: scaling.Asked) -> Found:
+def _of_run(found: Found, ask: scaling.AskedCurve) -> Found:
     """The answer with every plan's training run held against the goal."""
     held = [
         msgspec.structs.replace(r, prediction=msgspec.structs.replace(r.prediction, goal=ask.goal)) for r in found.best
@@ -205,7 +205,7 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _write_files(found: Found, given: Options, ask: scaling.Asked) -> None:
+def _write_files(found: Found, given: Options, ask: scaling.AskedCurve) -> None:
     if given.save and found.best:
         from meshwright.plan.toml import save
 

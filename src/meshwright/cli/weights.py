@@ -93,10 +93,10 @@ def _same_model(checkpoint: Path, name: str) -> None:
     MeshwrightError: H003 when the checkpoint is of another model.
     """
     from meshwright.run.checkpoint.format import identity
-    from meshwright.run.checkpoint.loading import Reader
+    from meshwright.run.checkpoint.loading import CheckpointReader
     from meshwright.spec.model import load
 
-    meta = Reader(checkpoint).index.meta
+    meta = CheckpointReader(checkpoint).index.meta
     if identity(load(name)) != meta.model_hash:
         raise MeshwrightError.one(
             "H003",

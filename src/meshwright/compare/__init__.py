@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     unmatched_measured_s: float
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class PathRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run of like spans on the critical path: ``seconds`` they took, ``idle_s`` before them."""
 
     name: str
@@ -84,7 +84,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     bubble: float
     exposed_s: dict[str, float]
     peak_memory_bytes: float
-    path: tuple[Link, ...]
+    path: tuple[PathRun, ...]
     path_s: dict[str, float]
 
 
@@ -282,10 +282,10 @@ def _exposed(found: list[Step]) -> dict[str, float]:
     return dict(out)
 
 
-def _path(timeline: Timeline) -> tuple[tuple[Link, ...], list[tuple[str, float, float]]]:
+def _path(timeline: Timeline) -> tuple[tuple[PathRun, ...], list[tuple[str, float, float]]]:
     """The critical path as runs of like spans, and span by span as (kind, seconds, idle before it)."""
     path = timeline.critical_path().tolist()
-    links: list[Link] = []
+    links: list[PathRun] = []
     parts: list[tuple[str, float, float]] = []
     before = 0.0
     for span in path:
@@ -302,11 +302,11 @@ def _path(timeline: Timeline) -> tuple[tuple[Link, ...], list[tuple[str, float, 
         parts.append((what, seconds, idle))
         if links and (links[-1].name, links[-1].rank) == (name, rank):
             last = links[-1]
-            links[-1] = Link(
+            links[-1] = PathRun(
                 name=name, rank=rank, count=last.count + 1, seconds=last.seconds + seconds, idle_s=last.idle_s + idle
             )
         else:
-            links.append(Link(name=name, rank=rank, count=1, seconds=seconds, idle_s=idle))
+            links.append(PathRun(name=name, rank=rank, count=1, seconds=seconds, idle_s=idle))
     return tuple(links), parts
 
 

@@ -13,7 +13,7 @@ from meshwright.cost.framework import load as load_framework
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.work import (
-    Attention,
+    AttentionCore,
     Collective,
     Convolution,
     Elementwise,
@@ -200,7 +200,7 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
             return _estimate(roofline.gemm_seconds(work, device), "gemm")
         case GroupedGemm():
             return _estimate(roofline.grouped_gemm_seconds(work, device), "gemm")
-        case Attention():
+        case AttentionCore():
             return _estimate(roofline.attention_seconds(work, device), "attention")
         case Scan():
             return Estimate(roofline.scan_seconds(work, device), "attention", "roofline", SCAN_SIGMA)

@@ -36,7 +36,7 @@ class Constant(NamedTuple):
     high: float
 
 
-class Shape(NamedTuple):
+class CurveShape(NamedTuple):
     """A physical formula: ``seconds(x, hw, p)``, ``axes(x)`` for its residual, names, constants, default nodes."""
 
     name: str
@@ -86,7 +86,7 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     errors: dict[str, float] = {}
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class CurveProfile(msgspec.Struct, frozen=True, kw_only=True):
     """All curves of one device: one file of ``catalog/profiles/kernels``."""
 
     format_version: int

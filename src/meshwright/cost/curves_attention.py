@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from meshwright.cost.curve import Constant, Shape
+from meshwright.cost.curve import Constant, CurveShape
 
 #: Past this many query heads per key-value head the fused decode kernel gives each query head its own block
 #: (measured for TensorRT-LLM 1.3 on H100: 32 heads per key-value head take 11 us, 48 take 83 us).
@@ -122,5 +122,7 @@ def decode_axes(x):
 
 
 _FORWARD_AXES = ("queries", "keys per query", "batch*heads", "head dim")
-FORWARD = Shape("attention", forward, forward_axes, _FORWARD_AXES, FORWARD_CONSTANTS, FORWARD_NODES)
-DECODE = Shape("decode", decode, decode_axes, ("keys", "blocks", "shared", "head dim"), DECODE_CONSTANTS, DECODE_NODES)
+FORWARD = CurveShape("attention", forward, forward_axes, _FORWARD_AXES, FORWARD_CONSTANTS, FORWARD_NODES)
+DECODE = CurveShape(
+    "decode", decode, decode_axes, ("keys", "blocks", "shared", "head dim"), DECODE_CONSTANTS, DECODE_NODES
+)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil, inf, log2
 
-from meshwright.cost.curve import Constant, Shape
+from meshwright.cost.curve import Constant, CurveShape
 
 #: Output tiles of one thread block (CUTLASS and cuBLAS), rows by columns; the library takes the fastest.
 TILES = (
@@ -125,7 +125,7 @@ def grouped_axes(x):
     return log2(x[0] / x[1]), log2(x[1]), log2(x[2] * x[3])
 
 
-GEMM = Shape("gemm", gemm, gemm_axes, ("m", "n", "k", "batch"), GEMM_CONSTANTS, GEMM_NODES)
-GROUPED = Shape(
+GEMM = CurveShape("gemm", gemm, gemm_axes, ("m", "n", "k", "batch"), GEMM_CONSTANTS, GEMM_NODES)
+GROUPED = CurveShape(
     "grouped_gemm", grouped, grouped_axes, ("rows of a group", "groups", "n*k"), GROUPED_CONSTANTS, GROUPED_NODES
 )

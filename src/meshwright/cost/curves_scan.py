@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
-from meshwright.cost.curve import Constant, Shape
+from meshwright.cost.curve import Constant, CurveShape
 
 SCAN_CONSTANTS = (
     Constant("start_us", "us", "of the kernels of one scan when they do nothing", 20.0, 0.1, 100.0),
@@ -70,7 +70,7 @@ def convolution_axes(x):
 
 
 _SCAN_AXES = ("tokens", "batch*heads", "heads per key head")
-SCAN = Shape("scan", scan, scan_axes, _SCAN_AXES, SCAN_CONSTANTS, SCAN_NODES)
-CONVOLUTION = Shape(
+SCAN = CurveShape("scan", scan, scan_axes, _SCAN_AXES, SCAN_CONSTANTS, SCAN_NODES)
+CONVOLUTION = CurveShape(
     "convolution", convolution, convolution_axes, ("tokens", "channels"), CONVOLUTION_CONSTANTS, CONVOLUTION_NODES
 )

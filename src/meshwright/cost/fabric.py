@@ -92,7 +92,7 @@ class Custom(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: dict[int, float]
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class FabricProfile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One fabric's constants and what they were fitted to.
 
     Attributes:
@@ -119,12 +119,12 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Fabrics:
     """A set of profiles and which of them a level gets."""
 
-    def __init__(self, profiles: tuple[Profile, ...]):
+    def __init__(self, profiles: tuple[FabricProfile, ...]):
         self.profiles = {p.name: p for p in profiles}
         self._by_answer = {answer: p for p in profiles for answer in p.answers}
-        self._found: dict[tuple[str, str, str], tuple[Profile, bool]] = {}
+        self._found: dict[tuple[str, str, str], tuple[FabricProfile, bool]] = {}
 
-    def find(self, hop: Hop, device: str = "", scale_up: str = "") -> tuple[Profile, bool]:
+    def find(self, hop: Hop, device: str = "", scale_up: str = "") -> tuple[FabricProfile, bool]:
         """The profile of a level as a device sees it, and whether only its kind was measured."""
         key = device, hop.name, hop.topology
         found = self._found.get(key)
@@ -132,7 +132,7 @@ class Fabrics:
             found = self._found[key] = self._search(hop, device, scale_up)
         return found
 
-    def _search(self, hop: Hop, device: str, scale_up: str) -> tuple[Profile, bool]:
+    def _search(self, hop: Hop, device: str, scale_up: str) -> tuple[FabricProfile, bool]:
         for answer in names_of(hop, device, scale_up):
             profile = self._by_answer.get(answer)
             if profile is not None:
@@ -155,7 +155,7 @@ def kind_of(hop: Hop) -> str:
     return "pcie" if hop.topology == "pcie" else "nvlink"
 
 
-def profile_text(profile: Profile) -> bytes:
+def profile_text(profile: FabricProfile) -> bytes:
     """A profile as the catalog keeps it: JSON, numbers to four digits, keys in a fixed order."""
     return msgspec.json.format(msgspec.json.encode(rounded(msgspec.to_builtins(profile))), indent=1) + b"\n"
 
@@ -169,14 +169,14 @@ def rounded(value):
     return [rounded(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_profile(data: bytes, place: str) -> Profile:
+def read_profile(data: bytes, place: str) -> FabricProfile:
     """A profile from its JSON.
 
     Raises:
         MeshwrightError: N001 when the file is of another format version or is not a network profile.
     """
     try:
-        profile = msgspec.json.decode(data, type=Profile)
+        profile = msgspec.json.decode(data, type=FabricProfile)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise MeshwrightError.one("N001", f"not a network profile: {error}", place=place, help=_AGAIN) from error
     if profile.format_version != FORMAT_VERSION:

@@ -17,7 +17,7 @@ import msgspec
 
 from meshwright import catalog
 from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link
-from meshwright.cost.curve import FADE_OCTAVES, Fit, Profile, Residual, Shape, hardware, sigma_class
+from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD
 from meshwright.cost.curves_gemm import GEMM, GROUPED
 from meshwright.cost.curves_scan import CONVOLUTION, SCAN
@@ -26,11 +26,11 @@ from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Convolution, Gemm, GroupedGemm, Scan, Work
+from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work
 
 FORMAT_VERSION = 1
 #: Which formula each kind of curve follows.
-SHAPES: dict[str, Shape] = {
+SHAPES: dict[str, CurveShape] = {
     "gemm": GEMM,
     "grouped_gemm": GROUPED,
     "prefill": FORWARD,
@@ -87,7 +87,7 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Po
         return Points(("gemm",), (work.m, work.n, work.k, work.batch, element, out), work.dtype)
     if isinstance(work, GroupedGemm):
         return _grouped(work, serving)
-    if isinstance(work, Attention):
+    if isinstance(work, AttentionCore):
         return _attention(work, serving, ops)
     if isinstance(work, Scan) and work.rule == "delta":
         sizes = (work.batch, work.seq_len, work.heads, work.groups, work.k_dim, work.v_dim, work.chunk)
@@ -113,7 +113,7 @@ def _grouped(work: GroupedGemm, serving: bool) -> Points:
     return Points(("grouped_gemm",), (rows, groups, work.n, work.k, element, element), work.dtype)
 
 
-def _attention(work: Attention, serving: bool, ops: tuple[str, ...]) -> Points | None:
+def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Points | None:
     dtype = work.dtype if work.dtype in ("fp16", "fp32") else "fp8" if DTYPE_BYTES[work.dtype] < 2 else "bf16"
     element = DTYPE_BYTES[dtype]
     if dtype == "fp32":
@@ -129,7 +129,7 @@ def _attention(work: Attention, serving: bool, ops: tuple[str, ...]) -> Points |
     return Points(ops, x, dtype)
 
 
-class Curve:
+class BoundCurve:
     """A fit bound to a device: constants as a tuple, hardware as a tuple, texts made once."""
 
     def __init__(self, fit: Fit, owner: Device, device: Device, dtype: str, transfer: dict[str, dict[str, float]]):
@@ -172,12 +172,12 @@ class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
     FlashAttention that training runs on every device, 0 for the one written for the device's own."""
 
-    def __init__(self, profiles: dict[str, Profile], transfer: dict, *, serving: bool = False, flash: int = 0):
+    def __init__(self, profiles: dict[str, CurveProfile], transfer: dict, *, serving: bool = False, flash: int = 0):
         self.profiles = profiles
         self.transfer = transfer
         self._serving = serving
         self._flash = flash
-        self._curves: dict[tuple[str, tuple[str, ...], str], Curve | None] = {}
+        self._curves: dict[tuple[str, tuple[str, ...], str], BoundCurve | None] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Return the seconds of a work item on a device with their source; None where no curve covers it."""
@@ -201,7 +201,7 @@ class Fitted:
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
 
-    def _core(self, work: Attention, device: Device) -> tuple[str, ...]:
+    def _core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
         those of kernels written for the device's generation."""
         old = self._flash > 0 or _generation(device) < ASYNCHRONOUS
@@ -219,7 +219,7 @@ def nearest_curve(
     dtype: str,
     allowed: Iterable[str] | None = None,
     kin: tuple[str, ...] = (),
-) -> Curve | None:
+) -> BoundCurve | None:
     """The curve of a device's own or of its nearest relative among `allowed` (all that have profiles), of the
     precisions `kin` that stand in for one another."""
     kin = kin or KIN[dtype]
@@ -238,7 +238,7 @@ def nearest_curve(
     _, fit, owner = min(candidates, key=lambda c: c[0])
     if fit.op == "flash_bwd":
         fit = _slowed(link, fit, owner, device)
-    return Curve(fit, owner, device, dtype, link.transfer)
+    return BoundCurve(fit, owner, device, dtype, link.transfer)
 
 
 def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
@@ -279,7 +279,7 @@ def _distance(owner: Device, device: Device, kinship: int) -> tuple[float, ...]:
     return (owner.name != device.name, abs(order[0] - order[1]), kinship, size)
 
 
-def read_profile(text: bytes, place: str) -> Profile:
+def read_profile(text: bytes, place: str) -> CurveProfile:
     """One file of curves.
 
     Raises:
@@ -292,13 +292,13 @@ def read_profile(text: bytes, place: str) -> Profile:
             raise MeshwrightError.one(
                 "K008", f"format_version {version} is not {FORMAT_VERSION}, the one read here", place=place, help=help
             )
-        return msgspec.json.decode(text, type=Profile)
+        return msgspec.json.decode(text, type=CurveProfile)
     except (msgspec.DecodeError, AttributeError) as wrong:
         raise MeshwrightError.one("K008", f"not a kernel profile: {wrong}", place=place, help=help) from None
 
 
 @cache
-def profiles(folder: Path | None = None) -> tuple[dict[str, Profile], dict[str, dict[str, float]]]:
+def profiles(folder: Path | None = None) -> tuple[dict[str, CurveProfile], dict[str, dict[str, float]]]:
     """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's."""
     where = folder or catalog.folder("profiles").joinpath("kernels")
     found, transfer = {}, {}

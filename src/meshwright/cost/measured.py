@@ -18,12 +18,12 @@ from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.errors import MeshwrightError
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, GroupedGemm, Staging, Work
 
 FORMAT_VERSION = 3
 
 
-class Table(msgspec.Struct, frozen=True, kw_only=True):
+class GridTable(msgspec.Struct, frozen=True, kw_only=True):
     """``seconds`` at every point of the grid ``axes`` (each ascending), the last axis fastest; ``spread`` the relative
     interquartile range of the repeats, in the median over the points. ``busy``, of collectives: the seconds of a rank's
     processor at every point."""
@@ -54,7 +54,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
         return 2.718281828459045**total, inside
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     """Everything timed on a machine: ``gemm`` (m, n, k), ``attention`` and ``attention_backward`` (batch * heads,
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
     operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
@@ -63,20 +63,20 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     format_version: int
     source: str
-    gemm: dict[str, Table]
-    attention: dict[str, Table]
-    attention_backward: dict[str, Table]
-    elementwise: Table
-    operators: dict[str, Table] = {}
-    collectives: dict[str, Table] = {}
-    staging: dict[str, Table] = {}
+    gemm: dict[str, GridTable]
+    attention: dict[str, GridTable]
+    attention_backward: dict[str, GridTable]
+    elementwise: GridTable
+    operators: dict[str, GridTable] = {}
+    collectives: dict[str, GridTable] = {}
+    staging: dict[str, GridTable] = {}
     cores: int = 1
 
 
-class Link:
+class MeasuredLink:
     """Prices work on the device ``here``."""
 
-    def __init__(self, tables: Measured):
+    def __init__(self, tables: MeasuredTables):
         self.tables = tables
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
@@ -88,7 +88,7 @@ class Link:
                 return self._gemm(work)
             case GroupedGemm():
                 return self._grouped(work)
-            case Attention():
+            case AttentionCore():
                 return self._attention(work)
             case Elementwise():
                 return self._elementwise(work)
@@ -98,7 +98,7 @@ class Link:
                 return self._staging(work)
         return None
 
-    def _answer(self, table: Table, point: tuple[float, ...], cause: str, times: float = 1.0) -> Estimate:
+    def _answer(self, table: GridTable, point: tuple[float, ...], cause: str, times: float = 1.0) -> Estimate:
         """The table's time at a point, `times` as often; beyond its edge in proportion to the size."""
         seconds, inside = table.at(point)
         for axis, value in zip(table.axes, point):
@@ -131,7 +131,7 @@ class Link:
         point = (work.k, work.n, rows) if work.weight_gradient else (rows, work.n, work.k)
         return self._answer(table, point, "gemm", work.groups)
 
-    def _attention(self, work: Attention) -> Estimate | None:
+    def _attention(self, work: AttentionCore) -> Estimate | None:
         tables = self.tables.attention_backward if work.backward else self.tables.attention
         table = tables.get(work.dtype)
         if table is None:
@@ -164,7 +164,7 @@ class Link:
         more = ranks / nearest
         return found._replace(seconds=found.seconds * more, wait=found.wait * more, sigma=0.3)
 
-    def _apart(self, found: Estimate, table: Table, num_bytes: float, ranks: int) -> Estimate:
+    def _apart(self, found: Estimate, table: GridTable, num_bytes: float, ranks: int) -> Estimate:
         """A collective as it is for ranks with a core each: what its processor does, and what it waits for. Of more
         ranks than cores the processors' seconds came one after the other when it was timed."""
         busy = self._answer(msgspec.structs.replace(table, seconds=table.busy), (num_bytes,), "network").seconds
@@ -177,21 +177,21 @@ class Link:
 
 
 @cache
-def _read(path: Path) -> Link | None:
+def _read(path: Path) -> MeasuredLink | None:
     if not path.is_file():
         return None
     try:
-        tables = msgspec.json.decode(path.read_bytes(), type=Measured)
+        tables = msgspec.json.decode(path.read_bytes(), type=MeasuredTables)
     except msgspec.DecodeError as wrong:
         tables, reason = None, str(wrong)
     if tables is None or tables.format_version != FORMAT_VERSION:
         what = reason if tables is None else f"format_version {tables.format_version} is not {FORMAT_VERSION}"
         help = "measure again: meshwright calibrate --here"
         raise MeshwrightError.one("K008", f"not measurements of a machine: {what}", place=str(path), help=help)
-    return Link(tables)
+    return MeasuredLink(tables)
 
 
-def link() -> Link | None:
+def link() -> MeasuredLink | None:
     """Return the cost link of tables measured on this machine, None where nothing was measured.
 
     Raises:

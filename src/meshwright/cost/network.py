@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.cost.collectives import Line, envelope, lines
-from meshwright.cost.fabric import Constants, Custom, Fabrics, Profile, shipped
+from meshwright.cost.fabric import Constants, Custom, FabricProfile, Fabrics, shipped
 from meshwright.cost.reached import GATHERS, on_this
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group, Hop, Work
@@ -26,7 +26,7 @@ SPREAD_PER_DECADE = 0.05
 REACHED_SIGMA = 0.1
 
 
-class Curve(NamedTuple):
+class CollectiveCurve(NamedTuple):
     """One collective at every size: its lines, and where they come from."""
 
     lines: tuple[Line, ...]
@@ -44,7 +44,7 @@ class Network:
     def __init__(self, fabrics: Fabrics | None = None, *, library: str = "nccl", eager: bool = False):
         self.fabrics = fabrics or shipped()
         self.library, self.eager = library, eager
-        self._curves: dict[tuple[str, str, Group], Curve] = {}
+        self._curves: dict[tuple[str, str, Group], CollectiveCurve] = {}
 
     def __call__(self, work: Work, device: Device) -> Estimate | None:
         """Seconds of a collective on each of its ranks; None for other work."""
@@ -67,7 +67,7 @@ class Network:
         decades = log2(low / num_bytes if num_bytes < low else num_bytes / high) / log2(10)
         return Estimate(seconds, "network", beyond, curve.sigma + SPREAD_PER_DECADE * decades)
 
-    def _curve(self, op: str, group: Group, device: Device) -> Curve:
+    def _curve(self, op: str, group: Group, device: Device) -> CollectiveCurve:
         found = [self.fabrics.find(hop, device.name, device.scale_up) for hop in group.hops]
         constants = tuple(on_this(profile.constants, hop) for (profile, _), hop in zip(found, group.hops))
         profile, only_kind = found[-1]
@@ -76,7 +76,7 @@ class Network:
         measured = (*profile.ranks, *(hop.reached.ranks for hop in group.hops if _told(op, hop)))
         beyond = max(1.0, group.size / max(measured, default=group.size))
         custom = profile.custom.get(self.library) if op == "all_reduce" and len(group.hops) == 1 else None
-        return Curve(
+        return CollectiveCurve(
             lines=lines(op, group, constants),
             source=_source(profile, op, group.hops[-1]) + ("" if known and beyond == 1.0 else EXTRAPOLATED),
             sigma=max(sigma, *(_sigma(profile, op, hop) for (profile, _), hop in zip(found, group.hops)))
@@ -87,7 +87,7 @@ class Network:
             custom_limit=largest(custom, group) if custom else 0.0,
         )
 
-    def _custom(self, curve: Curve, num_bytes: float, nccl: float, device: Device) -> float:
+    def _custom(self, curve: CollectiveCurve, num_bytes: float, nccl: float, device: Device) -> float:
         """An engine's own kernel up to its limit, NCCL beyond, never faster than at the limit."""
         limit = curve.custom_limit
         if num_bytes <= limit:
@@ -109,13 +109,13 @@ def _told(op: str, hop: Hop) -> bool:
     return op in known or (op in GATHERS and not known.isdisjoint(GATHERS))
 
 
-def _sigma(profile: Profile, op: str, hop: Hop) -> float:
+def _sigma(profile: FabricProfile, op: str, hop: Hop) -> float:
     """A fabric's relative spread, less where the very network was measured."""
     usual = profile.sigma.get(op, profile.sigma["*"])
     return min(usual, REACHED_SIGMA) if _told(op, hop) else usual
 
 
-def _source(profile: Profile, op: str, hop: Hop) -> str:
+def _source(profile: FabricProfile, op: str, hop: Hop) -> str:
     if not _told(op, hop):
         return f"{profile.name} profile, {profile.source}"
     told = ", ".join(f"{op} {value:g} GB/s" for op, value in hop.reached.busbw_gb_s)

@@ -13,7 +13,7 @@ from statistics import mean
 import msgspec
 
 from meshwright.cost.fabric import Constants
-from meshwright.work import REACHED_BYTES, Hop, Reached
+from meshwright.work import REACHED_BYTES, Hop, MeasuredBusBandwidth
 
 GATHERS = ("all_gather", "reduce_scatter")
 #: A measured all-reduce that trees would have done in less than this share of its time ran none.
@@ -36,7 +36,7 @@ def on_this(fabric: Constants, hop: Hop) -> Constants:
     return msgspec.structs.replace(fabric, gather_us=gather_us, reduce_us=reduce_us, step_simple=between)
 
 
-def as_reached(fabric: Constants, reached: Reached, latency_us: float) -> Constants:
+def as_reached(fabric: Constants, reached: MeasuredBusBandwidth, latency_us: float) -> Constants:
     """A fabric's constants with what collectives over all of a cluster's devices reached there; `latency_us` is the
     level's.
 
@@ -83,7 +83,7 @@ def _ring(
 
 
 def _all_reduce(
-    fabric: Constants, busbw_gb_s: float, reached: Reached, port: float, usual_us: float, once: float
+    fabric: Constants, busbw_gb_s: float, reached: MeasuredBusBandwidth, port: float, usual_us: float, once: float
 ) -> dict[str, float]:
     """Return the constants of an all-reduce that took so long, by trees or by rings, neither faster than measured.
 

@@ -11,7 +11,7 @@ from math import ceil, inf
 
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import Attention, Convolution, Elementwise, Gemm, GroupedGemm, Scan
+from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -118,7 +118,7 @@ def grouped_gemm_seconds(work: GroupedGemm, device: Device) -> float:
     return max(gemm_seconds(one, device), work.num_bytes / _memory(device) + KERNEL_FLOOR_S)
 
 
-def attention_seconds(work: Attention, device: Device) -> float:
+def attention_seconds(work: AttentionCore, device: Device) -> float:
     """Seconds of a fused attention kernel.
 
     Its fraction of peak is published for head_dim 128 and 16 exponentials per clock and SM. Narrower heads do the same

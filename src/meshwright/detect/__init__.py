@@ -5,7 +5,7 @@ pure functions make records of what they say, and :func:`meshwright.detect.build
 records.
 """
 
-from meshwright.detect.ask import Answer, Here
+from meshwright.detect.ask import Here, MachineAnswer
 from meshwright.detect.build import Detected, detect
 
-__all__ = ["Answer", "Detected", "Here", "detect"]
+__all__ = ["MachineAnswer", "Detected", "Here", "detect"]

@@ -14,7 +14,7 @@ LIMIT_S = 20.0
 MOST_BYTES = 4_000_000
 
 
-class Answer(msgspec.Struct, frozen=True):
+class MachineAnswer(msgspec.Struct, frozen=True):
     """An answer of the machine to one command: the text, or why there is none."""
 
     asked: str
@@ -25,7 +25,7 @@ class Answer(msgspec.Struct, frozen=True):
 class Here:
     """The machine this process runs on."""
 
-    def run(self, *command: str) -> Answer:
+    def run(self, *command: str) -> MachineAnswer:
         """Run a command and return its stdout, or why there is none; never through a shell."""
         asked = " ".join(command)
         try:
@@ -38,24 +38,26 @@ class Here:
                 env={**os.environ, "LC_ALL": "C"},
             )
         except FileNotFoundError:
-            return Answer(asked, missing="not installed")
+            return MachineAnswer(asked, missing="not installed")
         except subprocess.TimeoutExpired:
-            return Answer(asked, missing=f"no answer in {LIMIT_S:g} s")
+            return MachineAnswer(asked, missing=f"no answer in {LIMIT_S:g} s")
         except OSError as error:
-            return Answer(asked, missing=f"cannot be run: {error.strerror}")
+            return MachineAnswer(asked, missing=f"cannot be run: {error.strerror}")
         text = done.stdout.decode("utf-8", "replace")
         if done.returncode:
             said = (done.stderr.decode("utf-8", "replace").strip() or text.strip()).splitlines()
-            return Answer(asked, missing=f"failed with exit code {done.returncode}" + (f": {said[0]}" if said else ""))
-        return Answer(asked, text)
+            return MachineAnswer(
+                asked, missing=f"failed with exit code {done.returncode}" + (f": {said[0]}" if said else "")
+            )
+        return MachineAnswer(asked, text)
 
-    def read(self, path: str) -> Answer:
+    def read(self, path: str) -> MachineAnswer:
         """The text of a file."""
         try:
             with Path(path).open("rb") as file:
-                return Answer(path, file.read(MOST_BYTES).decode("utf-8", "replace"))
+                return MachineAnswer(path, file.read(MOST_BYTES).decode("utf-8", "replace"))
         except OSError as error:
-            return Answer(path, missing=error.strerror or "cannot be read")
+            return MachineAnswer(path, missing=error.strerror or "cannot be read")
 
     def names(self, path: str) -> tuple[str, ...]:
         """The entries of a folder, sorted; empty where there is none."""

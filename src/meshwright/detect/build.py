@@ -11,14 +11,14 @@ import msgspec
 from meshwright import catalog
 from meshwright.detect import accelerators, host
 from meshwright.detect.accelerators import Gpu, Matrix
-from meshwright.detect.ask import Answer, Here
+from meshwright.detect.ask import Here, MachineAnswer
 from meshwright.detect.host import Port
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.cluster import Cluster, Device, Island, Level, Node, load_device, source_of
 from meshwright.spec.cluster_check import limits
 from meshwright.spec.cluster_names import scale_up, share_of_node
 from meshwright.spec.cluster_tree import MOST_DEVICES
-from meshwright.spec.links import Link, links, networks
+from meshwright.spec.links import LinkKind, links, networks
 
 #: Share by which a device's memory may differ from the catalog's before it is written as the machine's own.
 MEMORY_DIFFERS = 0.02
@@ -27,7 +27,7 @@ LANES = (1, 2, 4, 8, 16, 32)
 VENDORS = re.compile(r"^(NVIDIA|AMD|Advanced Micro Devices, Inc\.)\s+", re.IGNORECASE)
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The facts of a machine: records, each with the tool that told, and every answer that came or did not."""
 
     gpus: tuple[Gpu, ...]
@@ -39,14 +39,14 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     drive_bytes: int
-    asked: tuple[Answer, ...]
+    asked: tuple[MachineAnswer, ...]
 
 
 class Detected(msgspec.Struct, frozen=True, kw_only=True):
     """The cluster, and the commands that were asked to find it."""
 
     cluster: Cluster
-    asked: tuple[Answer, ...]
+    asked: tuple[MachineAnswer, ...]
 
 
 def detect(here: Here, *, nodes: int = 1, device: str = "") -> Detected:
@@ -72,11 +72,11 @@ def detect(here: Here, *, nodes: int = 1, device: str = "") -> Detected:
     return Detected(cluster=_cluster(found, facts, nodes), asked=facts.asked)
 
 
-def ask(here: Here) -> Facts:
+def ask(here: Here) -> MachineFacts:
     """Ask everything that may tell; no tool is needed as long as one names accelerators."""
-    asked: list[Answer] = []
+    asked: list[MachineAnswer] = []
 
-    def said(answer: Answer) -> str:
+    def said(answer: MachineAnswer) -> str:
         asked.append(answer)
         return answer.text
 
@@ -103,7 +103,7 @@ def ask(here: Here) -> Facts:
             gpus = tuple(gpu for gpu in gpus if known_device(gpu.name)) or gpus  # a processor's own graphics is none
     ports, told_ports = _ports(here, asked)
     drives = [name for name in here.names("/sys/block") if re.fullmatch(r"nvme\d+n\d+", name)]
-    return Facts(
+    return MachineFacts(
         gpus=gpus,
         told_gpus=told,
         matrix=matrix if matrix is not None and len(matrix.links) == len(gpus) else None,
@@ -117,7 +117,7 @@ def ask(here: Here) -> Facts:
     )
 
 
-def _ports(here: Here, asked: list[Answer]) -> tuple[tuple[Port, ...], str]:
+def _ports(here: Here, asked: list[MachineAnswer]) -> tuple[tuple[Port, ...], str]:
     """Ports that are up, RDMA before plain Ethernet, and who told."""
     answer = here.run("ibstat")
     asked.append(answer)
@@ -129,14 +129,18 @@ def _ports(here: Here, asked: list[Answer]) -> tuple[tuple[Port, ...], str]:
         for port in here.names(f"{folder}/{card}/ports"):
             at = f"{folder}/{card}/ports/{port}"
             found += host.sysfs_port(card, *(here.read(f"{at}/{f}").text for f in ("state", "rate", "link_layer")))
-    asked.append(Answer(folder, text="\n".join(p.name for p in found), missing="" if found else "no port is active"))
+    asked.append(
+        MachineAnswer(folder, text="\n".join(p.name for p in found), missing="" if found else "no port is active")
+    )
     if found:
         return tuple(found), folder
     folder = "/sys/class/net"
     for name in here.names(folder):
         if "device" in here.names(f"{folder}/{name}"):  # else it is no card: a bridge, a bond, the loopback
             found += host.ethernet_port(name, *(here.read(f"{folder}/{name}/{f}").text for f in ("operstate", "speed")))
-    asked.append(Answer(folder, text="\n".join(p.name for p in found), missing="" if found else "no speed is told"))
+    asked.append(
+        MachineAnswer(folder, text="\n".join(p.name for p in found), missing="" if found else "no speed is told")
+    )
     return tuple(found), folder
 
 
@@ -149,7 +153,7 @@ def known_device(name: str) -> str:
     return ""
 
 
-def _device(facts: Facts, said: str) -> Device:
+def _device(facts: MachineFacts, said: str) -> Device:
     if said:
         return load_device(said)
     found = Counter(known_device(gpu.name) or gpu.name for gpu in facts.gpus)
@@ -167,7 +171,7 @@ def _device(facts: Facts, said: str) -> Device:
     return load_device(name)
 
 
-def _with_memory(device: Device, facts: Facts) -> Device:
+def _with_memory(device: Device, facts: MachineFacts) -> Device:
     """The device with the memory that its driver tells, where that is not what the catalog says."""
     sizes = {g.memory_bytes for g in facts.gpus if g.memory_bytes and _plausible("memory_bytes", g.memory_bytes)}
     if not sizes or abs(min(sizes) / device.memory_bytes - 1) < MEMORY_DIFFERS:
@@ -176,7 +180,7 @@ def _with_memory(device: Device, facts: Facts) -> Device:
     return msgspec.structs.replace(device, memory_bytes=min(sizes), sources=sources)
 
 
-def _cluster(device: Device, facts: Facts, nodes: int) -> Cluster:
+def _cluster(device: Device, facts: MachineFacts, nodes: int) -> Cluster:
     count = len(facts.gpus)
     if nodes * count > MOST_DEVICES:
         message = f"{nodes:,} machines of {count} are more than {MOST_DEVICES:,} devices"
@@ -190,7 +194,7 @@ def _cluster(device: Device, facts: Facts, nodes: int) -> Cluster:
     return Cluster(name=name, islands=(island,), title=f"detected: {nodes} x {count} {device.title}")
 
 
-def _node(device: Device, facts: Facts) -> Node:
+def _node(device: Device, facts: MachineFacts) -> Node:
     """Return the host: the device's standard node with the figures that the machine tells."""
     count, standard = len(facts.gpus), device.node
     if count == standard.devices:
@@ -227,7 +231,7 @@ def _level_assumed(level: Level, device: Device) -> Level:
     return msgspec.structs.replace(level, sources=sources)
 
 
-def _inside(device: Device, facts: Facts, node: Node) -> tuple[tuple[Level, ...], Node]:
+def _inside(device: Device, facts: MachineFacts, node: Node) -> tuple[tuple[Level, ...], Node]:
     """The levels that join the devices of a node, and the node with the host link that was told."""
     count = len(facts.gpus)
     slot, told = _slot(facts)
@@ -267,7 +271,7 @@ def _joined(matrix: Matrix, kind: str) -> int:
     return count if len(reached) == count else 1
 
 
-def _joined_level(level: Level, facts: Facts, count: int, device: Device) -> Level:
+def _joined_level(level: Level, facts: MachineFacts, count: int, device: Device) -> Level:
     """NVLink or XGMI between all devices of a node; switches where each pair shows all the links that a device has."""
     widths = sorted({cell for i, row in enumerate(facts.matrix.links) for j, cell in enumerate(row) if i != j})
     said = f"{facts.told_matrix}: {' and '.join(widths)} between pairs of {count}"
@@ -295,7 +299,7 @@ def _told(level: Level, source: str) -> Level:
     )
 
 
-def _slot(facts: Facts) -> tuple[float, str]:
+def _slot(facts: MachineFacts) -> tuple[float, str]:
     """GB/s of a device's slot by its generation and lanes; 0 where nobody tells."""
     gpu = facts.gpus[0]
     link = links().get(f"pcie{gpu.pcie_generation}")
@@ -305,7 +309,7 @@ def _slot(facts: Facts) -> tuple[float, str]:
     return link.gb_s * gpu.pcie_lanes / 16, told
 
 
-def _pcie(node: Node, arity: int, facts: Facts, below: int) -> Level:
+def _pcie(node: Node, arity: int, facts: MachineFacts, below: int) -> Level:
     """Devices, or groups of `below` devices, joined by the host's PCIe alone."""
     link = links()["pcie4"]
     cells = {cell for row in facts.matrix.links for cell in row} - {"X", "0"}
@@ -320,7 +324,7 @@ def _pcie(node: Node, arity: int, facts: Facts, below: int) -> Level:
     )
 
 
-def _network(facts: Facts) -> tuple[Link | None, list[Port]]:
+def _network(facts: MachineFacts) -> tuple[LinkKind | None, list[Port]]:
     """The network between machines: the ports that are the accelerators' own where that is told, else the fastest; and
     the catalog's link of that rate or the next below."""
     ports = [p for p in facts.ports if _plausible("nic_gbit_s", p.gbit_s)]
@@ -337,7 +341,7 @@ def _network(facts: Facts) -> tuple[Link | None, list[Port]]:
 
 
 def _outside(
-    device: Device, facts: Facts, node: Node, link: Link | None, ports: list[Port], nodes: int
+    device: Device, facts: MachineFacts, node: Node, link: LinkKind | None, ports: list[Port], nodes: int
 ) -> tuple[Node, tuple[Level, ...]]:
     """The node's NICs, and the level between nodes where there are several."""
     if link is None:

@@ -17,7 +17,7 @@ from meshwright.export.engines import ENGINES, TARGETS, refusals
 from meshwright.export.engines import exporter as exporter_of
 from meshwright.export.gap import Gap, refuse
 from meshwright.export.nearest_plan import nearest
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import Target, load
 from meshwright.plan import Plan, check
 from meshwright.plan.pool import several
@@ -25,7 +25,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
-__all__ = ["ENGINES", "TARGETS", "Exported", "Gap", "Request", "Target", "export", "refusals", "target"]
+__all__ = ["ENGINES", "TARGETS", "Exported", "Gap", "ExportRequest", "Target", "export", "refusals", "target"]
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +102,7 @@ def export(
     illegal = check(plan, model, cluster, train)
     if illegal:
         raise MeshwrightError(illegal)
-    request = Request(model=model, cluster=cluster, train=train, plan=plan)
+    request = ExportRequest(model=model, cluster=cluster, train=train, plan=plan)
     gaps = list(exporter.limits(request))
     if gaps:
         instead = nearest(request, exporter.limits, _costs(name) if framework == "" else framework)

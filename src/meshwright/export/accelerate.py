@@ -12,7 +12,7 @@ from meshwright.export import deepspeed, launch
 from meshwright.export import limits as shared
 from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 from meshwright.export.yaml_text import dumps
 
@@ -23,7 +23,7 @@ COMM_STRATEGY = {"ring": "alltoall", "allgather": "allgather"}
 MIXED_PRECISION = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and Accelerate cannot express."""
     if _through_deepspeed(r):
         yield from deepspeed.limits(r)
@@ -48,14 +48,14 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from _context_kernel(r)
 
 
-def _through_deepspeed(r: Request) -> bool:
+def _through_deepspeed(r: ExportRequest) -> bool:
     """Whether DeepSpeed runs the plan: ZeRO-1, which FSDP2 does not have, over ranks that split nothing else."""
     layout = r.layout
     alone = layout.tp * layout.cp * layout.pp * r.plan.experts.ep == 1
     return layout.zero == 1 and layout.dp > 1 and alone and r.plan.pipeline.vpp == 1
 
 
-def _tensor(r: Request) -> Iterator[Gap]:
+def _tensor(r: ExportRequest) -> Iterator[Gap]:
     if r.layout.tp == 1:
         return
     if r.layout.sp:
@@ -76,14 +76,14 @@ def _tensor(r: Request) -> Iterator[Gap]:
         )
 
 
-def sizes(r: Request) -> dict[str, int]:
+def sizes(r: ExportRequest) -> dict[str, int]:
     """Sizes of its mesh axes; FSDP2 shards over dp_shard and cp together."""
     layout = r.layout
     shard = max(1, layout.shard_group // layout.cp) if layout.zero >= 2 else 1
     return {"dp_replicate": layout.dp // shard, "dp_shard": shard, "tp": layout.tp, "cp": layout.cp}
 
 
-def _replicas(r: Request) -> Iterator[Gap]:
+def _replicas(r: ExportRequest) -> Iterator[Gap]:
     size, layout = sizes(r), r.layout
     if layout.zero == 1:
         return  # never expressed, whatever stands beside it
@@ -98,7 +98,7 @@ def _replicas(r: Request) -> Iterator[Gap]:
         )
 
 
-def _experts(r: Request) -> Iterator[Gap]:
+def _experts(r: ExportRequest) -> Iterator[Gap]:
     if not r.has_experts:
         return
     if r.plan.experts.ep > 1:
@@ -119,7 +119,7 @@ def _experts(r: Request) -> Iterator[Gap]:
         )
 
 
-def _precision(r: Request) -> Iterator[Gap]:
+def _precision(r: ExportRequest) -> Iterator[Gap]:
     p = r.plan.precision
     yield from shared.multiplies(r, tuple(MIXED_PRECISION), f"mixed_precision is one of {', '.join(MIXED_PRECISION)}")
     stored = {p.grads, p.moments} | ({p.master} if r.compute != "fp32" else set())
@@ -133,7 +133,7 @@ def _precision(r: Request) -> Iterator[Gap]:
         )
 
 
-def _context_kernel(r: Request) -> Iterator[Gap]:
+def _context_kernel(r: ExportRequest) -> Iterator[Gap]:
     if r.layout.cp > 1 and r.plan.memory.attention != "flash":
         yield Gap(
             facet="memory.attention",
@@ -144,7 +144,7 @@ def _context_kernel(r: Request) -> Iterator[Gap]:
         )
 
 
-def write(r: Request) -> tuple[dict[str, str], list[str]]:
+def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     table: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
@@ -184,18 +184,18 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     return {FILE: commented(head + dumps(table), load(NAME).comments), **beside, launch.FILE: start}, list(_notes(r))
 
 
-def _command(r: Request) -> str:
+def _command(r: ExportRequest) -> str:
     """The command of the launch script: the first node's address is the environment's, whatever the file says."""
     where = ' --main_process_ip "${HEAD_NODE%:*}" --main_process_port "${HEAD_NODE##*:}"' if r.num_nodes > 1 else ""
     return f'{launch.each(r)}accelerate launch --config_file "$CONFIG"{_meeting(r)}{where} "$SCRIPT"'
 
 
-def _meeting(r: Request) -> str:
+def _meeting(r: ExportRequest) -> str:
     """How several nodes agree on their ranks; of this the launcher takes its own default over the file."""
     return " --rdzv_backend c10d" if r.num_nodes > 1 else ""
 
 
-def _kind(r: Request) -> str:
+def _kind(r: ExportRequest) -> str:
     if r.world == 1:
         return "NO"
     if _through_deepspeed(r):
@@ -203,7 +203,7 @@ def _kind(r: Request) -> str:
     return "FSDP" if r.layout.zero >= 2 and r.layout.dp * r.layout.cp > 1 else "MULTI_GPU"
 
 
-def _fsdp(r: Request) -> dict[str, object]:
+def _fsdp(r: ExportRequest) -> dict[str, object]:
     return {
         "fsdp_version": 2,
         "fsdp_reshard_after_forward": r.layout.zero == 3,
@@ -215,7 +215,7 @@ def _fsdp(r: Request) -> dict[str, object]:
     }
 
 
-def _notes(r: Request) -> Iterator[str]:
+def _notes(r: ExportRequest) -> Iterator[str]:
     yield launch.note(r, f"accelerate launch --config_file {FILE}{_meeting(r)} <SCRIPT>")
     if r.num_nodes > 1:
         yield "fill in <MAIN_PROCESS_IP>: the address of the first node"
@@ -247,7 +247,7 @@ def _notes(r: Request) -> Iterator[str]:
         yield f"in the script: what the workload says of dropout, masks and documents: {r.train.text()}"
 
 
-def _attention(r: Request) -> str:
+def _attention(r: ExportRequest) -> str:
     if r.plan.memory.attention != "flash":
         return "eager"
     return "sdpa" if r.layout.cp > 1 else "flash_attention_2"

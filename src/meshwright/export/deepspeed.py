@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from meshwright.export import launch
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 
 NAME, FILE = "deepspeed", "ds_config.json"
@@ -29,7 +29,7 @@ EXPERT_PRESETS = {
 }
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and a DeepSpeed configuration cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
@@ -46,7 +46,7 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from _optimizer(r)
 
 
-def _tensor(r: Request) -> Iterator[Gap]:
+def _tensor(r: ExportRequest) -> Iterator[Gap]:
     if r.layout.tp > 1 and r.layout.sp:
         yield Gap(
             facet="layout.sp",
@@ -57,7 +57,7 @@ def _tensor(r: Request) -> Iterator[Gap]:
         )
 
 
-def _context(r: Request) -> Iterator[Gap]:
+def _context(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.context(r, ("ulysses",), "its sequence parallelism trades the sequence for heads (Ulysses)")
     if r.layout.cp > 1 and r.layout.tp > 1:
         yield Gap(
@@ -69,7 +69,7 @@ def _context(r: Request) -> Iterator[Gap]:
         )
 
 
-def _scope(r: Request) -> Iterator[Gap]:
+def _scope(r: ExportRequest) -> Iterator[Gap]:
     layout = r.layout
     if layout.zero and layout.shard_group < layout.dp * layout.cp:
         yield Gap(
@@ -81,7 +81,7 @@ def _scope(r: Request) -> Iterator[Gap]:
         )
 
 
-def _experts(r: Request) -> Iterator[Gap]:
+def _experts(r: ExportRequest) -> Iterator[Gap]:
     if not r.has_experts:
         return
     ep, etp, tp = r.plan.experts.ep, r.plan.etp, r.layout.tp
@@ -111,12 +111,12 @@ def _experts(r: Request) -> Iterator[Gap]:
         )
 
 
-def _recompute(r: Request) -> Iterator[Gap]:
+def _recompute(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.no_partial_recompute(r, "it checkpoints what the model asks it to, whole layers")
     yield from shared.loss_kernels(r, ("eager",), "the loss is computed by your model's own code")
 
 
-def _overlap(r: Request) -> Iterator[Gap]:
+def _overlap(r: ExportRequest) -> Iterator[Gap]:
     layout, overlap = r.layout, r.plan.overlap
     yield from shared.no_expert_overlap(r, "an expert's layer waits for its tokens")
     if layout.zero == 0 and overlap.dp and layout.dp * layout.cp > 1:
@@ -129,7 +129,7 @@ def _overlap(r: Request) -> Iterator[Gap]:
         )
 
 
-def _precision(r: Request) -> Iterator[Gap]:
+def _precision(r: ExportRequest) -> Iterator[Gap]:
     p, zero = r.plan.precision, r.layout.zero
     if r.compute not in (known := ("bf16", "fp16", "fp32")):
         yield from shared.multiplies(r, known, "it multiplies in bf16, fp16 or fp32")
@@ -160,7 +160,7 @@ def _precision(r: Request) -> Iterator[Gap]:
         )
 
 
-def _gradients(r: Request) -> tuple[str, ...]:
+def _gradients(r: ExportRequest) -> tuple[str, ...]:
     """Stage 0 accumulates in the parameters' own type; a bf16 master copy goes with bf16 gradients."""
     if r.compute == "fp32":
         return ("fp32",)
@@ -169,19 +169,19 @@ def _gradients(r: Request) -> tuple[str, ...]:
     return (r.compute,) if r.layout.zero == 0 else ("fp32", r.compute)
 
 
-def _stored(r: Request) -> bool:
+def _stored(r: ExportRequest) -> bool:
     p = r.plan.precision
     low = p.master == "bf16" and p.moments in ("bf16", "fp32") and r.compute == "bf16" and r.layout.zero > 0
     return low or p.master == p.moments == "fp32"
 
 
-def _optimizer(r: Request) -> Iterator[Gap]:
+def _optimizer(r: ExportRequest) -> Iterator[Gap]:
     if r.train.optimizer not in OPTIMIZERS:
         reason = "Muon needs to be told which parameters it is for, in the program"
         yield Gap(facet="train.optimizer", value=f"optimizer={r.train.optimizer}", reason=reason, help="say adamw")
 
 
-def write(r: Request) -> tuple[dict[str, str], list[str]]:
+def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     command = f'{launch.torchrun(r)} "$SCRIPT" --deepspeed_config "$CONFIG"'
     start = launch.script(r, f"Starts {load(NAME).label}", FILE, command, {"SCRIPT": SCRIPT})
@@ -192,7 +192,7 @@ def text(table: dict[str, object]) -> str:
     return json.dumps(table, indent=2) + "\n"
 
 
-def table(r: Request, *, optimizer: bool = True) -> dict[str, object]:
+def table(r: ExportRequest, *, optimizer: bool = True) -> dict[str, object]:
     """The configuration; without an `optimizer` the training script makes its own."""
     layout = r.layout
     out: dict[str, object] = {
@@ -230,17 +230,17 @@ def table(r: Request, *, optimizer: bool = True) -> dict[str, object]:
     return out
 
 
-def _optimizer_params(r: Request) -> dict[str, object]:
+def _optimizer_params(r: ExportRequest) -> dict[str, object]:
     own = {"momentum": {"momentum": 0.9}, "adam": {"adam_w_mode": False}}
     return {"lr": 1e-3, **own.get(r.train.optimizer, {})}
 
 
-def _zero(r: Request) -> dict[str, object]:
+def _zero(r: ExportRequest) -> dict[str, object]:
     stage = r.layout.zero
     return {"stage": stage} | ({"overlap_comm": r.plan.overlap.dp} if stage else {})
 
 
-def _notes(r: Request) -> Iterator[str]:
+def _notes(r: ExportRequest) -> Iterator[str]:
     yield f"written for {load(NAME).label}: {r.name}"
     yield launch.note(r, f"{launch.torchrun(r)} <SCRIPT> --deepspeed_config {FILE}")
     yield f"fill in <SCRIPT>: {SCRIPT}"

@@ -10,7 +10,7 @@ from types import ModuleType
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.plan.executable import unexecutable
 
 #: Target -> the file of this package that writes it. A new target is a file, its keys in ``data/`` and a line here.
@@ -27,7 +27,7 @@ OWN = "meshwright"
 ENGINES = (*TARGETS, OWN)
 
 
-def refusals(engine: str, request: Request) -> tuple[Gap, ...]:
+def refusals(engine: str, request: ExportRequest) -> tuple[Gap, ...]:
     """Return everything that `engine` cannot run of a legal plan; empty when it runs the whole of it.
 
     Pure, and about 15 microseconds: a search asks it of every plan that it keeps (``search --for``). ``request.plan``

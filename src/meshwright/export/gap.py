@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from meshwright.errors import Diagnostic, Infeasible
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.plan import Plan
 
 
@@ -28,10 +28,10 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
     mend: dict[str, object] = {}
 
 
-Limits = Callable[[Request], Iterable[Gap]]
+Limits = Callable[[ExportRequest], Iterable[Gap]]
 
 
-def refuse(gaps: list[Gap], request: Request, nearest: str, target: str) -> Infeasible:
+def refuse(gaps: list[Gap], request: ExportRequest, nearest: str, target: str) -> Infeasible:
     """The error with one E001 per gap; the last one's help says the `nearest` plan when there is one."""
     found = []
     for gap in gaps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 
 #: The name of a launch script that lies beside its configuration.
 FILE = "run.sh"
@@ -21,7 +21,7 @@ HEAD_NODE = "host:port of the first node, the same on every node (under Slurm it
 TORCHRUN = "torchrun"
 
 
-def head(r: Request, title: str, file: str = FILE) -> list[str]:
+def head(r: ExportRequest, title: str, file: str = FILE) -> list[str]:
     """The lines above everything: what the script is, how it is started, and what Slurm is to give it."""
     several = r.num_nodes > 1
     by_hand = (
@@ -45,7 +45,7 @@ def asked(wanted: Mapping[str, str]) -> list[str]:
     return [f': "${{{name}:?{what}}}"' for name, what in wanted.items()]
 
 
-def nodes(r: Request) -> list[str]:
+def nodes(r: ExportRequest) -> list[str]:
     """Lines that start this once a node under Slurm, and find the node where all meet."""
     if r.num_nodes == 1:
         return []
@@ -59,19 +59,19 @@ def nodes(r: Request) -> list[str]:
     ]
 
 
-def each(r: Request) -> str:
+def each(r: ExportRequest) -> str:
     """Return the bash prefix that starts a command once a node, "" for one node; bash before 4.4 takes an empty list
     for unset."""
     return '${each_node[@]+"${each_node[@]}"} ' if r.num_nodes > 1 else ""
 
 
-def torchrun(r: Request) -> str:
+def torchrun(r: ExportRequest) -> str:
     """The start of a command that runs a process a device."""
     where = ' --rdzv-backend=c10d --rdzv-endpoint="$HEAD_NODE"' if r.num_nodes > 1 else ""
     return f"{each(r)}{TORCHRUN} --nnodes={r.num_nodes} --nproc-per-node={r.processes_per_node}{where}"
 
 
-def script(r: Request, title: str, config: str, command: str, wanted: Mapping[str, str]) -> str:
+def script(r: ExportRequest, title: str, config: str, command: str, wanted: Mapping[str, str]) -> str:
     """The launch script that lies beside `config`: ``command`` finds its name in ``$CONFIG``."""
     lines = [
         *head(r, title),
@@ -92,7 +92,7 @@ def named(config: str) -> str:
     return f"CONFIG={shlex.quote(config)}"
 
 
-def note(r: Request, command: str) -> str:
+def note(r: ExportRequest, command: str) -> str:
     """Return the note on how to start the launch script."""
     plain = command.removeprefix(each(r)).replace('"$HEAD_NODE"', "<HOST:PORT>")
     every = " on every node" if r.num_nodes > 1 else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.sync.policy import USUAL
 
@@ -13,7 +13,7 @@ from meshwright.sync.policy import USUAL
 PLAIN = ("1f1b", "interleaved")
 
 
-def nodes(r: Request) -> Iterator[Gap]:
+def nodes(r: ExportRequest) -> Iterator[Gap]:
     """A launcher starts the same number of processes on every node."""
     sizes = sorted({island.devices_per_node for island in r.cluster.islands})
     if len(sizes) > 1:
@@ -32,7 +32,7 @@ def nodes(r: Request) -> Iterator[Gap]:
         )
 
 
-def equal_shares(r: Request) -> Iterator[Gap]:
+def equal_shares(r: ExportRequest) -> Iterator[Gap]:
     """Every replica runs as many microbatches."""
     if len(set(r.layout.shares)) > 1:
         yield Gap(
@@ -44,7 +44,7 @@ def equal_shares(r: Request) -> Iterator[Gap]:
         )
 
 
-def every_step(r: Request) -> Iterator[Gap]:
+def every_step(r: ExportRequest) -> Iterator[Gap]:
     """Replicas exchange gradients in every step."""
     if r.plan.sync.policy != USUAL:
         yield Gap(
@@ -56,7 +56,7 @@ def every_step(r: Request) -> Iterator[Gap]:
         )
 
 
-def order(r: Request, allowed: tuple[tuple[str, ...], ...] = (DEFAULT_ORDER,)) -> Iterator[Gap]:
+def order(r: ExportRequest, allowed: tuple[tuple[str, ...], ...] = (DEFAULT_ORDER,)) -> Iterator[Gap]:
     """The order of the axes on the devices; axes of one rank have no place."""
     placed = _placed(r, r.layout.order)
     if placed not in [_placed(r, known) for known in allowed]:
@@ -69,11 +69,11 @@ def order(r: Request, allowed: tuple[tuple[str, ...], ...] = (DEFAULT_ORDER,)) -
         )
 
 
-def _placed(r: Request, axes: tuple[str, ...]) -> tuple[str, ...]:
+def _placed(r: ExportRequest, axes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(axis for axis in axes if getattr(r.layout, axis) > 1)
 
 
-def no_pipeline(r: Request, reason: str) -> Iterator[Gap]:
+def no_pipeline(r: ExportRequest, reason: str) -> Iterator[Gap]:
     """Yield the gap of pp > 1 for a target without pipeline parallelism; its ranks are offered to data parallelism."""
     layout = r.layout
     plain = {"pipeline.schedule": "1f1b", "pipeline.vpp": 1}
@@ -89,7 +89,7 @@ def no_pipeline(r: Request, reason: str) -> Iterator[Gap]:
         yield from one_stage(r)
 
 
-def one_stage(r: Request) -> Iterator[Gap]:
+def one_stage(r: ExportRequest) -> Iterator[Gap]:
     """Yield the gap of a pipeline schedule on one stage: without a pipeline microbatches follow one another, and other
     schedules have other orders, and memory."""
     pipeline = r.plan.pipeline
@@ -103,7 +103,7 @@ def one_stage(r: Request) -> Iterator[Gap]:
         )
 
 
-def shard_contains_context(r: Request) -> Iterator[Gap]:
+def shard_contains_context(r: ExportRequest) -> Iterator[Gap]:
     """FSDP2 shards over the context ranks first: their copies of a parameter are never whole."""
     layout = r.layout
     if layout.cp == 1:
@@ -128,18 +128,18 @@ def shard_contains_context(r: Request) -> Iterator[Gap]:
         )
 
 
-def optimizer_shards_alone(r: Request, reason: str) -> Iterator[Gap]:
+def optimizer_shards_alone(r: ExportRequest, reason: str) -> Iterator[Gap]:
     """ZeRO-1 where optimizer state is only ever sharded together with gradients."""
     if r.layout.zero == 1 and r.layout.dp * r.layout.cp > 1:
         yield Gap(facet="layout.zero", value="zero1", reason=reason, help="say zero2", mend={"layout.zero": 2})
 
 
-def in_rounds(r: Request) -> bool:
+def in_rounds(r: ExportRequest) -> bool:
     """Whether ZeRO-2 would scatter gradients more than once a step: several stages a rank."""
     return r.layout.pp > 1 and r.plan.pipeline.vpp > 1
 
 
-def pieces(r: Request, count: int, why: str) -> Iterator[Gap]:
+def pieces(r: ExportRequest, count: int, why: str) -> Iterator[Gap]:
     """The sequence must divide into `count` pieces."""
     if r.train.seq_len % count:
         yield Gap(
@@ -150,7 +150,7 @@ def pieces(r: Request, count: int, why: str) -> Iterator[Gap]:
         )
 
 
-def context(r: Request, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
+def context(r: ExportRequest, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
     """Yield the gap of a context-parallel exchange that the target does not have."""
     algorithm = r.plan.sequence.algorithm
     if r.layout.cp > 1 and algorithm not in allowed:
@@ -164,7 +164,7 @@ def context(r: Request, allowed: tuple[str, ...], reason: str) -> Iterator[Gap]:
     yield from one_exchange(r)
 
 
-def one_exchange(r: Request) -> Iterator[Gap]:
+def one_exchange(r: ExportRequest) -> Iterator[Gap]:
     """No swap of heads inside another exchange."""
     if r.plan.sequence.ulysses > 1:
         yield Gap(
@@ -176,7 +176,7 @@ def one_exchange(r: Request) -> Iterator[Gap]:
         )
 
 
-def always_overlapped(r: Request) -> Iterator[Gap]:
+def always_overlapped(r: ExportRequest) -> Iterator[Gap]:
     """Yield the gap of a plan without overlap=dp, for a target that always overlaps gradients' exchange with the
     backward."""
     if r.layout.dp * r.layout.cp > 1 and not r.plan.overlap.dp:
@@ -189,7 +189,7 @@ def always_overlapped(r: Request) -> Iterator[Gap]:
         )
 
 
-def no_expert_overlap(r: Request, reason: str) -> Iterator[Gap]:
+def no_expert_overlap(r: ExportRequest, reason: str) -> Iterator[Gap]:
     """Yield the gap of overlap=ep, for a target that cannot overlap the experts' exchange; `reason` says why."""
     if r.plan.experts.ep > 1 and r.plan.overlap.ep:
         yield Gap(
@@ -201,7 +201,7 @@ def no_expert_overlap(r: Request, reason: str) -> Iterator[Gap]:
         )
 
 
-def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> Iterator[Gap]:
+def no_partial_recompute(r: ExportRequest, keeps: str, *, operators: bool = False) -> Iterator[Gap]:
     """Recompute is all or nothing: no attention core alone, no first layers alone, and only if `operators` is said
     all but every second matrix product."""
     memory = r.plan.memory
@@ -224,7 +224,7 @@ def no_partial_recompute(r: Request, keeps: str, *, operators: bool = False) -> 
         )
 
 
-def loss_kernels(r: Request, known: tuple[str, ...], why: str) -> Iterator[Gap]:
+def loss_kernels(r: ExportRequest, known: tuple[str, ...], why: str) -> Iterator[Gap]:
     """The loss is computed by one of the `known` kernels; the first of them is the nearest to any other."""
     loss = r.plan.memory.loss
     if loss not in known:
@@ -237,7 +237,7 @@ def loss_kernels(r: Request, known: tuple[str, ...], why: str) -> Iterator[Gap]:
         )
 
 
-def no_lora(r: Request) -> Iterator[Gap]:
+def no_lora(r: ExportRequest) -> Iterator[Gap]:
     if r.train.lora is not None:
         yield Gap(
             facet="train.phase",
@@ -247,12 +247,12 @@ def no_lora(r: Request) -> Iterator[Gap]:
         )
 
 
-def causal_only(r: Request) -> Iterator[Gap]:
+def causal_only(r: ExportRequest) -> Iterator[Gap]:
     if not r.train.causal:
         yield Gap(facet="train.causal", value="causal=no", reason="its language models are causal")
 
 
-def multiplies(r: Request, known: tuple[str, ...], reason: str, use: str = "bf16") -> Iterator[Gap]:
+def multiplies(r: ExportRequest, known: tuple[str, ...], reason: str, use: str = "bf16") -> Iterator[Gap]:
     """Matrix products are computed in the precisions `known`, and `use` is the one to say instead of another."""
     if r.compute not in known:
         yield Gap(

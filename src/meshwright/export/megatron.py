@@ -17,7 +17,7 @@ from meshwright.export.gap import Gap
 from meshwright.export.megatron_model import Flags
 from meshwright.export.megatron_precision import limits as precision_limits
 from meshwright.export.megatron_precision import precision
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 
@@ -35,7 +35,7 @@ WANTED = {
 }
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and Megatron-LM cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
@@ -51,7 +51,7 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from precision_limits(r)
 
 
-def _workload(r: Request) -> Iterator[Gap]:
+def _workload(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.no_lora(r)
     yield from shared.causal_only(r)
     if r.train.lengths is not None:
@@ -69,7 +69,7 @@ def _workload(r: Request) -> Iterator[Gap]:
         yield Gap(facet="train.seq_len", value=f"seq={r.train.seq_len}", reason=reason)
 
 
-def _schedule(r: Request) -> Iterator[Gap]:
+def _schedule(r: ExportRequest) -> Iterator[Gap]:
     pipeline, pp = r.plan.pipeline, r.layout.pp
     if pp == 1:
         yield from shared.one_stage(r)
@@ -92,7 +92,7 @@ def _schedule(r: Request) -> Iterator[Gap]:
         )
 
 
-def _context(r: Request) -> Iterator[Gap]:
+def _context(r: ExportRequest) -> Iterator[Gap]:
     layout = r.layout
     if layout.cp == 1:
         return
@@ -125,7 +125,7 @@ def _context(r: Request) -> Iterator[Gap]:
         )
 
 
-def _zero(r: Request) -> Iterator[Gap]:
+def _zero(r: ExportRequest) -> Iterator[Gap]:
     layout = r.layout
     if layout.zero >= 2 and layout.pp > 1:
         alike = layout.zero == 3 or r.plan.pipeline.vpp == 1
@@ -138,7 +138,7 @@ def _zero(r: Request) -> Iterator[Gap]:
         )
 
 
-def _recompute(r: Request) -> Iterator[Gap]:
+def _recompute(r: ExportRequest) -> Iterator[Gap]:
     memory = r.plan.memory
     if memory.recompute == "operators":
         yield Gap(
@@ -169,7 +169,7 @@ def _recompute(r: Request) -> Iterator[Gap]:
         )
 
 
-def _overlap(r: Request) -> Iterator[Gap]:
+def _overlap(r: ExportRequest) -> Iterator[Gap]:
     overlap, layout = r.plan.overlap, r.layout
     if why := _expert_overlap(r):
         yield from shared.no_expert_overlap(r, why)
@@ -191,7 +191,7 @@ def _overlap(r: Request) -> Iterator[Gap]:
         )
 
 
-def _expert_overlap(r: Request) -> str:
+def _expert_overlap(r: ExportRequest) -> str:
     """Return why Megatron-LM cannot overlap the experts' exchange of a microbatch with another one; "" where it can."""
     if r.layout.pp > 1 and r.plan.pipeline.vpp == 1:
         return "under a pipeline only its interleaved schedule overlaps it"
@@ -202,7 +202,7 @@ def _expert_overlap(r: Request) -> str:
     return ""
 
 
-def write(r: Request) -> tuple[dict[str, str], list[str]]:
+def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     groups = {
         "MODEL": megatron_model.flags(r),
@@ -221,7 +221,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     return {FILE: commented("\n".join(lines), load(NAME).comments)}, list(_notes(r))
 
 
-def _wanted(r: Request) -> dict[str, str]:
+def _wanted(r: ExportRequest) -> dict[str, str]:
     out = dict(WANTED)
     if not r.num_steps:
         out["TRAIN_ITERS"] = "optimizer steps"
@@ -235,16 +235,16 @@ def _words(flag: str, value: object) -> str:
     return f'{flag} "{text}"' if text.startswith("$") else f"{flag} {shlex.quote(text)}"
 
 
-def _fsdp(r: Request) -> bool:
+def _fsdp(r: ExportRequest) -> bool:
     return r.layout.zero >= 2 and r.layout.dp * r.layout.cp > 1
 
 
-def _one_connection(r: Request) -> bool:
+def _one_connection(r: ExportRequest) -> bool:
     """One hardware queue keeps communication kernels in the order of their launch; FSDP wants several."""
     return r.layout.tp * r.layout.cp > 1 and not _fsdp(r)
 
 
-def parallelism(r: Request) -> Flags:
+def parallelism(r: ExportRequest) -> Flags:
     """Axes, stages, experts, what is sharded and what overlaps."""
     layout, experts = r.layout, r.plan.experts
     out: Flags = {
@@ -263,7 +263,7 @@ def parallelism(r: Request) -> Flags:
     return {**out, **_stages(r), **_sharding(r), **_overlaps(r)}
 
 
-def _stages(r: Request) -> Flags:
+def _stages(r: ExportRequest) -> Flags:
     pipeline, stages = r.plan.pipeline, r.stages
     if r.layout.pp == 1:
         return {}
@@ -277,7 +277,7 @@ def stage_layout(stages: tuple[int, ...]) -> str:
     return "E" + "|".join("t" if count == 1 else f"t*{count}" for count in stages) + "L"
 
 
-def _sharding(r: Request) -> Flags:
+def _sharding(r: ExportRequest) -> Flags:
     layout = r.layout
     if layout.zero == 0 or layout.dp * layout.cp == 1:
         return {}
@@ -295,7 +295,7 @@ def _sharding(r: Request) -> Flags:
     return out
 
 
-def _overlaps(r: Request) -> Flags:
+def _overlaps(r: ExportRequest) -> Flags:
     overlap, layout = r.plan.overlap, r.layout
     out: Flags = {}
     if overlap.dp and layout.dp * layout.cp > 1:
@@ -311,7 +311,7 @@ def _overlaps(r: Request) -> Flags:
     return out
 
 
-def training(r: Request) -> Flags:
+def training(r: ExportRequest) -> Flags:
     """Batch, recompute, kernels, optimizer and data."""
     memory, train = r.plan.memory, r.train
     # FlashAttention has no latent widths and no sinks: Transformer Engine picks another fused kernel
@@ -346,7 +346,7 @@ def training(r: Request) -> Flags:
     }
 
 
-def _notes(r: Request) -> Iterator[str]:
+def _notes(r: ExportRequest) -> Iterator[str]:
     yield launch.note(r, f"bash {FILE}")
     several = {"HEAD_NODE": launch.HEAD_NODE} if r.num_nodes > 1 else {}
     for name, what in (_wanted(r) | several).items():

@@ -12,7 +12,7 @@ from itertools import groupby
 import msgspec
 
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.spec.layers import Attention, Block, Dense, Moe
 from meshwright.spec.model import Model
 
@@ -25,7 +25,7 @@ Flags = dict[str, object]
 """Flag -> its value: True alone, else as text, several values as a tuple."""
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Everything in the model that no flag says."""
     model = r.model
     if not model.is_decoder:
@@ -105,7 +105,7 @@ def _mlp(block: Block) -> Iterator[str]:
         yield "its routers have a bias where its experts have one"
 
 
-def flags(r: Request) -> Flags:
+def flags(r: ExportRequest) -> Flags:
     """The flags of the model, in the order of Megatron-LM's own groups."""
     model, block = r.model, r.model.blocks[0]
     out: Flags = {
@@ -131,7 +131,7 @@ def flags(r: Request) -> Flags:
     return {**out, **_windows(model), **_experts(model)}
 
 
-def padded_vocab(r: Request) -> int:
+def padded_vocab(r: ExportRequest) -> int:
     """Rows of the embedding: the model's, and a few more where tp does not divide them."""
     return -(-r.model.vocab // r.layout.tp) * r.layout.tp
 

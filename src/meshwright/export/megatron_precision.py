@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.megatron_model import Flags
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 
 #: Compute precision below 16 bits -> flags beside --bf16.
 RECIPES: dict[str, Flags] = {
@@ -24,13 +24,13 @@ RECIPES: dict[str, Flags] = {
 WIDE = "fp32"
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     yield from _compute(r)
     yield from _gradients(r)
     yield from _optimizer(r)
 
 
-def _compute(r: Request) -> Iterator[Gap]:
+def _compute(r: ExportRequest) -> Iterator[Gap]:
     known = ("fp32", "fp16", "bf16", *RECIPES)
     yield from shared.multiplies(r, known, f"its recipes below 16 bits are {', '.join(RECIPES)}", "fp8")
     if r.compute == "fp16" and r.plan.experts.ep > 1:
@@ -51,7 +51,7 @@ def _compute(r: Request) -> Iterator[Gap]:
         )
 
 
-def _gradients(r: Request) -> Iterator[Gap]:
+def _gradients(r: ExportRequest) -> Iterator[Gap]:
     grads, wanted = r.plan.precision.grads, _gradient_types(r.compute)
     if grads not in wanted:
         yield Gap(
@@ -67,7 +67,7 @@ def _gradient_types(compute: str) -> tuple[str, ...]:
     return {"fp32": (WIDE,), "fp16": (WIDE, "fp16")}.get(compute, (WIDE, "bf16"))
 
 
-def _optimizer(r: Request) -> Iterator[Gap]:
+def _optimizer(r: ExportRequest) -> Iterator[Gap]:
     p = r.plan.precision
     if r.compute != "fp32" and p.master not in (WIDE, "fp16"):
         yield Gap(
@@ -89,13 +89,13 @@ def _optimizer(r: Request) -> Iterator[Gap]:
         )
 
 
-def aware(r: Request) -> bool:
+def aware(r: ExportRequest) -> bool:
     """Whether some of the optimizer's state is stored in less than 32 bits."""
     p = r.plan.precision
     return p.moments != WIDE or (r.compute != "fp32" and p.master == "fp16")
 
 
-def precision(r: Request) -> Flags:
+def precision(r: ExportRequest) -> Flags:
     """Return the flags of the precisions of products and of stored state."""
     p = r.plan.precision
     out: Flags = {}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.export.gap import Limits, with_changes
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.plan import Plan, check
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _gib(size: float) -> str:
     return f"{size / 2**30:.1f} GiB"
 
 
-def nearest(request: Request, limits: Limits, framework: str | None) -> Nearest | None:
+def nearest(request: ExportRequest, limits: Limits, framework: str | None) -> Nearest | None:
     """The nearest plan; None when no plan closes the gaps, or the refused one is all there is.
 
     It is predicted with the profile of `framework` ("" for the standard one), and fits where one was found; without a
@@ -121,7 +121,7 @@ def _fastest(pairs: list[tuple[Plan, Evaluated]]) -> tuple[Plan, Evaluated]:
     return min(pairs, key=_seconds)
 
 
-def mended(request: Request, limits: Limits) -> Plan | None:
+def mended(request: ExportRequest, limits: Limits) -> Plan | None:
     """The plan with every gap that a plan can close closed; None when that is not a legal plan."""
     plan = request.plan
     for _ in range(ROUNDS):
@@ -136,7 +136,7 @@ def mended(request: Request, limits: Limits) -> Plan | None:
     return None if any(gap.facet.partition(".")[0] in Plan.__struct_fields__ for gap in left) else plan
 
 
-def _beyond(request: Request, limits: Limits, plans: Iterable[Plan]) -> Iterator[Plan]:
+def _beyond(request: ExportRequest, limits: Limits, plans: Iterable[Plan]) -> Iterator[Plan]:
     """Plans one step away from any of these that are legal and that the target can express."""
     for plan in plans:
         for changes in _steps(plan):

@@ -11,7 +11,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True):
+class ExportRequest(msgspec.Struct, frozen=True, kw_only=True):
     """The four nouns of a question; ``plan.layout.dp`` is filled in."""
 
     model: Model

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from meshwright.errors import Diagnostic, Infeasible, nearest
 from meshwright.export.engines import ENGINES, OWN, refusals
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 from meshwright.plan import Plan, parse
 from meshwright.search.engines import Engine, impossible
@@ -39,7 +39,7 @@ def engine(name: str, model: Model, cluster: Cluster, train: Train) -> Engine:
     """An engine of :data:`ENGINES`, for the plans of one question."""
 
     def refuses(plan: Plan) -> Sequence:
-        return refusals(name, Request(model=model, cluster=cluster, train=train, plan=plan))
+        return refusals(name, ExportRequest(model=model, cluster=cluster, train=train, plan=plan))
 
     label = LABELS.get(name) or load(name).title
     return Engine(name=name, label=label, refuses=refuses, needs=NEEDS.get(name, {}), own=name == OWN)

@@ -17,7 +17,7 @@ from meshwright.spec.model import Model
 FORMAT_VERSION = 1
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KnownModel(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A model that the target brings along: found by its layers, width and exact number of parameters.
 
     ``max_seq_len`` is the longest sequence it takes (0: any), ``pipeline`` whether it can be split into stages,
@@ -43,14 +43,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: str
     source: str
     keys: dict[str, tuple[str, ...]]
-    models: tuple[Known, ...] = ()
+    models: tuple[KnownModel, ...] = ()
     comments: dict[str, str] = {}
 
     @property
     def label(self) -> str:
         return f"{self.title} {self.version}"
 
-    def find(self, model: Model) -> Known | None:
+    def find(self, model: Model) -> KnownModel | None:
         """The target's own model with the same layers, width and parameters."""
         wanted = (model.num_layers, model.hidden, model.num_params)
         return next((m for m in self.models if (m.layers, m.hidden, m.params) == wanted), None)

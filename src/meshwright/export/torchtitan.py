@@ -14,7 +14,7 @@ from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
 from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 
 NAME, FILE, FUNCTION = "torchtitan", "meshwright_config.py", "planned"
@@ -34,7 +34,7 @@ CONVERTED = {
 }
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and TorchTitan 0.3.0 cannot express."""
     quantized = ("fp8", "mxfp8") if r.has_experts else tuple(CONVERTERS)
     yield from titan.limits(r, load(NAME), quantized, operators=True)
@@ -44,13 +44,13 @@ def limits(r: Request) -> Iterator[Gap]:
     yield from shared.no_expert_overlap(r, "its layers run whole, one after the other")
 
 
-def _context(r: Request) -> Iterator[Gap]:
+def _context(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.context(r, ("allgather",), "FlexAttention gathers keys and values over the context ranks")
     count = (r.layout.tp if r.layout.sp else 1) * (2 * r.layout.cp if r.layout.cp > 1 else 1)
     yield from shared.pieces(r, count, "every tensor-parallel rank takes one, every context-parallel rank two")
 
 
-def _expert_tensor(r: Request) -> Iterator[Gap]:
+def _expert_tensor(r: ExportRequest) -> Iterator[Gap]:
     """Experts are split over the tensor-parallel ranks, or over expert-parallel ranks that include them."""
     ep, tp = r.plan.experts.ep, r.layout.tp
     wanted = 1 if ep > 1 else tp
@@ -64,7 +64,7 @@ def _expert_tensor(r: Request) -> Iterator[Gap]:
         )
 
 
-def write(r: Request) -> tuple[dict[str, str], list[str]]:
+def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     text = "\n".join([*_head(r), *_imports(r), *_constants(r), *_function(r)]) + "\n"
     text, known = commented(text, load(NAME).comments), load(NAME).find(r.model)
@@ -82,28 +82,28 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     return {FILE: text, **titan.extra_files(r), launch.FILE: start}, notes
 
 
-def _command(r: Request, module: str) -> str:
+def _command(r: ExportRequest, module: str) -> str:
     return f"{launch.torchrun(r)} -m torchtitan.train --module {module} --config {FUNCTION}"
 
 
-def _head(r: Request) -> list[str]:
+def _head(r: ExportRequest) -> list[str]:
     return [f'"""Configuration for {load(NAME).label}, written by Meshwright.', "", r.name, '"""', ""]
 
 
-def _compiled(r: Request) -> bool:
+def _compiled(r: ExportRequest) -> bool:
     return r.compute in CONVERTERS or _async_tp(r)
 
 
-def _async_tp(r: Request) -> bool:
+def _async_tp(r: ExportRequest) -> bool:
     return r.layout.tp > 1 and r.plan.overlap.tp
 
 
-def _converters(r: Request) -> list[str]:
+def _converters(r: ExportRequest) -> list[str]:
     linear, grouped = CONVERTERS.get(r.compute, ("", ""))
     return [name for name in (linear, grouped if r.has_experts else "") if name]
 
 
-def _imports(r: Request) -> list[str]:
+def _imports(r: ExportRequest) -> list[str]:
     known = load(NAME).find(r.model)
     optimizer = "default_adamw" if r.train.optimizer == "adamw" else "OptimizersContainer, ParamGroupConfig"
     config = ["ParallelismConfig", "TrainingConfig", *(["CompileConfig"] if _compiled(r) else [])]
@@ -127,7 +127,7 @@ def _imports(r: Request) -> list[str]:
     ]
 
 
-def _constants(r: Request) -> list[str]:
+def _constants(r: ExportRequest) -> list[str]:
     lines = ['HF_ASSETS_PATH = "<HF_ASSETS_PATH>"', 'DATASET = "<DATASET>"']
     if r.layout.pp == 1:
         return [*lines, ""]
@@ -148,7 +148,7 @@ def _constants(r: Request) -> list[str]:
     ]
 
 
-def _function(r: Request) -> list[str]:
+def _function(r: ExportRequest) -> list[str]:
     return [
         "",
         f"def {FUNCTION}() -> Trainer.Config:",
@@ -169,7 +169,7 @@ def _function(r: Request) -> list[str]:
     ]
 
 
-def _model_spec(r: Request) -> list[str]:
+def _model_spec(r: ExportRequest) -> list[str]:
     known = load(NAME).find(r.model)
     arguments = [json.dumps(known.flavor)]
     if r.layout.cp > 1:
@@ -185,14 +185,14 @@ def _model_spec(r: Request) -> list[str]:
             "        ],", "    )"]  # fmt: skip
 
 
-def _optimizer(r: Request) -> list[str]:
+def _optimizer(r: ExportRequest) -> list[str]:
     if r.train.optimizer == "adamw":
         return ["        optimizer=default_adamw(),"]
     group = 'ParamGroupConfig(pattern=".*", optimizer_name="Adam", optimizer_kwargs={"lr": 8e-4})'
     return [f"        optimizer=OptimizersContainer.Config(param_groups=[{group}]),"]
 
 
-def _parallelism(r: Request) -> dict[str, object]:
+def _parallelism(r: ExportRequest) -> dict[str, object]:
     out = titan.parallelism(r)
     if r.layout.tp > 1:
         out["enable_sequence_parallel"] = r.layout.sp
@@ -201,12 +201,12 @@ def _parallelism(r: Request) -> dict[str, object]:
     return out
 
 
-def _recompute(r: Request) -> str:
+def _recompute(r: ExportRequest) -> str:
     kind = RECOMPUTE.get(r.plan.memory.recompute)
     return f"{kind}.Config()" if kind else "None"
 
 
-def _compile(r: Request) -> list[str]:
+def _compile(r: ExportRequest) -> list[str]:
     if not _compiled(r):
         return []
     return _call("compile", "CompileConfig", {"enable": True, "enable_async_tensor_parallel": _async_tp(r)})

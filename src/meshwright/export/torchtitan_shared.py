@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from meshwright import schedules
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
-from meshwright.export.target import Known, Target
+from meshwright.export.request import ExportRequest
+from meshwright.export.target import KnownModel, Target
 
 #: Our schedule -> the name of the same order in torch.distributed.pipelining (get_schedule_class).
 NATIVE = {
@@ -37,7 +37,7 @@ WHOLE_BF16 = {"precision.grads": "bf16", "precision.master": "none", "precision.
 MIXED = {"precision.grads": "fp32", "precision.master": "fp32", "precision.moments": "fp32"}
 
 
-def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators: bool = False) -> Iterator[Gap]:
+def limits(r: ExportRequest, target: Target, quantized: tuple[str, ...], *, operators: bool = False) -> Iterator[Gap]:
     """Yield what the request needs and neither form of a TorchTitan configuration can express. `quantized` are the
     compute precisions it has converters for; `operators`: its selective recompute keeps every second matrix product."""
     yield from shared.nodes(r)
@@ -59,7 +59,7 @@ def limits(r: Request, target: Target, quantized: tuple[str, ...], *, operators:
     yield from _overlap(r)
 
 
-def whole_heads(r: Request) -> Iterator[Gap]:
+def whole_heads(r: ExportRequest) -> Iterator[Gap]:
     """Tensor parallelism splits key-value heads and copies none."""
     heads = min((a.kv_heads for a in r.model.attentions), default=r.layout.tp)
     if heads % r.layout.tp:
@@ -71,7 +71,7 @@ def whole_heads(r: Request) -> Iterator[Gap]:
         )
 
 
-def _model(r: Request, target: Target) -> Iterator[Gap]:
+def _model(r: ExportRequest, target: Target) -> Iterator[Gap]:
     known = target.find(r.model)
     if known is None:
         has = ", ".join(f"{m.module} {m.flavor}" for m in target.models)
@@ -96,7 +96,7 @@ def _model(r: Request, target: Target) -> Iterator[Gap]:
         )
 
 
-def _workload(r: Request) -> Iterator[Gap]:
+def _workload(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.no_lora(r)
     yield from shared.causal_only(r)
     if r.train.dropout:
@@ -106,7 +106,7 @@ def _workload(r: Request) -> Iterator[Gap]:
         yield Gap(facet="train.optimizer", value=f"optimizer={r.train.optimizer}", reason=reason, help="say adamw")
 
 
-def _pipeline(r: Request) -> Iterator[Gap]:
+def _pipeline(r: ExportRequest) -> Iterator[Gap]:
     pipeline = r.plan.pipeline
     if r.layout.pp == 1:
         yield from shared.one_stage(r)
@@ -124,7 +124,7 @@ def _pipeline(r: Request) -> Iterator[Gap]:
     )
 
 
-def _rounds(r: Request) -> Iterator[Gap]:
+def _rounds(r: ExportRequest) -> Iterator[Gap]:
     if r.layout.zero == 2 and shared.in_rounds(r) and r.layout.shard_group > 1:
         yield Gap(
             facet="layout.zero",
@@ -135,7 +135,7 @@ def _rounds(r: Request) -> Iterator[Gap]:
         )
 
 
-def _experts(r: Request) -> Iterator[Gap]:
+def _experts(r: ExportRequest) -> Iterator[Gap]:
     """Expert ranks are borrowed from the sharded ones and, whole, from tensor parallelism."""
     if not r.has_experts:
         return
@@ -152,7 +152,7 @@ def _experts(r: Request) -> Iterator[Gap]:
         )
 
 
-def _kernel(r: Request) -> Iterator[Gap]:
+def _kernel(r: ExportRequest) -> Iterator[Gap]:
     if r.plan.memory.attention != "flash":
         yield Gap(
             facet="memory.attention",
@@ -163,7 +163,7 @@ def _kernel(r: Request) -> Iterator[Gap]:
         )
 
 
-def _precision(r: Request, quantized: tuple[str, ...]) -> Iterator[Gap]:
+def _precision(r: ExportRequest, quantized: tuple[str, ...]) -> Iterator[Gap]:
     known = ("bf16", "fp32", *quantized)
     yield from shared.multiplies(r, known, f"it multiplies in {', '.join(known)}")
     if r.compute in known and stored_in(r) is None:
@@ -177,7 +177,7 @@ def _precision(r: Request, quantized: tuple[str, ...]) -> Iterator[Gap]:
         )
 
 
-def stored_in(r: Request) -> str | None:
+def stored_in(r: ExportRequest) -> str | None:
     """``training.dtype``; None when neither says what the plan stores."""
     p = r.plan.precision
     if p.grads == p.moments == "fp32" and ("fp32" in (p.master, r.compute)):
@@ -187,7 +187,7 @@ def stored_in(r: Request) -> str | None:
     return None
 
 
-def _overlap(r: Request) -> Iterator[Gap]:
+def _overlap(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.always_overlapped(r)
     if r.layout.pp > 1 and not r.plan.overlap.pp:
         yield Gap(
@@ -199,13 +199,13 @@ def _overlap(r: Request) -> Iterator[Gap]:
         )
 
 
-def sharded(r: Request) -> bool:
+def sharded(r: ExportRequest) -> bool:
     """Whether FSDP2 shards anything. Under a pipeline it gathers parameters once a step and keeps gradients whole until
     the last microbatch, with whatever it shards: ZeRO-1, ZeRO-2 of one stage a rank and ZeRO-3 are the same there."""
     return r.layout.zero >= 2 or (r.layout.zero == 1 and r.layout.pp > 1)
 
 
-def data_parallel(r: Request) -> tuple[int, int]:
+def data_parallel(r: ExportRequest) -> tuple[int, int]:
     """(``data_parallel_replicate_degree``, ``data_parallel_shard_degree``): what is sharded over dp beyond cp."""
     layout = r.layout
     if not sharded(r):
@@ -214,13 +214,13 @@ def data_parallel(r: Request) -> tuple[int, int]:
     return layout.dp // shard, shard
 
 
-def reshard(r: Request) -> str:
+def reshard(r: ExportRequest) -> str:
     """``fsdp_reshard_after_forward``: ZeRO-2 keeps parameters gathered until the backward is done, and so does ZeRO-1;
     for ZeRO-3 the default gathers them for every microbatch, under a pipeline once a step."""
     return "never" if r.layout.zero in (1, 2) else "default"
 
 
-def schedule(r: Request) -> str:
+def schedule(r: ExportRequest) -> str:
     """``pipeline_parallel_schedule``."""
     pipeline = r.plan.pipeline
     name = schedules.get(pipeline.schedule).name
@@ -229,7 +229,7 @@ def schedule(r: Request) -> str:
     return NATIVE.get(name, WRITTEN_OUT)
 
 
-def schedule_csv(r: Request) -> str:
+def schedule_csv(r: ExportRequest) -> str:
     """The order of a schedule that torch has no name for, a row of ``STAGE KIND MICROBATCH`` per rank: F forward, I
     input gradient, W weight gradient, B both. torch adds the sends itself."""
     pipeline = r.plan.pipeline
@@ -242,7 +242,7 @@ def schedule_csv(r: Request) -> str:
     return "\n".join(rows) + "\n"
 
 
-def modules(r: Request, head: str) -> list[list[str]]:
+def modules(r: ExportRequest, head: str) -> list[list[str]]:
     """``module_fqns_per_model_part``: the modules of every virtual stage, `head` the head's name."""
     parts, first = [], 0
     for count in r.stages:
@@ -253,7 +253,7 @@ def modules(r: Request, head: str) -> list[list[str]]:
     return parts
 
 
-def parallelism(r: Request) -> dict[str, object]:
+def parallelism(r: ExportRequest) -> dict[str, object]:
     """The keys of ``parallelism`` that both forms have, in their order."""
     layout = r.layout
     replicate, shard = data_parallel(r)
@@ -274,7 +274,7 @@ def parallelism(r: Request) -> dict[str, object]:
     return out
 
 
-def training(r: Request) -> dict[str, object]:
+def training(r: ExportRequest) -> dict[str, object]:
     """The keys of ``training`` that both forms have. A rank takes its whole share of the batch into one pipeline, and
     without one a microbatch at a time."""
     share = r.train.global_batch // r.layout.dp
@@ -291,12 +291,12 @@ def training(r: Request) -> dict[str, object]:
     return out
 
 
-def extra_files(r: Request) -> dict[str, str]:
+def extra_files(r: ExportRequest) -> dict[str, str]:
     """Return the files written beside the configuration, {name: text}: the schedule where torch has no name for it."""
     return {SCHEDULE_FILE: schedule_csv(r)} if r.layout.pp > 1 and schedule(r) == WRITTEN_OUT else {}
 
 
-def notes(r: Request, known: Known) -> Iterator[str]:
+def notes(r: ExportRequest, known: KnownModel) -> Iterator[str]:
     """Yield a note for each setting that both forms leave to the user or to TorchTitan."""
     yield "fill in <HF_ASSETS_PATH>: the folder of the tokenizer and configuration of " + r.model.name
     yield "fill in <DATASET>: a name of torchtitan.hf_datasets, such as c4"

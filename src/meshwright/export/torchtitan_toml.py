@@ -13,7 +13,7 @@ from meshwright.export import limits as shared
 from meshwright.export import torchtitan_shared as titan
 from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
-from meshwright.export.request import Request
+from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
 from meshwright.spec.toml_text import dumps
 
@@ -35,7 +35,7 @@ QUANTIZED = {
 }
 
 
-def limits(r: Request) -> Iterator[Gap]:
+def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and TorchTitan 0.2.2 cannot express."""
     yield from titan.limits(r, load(NAME), tuple(QUANTIZED), operators=True)
     yield from shared.context(r, tuple(ROTATE), "keys and values rotate or are gathered, heads stay where they are")
@@ -49,7 +49,7 @@ def limits(r: Request) -> Iterator[Gap]:
         yield from shared.no_expert_overlap(r, "only its DualPipeV without recompute overlaps it")
 
 
-def _tensor(r: Request) -> Iterator[Gap]:
+def _tensor(r: ExportRequest) -> Iterator[Gap]:
     if r.layout.tp > 1 and not r.layout.sp:
         yield Gap(
             facet="layout.sp",
@@ -61,7 +61,7 @@ def _tensor(r: Request) -> Iterator[Gap]:
     yield from titan.whole_heads(r)
 
 
-def _expert_tensor(r: Request) -> Iterator[Gap]:
+def _expert_tensor(r: ExportRequest) -> Iterator[Gap]:
     """Experts are split over the tensor-parallel ranks, or whole when expert parallelism takes those ranks too."""
     ep, etp, tp = r.plan.experts.ep, r.plan.etp, r.layout.tp
     if r.has_experts and etp not in ((1, tp) if ep > 1 else (tp,)):
@@ -74,7 +74,7 @@ def _expert_tensor(r: Request) -> Iterator[Gap]:
         )
 
 
-def _replicas(r: Request) -> Iterator[Gap]:
+def _replicas(r: ExportRequest) -> Iterator[Gap]:
     layout = r.layout
     if layout.zero == 0 and layout.dp > 1 and layout.cp == 1 and layout.tp * layout.pp > 1:
         yield Gap(
@@ -86,7 +86,7 @@ def _replicas(r: Request) -> Iterator[Gap]:
         )
 
 
-def _mixed_precision(r: Request) -> Iterator[Gap]:
+def _mixed_precision(r: ExportRequest) -> Iterator[Gap]:
     layout = r.layout
     sharded = titan.data_parallel(r)[1] * layout.cp > 1
     alone = layout.dp * layout.cp == 1 and layout.tp * layout.pp > 1
@@ -100,7 +100,7 @@ def _mixed_precision(r: Request) -> Iterator[Gap]:
         )
 
 
-def write(r: Request) -> tuple[dict[str, str], list[str]]:
+def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:
     """(files, notes)."""
     known = load(NAME).find(r.model)
     head = [f"# Configuration for {load(NAME).label}, written by Meshwright.", f"# {r.name}", ""]
@@ -115,7 +115,7 @@ def write(r: Request) -> tuple[dict[str, str], list[str]]:
     return {FILE: text, **titan.extra_files(r), launch.FILE: start}, notes
 
 
-def _tables(r: Request) -> dict[str, object]:
+def _tables(r: ExportRequest) -> dict[str, object]:
     """All tables; ``[parallelism]`` comes last, so that the long list of modules can follow it."""
     known = load(NAME).find(r.model)
     model = {"name": known.module, "flavor": known.flavor, "hf_assets_path": "<HF_ASSETS_PATH>"}
@@ -133,12 +133,12 @@ def _tables(r: Request) -> dict[str, object]:
     }
 
 
-def _converters(r: Request) -> list[str]:
+def _converters(r: ExportRequest) -> list[str]:
     kind = QUANTIZED[r.compute][0]
     return [f"quantize.linear.{kind}", *([f"quantize.grouped_mm.{kind}"] if r.has_experts else [])]
 
 
-def _quantize(r: Request) -> dict[str, object]:
+def _quantize(r: ExportRequest) -> dict[str, object]:
     kind, linear, grouped = QUANTIZED[r.compute]
     out: dict[str, object] = {"linear": {kind: {**linear, "filter_fqns": KEPT_IN_BF16}}}
     if r.has_experts:
@@ -146,7 +146,7 @@ def _quantize(r: Request) -> dict[str, object]:
     return out
 
 
-def _parallelism(r: Request) -> dict[str, object]:
+def _parallelism(r: ExportRequest) -> dict[str, object]:
     out = titan.parallelism(r)
     if r.layout.tp > 1 and r.plan.overlap.tp:
         out["enable_async_tensor_parallel"] = True
@@ -159,7 +159,7 @@ def _parallelism(r: Request) -> dict[str, object]:
     return out
 
 
-def _stage_modules(r: Request) -> str:
+def _stage_modules(r: ExportRequest) -> str:
     """The modules of every virtual stage, a line each."""
     if r.layout.pp == 1:
         return ""

@@ -12,7 +12,7 @@ from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
 from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
-from meshwright.work import Attention, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
+from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
 
 
 def pieces(c: Context, spec: Spec) -> list[Piece]:
@@ -206,7 +206,7 @@ def _core(
     window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
     kv = heads if spec.kv_lora_rank else min(heads, kv)
 
-    def work(backward: bool) -> Attention | VarlenAttention:
+    def work(backward: bool) -> AttentionCore | VarlenAttention:
         groups = []
         if source is not None:
             return _row(c, source, spec, heads, kv, backward)
@@ -219,7 +219,7 @@ def _core(
                 many, rows, keys = count, max(1, queries // ring), max(1, max(seq, int(item.context)) // ring)
                 seen = seen * max(1, queries) / seq / ring
             groups.append(
-                Attention(
+                AttentionCore(
                     batch=many,
                     q_len=rows,
                     kv_len=keys,
@@ -258,9 +258,9 @@ def _core(
     ]
 
 
-def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> Attention:
+def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> AttentionCore:
     """Return the core of all rows of a microbatch against the rows of another stream."""
-    return Attention(
+    return AttentionCore(
         batch=c.rows,
         q_len=c.seq_len,
         kv_len=source.seq_len,

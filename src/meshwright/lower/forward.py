@@ -29,7 +29,7 @@ from meshwright.spec.layers import Block, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KV_BYTES
 from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.work import Attention, Collective, Elementwise, GroupedGemm, VarlenAttention, Work, pairs
+from meshwright.work import AttentionCore, Collective, Elementwise, GroupedGemm, VarlenAttention, Work, pairs
 
 
 class Mixing(NamedTuple):
@@ -70,7 +70,7 @@ class Forward:
         c, layer = self.context(tokens), self.model.layer(kind)
         pieces = layers.of(layer).pieces(c, layer) if kind == EMBEDDING else self._block(c, layer)
         entries = program(pieces, "F")
-        return [e for e in _chained(entries) if not isinstance(e.work, Attention | VarlenAttention)]
+        return [e for e in _chained(entries) if not isinstance(e.work, AttentionCore | VarlenAttention)]
 
     def _block(self, c: Context, block: Block) -> list[Piece]:
         """Return the pieces of a block; experts' products are split by their width, and their outputs summed once."""
@@ -114,7 +114,7 @@ class Forward:
             width, v_width = (
                 (spec.kv_lora_rank + spec.rope_head_dim, spec.kv_lora_rank) if new == 1 else (width, v_width)
             )
-        return Attention(
+        return AttentionCore(
             batch=batch,
             q_len=new,
             kv_len=past + new,
@@ -174,7 +174,7 @@ class Forward:
 
 def _chained(entries: list[Entry]) -> list[Entry]:
     """Return the entries without attention cores, each after the one before it, so that these leave no gap."""
-    kept = [e for e in entries if not isinstance(e.work, Attention | VarlenAttention)]
+    kept = [e for e in entries if not isinstance(e.work, AttentionCore | VarlenAttention)]
     return [e._replace(after=(i - 1,) if i else ()) for i, e in enumerate(kept)]
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from meshwright.layers.pieces import Piece
-from meshwright.work import Attention, Collective, Gemm, GroupedGemm
+from meshwright.work import AttentionCore, Collective, Gemm, GroupedGemm
 
 #: Collectives whose results stay.
 KEPT = ("reduce_scatter", "all_to_all")
@@ -46,7 +46,7 @@ def _shares(pieces: list[Piece]) -> Iterator[tuple[Piece, float, float]]:
                 kept = sum(piece.outputs[seen % 2 :: 2])
                 seen += len(piece.outputs)
                 yield piece, kept, 1.0 - kept / sum(piece.outputs)
-            case Attention():
+            case AttentionCore():
                 yield piece, sum(piece.outputs), 0.0
             case Collective(op=op) if op in KEPT:
                 size = piece.forward.num_bytes

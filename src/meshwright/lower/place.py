@@ -17,7 +17,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
 from meshwright.sync.policy import read
-from meshwright.work import Group, Hop, Reached
+from meshwright.work import Group, Hop, MeasuredBusBandwidth
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +222,7 @@ class Mesh:
             return max(first, last, key=len)
         return [min(pair, key=lambda level: level.busy_gb_s) for pair in zip(first, last)]
 
-    def _reached(self, levels: tuple[Level, ...], node_devices: int) -> tuple[Reached | None, int]:
+    def _reached(self, levels: tuple[Level, ...], node_devices: int) -> tuple[MeasuredBusBandwidth | None, int]:
         """Return the bus bandwidths measured over all devices under a level, with the port of a node, and the level's
         index: the outermost that has any; (None, -1) where none has."""
         ranks, found, at, port = 1, None, -1, 0.0
@@ -232,7 +232,7 @@ class Mesh:
                 ranks = self.cluster.num_devices  # islands need not be alike
             port = port or (level.busy_gb_s if level.scale_out else 0.0)
             if level.busbw_gb_s:
-                found = Reached(
+                found = MeasuredBusBandwidth(
                     ranks=ranks,
                     nodes=max(2, ranks // node_devices),
                     gb_s=port,

@@ -23,17 +23,17 @@ from meshwright.papers.evaluate import evaluate
 from meshwright.papers.outcome import Outcome, by_processes, can_run, joined, not_here
 from meshwright.papers.record import Paper, papers
 from meshwright.papers.shipped import code_digest
-from meshwright.papers.state import State, of
+from meshwright.papers.state import PaperState, of
 
 #: Told a name, how much is done and how much there is.
 Progress = Callable[[str, int, int], None]
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptStates(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of the store's file: the version of the code, and the states by row."""
 
     version: str
-    states: dict[str, State]
+    states: dict[str, PaperState]
 
 
 def run(paper: Paper) -> Outcome | None:
@@ -59,7 +59,7 @@ def _tried(part: Callable[[], Outcome]) -> Outcome:
 
 def checked(
     *, only: Collection[str] | None = None, progress: Progress | None = None, folder: Path | None = None
-) -> dict[str, State]:
+) -> dict[str, PaperState]:
     """The state of every row (of those in `only`, where it is given): from the store of this version of the code, else
     by running its check. `folder` is where the store lies (the user's cache folder if left out). A store that cannot
     be read or written is no error: the checks run again.
@@ -105,17 +105,17 @@ def _most_ranks(paper: Paper) -> int:
     return max((trained.read(plan).layout.num_ranks for plan in paper.runs), default=0)
 
 
-def _keep(file: Path, states: dict[str, State]) -> None:
+def _keep(file: Path, states: dict[str, PaperState]) -> None:
     keep = {name: state for name, state in states.items() if not state.passing}
     with contextlib.suppress(OSError, MeshwrightError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(file, msgspec.json.encode(Kept(version=code_version(), states=keep)))
+        write_bytes(file, msgspec.json.encode(KeptStates(version=code_version(), states=keep)))
 
 
-def _kept(file: Path) -> dict[str, State]:
+def _kept(file: Path) -> dict[str, PaperState]:
     """Return the states in the store for this version of the code, by row; empty when it cannot be read."""
     try:
-        kept = msgspec.json.decode(file.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(file.read_bytes(), type=KeptStates)
     except (OSError, ValueError, msgspec.MsgspecError):  # text that is no UTF-8 is a plain ValueError
         return {}
     if kept.version != code_version():
@@ -142,4 +142,4 @@ def torch_version() -> str:
         return "torch"
 
 
-__all__ = ["Kept", "checked", "code_version", "num_kept", "run", "store_folder", "torch_version"]
+__all__ = ["KeptStates", "checked", "code_version", "num_kept", "run", "store_folder", "torch_version"]

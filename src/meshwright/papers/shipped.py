@@ -19,7 +19,7 @@ import msgspec
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.outcome import Figure
-from meshwright.papers.state import State
+from meshwright.papers.state import PaperState
 
 NAME = "states.json"
 #: What the code is made of: a check may depend on any of it.
@@ -42,7 +42,7 @@ class Shipped(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     digest: str
     torch: str
-    states: dict[str, State]
+    states: dict[str, PaperState]
 
     @property
     def changed(self) -> bool:
@@ -81,7 +81,7 @@ def _sources(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def differences(before: Mapping[str, State], after: Mapping[str, State]) -> list[tuple[str, str]]:
+def differences(before: Mapping[str, PaperState], after: Mapping[str, PaperState]) -> list[tuple[str, str]]:
     """(row, what differs) for every row of `after` that `before` has otherwise. Of a row that could not be checked in
     full only the figures that both have are compared."""
     out = []
@@ -93,7 +93,7 @@ def differences(before: Mapping[str, State], after: Mapping[str, State]) -> list
     return out
 
 
-def _differing(was: State, now: State) -> Iterator[str]:
+def _differing(was: PaperState, now: PaperState) -> Iterator[str]:
     whole = not now.unchecked
     if whole and now.state != was.state:
         moment = " (may be of this moment: check again)" if now.passing else ""
@@ -116,7 +116,7 @@ def _same(a: Figure, b: Figure) -> bool:
     return near and (a.paper, a.unit, a.judge, a.bound) == (b.paper, b.unit, b.judge, b.bound)
 
 
-def write(states: Mapping[str, State], path: str | Path, *, version: str, torch: str) -> None:
+def write(states: Mapping[str, PaperState], path: str | Path, *, version: str, torch: str) -> None:
     """Write states to ship to `path`, whole or not at all.
 
     Raises:

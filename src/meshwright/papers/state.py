@@ -22,7 +22,7 @@ EXECUTED, NOT_HERE = "executed", "not executed here"
 NO_FIGURE = "no figure that heads its claim is given to hold it to"
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class PaperState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of one row: ``why`` says what is missing, ``judged`` how many figures and facts hold, ``executed``
     whether real processes took part, ``unchecked`` why something could not be checked on this machine; ``figures``
     are those that the paper gives, beside ours, but for what was measured now. A ``passing`` state may be that of the
@@ -37,10 +37,10 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     passing: bool = False
 
 
-def of(paper: Paper, outcome: Outcome | None) -> State:
+def of(paper: Paper, outcome: Outcome | None) -> PaperState:
     """The state that an outcome gives a row; None is a row of which nothing is computed."""
     if outcome is None:
-        return State(state=NOT_YET, why=paper.missing or "no check yet")
+        return PaperState(state=NOT_YET, why=paper.missing or "no check yet")
     failures = outcome.failures
     unverified = () if paper.verified else ("title, authors and year are not confirmed",)
     lacking = (*failures, *outcome.missing, *unverified)
@@ -55,7 +55,7 @@ def of(paper: Paper, outcome: Outcome | None) -> State:
         reached = USABLE
     elif not lacking:
         why = NO_FIGURE
-    return State(
+    return PaperState(
         state=reached,
         why=why,
         judged=outcome.judged - len(failures),
@@ -66,4 +66,4 @@ def of(paper: Paper, outcome: Outcome | None) -> State:
     )
 
 
-__all__ = ["EXECUTED", "MODEL", "NOT_HERE", "NOT_YET", "PARTLY", "REPRODUCED", "STATES", "USABLE", "State", "of"]
+__all__ = ["EXECUTED", "MODEL", "NOT_HERE", "NOT_YET", "PARTLY", "REPRODUCED", "STATES", "USABLE", "PaperState", "of"]

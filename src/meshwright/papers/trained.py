@@ -54,10 +54,10 @@ def train(texts: Iterable[str], *, done: Callable[[int], None] = lambda _: None)
 
 def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
     """Each plan's largest difference. Where one of several ends their job, each has a job of its own."""
-    from meshwright.run.equality import Case, apart
+    from meshwright.run.equality import EqualityCase, apart
 
     plans = [read(text) for text in texts]
-    cases = [Case(model=model_of(p), plan=p, train=TRAIN, steps=STEPS) for p in plans]
+    cases = [EqualityCase(model=model_of(p), plan=p, train=TRAIN, steps=STEPS) for p in plans]
     try:
         return {text: found.most for text, found in zip(texts, apart(cases), strict=True)}
     except MeshwrightError as error:

@@ -32,13 +32,13 @@ Placement = tuple[int, ...]
 Coordinate = tuple[int, ...]
 
 
-class Mesh(msgspec.Struct, frozen=True):
+class AxisMesh(msgspec.Struct, frozen=True):
     """Named axes, the outermost first: ``Mesh.of(dp=2, tp=4)`` has 8 ranks."""
 
     axes: tuple[tuple[str, int], ...]
 
     @classmethod
-    def of(cls, **sizes: int) -> Mesh:
+    def of(cls, **sizes: int) -> AxisMesh:
         return cls(tuple(sizes.items()))
 
     @property
@@ -65,7 +65,7 @@ class Transfer(msgspec.Struct, frozen=True):
         return f"{self.op} over {self.axis}: {self.elements} elements on each rank, {self.sent:g} sent"
 
 
-def placement(mesh: Mesh, text: str | Placement) -> Placement:
+def placement(mesh: AxisMesh, text: str | Placement) -> Placement:
     """``S0 R P`` as numbers, a word for each axis.
 
     Raises:
@@ -92,7 +92,7 @@ def words(place: Placement) -> str:
 
 
 def transfers(
-    mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int]
+    mesh: AxisMesh, source: str | Placement, target: str | Placement, shape: Sequence[int]
 ) -> tuple[Transfer, ...]:
     """Return the transfers that turn `source` into `target` for a tensor of `shape`: those that shrink it first,
     gathers last.
@@ -165,7 +165,7 @@ def _waits(now: Placement, goal: Placement, axis: int, dim: int) -> bool:
     return dim >= 0 and any(now[i] != goal[i] and dim in (now[i], goal[i]) for i in range(axis))
 
 
-def _largest(mesh: Mesh, place: Placement, shape: Sequence[int]) -> int:
+def _largest(mesh: AxisMesh, place: Placement, shape: Sequence[int]) -> int:
     """Elements of the largest rank: the first parts of ragged cuts are the largest."""
     local = list(shape)
     for size, p in zip(mesh.sizes, place):
@@ -177,7 +177,9 @@ def _largest(mesh: Mesh, place: Placement, shape: Sequence[int]) -> int:
 # ---- the proof: ranks simulated on numpy arrays
 
 
-def distribute(mesh: Mesh, place: str | Placement, tensor: np.ndarray, seed: int = 0) -> dict[Coordinate, np.ndarray]:
+def distribute(
+    mesh: AxisMesh, place: str | Placement, tensor: np.ndarray, seed: int = 0
+) -> dict[Coordinate, np.ndarray]:
     """Return the part of `tensor` on every rank. On a partial axis they are random terms that sum to it."""
     held = {(): tensor}
     rng = np.random.default_rng(seed)
@@ -196,7 +198,7 @@ def distribute(mesh: Mesh, place: str | Placement, tensor: np.ndarray, seed: int
     return held
 
 
-def carry_out(mesh: Mesh, one: Transfer, held: dict[Coordinate, np.ndarray]) -> dict[Coordinate, np.ndarray]:
+def carry_out(mesh: AxisMesh, one: Transfer, held: dict[Coordinate, np.ndarray]) -> dict[Coordinate, np.ndarray]:
     """Return the part of a tensor on every rank after a transfer, `held` being those before."""
     axis = [name for name, _ in mesh.axes].index(one.axis)
     before, after, size = one.before[axis], one.after[axis], mesh.sizes[axis]
@@ -226,7 +228,7 @@ def _term(peers: list[np.ndarray], me: int, before: int) -> np.ndarray:
     return np.concatenate([p if i == me else np.zeros_like(p) for i, p in enumerate(peers)], axis=before)
 
 
-def assemble(mesh: Mesh, place: str | Placement, held: dict[Coordinate, np.ndarray]) -> np.ndarray:
+def assemble(mesh: AxisMesh, place: str | Placement, held: dict[Coordinate, np.ndarray]) -> np.ndarray:
     """The tensor that the ranks hold together."""
     parts = dict(held)
     for axis in range(len(mesh.axes) - 1, -1, -1):
@@ -241,7 +243,9 @@ def assemble(mesh: Mesh, place: str | Placement, held: dict[Coordinate, np.ndarr
     return parts[()]
 
 
-def prove(mesh: Mesh, source: str | Placement, target: str | Placement, shape: Sequence[int], seed: int = 0) -> float:
+def prove(
+    mesh: AxisMesh, source: str | Placement, target: str | Placement, shape: Sequence[int], seed: int = 0
+) -> float:
     """Return the largest difference, over ranks and elements, between the result of the transfers and the placement
     `target`: 0 up to rounding when they are right."""
     tensor = np.random.default_rng(seed).standard_normal(tuple(shape))
@@ -283,7 +287,7 @@ class Product(msgspec.Struct, frozen=True):
 
 
 def matmul(
-    mesh: Mesh,
+    mesh: AxisMesh,
     left: str | Placement,
     right: str | Placement,
     m: int,
@@ -308,7 +312,7 @@ def matmul(
     return best[1]
 
 
-def _inner(mesh: Mesh, x: Placement, k: int) -> int:
+def _inner(mesh: AxisMesh, x: Placement, k: int) -> int:
     """Return a rank's part of the dim that a product sums over, in elements."""
     for size, p in zip(mesh.sizes, x):
         k = -(-k // size) if p == 1 else k

@@ -15,26 +15,26 @@ if TYPE_CHECKING:
     from meshwright.spec.hardware import Device
 
 
-class Kind(NamedTuple):
+class SliceKind(NamedTuple):
     """The ``members`` (indices along dp) of one kind, and the device of each pipeline rank."""
 
     members: tuple[int, ...]
     devices: tuple[Device, ...]
 
 
-def kinds(layout: Layout, cluster: Cluster) -> tuple[Kind, ...]:
+def kinds(layout: Layout, cluster: Cluster) -> tuple[SliceKind, ...]:
     """The kinds of slices of a layout whose ranks are all on the cluster."""
     if len(cluster.islands) == 1:
-        return (Kind(tuple(range(layout.dp)), (cluster.islands[0].device,) * layout.pp),)
+        return (SliceKind(tuple(range(layout.dp)), (cluster.islands[0].device,) * layout.pp),)
     bounds = tuple((island.num_devices, island.device.name) for island in cluster.islands)
     sizes = (layout.tp, layout.cp, layout.dp, layout.pp)
     speed = {i.device.name: max(i.device.peak_flops.values()) for i in cluster.islands}
     device = {i.device.name: i.device for i in cluster.islands}
     found = _kinds(sizes, tuple(layout.stride(a) for a in ("tp", "cp", "dp", "pp")), bounds, tuple(speed.items()))
-    return tuple(Kind(members, tuple(device[name] for name in names)) for members, names in found)
+    return tuple(SliceKind(members, tuple(device[name] for name in names)) for members, names in found)
 
 
-def meet_inside(layout: Layout, experts: int, found: tuple[Kind, ...]) -> bool:
+def meet_inside(layout: Layout, experts: int, found: tuple[SliceKind, ...]) -> bool:
     """Whether exchanges inside layers over `experts` neighbouring ranks (ep x etp) stay between slices of one kind."""
     across = experts // (layout.tp * layout.cp)
     kind_of = {d: k for k, kind in enumerate(found) for d in kind.members}

@@ -37,7 +37,7 @@ class Lanes(msgspec.Struct, frozen=True):
         return len(next(iter(self.rank.values())))
 
 
-class Piece(msgspec.Struct):
+class StageExchange(msgspec.Struct):
     """An exchange of a stage: how much of its pass has run when it begins (or, a gather, is needed), its task, and the
     ranks that hold the stage now."""
 
@@ -135,7 +135,7 @@ class _Builder:
         self.gathers, self.reduces = self._exchanges()
 
     def all(self) -> Rebuilt:
-        waiting: list[tuple[int, Piece]] = []
+        waiting: list[tuple[int, StageExchange]] = []
         for lane, ranks in self.lanes.rank.items():
             for p, rank in enumerate(ranks):
                 waiting += self._program(lane, p, rank)
@@ -153,11 +153,13 @@ class _Builder:
         self.wait.append(wait)
         return task.number
 
-    def _exchanges(self) -> tuple[dict[tuple[Lane, int], list[Piece]], dict[tuple[Lane, int], list[Piece]]]:
+    def _exchanges(
+        self,
+    ) -> tuple[dict[tuple[Lane, int], list[StageExchange]], dict[tuple[Lane, int], list[StageExchange]]]:
         """Gathers and reductions of every (lane, new stage), with where in the pass they belong."""
         fraction = fractions(self.r)
-        gathers: dict[tuple[Lane, int], list[Piece]] = defaultdict(list)
-        reduces: dict[tuple[Lane, int], list[Piece]] = defaultdict(list)
+        gathers: dict[tuple[Lane, int], list[StageExchange]] = defaultdict(list)
+        reduces: dict[tuple[Lane, int], list[StageExchange]] = defaultdict(list)
         needed = {n: t for t in self.r.tasks if t.is_pass for n in t.needs}
         for task in self.r.tasks:
             if task.stage < 0 or task.queue not in ("dp", "dp_gather"):
@@ -167,13 +169,13 @@ class _Builder:
                 if task.queue == "dp_gather" and task.number in needed:
                     begin = fraction[needed[task.number].number][0]
                     stage, at = self._moved(task.stage, begin)
-                    gathers[lane, stage].append(Piece(at, task, stage, self._holders(stage, task)))
+                    gathers[lane, stage].append(StageExchange(at, task, stage, self._holders(stage, task)))
                 elif task.queue == "dp" and rank not in self.r.late:
                     makers = [n for n in task.needs if self._makes(n, task, rank)]
                     if makers:
                         end = fraction[max(makers)][1]
                         stage, at = self._moved(task.stage, 1 - end)
-                        reduces[lane, stage].append(Piece(1 - at, task, stage, self._holders(stage, task)))
+                        reduces[lane, stage].append(StageExchange(1 - at, task, stage, self._holders(stage, task)))
         return gathers, reduces
 
     def _holders(self, stage: int, task: Task) -> tuple[int, ...]:
@@ -198,7 +200,7 @@ class _Builder:
         new = min(int(np.floor(at + 1e-6)), self.actions.num_stages - 1)
         return new, min(max(at - new, 0.0), 1.0)
 
-    def _program(self, lane: Lane, p: int, rank: int) -> list[tuple[int, Piece]]:
+    def _program(self, lane: Lane, p: int, rank: int) -> list[tuple[int, StageExchange]]:
         """One rank's passes in order, cut where exchanges hang on them; (piece's number, exchange) of each."""
         a = self.actions
         mine = range(int(a.rank_ptr[p]), int(a.rank_ptr[p + 1]))
@@ -210,7 +212,7 @@ class _Builder:
         waiting, before, times = [], -1, self.times[lane]
         for j in mine:
             kind, stage, microbatch = NAMES[int(a.kind[j])], int(a.stage[j]), int(a.microbatch[j])
-            hung: list[Piece] = []
+            hung: list[StageExchange] = []
             if first.get(stage) == j and a.kind[j] == F:
                 hung = self.gathers[lane, stage]
             elif grads.get(stage) == j:
@@ -299,7 +301,7 @@ class _Builder:
             cannot("it has no messages between stages", "trace a plan with pp above 1")
         return out
 
-    def _exchange(self, waiting: list[tuple[int, Piece]]) -> None:
+    def _exchange(self, waiting: list[tuple[int, StageExchange]]) -> None:
         """Exchanges in program order: each once, after (or, a gather, before) the pieces of all its members."""
         for number, piece in waiting:
             old = piece.task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from meshwright.compare import Comparison, Link, Pair, Row
+from meshwright.compare import Comparison, Pair, PathRun, Row
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.bars import bar
 from meshwright.report.page import Page
@@ -133,7 +133,7 @@ def _paths(c: Comparison, page: Page) -> None:
         page.print(Text(f"{word}: {path_text(side.path)}"), indent=2)
 
 
-def path_text(path: tuple[Link, ...]) -> str:
+def path_text(path: tuple[PathRun, ...]) -> str:
     """``F s0 x4 > send s0 > F s1 ...``: the beginning and the end of a long one."""
     words = [f"{link.name}{f' x{link.count}' if link.count > 1 else ''}" for link in path]
     if len(words) > MOST_LINKS:

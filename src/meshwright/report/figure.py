@@ -25,7 +25,7 @@ SCALE, SMOOTH = 2, 2
 ANCHORS = {"start": "l", "middle": "m", "end": "r"}
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """``kind`` line, area, dot or text; ``at`` its points; ``role`` its colour; ``size`` a width, a radius or that of
     the letters; ``title`` what a pointer over it shows, or the text itself."""
 
@@ -40,28 +40,28 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     anchor: str = "start"
 
 
-class Figure:
+class Drawing:
     """Shapes on a plane of `width` by `height` units, the origin at the upper left. `label` is the picture in words."""
 
     def __init__(self, width: float, height: float, label: str):
         self.width, self.height, self.label = width, height, label
-        self.shapes: list[Shape] = []
+        self.shapes: list[Mark] = []
 
     def line(
         self, points: Points, role: str, *, width: float = 1.0, dashed: bool = False, opacity: float = 1.0
     ) -> None:
-        self.shapes.append(Shape(kind="line", at=tuple(points), role=role, size=width, dashed=dashed, opacity=opacity))
+        self.shapes.append(Mark(kind="line", at=tuple(points), role=role, size=width, dashed=dashed, opacity=opacity))
 
     def area(self, points: Points, role: str, *, opacity: float = 0.18) -> None:
-        self.shapes.append(Shape(kind="area", at=tuple(points), role=role, opacity=opacity))
+        self.shapes.append(Mark(kind="area", at=tuple(points), role=role, opacity=opacity))
 
     def dot(self, x: float, y: float, role: str, *, radius: float = 4.0, hollow: bool = False, title: str = "") -> None:
-        self.shapes.append(Shape(kind="dot", at=((x, y),), role=role, size=radius, hollow=hollow, title=title))
+        self.shapes.append(Mark(kind="dot", at=((x, y),), role=role, size=radius, hollow=hollow, title=title))
 
     def text(
         self, x: float, y: float, text: str, *, role: str = "ink", anchor: str = "start", size: float = 12.0
     ) -> None:
-        self.shapes.append(Shape(kind="text", at=((x, y),), role=role, size=size, title=text, anchor=anchor))
+        self.shapes.append(Mark(kind="text", at=((x, y),), role=role, size=size, title=text, anchor=anchor))
 
     def svg(self, theme: str = "") -> Markup:
         """The drawing as an ``<svg>`` element: in the colours of a theme, else in those of the page around it."""
@@ -116,7 +116,7 @@ def _colour(role: str, theme: str) -> str:
     return f"var(--{'mark-' if role in palette.MARKS['light'] else ''}{role})"
 
 
-def _svg(shape: Shape, theme: str) -> Markup:
+def _svg(shape: Mark, theme: str) -> Markup:
     colour, (x, y) = _colour(shape.role, theme), shape.at[0]
     if shape.kind == "text":
         form = '<text x="{:.1f}" y="{:.1f}" fill="{}" font-size="{:g}" text-anchor="{}">{}</text>'
@@ -134,7 +134,7 @@ def _svg(shape: Shape, theme: str) -> Markup:
     return Markup(form).format(path, colour, shape.size, shape.opacity, dashes)
 
 
-def _draw(draw, shape: Shape, colour: str, ground: str, whole: int) -> None:
+def _draw(draw, shape: Mark, colour: str, ground: str, whole: int) -> None:
     """One shape on a Pillow drawing of `whole` pixels a unit."""
     from PIL import ImageFont
 

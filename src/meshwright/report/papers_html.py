@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.atomic import write_bytes
 from meshwright.papers.outcome import Outcome
 from meshwright.papers.record import Paper
-from meshwright.papers.state import STATES, State
+from meshwright.papers.state import STATES, PaperState
 from meshwright.report import document, palette
 from meshwright.report.papers_text import FAR, claims, counts, lines, misses, shown, switched_on
 from meshwright.report.ranking_text import HEADS, cells, changed, verdict
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.papers.whatif import Ranking, WhatIf
 
 
-def write_table(rows: list[tuple[Paper, State]], path: str | Path, *, said: str) -> None:
+def write_table(rows: list[tuple[Paper, PaperState]], path: str | Path, *, said: str) -> None:
     """Write every row with its state, what switches it on and what is missing, those of use first; `said`: what the
     states are from.
 
@@ -42,7 +42,7 @@ def write_table(rows: list[tuple[Paper, State]], path: str | Path, *, said: str)
     _write(path, counts(rows), [said], [{"title": "", "heads": heads, "rows": cells}])
 
 
-def write_reproduced(paper: Paper, outcome: Outcome | None, state: State, path: str | Path) -> None:
+def write_reproduced(paper: Paper, outcome: Outcome | None, state: PaperState, path: str | Path) -> None:
     """One row in full.
 
     Raises:

@@ -10,10 +10,10 @@ from textwrap import wrap
 from meshwright.atomic import write_bytes
 from meshwright.papers.outcome import LOOSE, NEAR, Figure
 from meshwright.papers.record import IDEAS, Paper
-from meshwright.papers.state import STATES, State
+from meshwright.papers.state import STATES, PaperState
 from meshwright.report.papers_text import counts, shown
 
-Rows = list[tuple[Paper, State]]
+Rows = list[tuple[Paper, PaperState]]
 #: What the page says before its tables.
 STATES_SAID = (
     "Published systems and what of each a user gets. Written by `python docs/refresh.py` from what the checks "

@@ -11,7 +11,7 @@ from rich.text import Text
 from meshwright.papers.outcome import BROKEN, NEAR, NO_PROCESSES, Figure, Outcome
 from meshwright.papers.record import Paper
 from meshwright.papers.shipped import shipped
-from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, PARTLY, STATES, USABLE, State
+from meshwright.papers.state import EXECUTED, MODEL, NOT_HERE, NOT_YET, PARTLY, STATES, USABLE, PaperState
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.page import WIDE, Page
 
@@ -29,14 +29,14 @@ FAR = f"More than {NEAR:.0%} off, and why"
 STYLE = {USABLE: "green", MODEL: "cyan", PARTLY: "yellow", NOT_YET: "dim"}
 
 
-def counts(rows: list[tuple[Paper, State]]) -> str:
+def counts(rows: list[tuple[Paper, PaperState]]) -> str:
     """Count the rows in each state, the most useful to a user first, and those executed by real processes."""
     held = [f"{sum(s.state == state for _, s in rows)} {state}" for state in STATES]
     real = [f"{n} {word}" for word in (EXECUTED, NOT_HERE) if (n := sum(s.executed == word for _, s in rows))]
     return f"{len(rows)} papers: {', '.join(held)}" + (f"; {', '.join(real)}" if real else "")
 
 
-def table(rows: list[tuple[Paper, State]], console: Console, *, said: str, folded: bool) -> None:
+def table(rows: list[tuple[Paper, PaperState]], console: Console, *, said: str, folded: bool) -> None:
     """Print a line for every row, those of use first, with the command that switches them on. Those not yet reproduced
     are last, and only counted where `folded`; `said`: what the states are from."""
     with Page(console) as page:
@@ -57,13 +57,13 @@ def table(rows: list[tuple[Paper, State]], console: Console, *, said: str, folde
             page.quiet(f"not executed here: {why}; what was checked there is simulated")
 
 
-def _sections(rows: list[tuple[Paper, State]]) -> list[tuple[str, list[tuple[Paper, State]]]]:
+def _sections(rows: list[tuple[Paper, PaperState]]) -> list[tuple[str, list[tuple[Paper, PaperState]]]]:
     """Rows by state, under titles that say what a user gets."""
     found = [(TITLES[state], [row for row in rows if row[1].state == state]) for state in STATES]
     return [(title, mine) for title, mine in found if mine]
 
 
-def _line(paper: Paper, state: State, page: Page, area: int, executed: int) -> None:
+def _line(paper: Paper, state: PaperState, page: Page, area: int, executed: int) -> None:
     """One row: id, state, area, whether exact, whether executed, source; where there is room what is missing."""
     line = Text(f"  {paper.id:<22} ") + Text(f"{state.state:<10}", STYLE[state.state])
     kind = "exact" if paper.exact else "approximate"
@@ -75,7 +75,7 @@ def _line(paper: Paper, state: State, page: Page, area: int, executed: int) -> N
         page.print(Text(state.why, "dim"), indent=25)
 
 
-def compared(found: Mapping[str, State], differs: Sequence[tuple[str, str]], console: Console) -> None:
+def compared(found: Mapping[str, PaperState], differs: Sequence[tuple[str, str]], console: Console) -> None:
     """Print in what states that were found just now differ from the shipped ones, a row each."""
     with Page(console) as page:
         open_ = sum(bool(state.unchecked) for state in found.values())
@@ -97,7 +97,7 @@ def shown(figure: Figure) -> tuple[str, str, str, str, str]:
     return figure.what, paper, f"{figure.ours:.4g}{unit}", error, figure.asked
 
 
-def reproduced(paper: Paper, outcome: Outcome | None, state: State, console: Console) -> None:
+def reproduced(paper: Paper, outcome: Outcome | None, state: PaperState, console: Console) -> None:
     """Print one row in full: what it does and claims, the paper's figures beside ours, assumptions."""
     with Page(console) as page:
         page.print(Text(f"{paper.id}: {state.state}", f"bold {STYLE[state.state]}"))

@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.quantity import big
 from meshwright.report.facts import usd
-from meshwright.report.figure import Figure, round_values
+from meshwright.report.figure import Drawing, round_values
 from meshwright.search.scaling import Point, Scaling
 
 #: Colours of the curves, in their order; every one is named where it ends.
@@ -57,23 +57,23 @@ def panels(scaling: Scaling) -> list[Panel]:
     ]
 
 
-def figure(scaling: Scaling, width: float = 560.0, height: float = 340.0) -> Figure:
+def figure(scaling: Scaling, width: float = 560.0, height: float = 340.0) -> Drawing:
     """Both panels, one below the other."""
     found = panels(scaling)
-    whole = Figure(width, height * max(len(found), 1), "Time and cost of the training run over the number of devices")
+    whole = Drawing(width, height * max(len(found), 1), "Time and cost of the training run over the number of devices")
     for i, panel in enumerate(found):
         draw(whole, panel, scaling, width, height, top=i * height)
     return whole
 
 
-def panel_figure(panel: Panel, scaling: Scaling, width: float = 560.0, height: float = 340.0) -> Figure:
+def panel_figure(panel: Panel, scaling: Scaling, width: float = 560.0, height: float = 340.0) -> Drawing:
     """One panel."""
-    alone = Figure(width, height, f"{panel.title} over the number of devices, with 80% intervals")
+    alone = Drawing(width, height, f"{panel.title} over the number of devices, with 80% intervals")
     draw(alone, panel, scaling, width, height)
     return alone
 
 
-def draw(figure: Figure, panel: Panel, scaling: Scaling, width: float, height: float, top: float = 0.0) -> None:
+def draw(figure: Drawing, panel: Panel, scaling: Scaling, width: float, height: float, top: float = 0.0) -> None:
     """Put a panel on a figure, `top` units down."""
     counts = sorted({row[0].cluster.num_devices for row in panel.rows})
     values = [v for row in panel.rows for v in row[1:]] + ([panel.limit] if panel.limit else [])
@@ -111,7 +111,7 @@ def draw(figure: Figure, panel: Panel, scaling: Scaling, width: float, height: f
     _names(figure, curves, width, top)
 
 
-def _names(figure: Figure, curves: list[str], width: float, top: float) -> None:
+def _names(figure: Drawing, curves: list[str], width: float, top: float) -> None:
     """Which colour is which, where there are several."""
     at = LEFT
     for i, curve in enumerate(curves if len(curves) > 1 else ()):
@@ -122,7 +122,7 @@ def _names(figure: Figure, curves: list[str], width: float, top: float) -> None:
         at += 6.2 * len(curve) + 30
 
 
-def _curve(figure: Figure, rows: list, colour: str, x, y, scaling: Scaling) -> None:
+def _curve(figure: Drawing, rows: list, colour: str, x, y, scaling: Scaling) -> None:
     """A line through the values with its band, or a bar where there is one value; what is chosen has a ring."""
     ats = [x(row[0].cluster.num_devices) for row in rows]
     if len(rows) > 1:

@@ -7,7 +7,7 @@ from math import ceil, floor, log10
 import msgspec
 
 from meshwright.plan import Plan
-from meshwright.report.figure import Figure
+from meshwright.report.figure import Drawing
 from meshwright.report.search_text import shown
 from meshwright.search.found import OBJECTIVES, Found
 
@@ -23,7 +23,7 @@ AXES = {
 }
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True):
+class PlanMark(msgspec.Struct, frozen=True, kw_only=True):
     """A plan on the plot: where, in units of the figure; what it is, in words; and whether it is ``named``: the
     fastest or the recommended one, a plan of the ``front``, or one of the others ("")."""
 
@@ -72,7 +72,7 @@ def _round_step(least: float) -> float:
     return next(k * power for k in (1.0, 2.0, 2.5, 5.0, 10.0) if k * power >= least * (1 - 1e-9))
 
 
-def marks(found: Found, width: float, height: float) -> tuple[list[Mark], tuple[Axis, Axis]]:
+def marks(found: Found, width: float, height: float) -> tuple[list[PlanMark], tuple[Axis, Axis]]:
     """The plans on a plot of this size, the front last, and its axes."""
     front = dict(found.pareto)
     named = {found.best[0].plan: "fastest"} if found.best else {}
@@ -88,7 +88,7 @@ def marks(found: Found, width: float, height: float) -> tuple[list[Mark], tuple[
         x, y = (drawn(o, v) for o, v in zip(found.objectives, values))
         words = ", ".join(shown(o, v) for o, v in zip(found.objectives, values))
         out.append(
-            Mark(
+            PlanMark(
                 x=LEFT + across.share(x) * (width - LEFT - RIGHT),
                 y=height - BOTTOM - up.share(y) * (height - TOP - BOTTOM),
                 plan=plan,
@@ -99,11 +99,11 @@ def marks(found: Found, width: float, height: float) -> tuple[list[Mark], tuple[
     return out, (across, up)
 
 
-def figure(found: Found, width: float = 720.0, height: float = 400.0) -> Figure:
+def figure(found: Found, width: float = 720.0, height: float = 400.0) -> Drawing:
     """The plot of a search that found plans."""
     placed, (across, up) = marks(found, width, height)
     first, second = (OBJECTIVES[o] for o in found.objectives)
-    whole = Figure(width, height, f"Evaluated plans by {first} and {second}; the table says the same of the front")
+    whole = Drawing(width, height, f"Evaluated plans by {first} and {second}; the table says the same of the front")
     _axes(whole, across, up, width, height)
     front = sorted((m for m in placed if m.named), key=lambda m: m.x)
     whole.line([(m.x, m.y) for m in front if m.plan in dict(found.pareto)], "blue", width=1.5, opacity=0.6)
@@ -121,7 +121,7 @@ def figure(found: Found, width: float = 720.0, height: float = 400.0) -> Figure:
     return whole
 
 
-def _axes(whole: Figure, across: Axis, up: Axis, width: float, height: float) -> None:
+def _axes(whole: Drawing, across: Axis, up: Axis, width: float, height: float) -> None:
     bottom, right = height - BOTTOM, width - RIGHT
     for value in up.ticks:
         y = bottom - up.share(value) * (height - TOP - BOTTOM)

@@ -12,12 +12,12 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 
 CPU = torch.device("cpu")
 
 
-def largest(group: Group, values: Iterable[int], device: torch.device = CPU) -> list[int]:
+def largest(group: AxisGroup, values: Iterable[int], device: torch.device = CPU) -> list[int]:
     """Elementwise maximum over the group; collective."""
     mine = torch.tensor(list(values), dtype=torch.int64, device=device)
     if group.handle is not None:
@@ -25,7 +25,7 @@ def largest(group: Group, values: Iterable[int], device: torch.device = CPU) -> 
     return mine.tolist()
 
 
-def share(group: Group, data: bytes, device: torch.device = CPU) -> list[bytes]:
+def share(group: AxisGroup, data: bytes, device: torch.device = CPU) -> list[bytes]:
     """The `data` of every rank of the group, in its order; collective."""
     if group.handle is None:
         return [data]
@@ -41,7 +41,7 @@ def share(group: Group, data: bytes, device: torch.device = CPU) -> list[bytes]:
     return [f[8 : 8 + int.from_bytes(f[:8], "little")] for f in found]
 
 
-def agree(group: Group, wrong: Iterable[Diagnostic], device: torch.device = CPU) -> None:
+def agree(group: AxisGroup, wrong: Iterable[Diagnostic], device: torch.device = CPU) -> None:
     """Return on every rank, or raise on every rank; collective.
 
     Raises:

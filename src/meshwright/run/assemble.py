@@ -21,9 +21,9 @@ from meshwright.graph import KIND, QUEUE, RankClass
 from meshwright.plan import Plan
 from meshwright.replay.graph import causes
 from meshwright.replay.rebuild import rebuild
-from meshwright.run.clocks import Clock, Order
+from meshwright.run.clocks import Order, RankClock
 from meshwright.run.mesh import between, coordinates, members
-from meshwright.run.record import Label, Memory, Recording
+from meshwright.run.record import HeldMemory, Label, Recording
 from meshwright.timeline import UNKNOWN, Identity, MemoryTrace, StepBounds, Timeline
 
 #: Kinds in which every member needs something of every other.
@@ -37,7 +37,7 @@ class Reading(msgspec.Struct, frozen=True):
     """The recording of one process, its clock, and the name of that clock: equal names need no alignment."""
 
     recording: Recording
-    clock: Clock = Clock()
+    clock: RankClock = RankClock()
     clock_name: str = ""
 
 
@@ -247,7 +247,7 @@ def _arrive(spans: list[_Span], plan: Plan, known: set[int]) -> None:
             send.end = target.start if since <= send.end else send.end
 
 
-def _bounds(readings: Sequence[Reading], clocks: list[Clock], numbers: list[int]) -> list[tuple[float, float]]:
+def _bounds(readings: Sequence[Reading], clocks: list[RankClock], numbers: list[int]) -> list[tuple[float, float]]:
     """When each step began on the first rank and when it was over, in nanoseconds: a step takes as long as on the rank
     where it takes longest. Ranks leave a step one after the other, and the first begins the next meanwhile."""
     out = []
@@ -262,7 +262,7 @@ def _bounds(readings: Sequence[Reading], clocks: list[Clock], numbers: list[int]
 def _timeline(
     spans: list[_Span],
     readings: Sequence[Reading],
-    clocks: list[Clock],
+    clocks: list[RankClock],
     plan: Plan,
     numbers: list[int],
     bounds: list[tuple[float, float]],
@@ -325,7 +325,7 @@ def _key(label: Label) -> str:
     return f"{name} {label.num_bytes} bytes" if label.num_bytes else name
 
 
-def _memory(samples: tuple[Memory, ...], clock: Clock, zero: float) -> MemoryTrace:
+def _memory(samples: tuple[HeldMemory, ...], clock: RankClock, zero: float) -> MemoryTrace:
     times = clock.to_reference(np.array([m.time_ns for m in samples], np.int64)) - zero
     return MemoryTrace(
         time_s=times * 1e-9,

@@ -15,11 +15,11 @@ import torch
 
 from meshwright.run.collect import all_gather, reduce_scatter
 from meshwright.run.exchange import swap
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.ring import Hops, blockwise
-from meshwright.run.visible import Block, Rule, Run, blocks, document_blocks, runs_of
+from meshwright.run.visible import MaskBlock, MaskRule, TokenRun, blocks, document_blocks, runs_of
 
-_ALONE = Group(name="alone", ranks=(0,), index=0)
+_ALONE = AxisGroup(name="alone", ranks=(0,), index=0)
 
 
 def local_positions(
@@ -49,14 +49,14 @@ def attend(
     k: torch.Tensor,
     v: torch.Tensor,
     *,
-    cp: Group,
+    cp: AxisGroup,
     algorithm: str,
     causal: bool = True,
     window: int = 0,
     scale: float | None = None,
     documents: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
-    inner: Group | None = None,
+    inner: AxisGroup | None = None,
 ) -> torch.Tensor:
     """softmax(scale q k^T) v of this rank's tokens over the whole sequence, with its gradients.
 
@@ -80,7 +80,7 @@ def attend(
         ValueError: heads that do not divide over the ranks that swap them, or an unknown algorithm.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    rule = Rule(causal, window)
+    rule = MaskRule(causal, window)
     if algorithm == "ulysses":
         cp, inner, algorithm = _ALONE, cp, "ring"
     if inner is not None and not inner.alone:
@@ -109,31 +109,33 @@ def attend(
     if algorithm != "allgather":
         raise ValueError(f"no context-parallel algorithm {algorithm!r}")
     k, v = _gathered(k, v, held, cp)
-    everything = (Run(0, seq_len),)
+    everything = (TokenRun(0, seq_len),)
     hops = Hops((_visible(held[cp.index], everything, rule, documents),), rule)
     return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
 
 
 @cache
-def _held(seq_len: int, size: int, balanced: bool) -> tuple[tuple[Run, ...], ...]:
+def _held(seq_len: int, size: int, balanced: bool) -> tuple[tuple[TokenRun, ...], ...]:
     """The runs of every rank."""
     return tuple(runs_of(seq_len, size, i, balanced=balanced) for i in range(size))
 
 
 @cache
-def _around_whole(held: tuple[tuple[Run, ...], ...], index: int, rule: Rule) -> tuple[tuple[Block, ...], ...]:
+def _around_whole(
+    held: tuple[tuple[TokenRun, ...], ...], index: int, rule: MaskRule
+) -> tuple[tuple[MaskBlock, ...], ...]:
     return _around(held, index, rule, None)
 
 
 def _visible(
-    queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, documents: torch.Tensor | None
-) -> tuple[Block, ...]:
+    queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule, documents: torch.Tensor | None
+) -> tuple[MaskBlock, ...]:
     return blocks(queries, keys, rule) if documents is None else document_blocks(queries, keys, rule, documents)
 
 
 def _around(
-    held: Sequence[tuple[Run, ...]], index: int, rule: Rule, documents: torch.Tensor | None
-) -> tuple[tuple[Block, ...], ...]:
+    held: Sequence[tuple[TokenRun, ...]], index: int, rule: MaskRule, documents: torch.Tensor | None
+) -> tuple[tuple[MaskBlock, ...], ...]:
     """The blocks of each hop of the ring, up to the last hop in which any rank has work."""
     size = len(held)
     last = 0
@@ -144,7 +146,7 @@ def _around(
     return tuple(_visible(held[index], held[(index - hop) % size], rule, documents) for hop in range(last + 1))
 
 
-def _to_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group) -> tuple[torch.Tensor, ...]:
+def _to_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: AxisGroup) -> tuple[torch.Tensor, ...]:
     """A share of the tokens with all heads for all tokens of the group with a share of the heads, in one message."""
     size, heads, kv_heads = group.size, q.shape[2], k.shape[2]
     if heads % size:
@@ -159,7 +161,7 @@ def _to_sequence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, group: Group
     return tuple(part.view(x.shape).transpose(0, 1).flatten(1, 2) for part, x in zip(parts, sent, strict=True))
 
 
-def _to_heads(out: torch.Tensor, group: Group) -> torch.Tensor:
+def _to_heads(out: torch.Tensor, group: AxisGroup) -> torch.Tensor:
     """All tokens with a share of the heads back for this rank's tokens with all heads."""
     sent = out.unflatten(1, (group.size, -1)).transpose(0, 1)
     received = swap(sent.reshape(group.size, -1), group, queue="cp").view(sent.shape)
@@ -180,7 +182,7 @@ class _Gather(torch.autograd.Function):
 
 
 def _gathered(
-    k: torch.Tensor, v: torch.Tensor, held: Sequence[tuple[Run, ...]], group: Group
+    k: torch.Tensor, v: torch.Tensor, held: Sequence[tuple[TokenRun, ...]], group: AxisGroup
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the whole sequence, in its order; they travel in one message."""
     if group.alone:
@@ -190,7 +192,7 @@ def _gathered(
     return _in_order(keys.reshape(-1, *k.shape), held), _in_order(values.reshape(-1, *v.shape), held)
 
 
-def _in_order(ranks: torch.Tensor, held: Sequence[tuple[Run, ...]]) -> torch.Tensor:
+def _in_order(ranks: torch.Tensor, held: Sequence[tuple[TokenRun, ...]]) -> torch.Tensor:
     """[ranks, b, n, heads, d] of tokens in these runs as [b, S, heads, d]."""
     pieces = {
         run: piece

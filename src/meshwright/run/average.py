@@ -11,11 +11,11 @@ import torch.distributed as dist
 
 from meshwright.run.codecs import on_tensors
 from meshwright.run.collect import all_gather_single
-from meshwright.run.mesh import Mesh, members
+from meshwright.run.mesh import ProcessMesh, members
 from meshwright.run.optimizer import Optimizer
-from meshwright.run.pieces import Piece
+from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
-from meshwright.run.sync import Held
+from meshwright.run.sync import HeldElements
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 
@@ -26,7 +26,9 @@ BEGUN = "round_start"
 class Average:
     """One fragment of what this rank holds: 1-D views of parameters or moments, averaged as one run of values."""
 
-    def __init__(self, fragment: Fragment, held: Sequence[Held], views: Sequence[torch.Tensor], mesh: Mesh):
+    def __init__(
+        self, fragment: Fragment, held: Sequence[HeldElements], views: Sequence[torch.Tensor], mesh: ProcessMesh
+    ):
         self.group, self.held, self.views = mesh[fragment.replica.name], list(held), list(views)
         self.code, self.tensors = codec(fragment.codec), on_tensors(fragment.codec)
         #: As many values as the longest shard has, so that every rank sends as much.
@@ -74,14 +76,14 @@ class Average:
     def _said(self, num_bytes: int) -> dict[str, Any]:
         return {"group": self.group.ranks, "num_bytes": num_bytes, "key": "average"}
 
-    def pieces(self) -> Iterable[Piece]:
+    def pieces(self) -> Iterable[TensorPiece]:
         """The values of the last average, live."""
         if self.begun is None:
             return
         at = 0
         for h in self.held:
             size = h.stop - h.start
-            yield Piece(BEGUN, h.parameter, h.start, h.stop, self.begun[at : at + size], h.owner)
+            yield TensorPiece(BEGUN, h.parameter, h.start, h.stop, self.begun[at : at + size], h.owner)
             at += size
 
 
@@ -89,7 +91,9 @@ class Rounds:
     """Keeps replicas together that take steps of their own: averages at the end of every round. A plan whose replicas
     step together has rounds of one step and nothing to average."""
 
-    def __init__(self, fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: Mesh):
+    def __init__(
+        self, fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh
+    ):
         """`parts`: the parameters of each ((stage, segment), kind)."""
         fragments = tuple(fragments)
         self.mesh, self.every = mesh, max((fragment.every for fragment in fragments), default=1)
@@ -125,7 +129,7 @@ class Rounds:
             for average in self.averages:
                 average.begin()
 
-    def named(self, pieces: list[Piece]) -> list[Piece]:
+    def named(self, pieces: list[TensorPiece]) -> list[TensorPiece]:
         """The pieces of this rank and those of its rounds; of replicas that step apart each has states of its own."""
         if not self.averages:
             return pieces
@@ -134,7 +138,7 @@ class Rounds:
 
 
 def _averages(
-    fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: Mesh
+    fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh
 ) -> list[Average]:
     """The averages of what the optimizer holds."""
     kinds = {parameter.info.name: key for key, some in parts.items() for parameter in some}

@@ -17,7 +17,7 @@ import torch
 from meshwright.run.pieces import Parameter, Part
 
 
-class Block(NamedTuple):
+class TensorBox(NamedTuple):
     """A box of the tensor ``name``, whose whole has ``shape``: it begins at ``low`` and has ``size``. Its first
     element is at ``start`` of the run's values, the others follow by ``strides``."""
 
@@ -35,13 +35,13 @@ class Block(NamedTuple):
         return values.as_strided(tuple(size), [s * step for s in self.strides], values.storage_offset() + at * step)
 
 
-def whole(name: str, shape: Sequence[int]) -> Block:
+def whole(name: str, shape: Sequence[int]) -> TensorBox:
     """The block that is all of a tensor, its values in row order."""
     shape = tuple(shape)
-    return Block(name, shape, (0,) * len(shape), shape, 0, _strides(shape))
+    return TensorBox(name, shape, (0,) * len(shape), shape, 0, _strides(shape))
 
 
-def blocks(parameter: Parameter, start: int, stop: int) -> list[Block]:
+def blocks(parameter: Parameter, start: int, stop: int) -> list[TensorBox]:
     """Return the blocks of published tensors that elements [start, stop) of the flattened local tensor stand for.
     Elements outside every part (padding) stand for nothing."""
     shape = tuple(parameter.shape)
@@ -58,7 +58,9 @@ def blocks(parameter: Parameter, start: int, stop: int) -> list[Block]:
                 kept = kept[::-1] if part.transposed else kept
                 offset = tuple(o + first[i] - window[i][0] for o, i in zip(part.offset, kept, strict=True))
                 sizes = tuple(size[i] for i in kept)
-                found.append(Block(part.name, tuple(part.shape), offset, sizes, at, tuple(strides[i] for i in kept)))
+                found.append(
+                    TensorBox(part.name, tuple(part.shape), offset, sizes, at, tuple(strides[i] for i in kept))
+                )
     return found
 
 
@@ -104,7 +106,7 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple
         yield from (((last, *low), (last + 1, *high)) for low, high in boxes(inner, 0, tail))
 
 
-def overlaps(target: Block, sources: Sequence[Block]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+def overlaps(target: TensorBox, sources: Sequence[TensorBox]) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
     """(index of the source, low, size) of every box in which a source block of the same tensor meets `target`."""
     if not sources:
         return
@@ -118,7 +120,7 @@ def overlaps(target: Block, sources: Sequence[Block]) -> Iterator[tuple[int, tup
         yield int(i), tuple(low[i].tolist()), tuple(size[i].tolist())
 
 
-def cover(shape: Sequence[int], found: Iterable[Block]) -> str:
+def cover(shape: Sequence[int], found: Iterable[TensorBox]) -> str:
     """ "" when the blocks are every element of a tensor of this shape once; otherwise what is wrong."""
     found = sorted(found, key=lambda b: b.low)
     total, held = prod(shape), sum(prod(b.size) for b in found)
@@ -130,7 +132,7 @@ def cover(shape: Sequence[int], found: Iterable[Block]) -> str:
     return "" if held == total else f"{held} elements held of {total}"
 
 
-def _meet(shape: Sequence[int], found: list[Block]) -> bool:
+def _meet(shape: Sequence[int], found: list[TensorBox]) -> bool:
     """Whether any two of the blocks, sorted by where they begin, have an element in common."""
     if not shape:
         return len(found) > 1

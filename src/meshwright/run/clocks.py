@@ -29,7 +29,7 @@ class Probe(msgspec.Struct, frozen=True):
     error_ns: float
 
 
-class Clock(msgspec.Struct, frozen=True):
+class RankClock(msgspec.Struct, frozen=True):
     """A rank's clock as a line: rank 0's time is ``t + offset_ns + drift * (t - at_ns)``, within ``error_ns``."""
 
     at_ns: int = 0
@@ -41,7 +41,7 @@ class Clock(msgspec.Struct, frozen=True):
         """Nanoseconds of this clock on that of rank 0."""
         return t_ns + self.offset_ns + self.drift * (t_ns - self.at_ns)
 
-    def moved(self, by_ns: float) -> Clock:
+    def moved(self, by_ns: float) -> RankClock:
         return msgspec.structs.replace(self, offset_ns=self.offset_ns + by_ns)
 
 
@@ -97,14 +97,14 @@ def best(samples: NDArray[np.int64]) -> Probe:
     return Probe(int(sent[i] + back[i]) // 2, float(offset), float(way[i]) / 2)
 
 
-def line(before: Probe, after: Probe) -> Clock:
+def line(before: Probe, after: Probe) -> RankClock:
     """The clock through two measurements. The drift is only believed where it exceeds what both may be wrong."""
     between, error = after.at_ns - before.at_ns, max(before.error_ns, after.error_ns)
     change = after.offset_ns - before.offset_ns
     if between <= 0 or abs(change) <= before.error_ns + after.error_ns:
         nearer = min(before, after, key=lambda p: p.error_ns)
-        return Clock(nearer.at_ns, nearer.offset_ns, 0.0, error + abs(change))
-    return Clock(before.at_ns, before.offset_ns, change / between, error)
+        return RankClock(nearer.at_ns, nearer.offset_ns, 0.0, error + abs(change))
+    return RankClock(before.at_ns, before.offset_ns, change / between, error)
 
 
 class Order:

@@ -1,8 +1,9 @@
 """Collectives with gradients: what moves between the regions of a layer, and what moves back.
 
-Every function takes a :class:`~meshwright.run.mesh.Group` and does nothing when the group is one rank. Each call is a
-span of the recorder on the group's queue. The pairs are those of Megatron-LM (Shoeybi et al. 1909.08053; with sequence
-parallelism Korthikanti et al. 2205.05198): the gradient of a gather is a reduce-scatter, of a copy an all-reduce.
+Every function takes a :class:`~meshwright.run.mesh.AxisGroup` and does nothing when the group is one rank. Each call
+is a span of the recorder on the group's queue. The pairs are those of Megatron-LM (Shoeybi et al. 1909.08053; with
+sequence parallelism Korthikanti et al. 2205.05198): the gradient of a gather is a reduce-scatter, of a copy an
+all-reduce.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import recorder
 
 # named differently from torch 2.13 on; the old names warn there
@@ -18,7 +19,7 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
-def all_gather(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch.Tensor:
+def all_gather(x: torch.Tensor, group: AxisGroup, *, queue: str = "tp") -> torch.Tensor:
     """The shards [n, ...] of every rank of the group, one below the other: [n * size, ...]. No gradient."""
     if group.alone:
         return x
@@ -28,7 +29,7 @@ def all_gather(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch.Ten
     return out
 
 
-def reduce_scatter(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch.Tensor:
+def reduce_scatter(x: torch.Tensor, group: AxisGroup, *, queue: str = "tp") -> torch.Tensor:
     """This rank's shard [n / size, ...] of the sum over the group. No gradient."""
     if group.alone:
         return x
@@ -39,7 +40,7 @@ def reduce_scatter(x: torch.Tensor, group: Group, *, queue: str = "tp") -> torch
 
 
 def all_reduce(
-    x: torch.Tensor, group: Group, *, queue: str = "tp", op: dist.ReduceOp = dist.ReduceOp.SUM
+    x: torch.Tensor, group: AxisGroup, *, queue: str = "tp", op: dist.ReduceOp = dist.ReduceOp.SUM
 ) -> torch.Tensor:
     """`x` becomes its sum over the group, in place. No gradient."""
     if not group.alone:
@@ -48,12 +49,12 @@ def all_reduce(
     return x
 
 
-def gather_async(out: torch.Tensor, shard: torch.Tensor, group: Group) -> dist.Work:
+def gather_async(out: torch.Tensor, shard: torch.Tensor, group: AxisGroup) -> dist.Work:
     """Start filling `out` [n * size] with every rank's `shard` [n]."""
     return all_gather_single(out, shard, group=group.handle, async_op=True)
 
 
-def reduce_scatter_async(out: torch.Tensor, whole: torch.Tensor, group: Group) -> dist.Work:
+def reduce_scatter_async(out: torch.Tensor, whole: torch.Tensor, group: AxisGroup) -> dist.Work:
     """Start summing `whole` [n * size] over the group into each rank's `out` [n]."""
     return reduce_scatter_single(out, whole, group=group.handle, async_op=True)
 
@@ -105,24 +106,24 @@ class _Scatter(torch.autograd.Function):
         return all_gather(grad, ctx.group), None
 
 
-def sum_over(x: torch.Tensor, group: Group) -> torch.Tensor:
+def sum_over(x: torch.Tensor, group: AxisGroup) -> torch.Tensor:
     """Partial `x` summed over the group; the gradient passes as it is."""
     return x if group.alone else _Sum.apply(x, group)
 
 
-def copy_to(x: torch.Tensor, group: Group) -> torch.Tensor:
+def copy_to(x: torch.Tensor, group: AxisGroup) -> torch.Tensor:
     """`x` as it is; its gradient, a part on every rank, is summed over the group."""
     return x if group.alone else _Copy.apply(x, group)
 
 
-def gather_dim(x: torch.Tensor, group: Group, dim: int = 1) -> torch.Tensor:
+def gather_dim(x: torch.Tensor, group: AxisGroup, dim: int = 1) -> torch.Tensor:
     """Shards along `dim` put together; the gradient is summed and cut."""
     if group.alone:
         return x
     return _Gather.apply(x.transpose(0, dim).contiguous(), group).transpose(0, dim)
 
 
-def scatter_dim(x: torch.Tensor, group: Group, dim: int = 1) -> torch.Tensor:
+def scatter_dim(x: torch.Tensor, group: AxisGroup, dim: int = 1) -> torch.Tensor:
     """Partial `x` summed, each rank keeping its shard along `dim`; the gradient is gathered."""
     if group.alone:
         return x

@@ -28,7 +28,7 @@ from meshwright.spec.workload import Train
 FAR = 1e300
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True):
+class EqualityCase(msgspec.Struct, frozen=True, kw_only=True):
     """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on."""
 
     model: Model
@@ -61,7 +61,7 @@ class _Seen(NamedTuple):
     parameters: list[tuple]
 
 
-def apart(cases: Sequence[Case], *, device: str = "cpu") -> list[Apart]:
+def apart(cases: Sequence[EqualityCase], *, device: str = "cpu") -> list[Apart]:
     """Return the largest difference of each case from one process, all of them in one job in float64.
 
     Raises:
@@ -71,7 +71,7 @@ def apart(cases: Sequence[Case], *, device: str = "cpu") -> list[Apart]:
     return [msgspec.convert(one, Apart) for one in found]
 
 
-def _compare(world: World, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, Any]]:
     known: dict[tuple, _Seen] = {}
     out = []
     for case in cases:
@@ -84,7 +84,7 @@ def _compare(world: World, cases: tuple[Case, ...]) -> list[dict[str, Any]]:
     return out
 
 
-def _alone(case: Case) -> Plan:
+def _alone(case: EqualityCase) -> Plan:
     """One rank that takes the whole batch as one microbatch."""
     plan = Plan().on(1)
     return msgspec.structs.replace(
@@ -92,7 +92,7 @@ def _alone(case: Case) -> Plan:
     )
 
 
-def _trained(case: Case, place: mesh.Mesh) -> _Seen:
+def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
     trainer = Trainer(case.model, case.plan, case.train, place, settings=Settings(precision="float64", lr=1e-2))
     losses: list[float] = []
     gradients: list[tuple] = []
@@ -110,7 +110,7 @@ def _trained(case: Case, place: mesh.Mesh) -> _Seen:
     return _Seen(losses, gradients, parameters)
 
 
-def _batch(case: Case, step: int, trainer: Trainer) -> Batch:
+def _batch(case: EqualityCase, step: int, trainer: Trainer) -> Batch:
     """This rank's part of a global batch of random tokens, in documents of random lengths, that depends on the step
     alone."""
     draw = torch.Generator().manual_seed(1000 + step)

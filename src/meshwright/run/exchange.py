@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import recorder
 
 
@@ -21,7 +21,7 @@ class _Swap(torch.autograd.Function):
 
 
 def _swapped(
-    x: torch.Tensor, group: Group, sent: list[int] | None, received: list[int] | None, queue: str
+    x: torch.Tensor, group: AxisGroup, sent: list[int] | None, received: list[int] | None, queue: str
 ) -> torch.Tensor:
     x = x.contiguous()
     out = x.new_empty((x.shape[0] if received is None else sum(received), *x.shape[1:]))
@@ -32,7 +32,7 @@ def _swapped(
 
 def swap(
     x: torch.Tensor,
-    group: Group,
+    group: AxisGroup,
     sent: list[int] | None = None,
     received: list[int] | None = None,
     *,

@@ -10,7 +10,7 @@ import torch
 from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.fsdp import Sharded
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import ProcessMesh
 from meshwright.run.model import Stage
 from meshwright.run.parameters import initialise
 from meshwright.run.parts import Shared
@@ -95,7 +95,7 @@ def fragments_of(
 
 
 def exchanges_of(
-    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: Mesh, types: Types
+    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: ProcessMesh, types: Types
 ) -> list[Sharded] | list[Bucket]:
     """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
     forward; or, where parameters are gathered for every pass, one for each stage."""

@@ -22,17 +22,17 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from meshwright.run.collect import all_gather_single, reduce_scatter_single
-from meshwright.run.mesh import Group, Mesh
+from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.model import Stage
 from meshwright.run.record import recorder
-from meshwright.run.sync import Held
+from meshwright.run.sync import HeldElements
 
 
 class Sharded:
     """A stage with its parameters sharded; the same duties as the buckets of ``sync``. Gradients are summed over the
     ranks of `replica` with the same shard."""
 
-    def __init__(self, stage: Stage, mesh: Mesh, replica: Group, *, params: torch.dtype, grads: torch.dtype):
+    def __init__(self, stage: Stage, mesh: ProcessMesh, replica: AxisGroup, *, params: torch.dtype, grads: torch.dtype):
         self.module, self.stage, self.mesh, self.replica = stage, stage.stage, mesh, replica
         self.about = {name: _About(p) for name, p in stage.named_parameters()}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
@@ -55,12 +55,12 @@ class Sharded:
             if (held := self._one(name, parameter)) is not None
         ]
 
-    def held(self) -> Iterable[Held]:
+    def held(self) -> Iterable[HeldElements]:
         """Yield the elements that this rank updates: its shard of every parameter. ``gradient`` is allocated once and
         refilled by :meth:`finish`."""
         return [h for _, h, _ in self._mine]
 
-    def _one(self, name: str, parameter: nn.Parameter) -> Held | None:
+    def _one(self, name: str, parameter: nn.Parameter) -> HeldElements | None:
         about, local = self.about[name], _local(parameter)
         if not local.numel():
             return None
@@ -68,7 +68,7 @@ class Sharded:
         row = parameter.numel() // shape[0]
         # torch cuts rows into chunks of equal size, the last ones short or empty
         start = -(-shape[0] // self.mesh["shard"].size) * self.mesh["shard"].index * row
-        return Held(
+        return HeldElements(
             parameter=about.info,
             start=start,
             stop=start + local.numel(),
@@ -112,17 +112,17 @@ class Sharded:
         """Nothing to wait for: layers gather themselves."""
 
 
-def sharded_unit(module: nn.Module, group: Group) -> FSDPModule:
+def sharded_unit(module: nn.Module, group: AxisGroup) -> FSDPModule:
     """A module whose parameters are fully sharded as those of a stage's layers are."""
     ranks = _mesh_of(group, next(module.parameters()).device.type)
     return fully_shard(module, mesh=ranks, reshard_after_forward=True)
 
 
-def _mesh_of(group: Group, kind: str) -> DeviceMesh:
+def _mesh_of(group: AxisGroup, kind: str) -> DeviceMesh:
     return DeviceMesh.from_group(group.handle, kind, mesh_dim_names=("shard",))
 
 
-def _recorded(unit: FSDPModule, shard: Group, replica: Group, said: dict[str, Any]) -> None:
+def _recorded(unit: FSDPModule, shard: AxisGroup, replica: AxisGroup, said: dict[str, Any]) -> None:
     """Make a unit's exchanges spans of the recorder, that between replicas among them."""
     unit.set_custom_all_gather(_Gather(said | {"group": shard.ranks}))
     unit.set_custom_reduce_scatter(_Reduce(said | {"group": shard.ranks}))
@@ -168,7 +168,7 @@ class _Reduce(_Exchange):
 class _Replicas:
     """Sums a unit's scattered gradients over the replicas (torch calls it for them, on a stream for that)."""
 
-    def __init__(self, group: Group, said: dict[str, Any]):
+    def __init__(self, group: AxisGroup, said: dict[str, Any]):
         self.group, self.said = group, said
 
     def __call__(self, reduced: torch.Tensor) -> None:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from meshwright.plan import Plan
 from meshwright.run import clocks
 from meshwright.run.assemble import Reading, assemble
-from meshwright.run.clocks import Clock, Probe
-from meshwright.run.record import Label, Memory, Recorder, Recording
+from meshwright.run.clocks import Probe, RankClock
+from meshwright.run.record import HeldMemory, Label, Recorder, Recording
 from meshwright.timeline import UNKNOWN, Identity, Timeline
 
 _COLUMNS = ("label", "step", "start_ns", "end_ns", "depth")
@@ -30,7 +30,9 @@ def gather(
     recording = recorder.recording()
     after = clocks.probe()
     clock = (
-        clocks.line(before, after) if before is not None else Clock(after.at_ns, after.offset_ns, 0.0, after.error_ns)
+        clocks.line(before, after)
+        if before is not None
+        else RankClock(after.at_ns, after.offset_ns, 0.0, after.error_ns)
     )
     found = _collected(pack(recording, clock, clocks.identity()))
     if found is None:
@@ -41,7 +43,7 @@ def gather(
 
 def _one_clock(readings: list[Reading]) -> list[Reading]:
     """Processes that read one clock agree exactly; what was measured of them is only the way of the messages."""
-    first: dict[str, Clock] = {}
+    first: dict[str, RankClock] = {}
     out = []
     for reading in readings:
         name = reading.clock_name
@@ -50,7 +52,7 @@ def _one_clock(readings: list[Reading]) -> list[Reading]:
     return out
 
 
-def pack(recording: Recording, clock: Clock, clock_name: str) -> bytes:
+def pack(recording: Recording, clock: RankClock, clock_name: str) -> bytes:
     """A reading as bytes, columns as they lie in memory."""
     columns = {name: getattr(recording, name).tobytes() for name in _COLUMNS}
     said: dict[str, Any] = {
@@ -71,9 +73,9 @@ class _Packed(msgspec.Struct):
     host: str
     labels: list[Label]
     steps: list[tuple[int, int, int]]
-    memory: list[Memory]
+    memory: list[HeldMemory]
     columns: dict[str, bytes]
-    clock: Clock
+    clock: RankClock
     clock_name: str
 
 

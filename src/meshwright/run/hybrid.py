@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.run.parts import Embedding, Head, Mlp, Norm, dropped
+from meshwright.run.parts import EmbeddingModule, HeadModule, Mlp, Norm, dropped
 from meshwright.run.plain import PlainNorm
 from meshwright.run.scans import DeltaMixer, GatedAttention, Mamba2Mixer
 from meshwright.spec.mixers import Mamba2
@@ -44,13 +44,13 @@ class HybridLayer(nn.Module):
         return x
 
 
-class HybridHead(Head):
+class HybridHead(HeadModule):
     """The usual head behind a norm whose weight is what one is departed from, where the family has it so."""
 
-    def __init__(self, shared, tied: Embedding | None):
+    def __init__(self, shared, tied: EmbeddingModule | None):
         super().__init__(shared, tied)
         if shared.names.unit_offset:
             self.norm = PlainNorm(shared, shared.names.final_norm, shared.model.hidden, offset=True)
 
 
-__all__ = ["Embedding", "HybridHead", "HybridLayer", "Norm"]
+__all__ = ["EmbeddingModule", "HybridHead", "HybridLayer", "Norm"]

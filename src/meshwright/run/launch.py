@@ -49,7 +49,7 @@ ASKING = (signal.SIGINT, signal.SIGTERM)
 PEER = re.compile(r"closed by peer|reset by peer|broken pipe|timed out|connection refused|NCCL|socket|gloo", re.I)
 
 
-class Stop:
+class StopSignal:
     """Whether this process was asked to end: SIGTERM, and SIGINT under a launcher."""
 
     requested = False
@@ -59,7 +59,7 @@ class Stop:
 
 
 #: The request of this process; a run looks at it once a step.
-stop = Stop()
+stop = StopSignal()
 
 
 def start(

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from meshwright.run.collect import all_gather, all_reduce, reduce_scatter
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 
 
 class Sink(Protocol):
@@ -110,7 +110,9 @@ def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return _Product.apply(x, weight, None, False, False)
 
 
-def column_parallel(x: torch.Tensor, weight: torch.Tensor, tp: Group, *, sequence: bool, keep: bool) -> torch.Tensor:
+def column_parallel(
+    x: torch.Tensor, weight: torch.Tensor, tp: AxisGroup, *, sequence: bool, keep: bool
+) -> torch.Tensor:
     """Into a tensor-parallel region: x [s, b, k] with `sequence` sharded along dim 0, weight this rank's rows [n, k].
     `keep`: what was gathered stays for the weight gradient.
 

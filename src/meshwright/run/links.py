@@ -17,7 +17,7 @@ import torch.distributed as dist
 from meshwright.lower.waves import rows
 from meshwright.plan import Pool
 from meshwright.run.collect import all_gather
-from meshwright.run.mesh import Group, Mesh
+from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pipeline import Channel
 from meshwright.run.record import recorder
 from meshwright.schedules.actions import BW, Actions, B, F
@@ -88,8 +88,8 @@ class Link:
         self,
         own: End,
         other: End,
-        mesh: Mesh,
-        groups: tuple[Group, Group],
+        mesh: ProcessMesh,
+        groups: tuple[AxisGroup, AxisGroup],
         *,
         source: bool,
         back: bool,
@@ -169,7 +169,7 @@ class Link:
         return all_gather(out, self.tp, queue="tp") if self.whole else out
 
 
-def _bounds(length: int, tp: Group) -> tuple[int, int]:
+def _bounds(length: int, tp: AxisGroup) -> tuple[int, int]:
     share = _share(length, tp.size, tp.index)
     return share.start, share.stop
 

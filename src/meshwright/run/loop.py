@@ -32,9 +32,9 @@ from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
 from meshwright.run.checkpoint.format import find, read_index
 from meshwright.run.data import tokenizer
 from meshwright.run.gather import gather
-from meshwright.run.mesh import Group, Mesh
-from meshwright.run.metrics import METRICS, Metrics, Progress
-from meshwright.run.pieces import Piece
+from meshwright.run.mesh import AxisGroup, ProcessMesh
+from meshwright.run.metrics import METRICS, Metrics, ProgressLine
+from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import Off, Recorder, ResidentBytes, install
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
@@ -84,7 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     schedule_params: dict[str, Any] = {}
 
 
-class Summary(msgspec.Struct, kw_only=True):
+class RunSummary(msgspec.Struct, kw_only=True):
     """The outcome of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
     loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
     end before its last step. ``lengths``: documents as they were packed."""
@@ -101,7 +101,7 @@ class Summary(msgspec.Struct, kw_only=True):
     lengths: Lengths | None = None
 
     @classmethod
-    def of(cls, timeline: Timeline, last_step: int, **said: Any) -> Summary:
+    def of(cls, timeline: Timeline, last_step: int, **said: Any) -> RunSummary:
         """Build the summary of a measured timeline, after whose steps `last_step` were done in all."""
         steps, ranks = timeline.records["step"], timeline.records["rank"]
         return cls(
@@ -116,7 +116,7 @@ class Summary(msgspec.Struct, kw_only=True):
 
 
 def train(world: World, job: Job) -> dict[str, Any]:
-    """The rank `world` of a run, from the first step to the last; a :class:`Summary` as plain values.
+    """The rank `world` of a run, from the first step to the last; a :class:`RunSummary` as plain values.
 
     Raises:
         MeshwrightError: the same on every rank: D codes for the text, H codes for checkpoints and weights, X104 for
@@ -141,7 +141,7 @@ def kept_steps(num_ranks: int) -> int:
 
 
 @contextmanager
-def _recorded(place: Mesh, steps: int) -> Iterator[Recorder]:
+def _recorded(place: ProcessMesh, steps: int) -> Iterator[Recorder]:
     """Record the last of so many steps; those before the window of steps that is kept leave nothing."""
     keep = kept_steps(place.world)
     recorder = Recorder(rank=place.rank, device=place.device, warmup=min(keep, steps // 2), keep=keep)
@@ -152,7 +152,7 @@ def _recorded(place: Mesh, steps: int) -> Iterator[Recorder]:
         install(Off())
 
 
-def open_corpus(world: World, job: Job, place: Mesh) -> data.Corpus:
+def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
     """The corpus on every rank; where it has to be built, one rank of each machine does so."""
     folder, wrong = job.corpus, ()
     if not folder and world.local_rank == 0:
@@ -208,7 +208,7 @@ def begin(job: Job, trainer: Trainer) -> None:
         trainer.set_step(0)
 
 
-def _wanted(job: Job, trainer: Trainer) -> list[Piece]:
+def _wanted(job: Job, trainer: Trainer) -> list[TensorPiece]:
     """The pieces to fill from the checkpoint of a run: each replica's own state where it was saved by as many, else, at
     the end of a round, the first replica's.
 
@@ -257,7 +257,7 @@ class _Run:
         self.metrics = self._metrics()
         self.saver = self._saver()
         shown = self.mesh.first and not job.quiet
-        self.progress = Progress(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
+        self.progress = ProgressLine(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
 
     def _metrics(self) -> Metrics | None:
         """Rank 0's; made by all, because its folder is."""
@@ -372,7 +372,7 @@ class _Run:
             help="a lower --lr, a longer --warmup, or --dtype fp32",
         )
 
-    def summary(self, timeline: Timeline | None) -> Summary:
+    def summary(self, timeline: Timeline | None) -> RunSummary:
         """The run so far, with its last steps' `timeline`, which the first rank has; collective."""
         done, place = self.trainer.step_count, self.mesh
         peaks = share(place["world"], str(_peak_bytes(place.device)).encode(), place.device)
@@ -391,7 +391,7 @@ class _Run:
             else (),
             records={"step": steps, "rank": ranks},
         )
-        return Summary.of(
+        return RunSummary.of(
             found,
             done,
             device=_device_name(place.device),
@@ -413,7 +413,7 @@ class _Run:
 class _Votes:
     """Whether any rank was asked to stop, learnt by all after the same step and without a step waiting for it."""
 
-    def __init__(self, group: Group):
+    def __init__(self, group: AxisGroup):
         self.alone = group.alone
         # on the CPU also where training is not: a flag is no reason to wait for a GPU
         self.group = None if group.alone else dist.new_group(list(group.ranks), backend="gloo")

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from meshwright.run.collect import all_reduce
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 
 
 class ShardedCrossEntropy(torch.autograd.Function):
@@ -37,7 +37,7 @@ class ShardedCrossEntropy(torch.autograd.Function):
         return out.to(ctx.dtype), None, None, None
 
 
-def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: Group) -> torch.Tensor:
+def cross_entropy(logits: torch.Tensor, targets: torch.Tensor, first: int, tp: AxisGroup) -> torch.Tensor:
     """Loss of all tokens together, of logits [..., n], this rank's columns from `first` on, for targets [...]; at least
     fp32. A target of -1 is none. Equal on all ranks of `tp`."""
     if tp.alone:

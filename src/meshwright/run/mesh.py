@@ -23,7 +23,7 @@ LINKS = ("link_forward:", "link_backward:")
 APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
+class AxisGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The ranks that share one axis with this process, in axis order; ``index`` is this process among them.
     ``handle`` is the process group, None when it is alone."""
 
@@ -41,7 +41,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.ranks) == 1
 
 
-class Mesh(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessMesh(msgspec.Struct, frozen=True, kw_only=True):
     """The position of this process on every axis of the mesh, and its groups.
 
     ``groups`` holds tp, cp, dp, pp; ``cp_inner``, neighbours on cp that swap heads, and ``cp_outer``, the ranks at one
@@ -58,9 +58,9 @@ class Mesh(msgspec.Struct, frozen=True, kw_only=True):
     world: int
     device: torch.device
     coordinates: dict[str, int]
-    groups: dict[str, Group]
+    groups: dict[str, AxisGroup]
 
-    def __getitem__(self, name: str) -> Group:
+    def __getitem__(self, name: str) -> AxisGroup:
         return self.groups[name]
 
     @property
@@ -144,15 +144,17 @@ def _split(groups: Iterable[tuple[int, ...]], scope: int) -> tuple[list[tuple[in
     return runs, across
 
 
-def alone(*, device: torch.device | None = None) -> Mesh:
+def alone(*, device: torch.device | None = None) -> ProcessMesh:
     """The mesh of a plan of one rank, whatever job this process is in: nothing is exchanged."""
     plan = Plan(layout=Layout(dp=1))
-    groups = {name: Group(name=name, ranks=(0,), index=0) for name, sets in members(plan).items() if sets}
+    groups = {name: AxisGroup(name=name, ranks=(0,), index=0) for name, sets in members(plan).items() if sets}
     place = coordinates(plan, 0) | expert_coordinates(plan, 0)
-    return Mesh(plan=plan, rank=0, world=1, device=device or torch.device("cpu"), coordinates=place, groups=groups)
+    return ProcessMesh(
+        plan=plan, rank=0, world=1, device=device or torch.device("cpu"), coordinates=place, groups=groups
+    )
 
 
-def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
+def build(plan: Plan, *, device: torch.device | None = None) -> ProcessMesh:
     """The mesh of this process, with a process group for every set of more than one rank.
 
     Every process of the job must call this with the same plan, after ``init_process_group`` (or without it, alone).
@@ -172,7 +174,7 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
         if rank in range(first, first + pool.plan.layout.num_ranks):
             mine, groups, begin = pool.plan, made, first
     groups |= _made({name: [ranks] for name, ranks in between(plan).items()}, rank, handles)
-    return Mesh(
+    return ProcessMesh(
         plan=mine,
         rank=rank,
         world=world,
@@ -184,7 +186,7 @@ def build(plan: Plan, *, device: torch.device | None = None) -> Mesh:
 
 def _made(
     sets: dict[str, list[tuple[int, ...]]], rank: int, handles: dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]
-) -> dict[str, Group]:
+) -> dict[str, AxisGroup]:
     """The groups that a rank is in, by name; every process creates every group, in one order, whether or not it is in
     it."""
     groups = {}
@@ -195,7 +197,7 @@ def _made(
                 handles[own, ranks] = dist.new_group(list(ranks))
             if rank in ranks:
                 handle = handles.get((own, ranks))
-                groups[name] = Group(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
+                groups[name] = AxisGroup(name=name, ranks=ranks, index=ranks.index(rank), handle=handle)
     return groups
 
 

@@ -68,7 +68,7 @@ def _within(line: bytes, done: int) -> bool:
         return False
 
 
-class Progress:
+class ProgressLine:
     """One line that is written over on a terminal, about ten lines in all elsewhere."""
 
     def __init__(self, steps: int, tokens_per_step: int, ideal_s: float = 0.0):

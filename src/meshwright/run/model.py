@@ -10,12 +10,12 @@ from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.moe import Mixture
 from meshwright.run.pair import PairEmbedding, PairHead, PairLayer
-from meshwright.run.parts import Attention, Embedding, Head, Mlp, Norm, Pass, Shared, dropped
+from meshwright.run.parts import AttentionModule, EmbeddingModule, HeadModule, Mlp, Norm, Pass, Shared, dropped
 from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 
 
-class Layer(nn.Module):
+class BlockModule(nn.Module):
     """One block: x + attention(norm(x)), then + mlp(norm(x))."""
 
     def __init__(self, shared: Shared, layer: int, recompute: str):
@@ -25,7 +25,7 @@ class Layer(nn.Module):
         first, second = (prefix + word for word in shared.names.norms)
         width, sums = shared.model.hidden, shared.shard_sums
         self.attention_norm = Norm(shared, first, width, block, sums=sums)
-        self.attention = Attention(shared, prefix, block.attention, block)
+        self.attention = AttentionModule(shared, prefix, block.attention, block)
         self.attention.drops_core = recompute == "selective"
         self.mlp_norm = Norm(shared, second, width, block, sums=sums)
         if isinstance(block.mlp, Moe):
@@ -47,19 +47,19 @@ def modules(shared: Shared) -> tuple[type, type, type]:
     """The modules of a model's embedding, layers and head, by its naming scheme."""
     match naming.school(shared.model):
         case "mamba2" | "qwen3_5":
-            return Embedding, HybridLayer, HybridHead
+            return EmbeddingModule, HybridLayer, HybridHead
         case "bert":
             return EncoderEmbedding, EncoderLayer, EncoderHead
         case "t5":
             return PairEmbedding, PairLayer, PairHead
-    return Embedding, Layer, Head
+    return EmbeddingModule, BlockModule, HeadModule
 
 
 class Stage(nn.Module):
     """A virtual stage: some layers, with the embedding before the first and the head behind the last."""
 
     def __init__(self, shared: Shared, stage: int, layers: tuple[int, ...], modes: tuple[str, ...], *, first: bool,
-                 last: bool, tied: Embedding | None = None):  # fmt: skip
+                 last: bool, tied: EmbeddingModule | None = None):  # fmt: skip
         super().__init__()
         self.stage, self.first, self.last = stage, first, last
         embedding, layer_of, head = modules(shared)

@@ -22,7 +22,7 @@ from meshwright.run.activation import activate
 from meshwright.run.collect import all_gather, gather_dim, scatter_dim
 from meshwright.run.exchange import swap
 from meshwright.run.linear import grouped_matmul, matmul
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.parameters import INIT_STD
 from meshwright.run.parts import Mlp, Shared
 from meshwright.run.pieces import Part
@@ -106,7 +106,7 @@ class Mixture(nn.Module):
         # where each expert begins among them, found without asking the device how many there are
         begins = torch.arange(self.spec.experts + 1, device=x.device)
         counts = torch.searchsorted(ordered, begins).diff()
-        sent = Sent.agree(counts, self.ep, self.etp)
+        sent = SentRows.agree(counts, self.ep, self.etp)
         rows = self._experts(dispatch(tokens[place // self.spec.top_k], sent, self.ep, self.etp), sent)
         rows = combine(rows, sent, self.ep, self.etp)
         # back from the order of experts to that of tokens
@@ -119,7 +119,7 @@ class Mixture(nn.Module):
             beside = beside * torch.sigmoid(matmul(x, self.beside_gate))
         return out + beside
 
-    def _experts(self, rows: torch.Tensor, sent: Sent) -> torch.Tensor:
+    def _experts(self, rows: torch.Tensor, sent: SentRows) -> torch.Tensor:
         inner = activate(grouped_matmul(rows, self.up, sent.groups), self.spec)
         return grouped_matmul(inner, self.down, sent.groups)
 
@@ -133,7 +133,7 @@ def route(tokens: torch.Tensor, router: torch.Tensor, top_k: int, *, normed: boo
     return (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
 
 
-class Sent(NamedTuple):
+class SentRows(NamedTuple):
     """Where rows go: ``to`` and ``back`` of them to and from each expert-parallel rank, ``totals`` on each rank of an
     expert's split, ``groups`` for each local expert, and ``order``: which of the rows that arrive, each rank's padded
     to the longest, makes each row of the experts' input."""
@@ -145,7 +145,7 @@ class Sent(NamedTuple):
     order: torch.Tensor
 
     @staticmethod
-    def agree(counts: torch.Tensor, ep: Group, etp: Group) -> Sent:
+    def agree(counts: torch.Tensor, ep: AxisGroup, etp: AxisGroup) -> SentRows:
         """Return the rows to send and receive, from this rank's rows for each expert, int64 [experts]. The one place
         that waits for the device."""
         local = len(counts) // ep.size
@@ -164,7 +164,7 @@ class Sent(NamedTuple):
         experts = torch.arange(local).expand(shape).reshape(-1).repeat_interleave(lengths.flatten())
         longest = max(totals)
         places = torch.cat([torch.arange(n) + i * longest for i, n in enumerate(totals)])
-        return Sent(
+        return SentRows(
             to=to,
             back=lengths[etp.index].sum(1).tolist(),
             totals=totals,
@@ -173,7 +173,7 @@ class Sent(NamedTuple):
         )
 
 
-def dispatch(rows: torch.Tensor, sent: Sent, ep: Group, etp: Group) -> torch.Tensor:
+def dispatch(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
     """Rows [t, h] in the order of their experts, to the ranks of those; what arrives, in the order of this rank's."""
     rows = swap(rows, ep, sent.to, sent.back, queue="ep")
     if not etp.alone:
@@ -181,7 +181,7 @@ def dispatch(rows: torch.Tensor, sent: Sent, ep: Group, etp: Group) -> torch.Ten
     return rows[sent.order]
 
 
-def combine(rows: torch.Tensor, sent: Sent, ep: Group, etp: Group) -> torch.Tensor:
+def combine(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
     """The way back of :func:`dispatch`; what the ranks of an expert's split have, each a part, is added."""
     longest = max(sent.totals)
     arrived = rows.new_zeros((longest * etp.size, rows.shape[1])).index_copy(0, sent.order, rows)

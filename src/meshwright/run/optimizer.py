@@ -6,11 +6,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from meshwright.run.mesh import Group
-from meshwright.run.pieces import Piece
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.settings import Settings
-from meshwright.run.sync import Held
+from meshwright.run.sync import HeldElements
 
 #: Optimizers by the workload's word, with the names of their moments.
 MOMENTS = {
@@ -25,7 +25,7 @@ class Optimizer:
     """Clipping and update of the held pieces, over the gradient of all ranks that step together (``world``). Matrices
     decay, vectors do not (GPT-3, 2005.14165, practice)."""
 
-    def __init__(self, held: list[Held], kind: str, settings: Settings, world: Group, device: torch.device):
+    def __init__(self, held: list[HeldElements], kind: str, settings: Settings, world: AxisGroup, device: torch.device):
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
         self.copies = torch.tensor([h.copies for h in held], dtype=torch.float64, device=device)
         double = any(h.gradient.dtype == torch.float64 for h in held)
@@ -85,13 +85,13 @@ class Optimizer:
         """The moments of one of the held pieces, live."""
         return [self.torch.state[self.masters[number]][name] for name in MOMENTS[self.kind]]
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[TensorPiece]:
         """Masters and moments, live."""
         out = []
         for master, h in zip(self.masters, self.held):
             where = (h.parameter, h.start, h.stop)
-            out.append(Piece("param", *where, master.detach(), h.owner))
-            out += [Piece(name, *where, self.torch.state[master][name], h.owner) for name in MOMENTS[self.kind]]
+            out.append(TensorPiece("param", *where, master.detach(), h.owner))
+            out += [TensorPiece(name, *where, self.torch.state[master][name], h.owner) for name in MOMENTS[self.kind]]
         return out
 
 

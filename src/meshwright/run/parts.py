@@ -22,7 +22,7 @@ from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul
 from meshwright.run.loss import cross_entropy
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import rotate
@@ -56,7 +56,7 @@ class Shared(NamedTuple):
 
     model: Model
     plan: Plan
-    mesh: Mesh
+    mesh: ProcessMesh
     make: Maker
     names: naming.Names
     dropout: float
@@ -119,7 +119,7 @@ class Norm(nn.Module):
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
 
 
-class Attention(nn.Module):
+class AttentionModule(nn.Module):
     """Projections, rotation, core and output of one block; this rank's heads."""
 
     def __init__(self, shared: Shared, prefix: str, spec: AttentionSpec, block: Block):
@@ -161,7 +161,7 @@ class Attention(nn.Module):
             if spec.qkv_bias:
                 self.biases.append(shared.make(f"{name}.bias", (rows,), blocks(which, True), init="zeros", **extra))
         out_name = f"{prefix}{n.attention}{n.out}"
-        self.out = Row(shared, out_name, spec.heads * d, hidden, bias=spec.out_bias)
+        self.out = RowLinear(shared, out_name, spec.heads * d, hidden, bias=spec.out_bias)
         per_head = {"sums": size}
         self.q_norm = Norm(shared, f"{prefix}{n.attention}q_norm", d, block, **per_head) if spec.qk_norm else None
         self.k_norm = Norm(shared, f"{prefix}{n.attention}k_norm", d, block, **per_head) if spec.qk_norm else None
@@ -209,7 +209,7 @@ class Attention(nn.Module):
     drops_core = False
 
 
-class Row(nn.Module):
+class RowLinear(nn.Module):
     """A projection out of a tensor-parallel region: this rank's columns, results summed, bias once."""
 
     def __init__(self, shared: Shared, name: str, inner: int, outer: int, *, bias: bool):
@@ -262,7 +262,7 @@ class Mlp(nn.Module):
         self.bias = None
         if spec.bias:
             self.bias = shared.make(f"{prefix}{n.mlp}up.bias", (rows,), parts(".bias"), init="zeros")
-        self.down = Row(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias)
+        self.down = RowLinear(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         up = self.shared.enter(x, self.weight)
@@ -292,7 +292,7 @@ def table(shared: Shared, name: str) -> nn.Parameter:
     return shared.make(name, (rows, model.hidden), [part] if valid else [])
 
 
-class Embedding(nn.Module):
+class EmbeddingModule(nn.Module):
     """Token (and learned position) embeddings: a look-up in this rank's rows, summed over the ranks."""
 
     def __init__(self, shared: Shared):
@@ -321,10 +321,10 @@ class Embedding(nn.Module):
         return dropped(shared, x, p, 0)
 
 
-class Head(nn.Module):
+class HeadModule(nn.Module):
     """Final norm, projection to the vocabulary and loss. ``tied``: the embedding on this rank whose table it uses."""
 
-    def __init__(self, shared: Shared, tied: Embedding | None):
+    def __init__(self, shared: Shared, tied: EmbeddingModule | None):
         super().__init__()
         self.shared = shared
         model, names = shared.model, shared.names
@@ -353,4 +353,15 @@ class Head(nn.Module):
         return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 
-__all__ = ["Attention", "Embedding", "Head", "Mlp", "Norm", "Pass", "Row", "Shared", "copy_to", "gather_dim"]
+__all__ = [
+    "AttentionModule",
+    "EmbeddingModule",
+    "HeadModule",
+    "Mlp",
+    "Norm",
+    "Pass",
+    "RowLinear",
+    "Shared",
+    "copy_to",
+    "gather_dim",
+]

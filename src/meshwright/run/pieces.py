@@ -1,8 +1,9 @@
 """Pieces of the training state that a process holds, in terms of the whole model, so that any other plan reads them.
 
 A local parameter is a tensor of its own; it stands for blocks of one or more tensors of the published model (a fused
-query-key-value matrix for three of them, a stack of experts for many). :class:`Part` names each. A :class:`Piece` is a
-run of a local tensor's elements together with what they are: a parameter or a moment of its optimizer.
+query-key-value matrix for three of them, a stack of experts for many). :class:`Part` names each. A
+:class:`TensorPiece` is a run of a local tensor's elements together with what they are: a parameter or a moment of its
+optimizer.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Parameter(NamedTuple):
     parts: tuple[Part, ...]
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """Elements [``start``, ``stop``) of the flattened local tensor of ``parameter``, of the state ``key``
     (``param``, ``exp_avg``, ``exp_avg_sq``): ``values`` is the live 1-D tensor of stop - start elements.
     ``owner``: this process writes it (its copies elsewhere are equal)."""

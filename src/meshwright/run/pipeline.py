@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run.linear import deferring, run_deferred
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import ProcessMesh
 from meshwright.run.model import Stage
 from meshwright.run.parts import Pass
 from meshwright.run.record import recorder
@@ -73,13 +73,13 @@ class Channel:
         return buffer
 
 
-class Pipeline:
+class RankPipeline:
     """One rank's part of a step."""
 
     def __init__(
         self,
         actions: Actions,
-        mesh: Mesh,
+        mesh: ProcessMesh,
         stages: dict[int, Stage],
         *,
         message: Callable[[], torch.Tensor],

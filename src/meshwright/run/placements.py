@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import algebra
-from meshwright.plan.algebra import PARTIAL, REPLICATE, Mesh, Placement, Transfer
+from meshwright.plan.algebra import PARTIAL, REPLICATE, AxisMesh, Placement, Transfer
 from meshwright.run import launch
 from meshwright.run.world import World
 
 
-def apart(mesh: Mesh, pairs: Sequence[tuple[Placement, Placement]], shape: Sequence[int]) -> float:
+def apart(mesh: AxisMesh, pairs: Sequence[tuple[Placement, Placement]], shape: Sequence[int]) -> float:
     """The largest difference on any rank, over pairs of placements of a tensor of `shape`, between what real
     collectives leave and what simulated ones do; infinite where shapes differ.
 
@@ -26,7 +26,7 @@ def apart(mesh: Mesh, pairs: Sequence[tuple[Placement, Placement]], shape: Seque
     return launch.start(_compare, mesh, tuple(pairs), tuple(shape), num_ranks=ranks, device="cpu", timeout_s=60.0)
 
 
-def _compare(world: World, mesh: Mesh, pairs: tuple, shape: tuple[int, ...]) -> float:
+def _compare(world: World, mesh: AxisMesh, pairs: tuple, shape: tuple[int, ...]) -> float:
     coordinates = list(mesh.ranks)
     me, groups = coordinates[world.rank], _groups(mesh, world.rank)
     tensor, worst = np.random.default_rng(0).standard_normal(shape), 0.0
@@ -44,7 +44,7 @@ def _compare(world: World, mesh: Mesh, pairs: tuple, shape: tuple[int, ...]) -> 
     return float(most)
 
 
-def _groups(mesh: Mesh, rank: int) -> list[dist.ProcessGroup | None]:
+def _groups(mesh: AxisMesh, rank: int) -> list[dist.ProcessGroup | None]:
     """This rank's process group along each axis."""
     coordinates = list(mesh.ranks)
     out: list[dist.ProcessGroup | None] = [None] * len(mesh.axes)

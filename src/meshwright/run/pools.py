@@ -12,7 +12,7 @@ from meshwright.lower.pools import orders
 from meshwright.plan import Plan, Pool
 from meshwright.plan.pool import held
 from meshwright.run.links import End, Link
-from meshwright.run.mesh import LINKS, Mesh
+from meshwright.run.mesh import LINKS, ProcessMesh
 from meshwright.schedules.actions import Actions
 from meshwright.spec.model import Model
 
@@ -39,7 +39,9 @@ class Places(NamedTuple):
     every: tuple[Place, ...]
     own: Place
 
-    def links(self, mesh: Mesh, *, length: int, hidden: int, dtype: torch.dtype) -> tuple[Link | None, Link | None]:
+    def links(
+        self, mesh: ProcessMesh, *, length: int, hidden: int, dtype: torch.dtype
+    ) -> tuple[Link | None, Link | None]:
         """This rank's side of the link before its pool and of the one after it, of sequences of `length` tokens; None
         where there is none, or another rank has it."""
         before = after = None

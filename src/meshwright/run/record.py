@@ -47,7 +47,7 @@ class Label(NamedTuple):
     inside: bool = False
 
 
-class Memory(NamedTuple):
+class HeldMemory(NamedTuple):
     """Bytes held at an instant of this process's clock, and the most held since the sample before."""
 
     time_ns: int
@@ -71,7 +71,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     end_ns: NDArray[np.int64]
     depth: NDArray[np.int32]
     steps: tuple[tuple[int, int, int], ...]
-    memory: tuple[Memory, ...] = ()
+    memory: tuple[HeldMemory, ...] = ()
 
 
 class _Block:
@@ -92,7 +92,7 @@ class _Block:
         #: Ends of collectives, appended by whichever thread sees them; a new list, so that no late one finds its way
         #: into another step.
         self.late: list[tuple[int, int]] = []
-        self.memory: list[Memory] = []
+        self.memory: list[HeldMemory] = []
 
     def grow(self) -> None:
         self.label, self.started, self.ended = (
@@ -251,7 +251,7 @@ class Recorder:
             held, peak = torch.cuda.memory_allocated(self.device), torch.cuda.max_memory_allocated(self.device)
         else:
             held = peak = self._resident()
-        self._block.memory.append(Memory(self._now(), held, peak))
+        self._block.memory.append(HeldMemory(self._now(), held, peak))
 
     def recording(self) -> Recording:
         """Everything kept. On a GPU waits for it."""

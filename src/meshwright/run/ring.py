@@ -16,16 +16,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from meshwright.run import flash
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import recorder
-from meshwright.run.visible import Block, Rule, hidden
+from meshwright.run.visible import MaskBlock, MaskRule, hidden
 
 
 class Hops(NamedTuple):
     """The work of a rank in ring attention: ``blocks[s]`` on the keys and values of the rank `s` places before it."""
 
-    blocks: tuple[tuple[Block, ...], ...]
-    rule: Rule
+    blocks: tuple[tuple[MaskBlock, ...], ...]
+    rule: MaskRule
 
 
 def blockwise(
@@ -34,7 +34,7 @@ def blockwise(
     v: torch.Tensor,
     *,
     hops: Hops,
-    group: Group,
+    group: AxisGroup,
     scale: float,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -117,13 +117,13 @@ def _rows(x: torch.Tensor, start: int, stop: int, row: int | None) -> torch.Tens
     return part.transpose(1, 2)
 
 
-def _bias(block: Block, q: torch.Tensor, rule: Rule) -> torch.Tensor | None:
+def _bias(block: MaskBlock, q: torch.Tensor, rule: MaskRule) -> torch.Tensor | None:
     if block.offset is None:
         return None
     return hidden(block.q1 - block.q0, block.k1 - block.k0, block.offset, rule, q.dtype, q.device)
 
 
-def _attend(block: Block, q, k, v, rule: Rule, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _attend(block: MaskBlock, q, k, v, rule: MaskRule, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     return flash.forward(
         _rows(q, block.q0, block.q1, block.row),
         _rows(k, block.k0, block.k1, block.row),
@@ -134,7 +134,7 @@ def _attend(block: Block, q, k, v, rule: Rule, scale: float) -> tuple[torch.Tens
     )
 
 
-def _attend_back(block: Block, grad, q, k, v, out, sums, rule: Rule, scale: float) -> flash.Grads:
+def _attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, scale: float) -> flash.Grads:
     rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
     mine = (rows, slice(None), slice(block.q0, block.q1))
     return flash.backward(
@@ -161,7 +161,7 @@ class _Merged:
         #: Per sequence, the end of the queries that a block was for: those behind it have had none.
         self.reached = [0] * q.shape[0]
 
-    def add(self, block: Block, out: torch.Tensor, sums: torch.Tensor) -> None:
+    def add(self, block: MaskBlock, out: torch.Tensor, sums: torch.Tensor) -> None:
         batch, tokens, heads, _ = self.q.shape
         rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
         first = block.q0 >= max(self.reached[rows])
@@ -204,7 +204,7 @@ class _Sum:
         self.like = like
         self.parts: torch.Tensor | None = None
 
-    def add(self, block: Block, start: int, stop: int, part: torch.Tensor) -> None:
+    def add(self, block: MaskBlock, start: int, stop: int, part: torch.Tensor) -> None:
         part = part.transpose(1, 2)
         if self.parts is None and part.shape == self.like.shape:
             self.parts = part
@@ -247,7 +247,7 @@ class _Moving(NamedTuple):
     received: torch.Tensor
 
     @staticmethod
-    def start(message: torch.Tensor, group: Group, distance: int) -> _Moving:
+    def start(message: torch.Tensor, group: AxisGroup, distance: int) -> _Moving:
         target = group.ranks[(group.index + distance) % group.size]
         source = group.ranks[(group.index - distance) % group.size]
         received = torch.empty_like(message)

@@ -23,7 +23,7 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _WINDOW = 64 << 20
 
 
-class Head(NamedTuple):
+class TensorHeader(NamedTuple):
     """Name, type and shape of a tensor that is going to be written."""
 
     name: str
@@ -48,7 +48,7 @@ def name_of(dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def write(path: Path, heads: Sequence[Head], values: Iterable[torch.Tensor], **metadata: str) -> Written:
+def write(path: Path, heads: Sequence[TensorHeader], values: Iterable[torch.Tensor], **metadata: str) -> Written:
     """Write a new file that is on the disk when this returns. `values` come in the order of `heads`, one at a time,
     contiguous and in host memory.
 

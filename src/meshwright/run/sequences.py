@@ -23,7 +23,7 @@ from meshwright.run.world import World
 HEADS, TOKENS, DIM = 4, 32, 8
 
 
-class Cut(NamedTuple):
+class SequenceCut(NamedTuple):
     """This rank's place among all, and which tokens a rank holds."""
 
     rank: int
@@ -133,7 +133,7 @@ def merge(a, b):
 # ---- the papers
 
 
-def ring_self_attention(q, k, v, cut: Cut):
+def ring_self_attention(q, k, v, cut: SequenceCut):
     """Two trips, keys and then values, with whole rows of scores kept (Li et al., 2021, 2105.13120)."""
     order = [(cut.rank - step) % cut.size for step in range(cut.size)]
     scores = []
@@ -149,7 +149,7 @@ def ring_self_attention(q, k, v, cut: Cut):
     return out
 
 
-def tokenring(q, k, v, cut: Cut):
+def tokenring(q, k, v, cut: SequenceCut):
     """Queries go round while outputs return to their owners (2412.20501)."""
     merged = None
     for step in range(cut.size):
@@ -195,11 +195,11 @@ class _Burst(torch.autograd.Function):
         return moving[..., DIM : 2 * DIM].contiguous(), dk, dv, None  # home after a whole round
 
 
-def burst(q, k, v, cut: Cut):
+def burst(q, k, v, cut: SequenceCut):
     return _Burst.apply(q, k, v, cut)
 
 
-def lasp(q, k, v, cut: Cut):
+def lasp(q, k, v, cut: SequenceCut):
     """Linear attention: one state goes from each rank to the next (Sun et al., 2024, 2404.02882)."""
     inside = (q @ k.transpose(1, 2)).tril() @ v
     state = torch.zeros(HEADS, DIM, DIM, dtype=q.dtype, requires_grad=True)
@@ -239,7 +239,7 @@ WAYS = {
 }
 
 
-def dsp(x: torch.Tensor, group: mesh.Group) -> torch.Tensor:
+def dsp(x: torch.Tensor, group: mesh.AxisGroup) -> torch.Tensor:
     """Attention over space with time cut, one switch, attention over time with space cut, and back (Zhao et al., 2024,
     2403.10266). x: [time / ranks, space, dim]."""
     part = _over_rows(x)
@@ -248,7 +248,7 @@ def dsp(x: torch.Tensor, group: mesh.Group) -> torch.Tensor:
     return torch.cat(_switch(part.transpose(0, 1), group), 1)  # [time / ranks, space, dim]
 
 
-def _switch(rows: torch.Tensor, group: mesh.Group) -> list[torch.Tensor]:
+def _switch(rows: torch.Tensor, group: mesh.AxisGroup) -> list[torch.Tensor]:
     """Row blocks [a, b, dim] to the ranks that they belong to; the blocks [a / ranks, b, dim] of all that arrive."""
     return list(swap(rows, group, queue="cp").chunk(group.size))
 
@@ -258,7 +258,7 @@ def _over_rows(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
 
-def contrastive(images: torch.Tensor, texts: torch.Tensor, cut: Cut) -> torch.Tensor:
+def contrastive(images: torch.Tensor, texts: torch.Tensor, cut: SequenceCut) -> torch.Tensor:
     """This rank's part of the sum of the losses of paired rows [n, dim]: texts go round, and of the similarities only
     one tile is held (Cheng et al., 2024, 2410.17243)."""
     own = (images * texts).sum(-1)
@@ -280,7 +280,7 @@ def apart(ranks: int = 4) -> dict[str, float]:
 
 
 def _compare(world: World) -> dict[str, float]:
-    group = mesh.Group(name="cp", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    group = mesh.AxisGroup(name="cp", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
     worst = {name: _difference(way, world) for name, way in WAYS.items()}
     worst |= {"dsp": _dsp_difference(world, group), "inf-cl": _contrastive_difference(world)}
     most = torch.nan_to_num(torch.tensor(list(worst.values()), dtype=torch.float64), nan=1e300, posinf=1e300)
@@ -293,7 +293,7 @@ def _drawn(*shape: int) -> torch.Tensor:
 
 
 def _difference(way: Way, world: World) -> float:
-    cut = Cut(world.rank, world.size, way.cut)
+    cut = SequenceCut(world.rank, world.size, way.cut)
     places = cut.places
     q, k, v, weight = _drawn(4, HEADS, TOKENS, DIM)
     whole = [t.clone().requires_grad_() for t in (q, k, v)]
@@ -306,7 +306,7 @@ def _difference(way: Way, world: World) -> float:
     return max(float((a - b[:, places]).detach().abs().max()) for a, b in pairs)
 
 
-def _dsp_difference(world: World, group: mesh.Group) -> float:
+def _dsp_difference(world: World, group: mesh.AxisGroup) -> float:
     x, weight = _drawn(2, 8, 12, DIM)
     whole = x.clone().requires_grad_()
     wanted = _over_rows(_over_rows(whole).transpose(0, 1)).transpose(0, 1)
@@ -323,7 +323,7 @@ def _contrastive_difference(world: World) -> float:
     whole = [t.clone().requires_grad_() for t in (images, texts)]
     wanted = (torch.logsumexp(whole[0] @ whole[1].T, -1) - (whole[0] * whole[1]).sum(-1)).sum()
     wanted.backward()
-    cut = Cut(world.rank, world.size, contiguous)
+    cut = SequenceCut(world.rank, world.size, contiguous)
     mine = [t[cut.places].clone().requires_grad_() for t in (images, texts)]
     part = contrastive(*mine, cut)
     part.backward()

@@ -17,13 +17,13 @@ import torch.distributed as dist
 from torch import nn
 
 from meshwright.run.collect import gather_async, reduce_scatter_async
-from meshwright.run.mesh import Group, Mesh
+from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pieces import Parameter
 from meshwright.run.record import recorder
 from meshwright.sync.fragments import GRADIENTS, SELF, STEP, Fragment
 
 
-class Held(NamedTuple):
+class HeldElements(NamedTuple):
     """Elements [start, stop) of a parameter that this rank's optimizer updates: ``master`` 1-D, its ``gradient``
     after the exchange, and on how many ranks of the job they are (``copies``)."""
 
@@ -42,13 +42,13 @@ class Where(NamedTuple):
     completes gradients that tensor-parallel ranks have parts of; ``twin`` the other rank of the pipeline with the
     same weights, if there is one."""
 
-    shard: Group
-    replica: Group
-    tp: Group
-    twin: Group | None = None
+    shard: AxisGroup
+    replica: AxisGroup
+    tp: AxisGroup
+    twin: AxisGroup | None = None
 
     @classmethod
-    def of(cls, fragment: Fragment, mesh: Mesh) -> Where:
+    def of(cls, fragment: Fragment, mesh: ProcessMesh) -> Where:
         """Return the groups of this process that a fragment names."""
         twin = None if fragment.twin == SELF else mesh[fragment.twin.name]
         return cls(mesh[fragment.shard.name], mesh[fragment.replica.name], mesh["tp"], twin)
@@ -106,7 +106,7 @@ class Bucket:
         self,
         parameters: Sequence[nn.Parameter],
         fragments: Mapping[str, Fragment],
-        mesh: Mesh,
+        mesh: ProcessMesh,
         *,
         grads: torch.dtype,
         masters: torch.dtype,
@@ -261,7 +261,7 @@ class Bucket:
             self._gather.wait()
             self._gather = None
 
-    def held(self) -> Iterable[Held]:
+    def held(self) -> Iterable[HeldElements]:
         """Yield the elements that this rank updates, parameter by parameter."""
         where = self.where
         whole = self.shard_gradient if self.shard_gradient is not None else self.gradient_buffer()
@@ -272,7 +272,7 @@ class Bucket:
                 continue
             inside = slice(lo - self.lo, hi - self.lo)
             first = where.twin is None or where.twin.index == 0
-            yield Held(
+            yield HeldElements(
                 parameter=p.info,
                 start=lo - at,
                 stop=hi - at,
@@ -291,6 +291,6 @@ def _hand_over(parameter: nn.Parameter) -> None:
         parameter.sink.add(gradient)
 
 
-def _said(tensor: torch.Tensor, group: Group) -> dict[str, object]:
+def _said(tensor: torch.Tensor, group: AxisGroup) -> dict[str, object]:
     """Return the recorder's fields of an exchange: the ranks of its group and the tensor's bytes."""
     return {"group": group.ranks, "num_bytes": tensor.numel() * tensor.element_size()}

@@ -14,12 +14,12 @@ from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
-from meshwright.run.mesh import Mesh
+from meshwright.run.mesh import ProcessMesh
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
-from meshwright.run.pieces import Piece
-from meshwright.run.pipeline import Pipeline
+from meshwright.run.pieces import TensorPiece
+from meshwright.run.pipeline import RankPipeline
 from meshwright.run.pools import places
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
@@ -51,7 +51,7 @@ class Trainer:
         model: Model,
         plan: Plan,
         train: Train,
-        mesh: Mesh,
+        mesh: ProcessMesh,
         *,
         settings: Settings | None = None,
         schedule_params: Mapping[str, Any] | None = None,
@@ -94,7 +94,7 @@ class Trainer:
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
         before, after = self.places.links(mesh, length=self.shape.row_tokens, hidden=model.hidden, dtype=types.compute)
-        self.pipeline = Pipeline(
+        self.pipeline = RankPipeline(
             actions,
             mesh,
             self.stages,
@@ -183,7 +183,7 @@ class Trainer:
         self.rounds.begin(step)
         self.publish()
 
-    def pieces(self, *, shared: bool = False) -> list[Piece]:
+    def pieces(self, *, shared: bool = False) -> list[TensorPiece]:
         """Parameters and moments this rank holds, live. Those of replicas that take steps of their own are states of
         their own; `shared`: named as those of a job whose replicas hold the same."""
         if self.place.frozen:
@@ -196,13 +196,13 @@ class Trainer:
         """Whether all replicas hold the same parameters: always, but within a round of steps of their own."""
         return self.rounds.joined(self.step_count)
 
-    def _kept(self) -> list[Piece]:
+    def _kept(self) -> list[TensorPiece]:
         """Parameters that are not trained, which every replica holds alike."""
         out, first = [], self.mesh["dp"].index == 0
         for parameter in (p for stage in self.stages.values() for p in stage.parameters()):
             owner = first and self.mesh["tp"].index % parameter.copies == 0
             flat = parameter.detach().view(-1)
-            out.append(Piece("param", parameter.info, 0, len(flat), flat, owner))
+            out.append(TensorPiece("param", parameter.info, 0, len(flat), flat, owner))
         return out
 
     def passes(self, batch: Batch) -> list[Pass]:

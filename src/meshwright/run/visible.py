@@ -21,21 +21,21 @@ from torch.utils.weak import WeakTensorKeyDictionary
 LEAST_TILE = 128
 
 
-class Run(NamedTuple):
+class TokenRun(NamedTuple):
     """Consecutive positions [start, stop) of the sequence that lie next to each other on a rank."""
 
     start: int
     stop: int
 
 
-class Rule(NamedTuple):
+class MaskRule(NamedTuple):
     """``causal``: keys after a query are hidden. ``window`` > 0: keys at that distance and beyond are hidden too."""
 
     causal: bool
     window: int = 0
 
 
-class Block(NamedTuple):
+class MaskBlock(NamedTuple):
     """Queries [q0, q1) of a rank's tokens against keys [k0, k1) of another's, in sequence ``row`` of the batch (None:
     in all of them). ``causal``: the lower triangle of a square. ``offset``: position of the first query minus that of
     the first key, where the rule has to be applied pair by pair; None elsewhere."""
@@ -49,7 +49,7 @@ class Block(NamedTuple):
     row: int | None = None
 
 
-def runs_of(seq_len: int, size: int, index: int, *, balanced: bool) -> tuple[Run, ...]:
+def runs_of(seq_len: int, size: int, index: int, *, balanced: bool) -> tuple[TokenRun, ...]:
     """The runs of rank `index` of `size`: piece `index` of as many or, `balanced`, pieces `index` and 2 size - 1 -
     `index` of twice as many, an early one and a late one, so that every rank has the same share of the causal triangle.
 
@@ -61,21 +61,21 @@ def runs_of(seq_len: int, size: int, index: int, *, balanced: bool) -> tuple[Run
         raise ValueError(f"a sequence of {seq_len} tokens does not divide into {pieces} pieces")
     length = seq_len // pieces
     mine = (index, pieces - 1 - index) if pieces > size else (index,)
-    return tuple(Run(p * length, (p + 1) * length) for p in mine)
+    return tuple(TokenRun(p * length, (p + 1) * length) for p in mine)
 
 
 @lru_cache(maxsize=1024)
-def blocks(queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule) -> tuple[Block, ...]:
+def blocks(queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule) -> tuple[MaskBlock, ...]:
     """Every pair that `rule` leaves between two ranks' runs, each in exactly one block, by ascending query."""
-    if queries == keys and rule == Rule(causal=True):
+    if queries == keys and rule == MaskRule(causal=True):
         count = sum(r.stop - r.start for r in queries)  # ascending runs are a triangle, gaps between them or not
-        return (Block(0, count, 0, count, causal=True),)
+        return (MaskBlock(0, count, 0, count, causal=True),)
     return _joined(_cut(queries, keys, rule))
 
 
 def document_blocks(
-    queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, documents: torch.Tensor
-) -> tuple[Block, ...]:
+    queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule, documents: torch.Tensor
+) -> tuple[MaskBlock, ...]:
     """Return the blocks of :func:`blocks` without pairs that cross a boundary of documents, which are contiguous;
     `documents` [b, S] is the number of each position's document."""
     return _in_documents(queries, keys, rule, _boundaries(documents))
@@ -83,8 +83,8 @@ def document_blocks(
 
 @lru_cache(maxsize=512)
 def _in_documents(
-    queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, rows: tuple[tuple[int, ...], ...]
-) -> tuple[Block, ...]:
+    queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule, rows: tuple[tuple[int, ...], ...]
+) -> tuple[MaskBlock, ...]:
     each = {cuts: _in_document_row(queries, keys, rule, cuts) for cuts in rows}
     if len(each) == 1:
         return each[rows[0]]
@@ -92,8 +92,8 @@ def _in_documents(
 
 
 def _in_document_row(
-    queries: tuple[Run, ...], keys: tuple[Run, ...], rule: Rule, cuts: tuple[int, ...]
-) -> tuple[Block, ...]:
+    queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule, cuts: tuple[int, ...]
+) -> tuple[MaskBlock, ...]:
     if len(cuts) == 2:
         return blocks(queries, keys, rule)
     return _joined(
@@ -120,17 +120,17 @@ def _boundaries(documents: torch.Tensor) -> tuple[tuple[int, ...], ...]:
     return known[1]
 
 
-def _within(runs: tuple[Run, ...], low: int, high: int) -> tuple[Run, ...]:
-    return tuple(Run(max(r.start, low), min(r.stop, high)) for r in runs if r.start < high and r.stop > low)
+def _within(runs: tuple[TokenRun, ...], low: int, high: int) -> tuple[TokenRun, ...]:
+    return tuple(TokenRun(max(r.start, low), min(r.stop, high)) for r in runs if r.start < high and r.stop > low)
 
 
 def _cut(
-    queries: tuple[Run, ...],
-    keys: tuple[Run, ...],
-    rule: Rule,
-    all_queries: tuple[Run, ...] | None = None,
-    all_keys: tuple[Run, ...] | None = None,
-) -> Iterator[Block]:
+    queries: tuple[TokenRun, ...],
+    keys: tuple[TokenRun, ...],
+    rule: MaskRule,
+    all_queries: tuple[TokenRun, ...] | None = None,
+    all_keys: tuple[TokenRun, ...] | None = None,
+) -> Iterator[MaskBlock]:
     """Blocks between (parts of) runs, addressed in the ranks' whole runs."""
     place_q, place_k = _places(all_queries or queries), _places(all_keys or keys)
     for run in queries:
@@ -139,10 +139,10 @@ def _cut(
                 for k in _split(other, (q,)):
                     for a, b, causal, offset in _pairs(q, k, rule):
                         q0, k0 = place_q(a.start), place_k(b.start)
-                        yield Block(q0, q0 + a.stop - a.start, k0, k0 + b.stop - b.start, causal, offset)
+                        yield MaskBlock(q0, q0 + a.stop - a.start, k0, k0 + b.stop - b.start, causal, offset)
 
 
-def _places(runs: tuple[Run, ...]):
+def _places(runs: tuple[TokenRun, ...]):
     """Position in the sequence -> place among a rank's tokens."""
     starts = [r.start for r in runs]
     shifts, count = [], 0
@@ -152,13 +152,13 @@ def _places(runs: tuple[Run, ...]):
     return lambda position: position + shifts[bisect_right(starts, position) - 1]
 
 
-def _split(run: Run, others: tuple[Run, ...]) -> list[Run]:
+def _split(run: TokenRun, others: tuple[TokenRun, ...]) -> list[TokenRun]:
     """A run cut wherever another one begins or ends, so that two pieces are the same or do not overlap."""
     points = sorted({p for o in others for p in o if run.start < p < run.stop})
-    return [Run(*ends) for ends in pairwise([run.start, *points, run.stop])]
+    return [TokenRun(*ends) for ends in pairwise([run.start, *points, run.stop])]
 
 
-def _pairs(q: Run, k: Run, rule: Rule) -> Iterator[tuple[Run, Run, bool, int | None]]:
+def _pairs(q: TokenRun, k: TokenRun, rule: MaskRule) -> Iterator[tuple[TokenRun, TokenRun, bool, int | None]]:
     """(queries, keys, causal, offset) of the pairs left between two pieces."""
     if not rule.window:
         if not rule.causal or k.stop <= q.start:
@@ -168,7 +168,7 @@ def _pairs(q: Run, k: Run, rule: Rule) -> Iterator[tuple[Run, Run, bool, int | N
         return
     step, ahead = max(LEAST_TILE, rule.window // 4), 1 if rule.causal else rule.window
     for start in range(q.start, q.stop, step):
-        tile = Run(start, min(q.stop, start + step))
+        tile = TokenRun(start, min(q.stop, start + step))
         # keys that some query of the tile sees, and those that all of them see
         low, high = max(k.start, tile.start - rule.window + 1), min(k.stop, tile.stop - 1 + ahead)
         all_low, all_high = tile.stop - rule.window, tile.start + ahead
@@ -177,23 +177,23 @@ def _pairs(q: Run, k: Run, rule: Rule) -> Iterator[tuple[Run, Run, bool, int | N
         points = sorted({p for p in (all_low, all_high) if low < p < high}) if all_low < all_high else ()
         for keys in pairwise([low, *points, high] if low < high else ()):
             if all_low <= keys[0] and keys[1] <= tile.start + ahead:
-                yield tile, Run(*keys), False, None
+                yield tile, TokenRun(*keys), False, None
             elif rule.causal and keys == tile and all_low <= tile.start:
                 yield tile, tile, True, None
             else:
-                yield tile, Run(*keys), False, tile.start - keys[0]
+                yield tile, TokenRun(*keys), False, tile.start - keys[0]
 
 
-def _joined(found: Iterator[Block]) -> tuple[Block, ...]:
+def _joined(found: Iterator[MaskBlock]) -> tuple[MaskBlock, ...]:
     """Full blocks that together are a rectangle, as one: first beside each other, then above each other."""
-    out: list[Block] = []
+    out: list[MaskBlock] = []
     for block in found:
         before = out[-1] if out else None
         if before and _full(before, block) and before[:2] == block[:2] and before.k1 == block.k0:
             out[-1] = before._replace(k1=block.k1)
         else:
             out.append(block)
-    merged: list[Block] = []
+    merged: list[MaskBlock] = []
     for block in out:
         above = next(
             (i for i, b in enumerate(merged) if _full(b, block) and b[2:4] == block[2:4] and b.q1 == block.q0), None
@@ -205,13 +205,13 @@ def _joined(found: Iterator[Block]) -> tuple[Block, ...]:
     return tuple(merged)
 
 
-def _full(*found: Block) -> bool:
+def _full(*found: MaskBlock) -> bool:
     return not any(b.causal or b.offset is not None for b in found)
 
 
 @lru_cache(maxsize=32)
 def hidden(
-    block_q: int, block_k: int, offset: int, rule: Rule, dtype: torch.dtype, device: torch.device
+    block_q: int, block_k: int, offset: int, rule: MaskRule, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
     """Return the mask added to the scores of a block, [block_q, block_k]: 0 where a query sees a key, else -inf. Rows
     lie at multiples of 8 elements, as the kernels with a bias require."""

@@ -26,10 +26,10 @@ from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, share
 from meshwright.run.blocks import whole
 from meshwright.run.checkpoint.format import Meta, find, identity
-from meshwright.run.checkpoint.loading import Reader, Source, fill, some
+from meshwright.run.checkpoint.loading import CheckpointReader, Source, fill, some
 from meshwright.run.checkpoint.saving import save
-from meshwright.run.mesh import Group
-from meshwright.run.pieces import Parameter, Part, Piece
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.architecture import Model
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
@@ -39,7 +39,9 @@ SHARD_BYTES = 5_000_000_000
 _COMPUTED = re.compile(r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|attention\.(masked_)?bias|position_ids)")
 
 
-def load_weights(path: str | Path, pieces: Sequence[Piece], model: Model, group: Group, *, device=CPU) -> None:
+def load_weights(
+    path: str | Path, pieces: Sequence[TensorPiece], model: Model, group: AxisGroup, *, device=CPU
+) -> None:
     """Fill the parameters among `pieces` from published weights; collective.
 
     Values are converted to the pieces' types. A head that is tied to the embedding may be in the files or not.
@@ -176,7 +178,7 @@ def export_weights(
         MeshwrightError: H001, H002, X007 for the checkpoint; H008 when the folder has something in it or cannot be
             written.
     """
-    reader, folder = Reader(find(checkpoint)), Path(folder)
+    reader, folder = CheckpointReader(find(checkpoint)), Path(folder)
     _refuse(folder)
     parameters = tuple(entry for entry in reader.index.entries if entry.state == "param")
     reader.index = msgspec.structs.replace(reader.index, entries=parameters)
@@ -225,9 +227,9 @@ def _unwritten(folder: Path, why: str) -> MeshwrightError:
 
 def save_weights(
     folder: str | Path,
-    pieces: Sequence[Piece],
+    pieces: Sequence[TensorPiece],
     model: Model,
-    group: Group,
+    group: AxisGroup,
     *,
     device: torch.device = CPU,
     dtype: torch.dtype | None = None,
@@ -254,7 +256,7 @@ def save_weights(
     return folder
 
 
-def _types(reader: Reader, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+def _types(reader: CheckpointReader, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
     """The type that every tensor is going to have."""
     found = {}
     for entry in reader.index.entries:
@@ -264,15 +266,15 @@ def _types(reader: Reader, dtype: torch.dtype | None) -> dict[str, torch.dtype]:
     return found
 
 
-def _type_name(reader: Reader, dtype: torch.dtype | None) -> str:
+def _type_name(reader: CheckpointReader, dtype: torch.dtype | None) -> str:
     """The type of most tensors, as configurations name it."""
     types = list(_types(reader, dtype).values())
     return str(max(types, key=types.count)).removeprefix("torch.")
 
 
-def _write(reader: Reader, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
+def _write(reader: CheckpointReader, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
     types = _types(reader, dtype)
-    heads = [safetensors_file.Head(n, types[n], s) for n, s in sorted(reader.index.tensors.items())]
+    heads = [safetensors_file.TensorHeader(n, types[n], s) for n, s in sorted(reader.index.tensors.items())]
     shards = list(_shards(heads, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     for name, shard in zip(names, shards):
@@ -290,9 +292,11 @@ def _shard_name(number: int, total: int) -> str:
     return f"model-{number + 1:05d}-of-{total:05d}.safetensors"
 
 
-def _shards(heads: Sequence[safetensors_file.Head], limit: int) -> Iterator[list[safetensors_file.Head]]:
+def _shards(
+    heads: Sequence[safetensors_file.TensorHeader], limit: int
+) -> Iterator[list[safetensors_file.TensorHeader]]:
     """Tensors cut into runs of at most `limit` bytes; one that is larger is alone."""
-    run: list[safetensors_file.Head] = []
+    run: list[safetensors_file.TensorHeader] = []
     for head in heads:
         if run and sum(h.num_bytes for h in run) + head.num_bytes > limit:
             yield run
@@ -301,10 +305,10 @@ def _shards(heads: Sequence[safetensors_file.Head], limit: int) -> Iterator[list
     yield run
 
 
-def _assemble(reader: Reader, head: safetensors_file.Head) -> torch.Tensor:
+def _assemble(reader: CheckpointReader, head: safetensors_file.TensorHeader) -> torch.Tensor:
     """One published tensor, put together."""
     made = torch.empty(head.shape, dtype=head.dtype)
     part = Part(head.name, head.shape, (0,) * len(head.shape), (slice(None),) * len(head.shape))
     parameter = Parameter(head.name, head.shape, (part,))
-    fill([Piece("param", parameter, 0, made.numel(), made.view(-1), True)], reader.sources)
+    fill([TensorPiece("param", parameter, 0, made.numel(), made.view(-1), True)], reader.sources)
     return made

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.schedules.actions import BW, Actions, F
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """All forwards, chunk by chunk, then all backwards, last chunk first."""
     p, m, vpp = shape.num_ranks, shape.num_microbatches, shape.vpp
     chunk = np.repeat(np.arange(vpp), m)

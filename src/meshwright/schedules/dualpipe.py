@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.phases import unfold, v_shaped
 
 PAPER = "DeepSeek-AI, 2024, arXiv 2412.19437"
@@ -38,13 +38,13 @@ def phases(num_ranks: int, num_microbatches: int, rank: int) -> list[tuple[int, 
     ]
 
 
-def order_v(shape: Shape) -> Actions:
+def order_v(shape: ScheduleShape) -> Actions:
     """DualPipeV."""
     p, m = shape.num_ranks, shape.num_microbatches
     return v_shaped("dualpipev", [phases(p, m, rank) for rank in range(p)], m)
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """DualPipe: rank r and its mirror image both run the V's rank min(r, p - 1 - r), for one way and the other.
 
     The first half of the microbatches goes down the ranks, the rest up.
@@ -60,7 +60,7 @@ def order(shape: Shape) -> Actions:
     return Actions.of("dualpipe", *zip(*rows), num_stages=p, num_microbatches=shape.num_microbatches)
 
 
-def _enough(shape: Shape, least: int) -> list[Diagnostic]:
+def _enough(shape: ScheduleShape, least: int) -> list[Diagnostic]:
     if shape.num_microbatches >= least:
         return []
     return [
@@ -74,12 +74,12 @@ def _enough(shape: Shape, least: int) -> list[Diagnostic]:
     ]
 
 
-def rules_v(shape: Shape) -> list[Diagnostic]:
+def rules_v(shape: ScheduleShape) -> list[Diagnostic]:
     """A microbatch for each stage."""
     return _enough(shape, shape.num_stages)
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """Halves of both ranks and microbatches, and a microbatch for each stage and way."""
     from meshwright.schedules.two_way import rules as halves
 

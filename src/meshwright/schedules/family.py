@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshwright.schedules.actions import Actions
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleShape(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and parameters a schedule is built for. ``vpp`` is chunks per rank: num_stages / num_ranks."""
 
     num_ranks: int
@@ -43,11 +43,11 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
     paper: str
     placement: str
     splits_backward: bool
-    order: Callable[[Shape], Actions]
+    order: Callable[[ScheduleShape], Actions]
     aliases: tuple[str, ...] = ()
     default_vpp: int = 1
     vpps: tuple[int, ...] = ()
-    rules: Callable[[Shape], list[Diagnostic]] | None = None
+    rules: Callable[[ScheduleShape], list[Diagnostic]] | None = None
     params: dict[str, Any] = {}
     hides_experts: bool = False
 
@@ -60,7 +60,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
         found = self._counts(shape) + self._stages_per_rank(shape) + self._unknown(params)
         return found if found or self.rules is None else self.rules(shape)
 
-    def _counts(self, shape: Shape) -> list[Diagnostic]:
+    def _counts(self, shape: ScheduleShape) -> list[Diagnostic]:
         return [
             Diagnostic(
                 code="S010",
@@ -72,7 +72,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(shape, key) < 1
         ]
 
-    def _stages_per_rank(self, shape: Shape) -> list[Diagnostic]:
+    def _stages_per_rank(self, shape: ScheduleShape) -> list[Diagnostic]:
         if not self.vpps or shape.vpp < 1 or shape.vpp in self.vpps:
             return []
         legal, held = (" or ".join(f"{word}{v}" for v in self.vpps) for word in ("vpp", ""))
@@ -112,9 +112,9 @@ class Family(msgspec.Struct, frozen=True, kw_only=True):
             return None
         return [rank for (rank,) in self.ranks_of_stage(num_ranks, vpp)]
 
-    def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> Shape:
+    def shape(self, num_ranks: int, num_microbatches: int, vpp: int | None = None, **params: Any) -> ScheduleShape:
         """The shape with the family's defaults filled in."""
-        return Shape(
+        return ScheduleShape(
             num_ranks=num_ranks,
             num_microbatches=num_microbatches,
             vpp=self.default_vpp if vpp is None else vpp,

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.schedules.actions import BW, Actions, F
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """All ranks do the same: F0 .. Fm-1, Bm-1 .. B0."""
     p, m = shape.num_ranks, shape.num_microbatches
     one = np.arange(m)

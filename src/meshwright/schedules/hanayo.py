@@ -12,18 +12,18 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.slots import actions_of, wave
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """See the module."""
     route = wave(shape.num_ranks, shape.vpp)[None, :]
     most = np.full_like(route, shape.num_ranks)
     return actions_of("hanayo", route, most, (np.arange(shape.num_microbatches),))
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """A wave goes down and back up: an even number of stages per rank."""
     if shape.vpp % 2 == 0:
         return []

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.weave import one_f_one_b
 
 
@@ -25,7 +25,7 @@ def group_order(num_microbatches: int, vpp: int, group: int) -> tuple[np.ndarray
     return chunk, start + offset
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """Rank r runs 2 (p - r - 1) + (vpp - 1) group forwards, then alternates; backwards take the last chunk first.
 
     One chunk per rank is plain 1F1B, as in Megatron.
@@ -41,7 +41,7 @@ def order(shape: Shape) -> Actions:
     return Actions.of("interleaved", kind, item // m * p + rank, item % m, num_stages=p * vpp, num_microbatches=m)
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """The last group, like every other, must fill the pipeline: p microbatches or more."""
     p, m = shape.num_ranks, shape.num_microbatches
     group = shape.params["group"] or p

@@ -9,11 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.weave import one_f_one_b
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """Rank r runs p - r - 1 forwards, then alternates."""
     p, m = shape.num_ranks, shape.num_microbatches
     kind, microbatch = one_f_one_b(np.arange(p)[::-1], np.arange(m), np.arange(m))

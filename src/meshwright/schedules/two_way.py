@@ -16,11 +16,11 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.slots import actions_of, both_ways, wave
 
 
-def order(name: str, shape: Shape) -> Actions:
+def order(name: str, shape: ScheduleShape) -> Actions:
     """See the module. A stage has at most half a unit in flight, and no more than it takes to reach the loss."""
     p = shape.num_ranks
     down = wave(p, shape.vpp)
@@ -29,7 +29,7 @@ def order(name: str, shape: Shape) -> Actions:
     return actions_of(name, np.stack((down, p - 1 - down)), most, both_ways(shape.num_microbatches, p))
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """Both ways need the same: an even number of ranks and of microbatches."""
     counts = {"num_ranks": ("pp", shape.num_ranks), "num_microbatches": ("microbatches", shape.num_microbatches)}
     return [

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 
 TIMES = {"t_f": 1.0, "t_b": 1.0, "t_w": 1.0, "t_comm": 0.0, "keep_w": 1.0}
 
@@ -25,7 +25,7 @@ HELP = dict.fromkeys(("t_f", "t_b", "t_w", "t_comm"), ONE_UNIT) | {
 }
 
 
-def order(name: str, times_p: int, shape: Shape) -> Actions:
+def order(name: str, times_p: int, shape: ScheduleShape) -> Actions:
     """See the module; `times_p` is the memory limit in units of p where the shape does not say it."""
     from meshwright.schedules.search_zb import search
 
@@ -33,7 +33,7 @@ def order(name: str, times_p: int, shape: Shape) -> Actions:
     return search(name, shape.num_ranks, shape.num_microbatches, **limit)
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """Times per rank must be as many as ranks, none negative; a rank must hold one activation."""
     p, found = shape.num_ranks, []
     least = dict.fromkeys(TIMES, 0.0) | {"mem_limit": 1.0}

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from meshwright.schedules.actions import Actions, B, F, W
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 
 
 def by_hand(name: str, ahead: int, num_ranks: int, num_microbatches: int) -> Actions:
@@ -35,7 +35,7 @@ def by_hand(name: str, ahead: int, num_ranks: int, num_microbatches: int) -> Act
     )
 
 
-def order(name: str, ahead: int, shape: Shape) -> Actions:
+def order(name: str, ahead: int, shape: ScheduleShape) -> Actions:
     """See the module."""
     return by_hand(name, ahead, shape.num_ranks, shape.num_microbatches)
 

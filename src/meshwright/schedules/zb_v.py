@@ -8,7 +8,7 @@ bubble at 1F1B's memory: rank r holds stages r and 2p - 1 - r, each half as larg
 from __future__ import annotations
 
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.phases import v_shaped
 
 
@@ -31,7 +31,7 @@ def phases(num_ranks: int, num_microbatches: int, rank: int) -> list[tuple[int, 
     ]
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """See the module."""
     p, m = shape.num_ranks, shape.num_microbatches
     full = max(2 * p - 1, m)

@@ -14,18 +14,18 @@ import numpy as np
 
 from meshwright.errors import Diagnostic
 from meshwright.schedules.actions import Actions
-from meshwright.schedules.family import Family, Shape
+from meshwright.schedules.family import Family, ScheduleShape
 from meshwright.schedules.interleaved import group_order
 from meshwright.schedules.two_bp import fill
 from meshwright.schedules.weave import one_f_one_b
 
 
-def unit_of(shape: Shape) -> int:
+def unit_of(shape: ScheduleShape) -> int:
     """Microbatches per unit."""
     return shape.params["unit"] or 2 * shape.num_ranks - 1
 
 
-def order(shape: Shape) -> Actions:
+def order(shape: ScheduleShape) -> Actions:
     """Unit by unit, forwards and backwards woven on the last stage; then the weight gradients put in."""
     p, m, vpp, unit = shape.num_ranks, shape.num_microbatches, shape.vpp, unit_of(shape)
     rank = np.arange(p)[:, None]
@@ -42,7 +42,7 @@ def order(shape: Shape) -> Actions:
     return fill(blocks, "zeropp", most=vpp * unit)
 
 
-def rules(shape: Shape) -> list[Diagnostic]:
+def rules(shape: ScheduleShape) -> list[Diagnostic]:
     """A unit has at least one microbatch."""
     if unit_of(shape) >= 1:
         return []

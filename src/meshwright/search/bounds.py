@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.plan.facets.overlap import AS_DECIDED
-from meshwright.search.columns import Costs, Exchanged, spread
+from meshwright.search.columns import CoreColumns, Exchanged, spread
 from meshwright.search.exchanges import STORED
 from meshwright.search.legal import as_decided, exchanges_once, most_layers, runs, together
 from meshwright.search.parts import Inners
@@ -45,7 +45,7 @@ from meshwright.spec.workload import Train
 ROUNDING = 1e-9
 
 
-class Scope(NamedTuple):
+class CoreScope(NamedTuple):
     """The parts of one core's region: its plans are their combinations, but for those that do not go together."""
 
     core: Core
@@ -55,7 +55,7 @@ class Scope(NamedTuple):
     num_layers: int
 
     @classmethod
-    def of(cls, space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> Scope:
+    def of(cls, space: Space, core: Core, model: Model, cluster: Cluster, train: Train) -> CoreScope:
         """All of a core's plans."""
         return cls(
             core,
@@ -65,7 +65,7 @@ class Scope(NamedTuple):
             model.num_layers,
         )
 
-    def parts(self) -> list[Scope]:
+    def parts(self) -> list[CoreScope]:
         """The region in parts where what overlaps is left to schedules: each schedule with what it decides alone."""
         marked = [overlap for overlap in self.inners.overlaps if AS_DECIDED in overlap]
         if not marked:
@@ -125,7 +125,7 @@ def _pairs(pp: int, pipelines: tuple[Piped, ...], states: tuple[State, ...]) -> 
     return np.array(pairs, bool).reshape(len(pipelines), len(states))
 
 
-def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+def work_seconds(regions: Regions, scope: CoreScope, costs: CoreColumns) -> np.ndarray:
     """The busiest rank's passes [A, B] and those before its first: below :func:`compute_seconds`, with no schedule
     built; 0 where ranks are not alike or stages are assigned."""
     work = regions.work(scope.core, scope.pipelines)
@@ -135,7 +135,7 @@ def work_seconds(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
 
 
 def compute_seconds(
-    regions: Regions, scope: Scope, costs: Costs, *, work_only: bool = False
+    regions: Regions, scope: CoreScope, costs: CoreColumns, *, work_only: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """Paths through the pipeline [A, B], and the blocks [A, B] of the smallest stage. `work_only`: only those paths
     that go through all passes of a rank."""
@@ -158,14 +158,14 @@ def compute_seconds(
     return out, least
 
 
-def even_share(regions: Regions, core: Core, costs: Costs) -> np.ndarray:
+def even_share(regions: Regions, core: Core, costs: CoreColumns) -> np.ndarray:
     """Seconds [A]: however layers and the batch are spread and passes ordered, some rank does its share of all work."""
     layers = np.array([*regions.model.layers_by_kind, 1, 1], float)
     return regions.train.global_batch // core.mb * spread(costs.whole, layers, regions.glances.groups_on(core))
 
 
 def _unequal(
-    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], one: Inner, *, work_only: bool
+    regions: Regions, core: Core, piped: Piped, costs: CoreColumns, chosen: list[int], one: Inner, *, work_only: bool
 ) -> np.ndarray:
     """Seconds [chosen] of the slowest kind of slices: paths where each runs as many microbatches, else its busiest
     rank's work; assigned so that all kinds end together where shares are balanced."""
@@ -182,7 +182,7 @@ def _paths(
     regions: Regions,
     core: Core,
     piped: Piped,
-    costs: Costs,
+    costs: CoreColumns,
     chosen: list[int],
     row: tuple[int, ...],
     work_only: bool,
@@ -211,7 +211,7 @@ def _passes(rows: Paths, times: np.ndarray, which: slice | np.ndarray) -> np.nda
 
 
 def _microbatch(
-    regions: Regions, core: Core, piped: Piped, costs: Costs, chosen: list[int], row: tuple[int, ...]
+    regions: Regions, core: Core, piped: Piped, costs: CoreColumns, chosen: list[int], row: tuple[int, ...]
 ) -> np.ndarray:
     """Seconds [chosen] that the busiest rank of a slice takes for one microbatch at least."""
     rows = regions.paths(core, piped, costs, row)
@@ -222,7 +222,7 @@ def _microbatch(
 
 
 def step_seconds(
-    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
+    regions: Regions, scope: CoreScope, costs: CoreColumns, paths_s: np.ndarray, least: np.ndarray, exchanged: Exchanged
 ) -> tuple[np.ndarray, np.ndarray]:
     """Lower bounds of the step time [A, B, C], from :func:`compute_seconds`; and those of them that are paths through
     the pipeline with what is around it, which a longer path makes as much longer."""
@@ -273,12 +273,12 @@ def _sharded(core: Core, state: State) -> bool:
     return (state.shard or core.dp * core.cp) > 1
 
 
-def _settled(regions: Regions, core: Core, piped: Piped, costs: Costs) -> Paths:
+def _settled(regions: Regions, core: Core, piped: Piped, costs: CoreColumns) -> Paths:
     """Return the paths of a schedule with even stages: its ranks and splits are the same whatever its stages hold."""
     return regions.paths(core, piped._replace(stages=EVEN), costs)
 
 
-def _scattered(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+def _scattered(regions: Regions, scope: CoreScope, costs: CoreColumns) -> np.ndarray:
     """Blocks whose gradients the least and the most busy rank [B, 2] scatters in a step, as often as its rounds end."""
     out = []
     for piped in scope.pipelines:
@@ -293,7 +293,7 @@ def _scattered(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
 
 
 def _every_microbatch(
-    regions: Regions, scope: Scope, costs: Costs, paths_s: np.ndarray, exchanged: Exchanged
+    regions: Regions, scope: CoreScope, costs: CoreColumns, paths_s: np.ndarray, exchanged: Exchanged
 ) -> np.ndarray:
     """Return the bound in seconds without a pipeline, where sharded parameters are gathered and sharded gradients
     reduced for every microbatch."""
@@ -315,7 +315,7 @@ def _every_microbatch(
     return out
 
 
-def memory_bytes(regions: Regions, scope: Scope, costs: Costs) -> np.ndarray:
+def memory_bytes(regions: Regions, scope: CoreScope, costs: CoreColumns) -> np.ndarray:
     """Return lower bounds of the fullest rank's memory in bytes [A, B, C], with the framework's own memory."""
     core, framework, around = scope.core, regions.evaluator.costs.framework, regions.exchanges
     stored = scope.inners.grouped(*STORED)

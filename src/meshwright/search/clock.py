@@ -9,7 +9,7 @@ from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.schedules.timing import in_order_times
 
 
-class Clock:
+class ScheduleClock:
     """The dependencies of a schedule's actions as arrays: for each, in an order in which they can be visited, what runs
     before it on its rank, and what it needs of the neighbouring stage (as ``schedules/timing.py`` defines it)."""
 

@@ -19,7 +19,7 @@ from meshwright.lower.units import Unit
 from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
-class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class CoreColumns(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The costs of the A inner parts of a core, for U units (the kinds of blocks, then the embedding and the head) and
     D kinds of devices.
 
@@ -46,9 +46,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Forward and backward [D, A, U] at least."""
         return self.each[:, 0] + np.minimum(self.each[:, 1], self.each[:, 2] + self.each[:, 3])
 
-    def rows(self, chosen: np.ndarray) -> Costs:
+    def rows(self, chosen: np.ndarray) -> CoreColumns:
         """Some of the inner parts."""
-        return Costs(
+        return CoreColumns(
             each=self.each[:, :, chosen],
             slowest=self.slowest[:, chosen],
             send=self.send[chosen],

@@ -15,7 +15,7 @@ from meshwright.plan import Plan
 from meshwright.search.space import Core, Piped, State
 
 
-class Family(NamedTuple):
+class PlanFamily(NamedTuple):
     """Parallel sizes, ZeRO stage and pipeline schedule that all plans of a family share."""
 
     tp: int
@@ -33,14 +33,14 @@ class Family(NamedTuple):
         return " ".join([*sizes, zero, *([self.schedule] if self.schedule else [])])
 
 
-def family(core: Core, piped: Piped, state: State) -> Family:
+def family(core: Core, piped: Piped, state: State) -> PlanFamily:
     """The family of a point."""
     schedule = piped.schedule if core.pp > 1 else ""
-    return Family(core.tp, core.pp, core.cp, core.dp, core.ep, state.zero, schedule)
+    return PlanFamily(core.tp, core.pp, core.cp, core.dp, core.ep, state.zero, schedule)
 
 
-def family_of(plan: Plan) -> Family:
+def family_of(plan: Plan) -> PlanFamily:
     """The family of a plan with ``dp`` filled in."""
     layout = plan.layout
     schedule = plan.pipeline.schedule if layout.pp > 1 else ""
-    return Family(layout.tp, layout.pp, layout.cp, layout.dp, plan.experts.ep, layout.zero, schedule)
+    return PlanFamily(layout.tp, layout.pp, layout.cp, layout.dp, plan.experts.ep, layout.zero, schedule)

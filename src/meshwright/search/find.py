@@ -15,7 +15,7 @@ from meshwright.plan.legality import beyond_positions
 from meshwright.search.besides import beyond_engines, to_recommend, walked
 from meshwright.search.engines import Demands, Runnable
 from meshwright.search.evaluate import Evaluator
-from meshwright.search.families import Family, family_of
+from meshwright.search.families import PlanFamily, family_of
 from meshwright.search.found import OBJECTIVES, PROVABLE, Found, NearMiss, pareto
 from meshwright.search.interrupt import stopping
 from meshwright.search.misses import near_misses
@@ -196,7 +196,7 @@ def _best(fitting: list[Tried], top: int, families: bool) -> list[Tried]:
     spelling."""
     if not families:
         return [t for i, t in enumerate(fitting) if i < top or t.step_time_s == fitting[top - 1].step_time_s]
-    first: dict[Family, float] = {}
+    first: dict[PlanFamily, float] = {}
     for t in fitting:
         first.setdefault(family_of(t.plan), t.step_time_s)
     chosen = dict(list(first.items())[:top])

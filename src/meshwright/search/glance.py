@@ -16,7 +16,7 @@ from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facet import LAYER
 from meshwright.plan.facets import fields
-from meshwright.search.columns import Alone, Costs, spread, units_of, waited_for
+from meshwright.search.columns import Alone, CoreColumns, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, deciding_ends
 from meshwright.search.parts import Inners
@@ -119,7 +119,7 @@ class Glances:
         price = self.evaluator.costs.price
         return sum([price(e.work, device).seconds for e in entries if e.queue == "compute"])
 
-    def costs(self, core: Core, inners: Inners) -> tuple[Costs, np.ndarray, np.ndarray]:
+    def costs(self, core: Core, inners: Inners) -> tuple[CoreColumns, np.ndarray, np.ndarray]:
         """Return the first lower bound of A inner parts: the costs of G rows, one of the inner parts of each row [G],
         and the row of every inner part [A].
 
@@ -133,7 +133,7 @@ class Glances:
         )
         each = found.each[:, :, code]
         nothing = np.zeros((len(one), self.num_units))
-        rough = Costs(
+        rough = CoreColumns(
             each=each, slowest=each.max(axis=0), send=nothing[:, 0], saved=nothing, held=nothing, working=nothing
         )
         return rough, one, which

@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.search.walk import Stop
+    from meshwright.search.walk import StopFlag
 
 
 @contextmanager
-def stopping(stop: Stop) -> Iterator[None]:
+def stopping(stop: StopFlag) -> Iterator[None]:
     """SIGINT asks for the end while this lasts; a second one, or one when all walks are over, is a KeyboardInterrupt.
     Only the main thread may say what signals do, and only where nobody else has said it before."""
     before = signal.getsignal(signal.SIGINT)

@@ -17,8 +17,8 @@ from meshwright.lower.partition import even
 from meshwright.lower.place import Mesh
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.slices import kinds
-from meshwright.search.clock import Clock
-from meshwright.search.columns import Costs, units_of
+from meshwright.search.clock import ScheduleClock
+from meshwright.search.columns import CoreColumns, units_of
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.exchanges import Exchanges
 from meshwright.search.glance import PASSES, Glances
@@ -44,7 +44,7 @@ class Regions:
         self.host_s = evaluator.costs.framework.host_us_per_pass * 1e-6
         self._paths: dict[tuple, Paths] = {}
         self._rows: dict[tuple, Rows | Work] = {}
-        self._clocks: dict[tuple, Clock] = {}
+        self._clocks: dict[tuple, ScheduleClock] = {}
         self._counts: dict[tuple, np.ndarray] = {}
         self._prices: dict[tuple, float] = {}
         self._kinds: dict[tuple, tuple] = {}
@@ -99,7 +99,7 @@ class Regions:
             )
         return found
 
-    def costs(self, core: Core, inners: Inners) -> Costs:
+    def costs(self, core: Core, inners: Inners) -> CoreColumns:
         """Return the costs of layers under each inner part, on every kind of device."""
         near = self.glances.near(core, inners.orders)
         code = near[inners.order] * len(inners.rests) + inners.rest  # those with the same groups share all but sends
@@ -107,7 +107,7 @@ class Regions:
         columns = [self._inner(core, inners[i]) for i in one.tolist()]
         each = np.array([c[0] for c in columns])[which].transpose(1, 2, 0, 3)
         slowest, saved, held, working = (np.array([c[i] for c in columns])[which] for i in range(1, 5))
-        return Costs(
+        return CoreColumns(
             each=each,
             slowest=each[0] if self.alike else slowest.transpose(1, 0, 2),
             send=self._sends(core, inners),
@@ -210,7 +210,7 @@ class Regions:
             self._counts[key] = found
         return found
 
-    def paths(self, core: Core, piped: Piped, costs: Costs, devices: tuple[int, ...] = ()) -> Paths:
+    def paths(self, core: Core, piped: Piped, costs: CoreColumns, devices: tuple[int, ...] = ()) -> Paths:
         """Rows of a schedule, for ranks on these `devices` where that matters; the first context that asks says which
         times are typical."""
         count = self.train.global_batch // (core.dp * core.mb)
@@ -245,7 +245,7 @@ class Regions:
             found = self._rows[key] = Work.of(shapes, count)
         return found
 
-    def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: Costs) -> Rows | None:
+    def rows(self, core: Core, pipelines: tuple[Piped, ...], costs: CoreColumns) -> Rows | None:
         """The rows of several schedules at once, where ranks are alike and stages do not depend on the inner part."""
         if not self.alike or any(piped.stages == BALANCED for piped in pipelines):
             return None
@@ -261,7 +261,7 @@ class Regions:
         self,
         core: Core,
         piped: Piped,
-        costs: Costs,
+        costs: CoreColumns,
         chosen: list[int],
         devices: tuple[int, ...],
         stage_ranks: Sequence[tuple[int, ...]],
@@ -279,7 +279,7 @@ class Regions:
                 out[turn][:, :, there] = costs.each[device][:, chosen] @ held[there].T
         return out
 
-    def makespan(self, core: Core, inner: Inner, piped: Piped, costs: Costs, a: int) -> float:
+    def makespan(self, core: Core, inner: Inner, piped: Piped, costs: CoreColumns, a: int) -> float:
         """Seconds of the pipelines alone under one inner part's own times, -inf where stages or order are not known."""
         piped = concrete(core, inner, piped, self.evaluator)
         if takes_times(plan_of(core, USUAL, piped, WHOLE)):
@@ -291,14 +291,16 @@ class Regions:
         counts = shares_of(core, inner, piped, self.evaluator) or (even,) * len(found)
         return max(self._makespan(core, piped, costs, a, n, row) for n, (_, row) in zip(counts, found))
 
-    def _makespan(self, core: Core, piped: Piped, costs: Costs, a: int, count: int, devices: tuple[int, ...]) -> float:
+    def _makespan(
+        self, core: Core, piped: Piped, costs: CoreColumns, a: int, count: int, devices: tuple[int, ...]
+    ) -> float:
         clock = self._clock(core.pp, count, piped)
         seconds = self.stage_seconds(core, piped, costs, [a], devices, clock.stage_ranks)[:, :, 0] + self.host_s
         return clock.makespan(seconds[:, [0, 2, 3, 1]], float(costs.send[a]))
 
-    def _clock(self, pp: int, count: int, piped: Piped) -> Clock:
+    def _clock(self, pp: int, count: int, piped: Piped) -> ScheduleClock:
         key = (pp, count, piped.schedule, piped.vpp)
         found = self._clocks.get(key)
         if found is None:
-            found = self._clocks[key] = Clock(schedules.build(piped.schedule, pp, count, piped.vpp))
+            found = self._clocks[key] = ScheduleClock(schedules.build(piped.schedule, pp, count, piped.vpp))
         return found

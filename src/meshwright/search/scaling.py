@@ -26,7 +26,7 @@ from meshwright.spec.goal import Goal
 FORMAT_VERSION = 1
 
 
-class Curve(msgspec.Struct, frozen=True):
+class ScalingRange(msgspec.Struct, frozen=True):
     """Clusters asked for in one word (``8..512xh100``), each with its text as it would be said, the smallest first."""
 
     text: str
@@ -186,7 +186,9 @@ class FindOn(Protocol):
     def __call__(self, cluster: Cluster, *, first: Sequence[Any], kernels: dict) -> Found: ...
 
 
-def sweep(curves: Sequence[Curve], goal: Goal, find_on: FindOn, report: Callable[[int, int, str], None]) -> Scaling:
+def sweep(
+    curves: Sequence[ScalingRange], goal: Goal, find_on: FindOn, report: Callable[[int, int, str], None]
+) -> Scaling:
     """Search every cluster of the curves. `report` is told (done, all, the name) before each. Ctrl-C ends it with
     what was found.
 
@@ -211,7 +213,7 @@ def sweep(curves: Sequence[Curve], goal: Goal, find_on: FindOn, report: Callable
 
 
 def _points(
-    curves: Sequence[Curve], goal: Goal, find_on: FindOn, report: Callable[[str], None]
+    curves: Sequence[ScalingRange], goal: Goal, find_on: FindOn, report: Callable[[str], None]
 ) -> Iterator[tuple[Point | None, bool]]:
     """Each point, and whether its search was stopped; a stopped search that found nothing is no point."""
     for curve in curves:

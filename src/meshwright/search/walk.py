@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright.plan import Plan
-from meshwright.search.bounds import Scope
+from meshwright.search.bounds import CoreScope
 from meshwright.search.engines import Runnable
 from meshwright.search.evaluate import Evaluated, Evaluator
 from meshwright.search.families import family
@@ -33,7 +33,7 @@ NO_ROOM = "does not fit: evaluated"
 SLOWER = "slower: evaluated"
 
 
-class Stop:
+class StopFlag:
     """Whether somebody ``asked`` for the end, and whether what they could end is ``over``."""
 
     asked = over = False
@@ -100,11 +100,11 @@ class Walk:
         self._plans: dict[Plan, Evaluated] = {}
         self.rejected: Counter[str] = Counter()
         self.covered = self.bounded = 0
-        self.stop = Stop()
+        self.stop = StopFlag()
         self.ended = False
         #: What this walk is for, where it is not the search itself.
         self.what = what
-        self._listed: dict[Core, list[Scope]] = {}
+        self._listed: dict[Core, list[CoreScope]] = {}
         self.started = self._shown = self._told = monotonic()
         self._best: dict[Any, float] = {}
         self._worth_s = self.wanted.cap_s
@@ -145,24 +145,24 @@ class Walk:
         """The legal cores of the space."""
         return list(cores(self.space, self.model, self.cluster, self.train))
 
-    def scopes(self, core: Core) -> list[Scope]:
+    def scopes(self, core: Core) -> list[CoreScope]:
         """The regions of a core: all its plans, or those that an engine may run."""
         runnable = self.wanted.runnable if self.wanted.narrow else None
         if runnable is None:
             return self._whole(core)
         return [scope for space in runnable.narrowed(self.space, core) for scope in self._scopes(space, core)]
 
-    def _whole(self, core: Core) -> list[Scope]:
+    def _whole(self, core: Core) -> list[CoreScope]:
         found = self._listed.get(core)
         if found is None:
             found = self._listed[core] = self._scopes(self.space, core)
         return found
 
-    def _scopes(self, space: Space, core: Core) -> list[Scope]:
-        whole = Scope.of(space, core, self.model, self.cluster, self.train)
+    def _scopes(self, space: Space, core: Core) -> list[CoreScope]:
+        whole = CoreScope.of(space, core, self.model, self.cluster, self.train)
         return [scope for scope in whole.parts() if scope.size()]
 
-    def lists(self, core: Core) -> list[Scope]:
+    def lists(self, core: Core) -> list[CoreScope]:
         """:meth:`scopes`, and all plans of the core counted."""
         scopes = self.scopes(core)
         left, size = (sum(scope.size() for scope in found) for found in (scopes, self._whole(core)))

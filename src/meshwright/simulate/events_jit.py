@@ -15,7 +15,7 @@ from numba import njit
 NONE = -1
 
 
-class Clock(NamedTuple):
+class TaskHeap(NamedTuple):
     """Running tasks in a binary heap by the time at which something happens to them; ``at`` is a task's place."""
 
     time: np.ndarray
@@ -63,7 +63,7 @@ def run(member_ptr, member, dep_ptr, dep, dep_lag, duration, dynamic, place, num
     """Start and end [N] of every task."""
     n, num_streams = len(duration), len(dynamic)
     waiting, successor_ptr, successor = _edges(member_ptr, member, dep_ptr, dep, dep_lag, dynamic)
-    clock = Clock(np.zeros(n), np.zeros(n, np.int64), np.full(n, NONE), np.zeros(1, np.int64))
+    clock = TaskHeap(np.zeros(n), np.zeros(n, np.int64), np.full(n, NONE), np.zeros(1, np.int64))
     ready = Ready(place, np.full(n, NONE), np.full(n, NONE), np.full(num_streams + 1, NONE), np.full(n, NONE))
     flows = _no_flows(n, link_ptr, link, capacity)
     busy = np.zeros(num_streams, np.bool_)

@@ -25,7 +25,7 @@ from meshwright.work import Collective
 NO_BYTES = 1e-3
 
 
-class Node(msgspec.Struct):
+class PassPart(msgspec.Struct):
     """A part of a pass: a stretch of kernels (``work`` None) or one collective, after other parts."""
 
     queue: str
@@ -34,10 +34,10 @@ class Node(msgspec.Struct):
     after: list[int]
 
 
-def cut(costs: Costs, program: Program) -> list[Node]:
+def cut(costs: Costs, program: Program) -> list[PassPart]:
     """A pass as stretches of kernels and the collectives between and beside them, layer by layer. One without
     collectives is one stretch."""
-    nodes: list[Node] = []
+    nodes: list[PassPart] = []
     ends: list[int] = []
     device, lag = program.site.device, program.site.straggling
     for layer in program.layers:
@@ -48,7 +48,7 @@ def cut(costs: Costs, program: Program) -> list[Node]:
         for number, entry in enumerate(entries):
             after = [at[a] for a in entry.after] or list(ends)
             if entry.queue != "compute":
-                nodes.append(Node(entry.queue, 0.0, entry.work, after))
+                nodes.append(PassPart(entry.queue, 0.0, entry.work, after))
                 at.append(len(nodes) - 1)
                 continue
             seconds = float(costs.price(entry.work, device).seconds) * lag
@@ -56,7 +56,7 @@ def cut(costs: Costs, program: Program) -> list[Node]:
             if stretch >= 0 and all(a < stretch for a in waits) and set(waits) <= set(nodes[stretch].after):
                 nodes[stretch].seconds += seconds
             else:
-                nodes.append(Node("compute", seconds, None, after))
+                nodes.append(PassPart("compute", seconds, None, after))
                 stretch = len(nodes) - 1
             at.append(stretch)
             if number in feeds_comm:
@@ -66,7 +66,7 @@ def cut(costs: Costs, program: Program) -> list[Node]:
             ends = sorted(set(at) - used)
     if any(node.work is not None for node in nodes):
         return nodes
-    return [Node("compute", sum(node.seconds for node in nodes), None, [])]
+    return [PassPart("compute", sum(node.seconds for node in nodes), None, [])]
 
 
 def times(lowered: Lowered, costs: Costs, *, inside: bool = True) -> Times:
@@ -88,7 +88,7 @@ class _Shared:
         self.seconds: list[float] = []
         self.flows: dict[int, tuple[float, list[int]]] = {}
         self.ports: dict[tuple[int, str, str], int] = {}
-        self.parts: dict[int, list[Node]] = {}
+        self.parts: dict[int, list[PassPart]] = {}
 
     def times(self) -> Times:
         g, done, before = self.graph, {}, {}
@@ -149,20 +149,20 @@ class _Shared:
         self.flows[task] = (self.seconds[task] - latency, links)
         self.seconds[task] = latency
 
-    def _parts(self, program: Program, number: int) -> list[Node]:
+    def _parts(self, program: Program, number: int) -> list[PassPart]:
         """A pass cut at its exchanges. What it takes beyond them (a host that issues too slowly, kernels that lose SMs)
         comes at its end."""
         known = self.parts.get(number)
         if known is None and not self.inside:
-            known = self.parts[number] = [Node("compute", float(self.durations[number]), None, [])]
+            known = self.parts[number] = [PassPart("compute", float(self.durations[number]), None, [])]
         if known is None:
             known = self.parts[number] = cut(self.costs, program)
             rest = float(self.durations[number]) - self._alone(known, program.site.device)
             if len(known) > 1 and rest > 0:
-                known.append(Node("compute", rest, None, list(range(len(known)))))
+                known.append(PassPart("compute", rest, None, list(range(len(known)))))
         return known
 
-    def _alone(self, nodes: list[Node], device: Device) -> float:
+    def _alone(self, nodes: list[PassPart], device: Device) -> float:
         """Seconds of a pass's parts when nothing else uses the ports."""
         free: dict[str, float] = {}
         ends: list[float] = []

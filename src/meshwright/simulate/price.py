@@ -32,7 +32,7 @@ class Priced(msgspec.Struct, frozen=True, kw_only=True):
         return self.parts.sum(axis=1)
 
 
-class Price(NamedTuple):
+class ProgramPrice(NamedTuple):
     """One program's row of :class:`Priced`."""
 
     parts: np.ndarray
@@ -67,7 +67,7 @@ class Pricer:
     def __init__(self, costs: Costs):
         self.costs = costs
         self._layers: dict[tuple[LayerPass, str, int], LayerCost] = {}
-        self._passes: dict[Program, Price] = {}
+        self._passes: dict[Program, ProgramPrice] = {}
 
     def all(self, programs: Sequence[Program]) -> Priced:
         """The prices of all programs of a graph, in their order."""
@@ -80,7 +80,7 @@ class Pricer:
             wait=np.array([row.wait for row in rows]),
         )
 
-    def __call__(self, program: Program) -> Price:
+    def __call__(self, program: Program) -> ProgramPrice:
         """The price of one program."""
         if program.kind == "pass":
             found = self._passes.get(program)
@@ -92,10 +92,10 @@ class Pricer:
             estimate = self.costs.price(program.work, program.site.device)
             seconds = estimate.seconds * program.site.straggling
             parts[CAUSE["optimizer"]], spread[CAUSE["optimizer"]] = seconds, seconds * estimate.sigma
-            return Price(parts, spread)
+            return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
         parts[cause], spread[cause], wait = self.moved(program)
-        return Price(parts, spread, wait=wait)
+        return ProgramPrice(parts, spread, wait=wait)
 
     def layer(self, one: LayerPass, site: Site) -> LayerCost:
         """One pass over one layer on a device."""
@@ -121,7 +121,7 @@ class Pricer:
         work = Collective(op=move.op, num_bytes=move.num_bytes / move.times, group=group)
         return self.costs.price(work, site.device)
 
-    def _pass(self, program: Program) -> Price:
+    def _pass(self, program: Program) -> ProgramPrice:
         site = program.site
         layers = [self.layer(one, site) for one in program.layers]
         parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
@@ -142,7 +142,7 @@ class Pricer:
             found = self.costs.price(copy, site.device)
             parts[CAUSE["host"]] += found.seconds
             spread[CAUSE["host"]] += found.seconds * found.sigma
-        return Price(parts, spread, flops, repeated, wait)
+        return ProgramPrice(parts, spread, flops, repeated, wait)
 
     def _slowed(self, program: Program, seconds: float) -> tuple[float, float]:
         """Seconds that a pass loses to the exchanges overlapped with it, which take SMs, and those times their

@@ -16,7 +16,7 @@ from meshwright import catalog
 from meshwright.errors import Diagnostic, MeshwrightError, a_folder, nearest
 from meshwright.spec import cluster_file as file
 from meshwright.spec import cluster_names as short
-from meshwright.spec.cluster_names import Machine
+from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_template import commented
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node, source_of
@@ -27,7 +27,7 @@ __all__ = [
     "Efficiency",
     "Island",
     "Level",
-    "Machine",
+    "NodeType",
     "Node",
     "clusters",
     "devices",
@@ -123,7 +123,7 @@ def from_toml(text: str, *, place: str = "") -> Cluster:
         MeshwrightError: every violation (C004 to C009, C012).
     """
     found = file.from_text(text, place, load_device)
-    return _one_machine(found) if isinstance(found, Machine) else found
+    return _one_machine(found) if isinstance(found, NodeType) else found
 
 
 def to_toml(cluster: Cluster) -> str:
@@ -171,12 +171,12 @@ def forget_here() -> None:
     _catalog_device.cache_clear()
 
 
-def _machine(name: str) -> Machine | None:
+def _machine(name: str) -> NodeType | None:
     """Return the machine that a term of a short name stands for: a device's standard node or a machine type of the
     catalog; None where it is neither."""
     if _device_file(_plain(name)):
         device = load_device(name)
-        return Machine(name=device.name, device=device, node=device.node, levels=device.levels)
+        return NodeType(name=device.name, device=device, node=device.node, levels=device.levels)
     known = _cluster_names().get(_plain(name))
     if known is None:
         return None
@@ -184,7 +184,7 @@ def _machine(name: str) -> Machine | None:
     return file.machine_from(table, f"catalog cluster {known}", load_device) if file.is_machine(table) else None
 
 
-def _one_machine(machine: Machine) -> Cluster:
+def _one_machine(machine: NodeType) -> Cluster:
     island = short.island_from(short.Term(name=machine.name, first=1), machine, counts_machines=True)
     island = msgspec.structs.replace(island, name=machine.name)
     return Cluster(name=machine.name, islands=(island,), title=machine.title)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import nearest
-from meshwright.spec.cluster_names import Machine
+from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
 from meshwright.spec.hardware import DTYPES, Device, Efficiency, Level, Node
 
@@ -58,7 +58,7 @@ def findings(record: Any, path: str) -> Iterator[Finding]:
     yield from limits(msgspec.structs.asdict(record), path)
     if isinstance(record, Device):
         yield from _device(record, path)
-    elif isinstance(record, Machine):
+    elif isinstance(record, NodeType):
         yield from _standard(record.levels, record.node, path)
     elif isinstance(record, Efficiency):
         yield from _efficiency(record, path)

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.spec.cluster_check import findings, limits, not_whole_nodes
-from meshwright.spec.cluster_names import Machine
+from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node
 from meshwright.spec.toml_text import dumps
@@ -23,8 +23,8 @@ NESTED = {
     (Device, "node"): Node,
     (Device, "levels"): Level,
     (Device, "efficiency"): Efficiency,
-    (Machine, "node"): Node,
-    (Machine, "levels"): Level,
+    (NodeType, "node"): Node,
+    (NodeType, "levels"): Level,
     (Cluster, "islands"): Island,
     (Cluster, "interconnect"): Level,
     (Island, "levels"): Level,
@@ -68,7 +68,7 @@ EXAMPLES = {
     pcie_gb_s = 31.5""",
 }
 """Examples of complete tables, by type, for the help where keys are missing."""
-STANDARD = {(Island, "node"), (Machine, "node"), (Machine, "levels")}
+STANDARD = {(Island, "node"), (NodeType, "node"), (NodeType, "levels")}
 """Fields that come from the device's standard node and levels when a file does not give them."""
 
 
@@ -172,9 +172,9 @@ class _Reader:
 
     def with_standards(self, kind: type, values: dict[str, Any]) -> dict[str, Any]:
         """An island's node, and a machine's node and levels, are its device's standard ones unless said."""
-        if kind in (Island, Machine):
+        if kind in (Island, NodeType):
             values.setdefault("node", values["device"].node)
-        if kind is Machine:
+        if kind is NodeType:
             values.setdefault("levels", values["device"].levels)
         return values
 
@@ -232,18 +232,18 @@ def is_machine(table: dict[str, Any]) -> bool:
     return "device" in table and "islands" not in table
 
 
-def machine_from(table: dict[str, Any], place: str, find_device: Callable[[str], Device]) -> Machine:
+def machine_from(table: dict[str, Any], place: str, find_device: Callable[[str], Device]) -> NodeType:
     """A machine type from its table; node and levels it does not give are its device's standard ones."""
     reader = _Reader(place, find_device)
-    return _finish(reader, reader.record(Machine, table, ""))
+    return _finish(reader, reader.record(NodeType, table, ""))
 
 
-def from_text(text: str, place: str, find_device: Callable[[str], Device]) -> Machine | Cluster:
+def from_text(text: str, place: str, find_device: Callable[[str], Device]) -> NodeType | Cluster:
     """The machine type or the cluster that a TOML text describes."""
     table, wrong = parsed(text, place)
     reader = _Reader(place, find_device)
     reader.wrong += wrong
-    return _finish(reader, reader.record(Machine if is_machine(table) else Cluster, table, ""))
+    return _finish(reader, reader.record(NodeType if is_machine(table) else Cluster, table, ""))
 
 
 def _finish(reader: _Reader, record: Any) -> Any:

@@ -38,7 +38,7 @@ ASSUMED = "assumed, no network is said"
 READ_DIGITS = 12
 
 
-class Machine(msgspec.Struct, frozen=True, kw_only=True):
+class NodeType(msgspec.Struct, frozen=True, kw_only=True):
     """A node type: the device in it, the host around it, and the levels it is built into (arity 0: no limit)."""
 
     name: str
@@ -167,7 +167,7 @@ def is_short_name(text: str, kind_of: Kind) -> bool:
 Like = tuple[str, Node, tuple[Level, ...]]
 
 
-def island_from(term: Term, machine: Machine, *, counts_machines: bool, like: Like | None = None) -> Island:
+def island_from(term: Term, machine: NodeType, *, counts_machines: bool, like: Like | None = None) -> Island:
     """The island a term asks for, built of `machine`, with the network of `like` where a word means that machine's.
 
     Raises:
@@ -213,7 +213,7 @@ def _assumed(level: Level, term: Term) -> Level:
     return msgspec.structs.replace(level, sources={**level.sources, "gb_s": source})
 
 
-def _split_count(term: Term, machine: Machine) -> tuple[int, int]:
+def _split_count(term: Term, machine: NodeType) -> tuple[int, int]:
     size, count = machine.node.devices, term.first
     if count <= size:
         return 1, count
@@ -231,7 +231,7 @@ def _split_count(term: Term, machine: Machine) -> tuple[int, int]:
     return count // size, size
 
 
-def _split_domains(term: Term, machine: Machine) -> tuple[int, int, int]:
+def _split_domains(term: Term, machine: NodeType) -> tuple[int, int, int]:
     size, limit = machine.node.devices, machine.node.devices * machine.domain_nodes
     per_domain = term.second
     if per_domain > limit or per_domain % size:
@@ -245,7 +245,7 @@ def _split_domains(term: Term, machine: Machine) -> tuple[int, int, int]:
     return term.first * (per_domain // size), size, per_domain // size
 
 
-def _domain_nodes(term: Term, machine: Machine, nodes: int, per_node: int) -> int:
+def _domain_nodes(term: Term, machine: NodeType, nodes: int, per_node: int) -> int:
     """Nodes per scale-up domain, as few equal domains as possible."""
     limit = machine.domain_nodes
     if nodes <= limit:
@@ -264,7 +264,7 @@ def _domain_nodes(term: Term, machine: Machine, nodes: int, per_node: int) -> in
 
 
 def compose(
-    term: Term, machine: Machine, nodes: int, node: Node, levels: tuple[Level, ...], domain_nodes: int
+    term: Term, machine: NodeType, nodes: int, node: Node, levels: tuple[Level, ...], domain_nodes: int
 ) -> Island:
     """An island of `nodes` nodes, built into `levels`, `domain_nodes` of them in one scale-up domain."""
     tree = scale_up(levels, node.devices * domain_nodes)

@@ -14,7 +14,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic, nearest
 from meshwright.spec.hardware import Level, Node
-from meshwright.spec.links import Link, by_word, networks
+from meshwright.spec.links import LinkKind, by_word, networks
 
 KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics")
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
@@ -48,7 +48,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nics: int | None = None
 
     @property
-    def link(self) -> Link | None:
+    def link(self) -> LinkKind | None:
         """The network between nodes, if one is named."""
         return by_word()[self.nic] if self.nic else None
 

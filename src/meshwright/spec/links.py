@@ -18,7 +18,7 @@ from meshwright.spec.hardware import Topology, sourced
 INSIDE = ("pcie", "nvlink")
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class LinkKind(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of link.
 
     Attributes:
@@ -52,9 +52,9 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def links() -> dict[str, Link]:
+def links() -> dict[str, LinkKind]:
     """Every link of the catalog by its name, those inside nodes last."""
-    found = [msgspec.convert({"name": name, **row}, Link) for name, row in catalog.tables("links").items()]
+    found = [msgspec.convert({"name": name, **row}, LinkKind) for name, row in catalog.tables("links").items()]
     return {link.name: link for link in sorted(found, key=lambda link: (link.kind in INSIDE, _family(link.name)))}
 
 
@@ -65,12 +65,12 @@ def _family(name: str) -> tuple[str, int]:
 
 
 @cache
-def by_word() -> dict[str, Link]:
+def by_word() -> dict[str, LinkKind]:
     """Every word for a link, in small letters; how many NVLinks a device has is its own, so they have none."""
     found = (link for link in links().values() if link.kind != "nvlink")
     return {word: link for link in found for word in (link.name, *link.aliases)}
 
 
-def networks() -> tuple[Link, ...]:
+def networks() -> tuple[LinkKind, ...]:
     """The links between nodes."""
     return tuple(link for link in links().values() if link.kind not in INSIDE)

@@ -22,8 +22,8 @@ from meshwright.report.remedies import remedies
 from meshwright.search.found import OBJECTIVES, value_of
 from meshwright.spec.toml_text import dumps
 from meshwright.ui import controls
-from meshwright.ui.asked import CLUSTER_FILE, CONFIG_FILE, Asked, Read, read
-from meshwright.ui.repair import Place, changed, nearest
+from meshwright.ui.asked import CLUSTER_FILE, CONFIG_FILE, AskedTexts, Read, read
+from meshwright.ui.repair import RepairPlace, changed, nearest
 
 #: Sections of the report that the page shows as its tabs.
 PANELS = ("time", "memory", "step", "layers", "basis")
@@ -35,11 +35,11 @@ GOAL = ("tokens", "days", "budget", "price")
 RENAMED = {"microbatch": "mb", "ulysses": "algorithm", "shard": "zero", "etp": "ep"}
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AnswerRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question and what was done to it: ``moves`` are controls and their new values, in the order they were moved;
     with ``mend`` the plan is replaced by the nearest legal one."""
 
-    asked: Asked
+    asked: AskedTexts
     moves: dict[str, bool | int | str] = {}
     mend: bool = False
 
@@ -47,11 +47,11 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class PanelRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question and the section of its report that is wanted."""
 
-    asked: Asked
+    asked: AskedTexts
     panel: str
 
 
-def answer(request: Request) -> dict[str, Any]:
+def answer(request: AnswerRequest) -> dict[str, Any]:
     """The verdict, the controls with their legal values, all that is wrong, and ways to take the question away."""
     asked = request.asked
     found = read(asked)
@@ -65,14 +65,14 @@ def answer(request: Request) -> dict[str, Any]:
         out["controls"] = msgspec.to_builtins(controls.shown(plan, model, cluster, train))
         out["workload"] = {name: getattr(train, field) for name, field in WORKLOAD.items()}
         if illegal:
-            mended = nearest(found.said, Place(model, cluster, train))
+            mended = nearest(found.said, RepairPlace(model, cluster, train))
             out["mended"] = None if mended is None else write(mended)
         else:
             _verdict(asked, out, wrong)
     return out | _taken_away(asked, found)
 
 
-def _with_moves(request: Request, asked: Asked, found: Read, wrong: list[dict]) -> tuple[Asked, Read]:
+def _with_moves(request: AnswerRequest, asked: AskedTexts, found: Read, wrong: list[dict]) -> tuple[AskedTexts, Read]:
     """The question after its controls were moved; a move that nothing legal follows from is an error of its own."""
     for name, value in request.moves.items():
         if name in WORKLOAD and found.train is not None and type(value) is int and value > 0:
@@ -94,7 +94,7 @@ def _with_moves(request: Request, asked: Asked, found: Read, wrong: list[dict]) 
         found = read(asked)
     if request.mend and found.complete:
         model, cluster, train, _ = found.parts
-        mended = nearest(found.said, Place(model, cluster, train))
+        mended = nearest(found.said, RepairPlace(model, cluster, train))
         if mended is not None:
             asked = msgspec.structs.replace(asked, plan=write(mended))
             found = read(asked)
@@ -118,7 +118,7 @@ def _suits(name: str, value: Any) -> bool:
     return least <= value <= most if type(value) is int else True
 
 
-def _verdict(asked: Asked, out: dict[str, Any], wrong: list[dict]) -> None:
+def _verdict(asked: AskedTexts, out: dict[str, Any], wrong: list[dict]) -> None:
     try:
         prediction, tried = predicted(asked)
     except MeshwrightError as error:
@@ -166,7 +166,7 @@ def _said(p: Prediction) -> str:
 
 
 @lru_cache(maxsize=4)
-def predicted(asked: Asked, *, detail: bool = False) -> tuple[Prediction, dict[str, Any] | None]:
+def predicted(asked: AskedTexts, *, detail: bool = False) -> tuple[Prediction, dict[str, Any] | None]:
     """The prediction of a question with its recipes over the plan, and what these bring.
 
     Raises:
@@ -258,7 +258,7 @@ def _hints(found: Read) -> dict[str, str]:
     return hints
 
 
-def _taken_away(asked: Asked, found: Read) -> dict[str, Any]:
+def _taken_away(asked: AskedTexts, found: Read) -> dict[str, Any]:
     """The question as a command and as a file. What was pasted is named as the files it has to be saved as."""
     said = {
         "model": CONFIG_FILE if asked.config else asked.model,
@@ -279,8 +279,8 @@ def _taken_away(asked: Asked, found: Read) -> dict[str, Any]:
 
 def warm_up() -> None:
     """Answer a small question once, so that a user's first one does not wait for compiled code and templates."""
-    asked = Asked(model="llama3-8b", on="8xh100", train="batch=64,seq=4096", plan="pp2 vpp2")
-    answer(Request(asked=asked))
+    asked = AskedTexts(model="llama3-8b", on="8xh100", train="batch=64,seq=4096", plan="pp2 vpp2")
+    answer(AnswerRequest(asked=asked))
     for name in PANELS:
         panel(PanelRequest(asked=asked, panel=name))
     document.static("base.css")

@@ -48,7 +48,7 @@ Pasted = Annotated[str, msgspec.Meta(max_length=MAX_PASTED)]
 Id = Annotated[str, msgspec.Meta(max_length=100)]
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AskedTexts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The texts of a question. ``config`` and ``cluster`` are the text of a ``config.json`` and of a cluster's TOML,
     which go before the names in ``model`` and ``on``; ``tokens``, ``days``, ``budget`` and ``price`` are of the whole
     training run; ``tries`` are papers whose recipes are put over the plan."""
@@ -91,7 +91,7 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
         return self.model, self.cluster, self.train, self.plan
 
 
-def read(asked: Asked) -> Read:
+def read(asked: AskedTexts) -> Read:
     """Every part that can be read; nothing is raised, so that one answer tells everything that is wrong."""
     wrong: list[tuple[str, Diagnostic]] = []
 

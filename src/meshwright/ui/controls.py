@@ -19,7 +19,7 @@ from meshwright.plan.text import write
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Effort, Place, changed, divisors, nearest
+from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Effort, RepairPlace, changed, divisors, nearest
 
 #: Stops of one control: more are thinned out, as nobody slides over a thousand.
 MOST_STOPS = 24
@@ -32,7 +32,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True):
 
     facet: str
     field: str
-    values: Callable[[Plan, Place], Iterable[Any]]
+    values: Callable[[Plan, RepairPlace], Iterable[Any]]
 
     @property
     def word(self) -> str:
@@ -65,39 +65,39 @@ def _chunks(schedule: str, now: int) -> int:
     return now if now > 1 else family.default_vpp
 
 
-def _devices(plan: Plan, place: Place) -> Iterable[int]:
+def _devices(plan: Plan, place: RepairPlace) -> Iterable[int]:
     return divisors(place.cluster.num_devices)
 
 
-def _heads(plan: Plan, place: Place) -> Iterable[int]:
+def _heads(plan: Plan, place: RepairPlace) -> Iterable[int]:
     most = max((a.heads for a in place.model.attentions), default=place.cluster.num_devices)
     return (d for d in divisors(place.cluster.num_devices) if d <= most)
 
 
-def _stages(plan: Plan, place: Place) -> Iterable[int]:
+def _stages(plan: Plan, place: RepairPlace) -> Iterable[int]:
     return (d for d in divisors(place.cluster.num_devices) if d <= place.model.num_layers)
 
 
-def _experts(plan: Plan, place: Place) -> Iterable[int]:
+def _experts(plan: Plan, place: RepairPlace) -> Iterable[int]:
     counts = [mixture.experts for mixture in place.model.mixtures]
     return divisors(min(counts)) if counts else (1,)
 
 
-def _microbatches(plan: Plan, place: Place) -> Iterable[int]:
+def _microbatches(plan: Plan, place: RepairPlace) -> Iterable[int]:
     return (mb for mb in range(1, MOST_MICROBATCH + 1) if place.train.global_batch % mb == 0)
 
 
-def _vpps(plan: Plan, place: Place) -> Iterable[int]:
+def _vpps(plan: Plan, place: RepairPlace) -> Iterable[int]:
     if plan.layout.pp == 1:  # without a pipeline chunks follow each other on the same rank
         return (1,)
     return range(1, min(place.model.num_layers // plan.layout.pp, MOST_CHUNKS) + 1)
 
 
-def _always(*values: Any) -> Callable[[Plan, Place], Iterable[Any]]:
+def _always(*values: Any) -> Callable[[Plan, RepairPlace], Iterable[Any]]:
     return lambda plan, place: values
 
 
-def _schedules(plan: Plan, place: Place) -> Iterable[str]:
+def _schedules(plan: Plan, place: RepairPlace) -> Iterable[str]:
     return tuple(dict.fromkeys((*schedules.families(), plan.pipeline.schedule)))
 
 
@@ -120,7 +120,7 @@ CONTROLS: dict[str, Control] = {
 }
 
 
-class Stop(msgspec.Struct, frozen=True, array_like=True):
+class Choice(msgspec.Struct, frozen=True, array_like=True):
     """A value that can be chosen, and what else it changes, in words ("" for nothing)."""
 
     value: Any
@@ -131,7 +131,7 @@ class Shown(msgspec.Struct, frozen=True):
     """A control's value and its stops."""
 
     value: Any
-    stops: tuple[Stop, ...]
+    stops: tuple[Choice, ...]
 
 
 def moved(
@@ -141,7 +141,7 @@ def moved(
     control = CONTROLS[name]
     pinned = frozenset({(control.facet, control.field)})
     started = control.put(plan if name == "dp" else changed(plan, "layout", dp=0), value)
-    found = nearest(started, Place(model, cluster, train, pinned, effort or Effort()))
+    found = nearest(started, RepairPlace(model, cluster, train, pinned, effort or Effort()))
     return None if found is None else _open(found, cluster)
 
 
@@ -154,7 +154,7 @@ def _open(plan: Plan, cluster: Cluster) -> Plan:
 def shown(plan: Plan, model: Model, cluster: Cluster, train: Train) -> dict[str, Shown]:
     """Every control of a plan with its stops."""
     full = plan.on(cluster.num_devices)
-    place = Place(model, cluster, train)
+    place = RepairPlace(model, cluster, train)
     before = write(changed(full, "layout", dp=0)).split()
     out, effort = {}, Effort(MOST_LOOKS)
     for name, control in CONTROLS.items():
@@ -163,9 +163,9 @@ def shown(plan: Plan, model: Model, cluster: Cluster, train: Train) -> dict[str,
         for value in _thinned(control.values(full, place), now):
             way = moved(plan, name, value, model, cluster, train, effort=effort)
             if way is not None:
-                offered.append(Stop(value, "" if value == now else _also(before, way, control)))
+                offered.append(Choice(value, "" if value == now else _also(before, way, control)))
         if all(stop.value != now for stop in offered):
-            offered.append(Stop(now, ""))
+            offered.append(Choice(now, ""))
         if all(isinstance(stop.value, int) for stop in offered):
             offered.sort(key=lambda stop: stop.value)
         out[name] = Shown(now, tuple(offered))

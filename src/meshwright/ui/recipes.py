@@ -13,7 +13,7 @@ from meshwright.papers.record import Paper, papers
 from meshwright.papers.shipped import shipped
 from meshwright.papers.whatif import what_if
 from meshwright.quantity import seconds
-from meshwright.ui.asked import Asked, read
+from meshwright.ui.asked import AskedTexts, read
 
 #: Two recipes set the same field of a plan differently.
 CONTRADICTION = "J005"
@@ -22,7 +22,7 @@ CONTRADICTION = "J005"
 class RecipesRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A question whose plan every recipe is tried on."""
 
-    asked: Asked
+    asked: AskedTexts
 
 
 def recipes(request: RecipesRequest) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class Effort:
         self.left = plans
 
 
-class Place(msgspec.Struct, frozen=True):
+class RepairPlace(msgspec.Struct, frozen=True):
     """The limits of a repair: what a plan must be legal for, the fields that stay as they are, and the effort left."""
 
     model: Model
@@ -60,7 +60,7 @@ def changed(plan: Plan, facet: str, **values: object) -> Plan:
     return msgspec.structs.replace(plan, **{facet: msgspec.structs.replace(getattr(plan, facet), **values)})
 
 
-def nearest(plan: Plan, place: Place) -> Plan | None:
+def nearest(plan: Plan, place: RepairPlace) -> Plan | None:
     """A legal plan that keeps the pinned fields of `plan` and as much of the rest as can be; None when none is found.
     ``dp`` stays open unless it is pinned."""
     if ("layout", "dp") not in place.pinned:
@@ -78,7 +78,7 @@ def nearest(plan: Plan, place: Place) -> Plan | None:
     return _plain(plan, place) if not place.wrong(plan) else None
 
 
-def _plain(plan: Plan, place: Place) -> Plan:
+def _plain(plan: Plan, place: RepairPlace) -> Plan:
     """One chunk a rank is not interleaved, whoever asked for one."""
     pipeline = plan.pipeline
     if pipeline.schedule != "interleaved" or pipeline.vpp > 1 or ("pipeline", "schedule") in place.pinned:
@@ -90,13 +90,13 @@ def _kept(before: Plan, after: Plan, pinned: frozenset[Field]) -> bool:
     return all(getattr(getattr(before, f), n) == getattr(getattr(after, f), n) for f, n in pinned)
 
 
-def _ways(code: str, plan: Plan, place: Place) -> Iterator[Plan]:
+def _ways(code: str, plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     """Changes that may mend a violation, the smallest first."""
     for mend in _MENDING.get(code, (_pipeline,) if code.startswith("S") else ()):
         yield from mend(plan, place)
 
 
-def _axes(plan: Plan, place: Place) -> Iterator[Plan]:
+def _axes(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     """Other sizes of tp, pp and cp that use every device, the nearest first."""
     layout, devices = plan.layout, place.cluster.num_devices
     dp = layout.dp if ("layout", "dp") in place.pinned else 0
@@ -143,19 +143,19 @@ def divisors(number: int, most: int = MOST_RANKS) -> tuple[int, ...]:
     return tuple(d for d in range(1, min(number, most) + 1) if number % d == 0)
 
 
-def _tensor(plan: Plan, place: Place) -> Iterator[Plan]:
+def _tensor(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     for tp in _by_distance(divisors(place.cluster.num_devices), plan.layout.tp):
         yield changed(plan, "layout", tp=tp)
 
 
-def _context(plan: Plan, place: Place) -> Iterator[Plan]:
+def _context(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     yield changed(plan, "sequence", ulysses=1)
     yield changed(plan, "sequence", ulysses=1, algorithm="ring")
     for cp in _by_distance(divisors(place.cluster.num_devices), plan.layout.cp):
         yield changed(plan, "layout", cp=cp)
 
 
-def _pipeline(plan: Plan, place: Place) -> Iterator[Plan]:
+def _pipeline(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     """Other chunks under the same schedule, then the plain schedules, even stages."""
     pp = plan.layout.pp
     family = schedules.get(plan.pipeline.schedule)
@@ -175,13 +175,13 @@ def _pipeline(plan: Plan, place: Place) -> Iterator[Plan]:
         yield changed(way, "pipeline", schedule="1f1b", vpp=1)
 
 
-def _microbatch(plan: Plan, place: Place) -> Iterator[Plan]:
+def _microbatch(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     sizes = [mb for mb in range(1, MOST_MICROBATCH + 1) if place.train.global_batch % mb == 0]
     for mb in _by_distance(sizes, plan.pipeline.microbatch):
         yield changed(plan, "pipeline", microbatch=mb)
 
 
-def _experts(plan: Plan, place: Place) -> Iterator[Plan]:
+def _experts(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
     counts = [mixture.experts for mixture in place.model.mixtures]
     if not counts:
         yield changed(plan, "experts", ep=1, etp=0)
@@ -198,8 +198,8 @@ def _by_distance(values: object, now: int) -> list[int]:
     return sorted((v for v in values if v != now), key=lambda v: (abs(log2(v / max(now, 1))), v))  # type: ignore[attr-defined]
 
 
-def _one(facet: str, **values: object) -> Callable[[Plan, Place], Iterator[Plan]]:
-    def mend(plan: Plan, place: Place) -> Iterator[Plan]:
+def _one(facet: str, **values: object) -> Callable[[Plan, RepairPlace], Iterator[Plan]]:
+    def mend(plan: Plan, place: RepairPlace) -> Iterator[Plan]:
         yield changed(plan, facet, **values)
 
     return mend
@@ -207,7 +207,7 @@ def _one(facet: str, **values: object) -> Callable[[Plan, Place], Iterator[Plan]
 
 _even = _one("layout", shares=())
 #: Code of a violation -> what may mend it. Codes of schedules (S) are mended as a pipeline is.
-_MENDING: dict[str, tuple[Callable[[Plan, Place], Iterator[Plan]], ...]] = {
+_MENDING: dict[str, tuple[Callable[[Plan, RepairPlace], Iterator[Plan]], ...]] = {
     "P010": (_axes,),
     "P011": (_tensor, _axes),
     "P012": (_one("layout", sp=False), _tensor),

@@ -21,7 +21,7 @@ from meshwright.search.found import OBJECTIVES, Found
 from meshwright.search.progress import line
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default
-from meshwright.ui.asked import Asked, Id, Text, read
+from meshwright.ui.asked import AskedTexts, Id, Text, read
 from meshwright.ui.repair import changed
 
 Send = Callable[[dict[str, Any]], None]
@@ -31,7 +31,7 @@ class SearchRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """A question without a plan. ``fix`` are facets that may only have some values, as words ``tp=8 schedule=1f1b``;
     ``engines`` and ``headroom`` what plans have to be run by and leave free; ``pareto`` two objectives."""
 
-    asked: Asked
+    asked: AskedTexts
     objective: Annotated[str, msgspec.Meta(max_length=20)] = "step"
     pareto: tuple[Annotated[str, msgspec.Meta(max_length=20)], Annotated[str, msgspec.Meta(max_length=20)]] = (
         "step",

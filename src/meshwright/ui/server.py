@@ -26,7 +26,7 @@ TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8
 FORMAT_VERSION = 1
 
 
-class Answers(Protocol):
+class Answerers(Protocol):
     """Who answers: :class:`meshwright.ui.pool.Workers`, or in tests this very process."""
 
     async def open(self) -> None: ...
@@ -43,7 +43,7 @@ class Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     body: dict[str, Any] = {}
 
 
-def build(answers: Answers, start: dict[str, Any], host: str) -> Starlette:
+def build(answers: Answerers, start: dict[str, Any], host: str) -> Starlette:
     """The application. `start` is the question the page opens with, `host` the name that it is served under."""
 
     @contextlib.asynccontextmanager
@@ -117,7 +117,7 @@ async def _envelope(request: Request) -> Envelope:
         raise MeshwrightError.one("I001", message, place="body", help=help) from None
 
 
-async def _events(answers: Answers, name: str, body: dict[str, Any]) -> AsyncIterator[str]:
+async def _events(answers: Answerers, name: str, body: dict[str, Any]) -> AsyncIterator[str]:
     """Progress and answer of a search as server-sent events. When the reader goes, the search ends."""
     sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     work = asyncio.create_task(_searched(answers, name, body, sent.put_nowait))
@@ -131,7 +131,7 @@ async def _events(answers: Answers, name: str, body: dict[str, Any]) -> AsyncIte
         work.cancel()
 
 
-async def _searched(answers: Answers, name: str, body: dict, event: Callable[[dict], Any]) -> dict[str, Any]:
+async def _searched(answers: Answerers, name: str, body: dict, event: Callable[[dict], Any]) -> dict[str, Any]:
     try:
         return await answers.search(name, body, event)
     except MeshwrightError as error:

@@ -47,9 +47,9 @@ def _one(code: str, message: str, help: str) -> dict[str, Any]:
 
 
 def _answer(body: dict, send: Callable, stopped: Callable) -> dict[str, Any]:
-    from meshwright.ui.answer import Request, answer
+    from meshwright.ui.answer import AnswerRequest, answer
 
-    return answer(msgspec.convert(body, Request))
+    return answer(msgspec.convert(body, AnswerRequest))
 
 
 def _panel(body: dict, send: Callable, stopped: Callable) -> dict[str, Any]:

@@ -65,7 +65,7 @@ NAMES = {
 }
 
 
-class Reached(NamedTuple):
+class AimReached(NamedTuple):
     """An aim with the figure that a run reached; ``trivial``: the plain formula's mean error on the same rows."""
 
     aim: Aim
@@ -78,14 +78,14 @@ class Reached(NamedTuple):
         return self.value >= self.aim.value if self.aim.least else self.value <= self.aim.value
 
 
-def reached(steps: Table) -> Iterator[Reached]:
+def reached(steps: Table) -> Iterator[AimReached]:
     """Every aim that this table has rows for."""
     sound = [s.without_time() if s.faulty else s for s in steps.scored]
     for aim in AIMS:
         found = metrics([s for s in sound if aim.rows(s)])
         if aim.metric in found:
             trivial = found.get("trivial_mean_ape") if aim.metric == "mean_ape" else None
-            yield Reached(aim, int(found[_count(aim.metric)]), found[aim.metric], trivial)
+            yield AimReached(aim, int(found[_count(aim.metric)]), found[aim.metric], trivial)
 
 
 def _count(metric: str) -> str:

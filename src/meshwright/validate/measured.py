@@ -42,7 +42,7 @@ IMPOSSIBLE_RATE = 5.0
 IMPOSSIBLE_MEMORY = 2.0
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True):
     """``seconds`` of a step, None where none was measured; ``peak_bytes`` of ``memory_kind``; ``oom``: None where
     the row says neither ok nor oom."""
 
@@ -52,11 +52,11 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     oom: bool | None
 
 
-def measured(row: dict[str, str]) -> Measured:
+def measured(row: dict[str, str]) -> MeasuredStep:
     """Return the measured figures of a row: seconds of a step where the run succeeded, peak bytes, out of memory or
     not."""
     peak = number(row, "peak_memory_gb")
-    return Measured(
+    return MeasuredStep(
         seconds=number(row, "step_time_s") if row["outcome"] == "ok" else None,
         peak_bytes=None if peak is None else peak * 1e9,
         memory_kind=row.get("memory_kind") or "",

@@ -79,7 +79,7 @@ def kernels(path: Path, name: str, progress: Callable[[int, int], None]) -> Iter
     off.refuse(wrong)
 
 
-def _kernel(name: str, row: kernel_tables.Row, wrong: kernel_tables.Faults) -> OpAnswer:
+def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults) -> OpAnswer:
     text = row.text
     shape = " ".join([*(v for k, v in text.items() if k in SHAPE_WORDS), *(f"{k}{v:g}" for k, v in _sizes(row))])
     head = (row.line, text["source"], text["hardware"], "", shape)
@@ -113,7 +113,7 @@ def _kernel(name: str, row: kernel_tables.Row, wrong: kernel_tables.Faults) -> O
 SHAPE_WORDS = ("pass", "phase", "dtype", "kv_dtype", "distribution")
 
 
-def _sizes(row: kernel_tables.Row) -> Iterator[tuple[str, float]]:
+def _sizes(row: kernel_tables.TableRow) -> Iterator[tuple[str, float]]:
     return ((name, value) for name, value in row.number.items() if name != "latency_us")
 
 
@@ -122,7 +122,7 @@ def _curves(serving: bool, flash: int) -> Link:
     return fitted.link(serving=serving, flash=flash)
 
 
-def _links(found: kernel_rows.Measured) -> tuple[Link, ...]:
+def _links(found: kernel_rows.MeasuredWork) -> tuple[Link, ...]:
     """The links that answer for a kernel in the setting it was measured in."""
     return (_curves(found.serving, found.flash),)
 

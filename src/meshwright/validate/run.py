@@ -12,7 +12,7 @@ from meshwright.cost import Costs, Framework
 from meshwright.errors import MeshwrightError
 from meshwright.validate import ops, serving, steps, tables
 from meshwright.validate.faults import FAULTS, faulty
-from meshwright.validate.measured import Measured, measured, refuse
+from meshwright.validate.measured import MeasuredStep, measured, refuse
 from meshwright.validate.rows import Sink, ignore
 from meshwright.validate.score import Scored, Unsupported, interval, score_op, score_step, summary
 
@@ -96,7 +96,7 @@ def _steps(path: Path, costs_of: Callable[[Framework], Costs], progress: Progres
     return _table("training_steps", scored, unsupported, steps.VARIABLES)
 
 
-def _step_line(row: dict[str, str], found: Measured, answer: steps.StepAnswer) -> dict[str, object]:
+def _step_line(row: dict[str, str], found: MeasuredStep, answer: steps.StepAnswer) -> dict[str, object]:
     line = {
         "table": "training_steps",
         **{column: row[column] for column in ("id", "source", "hardware", "flags", "outcome")},

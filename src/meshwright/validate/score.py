@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from meshwright.validate.faults import faulty
-from meshwright.validate.measured import Measured
+from meshwright.validate.measured import MeasuredStep
 from meshwright.validate.ops import OpAnswer
 from meshwright.validate.steps import StepAnswer
 from meshwright.validate.tables import number
@@ -61,7 +61,9 @@ class Unsupported(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     reason: str
 
 
-def score_step(row: dict[str, str], found: Measured, answer: StepAnswer, at: tuple[float | str, ...] = ()) -> Scored:
+def score_step(
+    row: dict[str, str], found: MeasuredStep, answer: StepAnswer, at: tuple[float | str, ...] = ()
+) -> Scored:
     """A training step's row against its answer."""
     timed = found.seconds is not None
     held = {"allocated": answer.allocated_bytes, "reserved": answer.reserved_bytes}.get(found.memory_kind)

@@ -22,12 +22,12 @@ from meshwright.atomic import write_bytes
 from meshwright.calibrate.network import exchange as network_exchange
 from meshwright.calibrate.network.custom import fit_custom
 from meshwright.calibrate.network.jobs import read_job_series, with_steps_at_scale
-from meshwright.calibrate.network.report import Predicted, Report, predict
+from meshwright.calibrate.network.report import FitReport, Predicted, predict
 from meshwright.calibrate.network.rows import FLAGS, Series, group_of, read_series
-from meshwright.calibrate.network.solve import START, Curve, to_constants, to_vector
+from meshwright.calibrate.network.solve import START, SeriesCurve, to_constants, to_vector
 from meshwright.calibrate.network.solve import fit as fit_constants
 from meshwright.cost.exchange import ExchangeProfile
-from meshwright.cost.fabric import FORMAT_VERSION, Constants, Fabrics, Profile, names_of, profile_text
+from meshwright.cost.fabric import FORMAT_VERSION, Constants, FabricProfile, Fabrics, names_of, profile_text
 from meshwright.cost.network import Network
 from meshwright.spec.cluster import load_device
 from meshwright.work import Collective, Group, Hop
@@ -102,12 +102,12 @@ def _hash(series: Series) -> int:
     return int.from_bytes(digest[:4], "big")
 
 
-def fit(data_dir: Path) -> tuple[Profile, ...]:
+def fit(data_dir: Path) -> tuple[FabricProfile, ...]:
     """The profiles of a folder of measurements, their spreads from whole groups held out in turn."""
     return with_steps_at_scale(fit_series(read_series(data_dir), folds=FOLDS), read_job_series(data_dir))
 
 
-def fit_series(series: Iterable[Series], *, folds: int = 0) -> tuple[Profile, ...]:
+def fit_series(series: Iterable[Series], *, folds: int = 0) -> tuple[FabricProfile, ...]:
     """Return the profiles fitted to the clean series, those without a known fault and with stable times.
 
     With `folds` > 0 the spread of a profile is that of cross-validation over so many folds of whole groups (source,
@@ -127,12 +127,12 @@ def fit_series(series: Iterable[Series], *, folds: int = 0) -> tuple[Profile, ..
     return tuple(_with_spread(p, unseen) for p in profiles)
 
 
-def _with_spread(profile: Profile, unseen: dict[tuple[str, str], list[float]]) -> Profile:
+def _with_spread(profile: FabricProfile, unseen: dict[tuple[str, str], list[float]]) -> FabricProfile:
     sigma = {op: spread(np.array(unseen[profile.name, op])) for op in profile.sigma if (profile.name, op) in unseen}
     return msgspec.structs.replace(profile, sigma=profile.sigma | sigma)
 
 
-def log_errors(profiles: Iterable[Profile], series: Series) -> list[float]:
+def log_errors(profiles: Iterable[FabricProfile], series: Series) -> list[float]:
     """Logarithm of predicted over measured, at every size of a series."""
     network = Network(Fabrics(tuple(profiles)), library=series.library, eager=series.eager)
     found = []
@@ -151,7 +151,7 @@ def usable(series: Series) -> bool:
     return falls <= UNSTABLE_SHARE * len(seconds)
 
 
-def _fit(used: list[Series], memo: Memo | None = None, only: str = "") -> tuple[Profile, ...]:
+def _fit(used: list[Series], memo: Memo | None = None, only: str = "") -> tuple[FabricProfile, ...]:
     """The profiles of some series. `memo` keeps fits that others will share; `only` is the device that is to be
     predicted: fabrics it has no part in are left at their first fit."""
     memo = {} if memo is None else memo
@@ -207,7 +207,7 @@ def _constants(
     return found
 
 
-def _curves(series: list[Series], found: dict[str, Constants], priors: dict[str, Constants]) -> list[Curve]:
+def _curves(series: list[Series], found: dict[str, Constants], priors: dict[str, Constants]) -> list[SeriesCurve]:
     """Group the NCCL series by collective and group, each with the constants of the fabrics inside the outermost one.
 
     The outermost level's constants are the unknowns of the fit; an inner level without constants yet has NVLink's."""
@@ -219,7 +219,7 @@ def _curves(series: list[Series], found: dict[str, Constants], priors: dict[str,
     for (_, group), together in alike.items():
         fabrics = [fabric_of(hop, together[0]) for hop in group.hops[:-1]]
         inside = (found[f.name] if f and f.name in found else priors["nvlink"] for f in fabrics)
-        curves.append(Curve(together, tuple(inside)))
+        curves.append(SeriesCurve(together, tuple(inside)))
     return curves
 
 
@@ -233,7 +233,7 @@ def _kinds(
     loose: dict[str, Constants],
     final: dict[str, Constants],
     centres: dict[str, Constants],
-) -> list[Profile]:
+) -> list[FabricProfile]:
     """A profile for each kind: the mean of its typical fabrics; its spread is its error on each of them left out."""
     profiles = []
     for kind in KINDS:
@@ -248,7 +248,7 @@ def _kinds(
         sigma["*"] = spread(np.concatenate(list(errors.values()))) if errors else NOTHING_KNOWN
         names = ", ".join(f.name for f in typical)
         profiles.append(
-            Profile(
+            FabricProfile(
                 format_version=FORMAT_VERSION,
                 name=kind,
                 kind=kind,
@@ -261,11 +261,11 @@ def _kinds(
     return profiles
 
 
-def _profile(fabric: Fabric, constants: dict[str, Constants], series: list[Series], wide: float) -> Profile:
+def _profile(fabric: Fabric, constants: dict[str, Constants], series: list[Series], wide: float) -> FabricProfile:
     curves = _curves(series, constants, dict.fromkeys(KINDS, START))
     errors = _errors((c.op, c.error(constants[fabric.name])) for c in curves)
     sizes = [b for s in series for b in s.num_bytes]
-    return Profile(
+    return FabricProfile(
         format_version=FORMAT_VERSION,
         name=fabric.name,
         kind=fabric.kind,
@@ -293,7 +293,7 @@ def spread(log_errors: np.ndarray) -> float:
     return max(0.02, float(np.quantile(np.abs(log_errors), 0.8)) / 1.2816)
 
 
-def run(data_dir: Path, holdout: float = 0.2, out: Path | None = None) -> Report:
+def run(data_dir: Path, holdout: float = 0.2, out: Path | None = None) -> FitReport:
     """Fit, print how well, and write one profile a file to `out` when it is given.
 
     Raises:
@@ -303,7 +303,7 @@ def run(data_dir: Path, holdout: float = 0.2, out: Path | None = None) -> Report
     trained = fit_series([s for s in series if not held_out(s, holdout)], folds=FOLDS)
     profiles = fit_series(series, folds=FOLDS)
     memo: Memo = {}
-    report = Report(
+    report = FitReport(
         held_out=predict(trained, [s for s in series if held_out(s, holdout)]),
         in_sample=predict(profiles, series),
         device_out=[row for name in _devices(series) for row in _without(name, series, memo)],
@@ -336,7 +336,7 @@ def _without(name: str, series: list[Series], memo: Memo) -> list[Predicted]:
     return predict(others, [s for s in series if s.device.name == name])
 
 
-def write(profiles: Iterable[Profile], folder: Path) -> None:
+def write(profiles: Iterable[FabricProfile], folder: Path) -> None:
     """One JSON file a profile."""
     folder.mkdir(parents=True, exist_ok=True)
     for profile in profiles:

@@ -35,7 +35,7 @@ FOLDS = 4
 SOURCE = "fitted to ai-dynamo/aiconfigurator, Apache-2.0: "
 
 
-class Run(NamedTuple):
+class MeasuredExchange(NamedTuple):
     """One measured exchange; `configuration` is the whole group a holdout takes or leaves."""
 
     fabric: str
@@ -46,7 +46,7 @@ class Run(NamedTuple):
     configuration: tuple[str, ...]
 
 
-def read_runs(data_dir: Path) -> list[Run]:
+def read_runs(data_dir: Path) -> list[MeasuredExchange]:
     """The dispatch and combine rows of a folder's ``moe_a2a.csv``; none when it has no such table."""
     path = find(data_dir, "moe_a2a")
     if path is None:
@@ -55,7 +55,7 @@ def read_runs(data_dir: Path) -> list[Run]:
         return [_run(row) for row in csv.DictReader(file) if row["comm_sms"] in SMS and row["phase"] in PHASES]
 
 
-def _run(row: dict[str, str]) -> Run:
+def _run(row: dict[str, str]) -> MeasuredExchange:
     group, device = group_of({**row, "network": ""})
     mode = row["mode"]
     if mode == "nvlink_alltoall":
@@ -71,12 +71,12 @@ def _run(row: dict[str, str]) -> Run:
     )
     named = tuple(row[c] for c in ("hardware", "mode", "phase", "gpus", "hidden", "top_k", "experts"))
     fabric = shipped().find(group.hops[0], device.name, device.scale_up)[0].name
-    return Run(fabric, mode, row["library"], item, float(row["latency_us"]) * 1e-6, named)
+    return MeasuredExchange(fabric, mode, row["library"], item, float(row["latency_us"]) * 1e-6, named)
 
 
 def fit(data_dir: Path) -> tuple[ExchangeProfile, ...]:
     """A profile for each fabric, mode and phase; what a fabric does not tell (its network) is as on the first."""
-    classes: dict[tuple[str, str, str], list[Run]] = defaultdict(list)
+    classes: dict[tuple[str, str, str], list[MeasuredExchange]] = defaultdict(list)
     for run in read_runs(data_dir):
         classes[run.mode, run.item.phase, run.fabric].append(run)
     found: dict[tuple[str, str, str], ExchangeConstants] = {}
@@ -89,7 +89,12 @@ def fit(data_dir: Path) -> tuple[ExchangeProfile, ...]:
 
 
 def _profile(
-    fabric: str, mode: str, phase: str, runs: list[Run], constants: ExchangeConstants, prior: ExchangeConstants
+    fabric: str,
+    mode: str,
+    phase: str,
+    runs: list[MeasuredExchange],
+    constants: ExchangeConstants,
+    prior: ExchangeConstants,
 ) -> ExchangeProfile:
     unseen = held_out_errors(runs, prior)
     tokens = [run.item.tokens for run in runs]
@@ -107,7 +112,7 @@ def _profile(
     )
 
 
-def held_out_errors(runs: list[Run], prior: ExchangeConstants) -> np.ndarray:
+def held_out_errors(runs: list[MeasuredExchange], prior: ExchangeConstants) -> np.ndarray:
     """Logarithms of predicted over measured, each group of rows predicted from the folds without it."""
     errors = []
     for fold in range(FOLDS):
@@ -119,11 +124,11 @@ def held_out_errors(runs: list[Run], prior: ExchangeConstants) -> np.ndarray:
     return np.concatenate(errors) if errors else _errors(runs, prior)
 
 
-def _fold(run: Run) -> int:
+def _fold(run: MeasuredExchange) -> int:
     return hashlib.sha256("|".join(run.configuration).encode()).digest()[0] % FOLDS
 
 
-def fit_runs(runs: list[Run], prior: ExchangeConstants) -> ExchangeConstants:
+def fit_runs(runs: list[MeasuredExchange], prior: ExchangeConstants) -> ExchangeConstants:
     """The constants nearest the prior that predict some runs."""
     centre = np.log([getattr(prior, name) for name in NAMES])
     weights = np.full(len(runs), ROW_WEIGHT)
@@ -137,7 +142,7 @@ def _constants(z: np.ndarray) -> ExchangeConstants:
     return ExchangeConstants(**{name: min(1.0, v) if name in shares else v for name, v in values.items()})
 
 
-def _errors(runs: list[Run], constants: ExchangeConstants) -> np.ndarray:
+def _errors(runs: list[MeasuredExchange], constants: ExchangeConstants) -> np.ndarray:
     guess = [exchange_seconds(run.item, constants, each_expert=run.mode == "low_latency") for run in runs]
     return np.log(np.array(guess) / np.array([run.seconds for run in runs]))
 

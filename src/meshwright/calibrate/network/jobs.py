@@ -14,7 +14,7 @@ from statistics import median
 import msgspec
 
 from meshwright.calibrate.network.rows import Series, group_of
-from meshwright.cost.fabric import Fabrics, Profile
+from meshwright.cost.fabric import FabricProfile, Fabrics
 from meshwright.cost.network import Network
 from meshwright.cost.reached import GATHERS, seconds_of
 from meshwright.validate.cases import busbw_in_job
@@ -65,7 +65,7 @@ def _series(hardware: str, gpus: int, per_node: int, op: str, network: str, seco
     return Series("training_jobs", hardware, op, "nccl", False, device, group, "", [REACHED_BYTES] * 2, seconds)
 
 
-def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> tuple[Profile, ...]:
+def with_steps_at_scale(profiles: tuple[FabricProfile, ...], series: list[Series]) -> tuple[FabricProfile, ...]:
     """The profiles with what jobs at scale tell of their fabric: bus bandwidth that falls with the number of ranks at
     one size is time of each ring step, and an all-reduce that falls with it runs no tree."""
     out = {p.name: p for p in profiles}
@@ -89,7 +89,7 @@ def with_steps_at_scale(profiles: tuple[Profile, ...], series: list[Series]) -> 
     return tuple(out.values())
 
 
-def _share(one: Series, profile: Profile) -> float:
+def _share(one: Series, profile: FabricProfile) -> float:
     """Return the share of a node's port that the fastest job reached."""
     outside = one.group.hops[-1]
     port = outside.gb_s * 1e9 * min(1.0, (2 / outside.members) ** profile.constants.contention)
@@ -97,17 +97,19 @@ def _share(one: Series, profile: Profile) -> float:
     return min(1.0, (n - 1) / n * REACHED_BYTES / one.seconds[1] / port)
 
 
-def _best(known: dict[str, Profile], name: str, series: list[Series], choices: Iterable[dict[str, float]]) -> Profile:
+def _best(
+    known: dict[str, FabricProfile], name: str, series: list[Series], choices: Iterable[dict[str, float]]
+) -> FabricProfile:
     tried = [_with(known[name], choice) for choice in choices]
     return min(tried, key=lambda p: _error(({**known, name: p}).values(), series))
 
 
-def _with(profile: Profile, constants: dict[str, float]) -> Profile:
+def _with(profile: FabricProfile, constants: dict[str, float]) -> FabricProfile:
     rounded = {field: float(f"{value:.3g}") for field, value in constants.items()}
     return msgspec.structs.replace(profile, constants=msgspec.structs.replace(profile.constants, **rounded))
 
 
-def _error(profiles: Iterable[Profile], series: list[Series]) -> float:
+def _error(profiles: Iterable[FabricProfile], series: list[Series]) -> float:
     network = Network(Fabrics(tuple(profiles)))
     priced = (network(Collective(op=s.op, num_bytes=REACHED_BYTES, group=s.group), s.device).seconds for s in series)
     return sum(abs(log(seconds / s.seconds[0])) for seconds, s in zip(priced, series))

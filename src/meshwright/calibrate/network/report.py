@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.calibrate.network.rows import FLAGS, Series
-from meshwright.cost.fabric import Fabrics, Profile
+from meshwright.cost.fabric import FabricProfile, Fabrics
 from meshwright.cost.network import Network
 from meshwright.work import Collective
 
@@ -35,13 +35,13 @@ class Predicted(NamedTuple):
     sigma: float
 
 
-class Report(NamedTuple):
+class FitReport(NamedTuple):
     """Errors with the accuracy that counts first: groups held out, then in sample, then each device left out."""
 
     held_out: list[Predicted]
     in_sample: list[Predicted]
     device_out: list[Predicted]
-    profiles: tuple[Profile, ...]
+    profiles: tuple[FabricProfile, ...]
 
     def text(self) -> str:
         parts = [
@@ -92,7 +92,7 @@ def _score(found: np.ndarray) -> Score:
     return Score(len(ratio), *map(float, (np.median(error), np.quantile(error, 0.9), ratio.mean() - 1, inside.mean())))
 
 
-def predict(profiles: tuple[Profile, ...], series: Iterable[Series]) -> list[Predicted]:
+def predict(profiles: tuple[FabricProfile, ...], series: Iterable[Series]) -> list[Predicted]:
     """Every row of some series, known faults of the measured machine left out."""
     networks: dict[tuple[str, bool], Network] = {}
     fabrics = Fabrics(profiles)

@@ -62,7 +62,7 @@ START = Constants(
 )
 
 
-class Curve:
+class SeriesCurve:
     """Series of one collective on one group, as the fit sees them: `inside` are the constants of its hops but
     the last, which are sought."""
 
@@ -90,7 +90,7 @@ def to_constants(vector: np.ndarray) -> Constants:
     return Constants(**{name: float(v) for name, v in zip(NAMES, np.exp(capped))})
 
 
-def fit(curves: list[Curve], prior: Constants, looseness: float) -> Constants:
+def fit(curves: list[SeriesCurve], prior: Constants, looseness: float) -> Constants:
     """The constants of one fabric; `looseness` is how far (in logarithms) they may lie from the prior's.
 
     Where one algorithm hides another its constants have no slope, so the search starts from several bandwidths.

@@ -27,7 +27,7 @@ STEPS, TURN, RANKS = 6, 3, 2
 TOLERANCE = 1e-9
 
 
-class Run(NamedTuple):
+class ProcessesRun(NamedTuple):
     """A run of two processes: what it does besides training."""
 
     plan: str
@@ -35,7 +35,7 @@ class Run(NamedTuple):
     more: Mapping[str, Any] = MappingProxyType({})
 
 
-def _losses(runs: list[Run], ranks: int = RANKS) -> list[list[float]]:
+def _losses(runs: list[ProcessesRun], ranks: int = RANKS) -> list[list[float]]:
     """Losses of the steps that each run does, one after the other in one job."""
     from meshwright.run import launch, loop
     from meshwright.run.settings import Settings
@@ -76,12 +76,12 @@ def ucp() -> Outcome:
 
 def _resumed() -> Outcome:
     turns = (("tp2", "pp2 zb-h1"), ("dp2 zero1", "tp2"), ("pp2", "dp2 zero3"))
-    (whole,) = _losses([Run("dp1 mb4", STEPS)], ranks=1)
+    (whole,) = _losses([ProcessesRun("dp1 mb4", STEPS)], ranks=1)
     with tempfile.TemporaryDirectory() as folder:
         runs = []
         for number, (before, after) in enumerate(turns):
             out = str(Path(folder) / str(number))
-            runs += [Run(before, TURN, {"out": out}), Run(after, STEPS, {"out": out, "resume": True})]
+            runs += [ProcessesRun(before, TURN, {"out": out}), ProcessesRun(after, STEPS, {"out": out, "resume": True})]
         found = _losses(runs)
     figures = [
         at_most(
@@ -179,10 +179,10 @@ def datastates() -> Outcome:
 def _saved_beside_training() -> tuple[Fact, ...]:
     with tempfile.TemporaryDirectory() as folder:
         saving = {"out": folder, "save_every": 1}
-        runs = [Run("dp2 zero1", STEPS), Run("dp2 zero1", TURN, saving)]
+        runs = [ProcessesRun("dp2 zero1", STEPS), ProcessesRun("dp2 zero1", TURN, saving)]
         plain, saved = _losses(runs)
         kept = len(list(Path(folder).glob("step-*")))
-        (rest,) = _losses([Run("dp2 zero1", STEPS, saving | {"resume": True})])
+        (rest,) = _losses([ProcessesRun("dp2 zero1", STEPS, saving | {"resume": True})])
     return (
         Fact("with a checkpoint copied during every step the losses are those without any", _same(saved, plain[:TURN])),
         Fact(

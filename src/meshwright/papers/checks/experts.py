@@ -14,7 +14,7 @@ from meshwright.cost.collectives import collective_seconds
 from meshwright.papers.checks.data_parallel import nodes
 from meshwright.papers.outcome import SHOWN, WITHIN, Check, Fact, Figure, Outcome, at_most
 from meshwright.plan import check, parse
-from meshwright.plan.algebra import Mesh, carry_out, distribute, prove, transfers
+from meshwright.plan.algebra import AxisMesh, carry_out, distribute, prove, transfers
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.model import transformer
@@ -29,7 +29,7 @@ TOKENS = (4, 4, 8, 5)
 
 
 def ted() -> Outcome:
-    mesh = Mesh.of(ep=4, tp=4)
+    mesh = AxisMesh.of(ep=4, tp=4)
     whole, dropped = (
         sum(t.sent for t in transfers(mesh, before, after, TOKENS))
         for before, after in (("S1 R", "S0 R"), ("S1 S2", "S0 S2"))
@@ -86,7 +86,7 @@ def _with_and_without() -> float:
 
 def _dropping_error() -> float:
     """Tokens that a group holds twice are cut, exchanged and gathered, and come back whole."""
-    mesh = Mesh.of(ep=4, tp=4)
+    mesh = AxisMesh.of(ep=4, tp=4)
     tokens = np.random.default_rng(0).standard_normal(TOKENS)
     held = distribute(mesh, "S1 R", tokens)
     for source, target in (("S1 R", "S1 S2"), ("S1 S2", "S0 S2"), ("S0 S2", "S1 S2"), ("S1 S2", "S1 R")):

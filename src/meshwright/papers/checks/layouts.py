@@ -13,7 +13,7 @@ from meshwright.plan.algebra import (
     PARTIAL,
     REPLICATE,
     SIGNATURES,
-    Mesh,
+    AxisMesh,
     carry_out,
     distribute,
     matmul,
@@ -29,9 +29,9 @@ ALL = tuple(every((0, 1, REPLICATE, PARTIAL), repeat=2))
 
 
 def oneflow() -> Outcome:
-    mesh, shape = Mesh.of(node=2, device=3), (7, 10)
+    mesh, shape = AxisMesh.of(node=2, device=3), (7, 10)
     worst = max(prove(mesh, a, b, shape) for a in ALL for b in ALL)
-    one = Mesh.of(device=4)
+    one = AxisMesh.of(device=4)
     boxing = {
         (a, b): "+".join(t.op for t in transfers(one, a, b, (8, 8)))
         for a, b in (("S0", "R"), ("S0", "S1"), ("P", "R"), ("P", "S0"), ("R", "S0"), ("S0", "P"))
@@ -68,7 +68,7 @@ def _by_processes(found: Outcome, shape: tuple[int, int]) -> Outcome:
     def real() -> Outcome:
         from meshwright.run.placements import apart
 
-        worst = apart(Mesh.of(node=2, device=2), [(a, b) for a in ALL for b in ALL], shape)
+        worst = apart(AxisMesh.of(node=2, device=2), [(a, b) for a in ALL for b in ALL], shape)
         what = "collectives of 2 x 2 processes, furthest from simulated ones"
         return Outcome(figures=(at_most(what, worst, ROUNDING),))
 
@@ -77,7 +77,7 @@ def _by_processes(found: Outcome, shape: tuple[int, int]) -> Outcome:
 
 def _product_error(a: int, b: int, z: int) -> float:
     """The error of a matrix product whose operands lie as a signature says, taken rank by rank."""
-    mesh, rng = Mesh.of(device=3), np.random.default_rng(1)
+    mesh, rng = AxisMesh.of(device=3), np.random.default_rng(1)
     left, right = rng.standard_normal((6, 9)), rng.standard_normal((9, 5))
     x, y = distribute(mesh, (a,), left), distribute(mesh, (b,), right, seed=2)
     held = {at: x[at] @ y[at] for at in mesh.ranks}
@@ -88,7 +88,7 @@ def _product_error(a: int, b: int, z: int) -> float:
 
 def _chosen_moves_least() -> bool:
     """Megatron's pair comes out by itself: a column-cut matrix, then a row-cut one, and one reduction at the end."""
-    mesh = Mesh.of(tp=4)
+    mesh = AxisMesh.of(tp=4)
     first = matmul(mesh, "R", "S1", 64, 16, 64)
     second = matmul(mesh, first.out, "S0", 64, 64, 16)
     return not first.moves and not second.moves and first.out == (1,) and second.out == (PARTIAL,)
@@ -96,13 +96,13 @@ def _chosen_moves_least() -> bool:
 
 def gspmd() -> Outcome:
     """GSPMD's dense layer on a two-dimensional mesh (section 5.1), and the cost of uneven shapes."""
-    mesh = Mesh.of(X=2, Y=4)
+    mesh = AxisMesh.of(X=2, Y=4)
     batch, hidden, wide = 64, 32, 128
     # Weights M H on (X, Y), activations B M on (X, Y): each product is completed to where the next one wants it.
     first = matmul(mesh, "S0 S1", "S0 S1", batch, hidden, wide, out="S0 S1")
     second = matmul(mesh, "S0 S1", "S1 S0", batch, wide, hidden, out="S0 S1")
     moves = [(t.op, t.axis) for t in (*first.moves, *second.moves)]
-    plain = Mesh.of(Y=4)
+    plain = AxisMesh.of(Y=4)
     row = matmul(plain, "S1", "S0", batch, wide, hidden, out="R")
     uneven = max(prove(mesh, a, b, (13, 11)) for a in ALL for b in ALL)
     found = Outcome(
@@ -127,7 +127,7 @@ def gspmd() -> Outcome:
     return _by_processes(found, (13, 11))
 
 
-def _held(mesh: Mesh, hidden: int, wide: int) -> float:
+def _held(mesh: AxisMesh, hidden: int, wide: int) -> float:
     """Share of both weight matrices on a device."""
     parts = distribute(mesh, "S0 S1", np.empty((hidden, wide)))
     return parts[(0, 0)].size / (hidden * wide)
@@ -200,7 +200,7 @@ PART_OF_A_HEAD = (
 def _reductions(placed: dict[str, tuple[int, int, int]]) -> tuple[int, int]:
     """All-reduces of attention and of the MLP that the placements imply; 99 where anything else is exchanged, or where
     what is between two layers (a head's attention, the product with a gate) has not all that it needs on its rank."""
-    mesh = Mesh.of(tp=PLACED)
+    mesh = AxisMesh.of(tp=PLACED)
 
     def ends(firsts: tuple[str, ...], last: str) -> int:
         inner = [matmul(mesh, "R", (dim,), 256, rows, columns) for rows, columns, dim in map(placed.get, firsts)]

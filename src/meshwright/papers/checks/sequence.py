@@ -9,7 +9,7 @@ import numpy as np
 
 from meshwright.papers import ranks, trained
 from meshwright.papers.outcome import AT_MOST, WITHIN, Check, Fact, Figure, Outcome, at_most, below, equal
-from meshwright.plan.algebra import Mesh, prove, transfers
+from meshwright.plan.algebra import AxisMesh, prove, transfers
 
 #: Heads, tokens, head dim and ranks of the tensors that everything here is proven on.
 HEADS, TOKENS, DIM, RANKS = 8, 96, 16, 4
@@ -206,7 +206,7 @@ def tokenring() -> Outcome:
 
 def dsp() -> Outcome:
     """Two blocks of a transformer over space and time: attention over space, then over time."""
-    mesh, shape = Mesh.of(sp=4), (12, 16, 8)  # time, space, hidden
+    mesh, shape = AxisMesh.of(sp=4), (12, 16, 8)  # time, space, hidden
     switches = transfers(mesh, "S0", "S1", shape) + transfers(mesh, "S1", "S0", shape)
     dynamic = sum(one.sent for one in switches)
     qkvo = 4 * transfers(mesh, "S0", "S2", shape)[0].sent
@@ -236,7 +236,7 @@ def dsp() -> Outcome:
     )
 
 
-def _attends_locally(mesh: Mesh) -> bool:
+def _attends_locally(mesh: AxisMesh) -> bool:
     """Attention over space with time cut, then over time with space cut, equals both on one device."""
     from meshwright.plan.algebra import assemble, carry_out, distribute
 

@@ -29,15 +29,15 @@ import torch.distributed as dist
 
 from meshwright.run.attention import attend
 from meshwright.run.bench import operators
-from meshwright.run.bench.clock import REPEATS, Bench, Clock, Timed, mean
+from meshwright.run.bench.clock import REPEATS, Bench, BenchClock, TimedRepeats, mean
 from meshwright.run.bench.exchange import OPS, collectives, staging
-from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, PassTimes, TimedModel, model_of, plan_of, train_of
+from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, ModelTimes, TimedModel, model_of, plan_of, train_of
 from meshwright.run.bench.operands import Operands, kept
-from meshwright.run.bench.scope import FULL, QUICK, Layer, Scope
-from meshwright.run.bench.store import Kept
+from meshwright.run.bench.scope import FULL, QUICK, BenchScope, TimedLayer
+from meshwright.run.bench.store import KeptParts
 from meshwright.run.environment import num_cores, only_cores, prefer
 from meshwright.run.launch import start
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
@@ -63,19 +63,19 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     name: str
     dtypes: tuple[str, ...]
-    gemm: dict[str, list[Timed]]
-    attention: dict[str, list[Timed]]
-    attention_backward: dict[str, list[Timed]]
-    elementwise: list[Timed]
-    operators: dict[str, list[Timed]]
-    collectives: dict[str, list[Timed]]
-    staging: dict[str, list[Timed]]
-    passes: list[PassTimes]
+    gemm: dict[str, list[TimedRepeats]]
+    attention: dict[str, list[TimedRepeats]]
+    attention_backward: dict[str, list[TimedRepeats]]
+    elementwise: list[TimedRepeats]
+    operators: dict[str, list[TimedRepeats]]
+    collectives: dict[str, list[TimedRepeats]]
+    staging: dict[str, list[TimedRepeats]]
+    passes: list[ModelTimes]
     comm_slowdown: float
     base_bytes: float
     seconds: float
     crowding: float = 0.0
-    scope: Scope = FULL
+    scope: BenchScope = FULL
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -83,7 +83,7 @@ def _silent(what: str, done: int, total: int) -> None:
 
 
 def measure(
-    *, device: str = "auto", most_ranks: int = 8, scope: Scope = FULL, progress: Progress = _silent,
+    *, device: str = "auto", most_ranks: int = 8, scope: BenchScope = FULL, progress: Progress = _silent,
     file: Path | None = None,
 ) -> Machine:  # fmt: skip
     """Time this machine: its kernels on all cores at once, collectives between 2 to `most_ranks` processes, layers.
@@ -98,17 +98,17 @@ def measure(
         import_module("torch._dynamo")
     cores = torch.cuda.device_count() if kind == "cuda" else num_cores()
     busy = min(cores, 8)
-    known = Kept(file, _identity(kind, cores, scope))
+    known = KeptParts(file, _identity(kind, cores, scope))
     rounds = _rounds(known, scope, progress, busy, kind)
     base = known.part("memory", lambda: start(_base, scope, num_ranks=busy, device=kind))
     # on a GPU a stream of its own hides the copies
     staged = known.part("staging", lambda: start(staging, scope, num_ranks=2, device=kind)) if kind == "cpu" else {}
-    exchanges: dict[str, list[Timed]] = {}
+    exchanges: dict[str, list[TimedRepeats]] = {}
     ranks = 2
     while ranks <= (min(most_ranks, cores) if kind == "cuda" else most_ranks):
         between = partial(start, collectives, scope, progress, num_ranks=ranks, device=kind)
         found = known.part(f"collectives between {ranks} processes", between)
-        exchanges |= msgspec.convert(found, dict[str, list[Timed]])
+        exchanges |= msgspec.convert(found, dict[str, list[TimedRepeats]])
         ranks *= 2
     crowding = slowdown = 0.0
     if kind == "cpu" and 1 < cores < most_ranks:
@@ -127,13 +127,13 @@ def measure(
     )  # fmt: skip
 
 
-def _identity(kind: str, cores: int, scope: Scope) -> dict[str, Any]:
+def _identity(kind: str, cores: int, scope: BenchScope) -> dict[str, Any]:
     """The identity of a measurement, which kept parts must share: machine, software and sizes."""
     name = _name(torch.device(kind))
     return {"machine": name, "kind": kind, "cores": cores, "torch": str(torch.__version__), "scope": scope}
 
 
-def _rounds(known: Kept, scope: Scope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
+def _rounds(known: KeptParts, scope: BenchScope, progress: Progress, busy: int, kind: str) -> list[dict[str, Any]]:
     """Rounds through kernels and models: a machine's speed changes over minutes, and repeats that are rounds see all of
     it. Rounds beyond those of the scope go through what still spreads."""
     rounds: list[dict[str, Any]] = []
@@ -151,11 +151,11 @@ def _rounds(known: Kept, scope: Scope, progress: Progress, busy: int, kind: str)
 
 
 def _round(
-    world: World, scope: Scope, wanted: Mapping[str, list[int]] | None, title: str, progress: Progress
+    world: World, scope: BenchScope, wanted: Mapping[str, list[int]] | None, title: str, progress: Progress
 ) -> dict[str, Any]:
     """Seconds of every benchmark, by ``kind dtype-or-operator``, and of every model; None for those not `wanted`."""
     prefer()  # what is measured is this machine without other work
-    clock = Clock(world, scope.span_s)
+    clock = BenchClock(world, scope.span_s)
     dtypes = ("bf16", "fp32") if world.device.type == "cuda" else ("fp32",)
     machine = {"dtypes": dtypes, "memory_bytes": _memory(world.device), "name": _name(world.device)}
     benches = _benches(clock, dtypes, scope)
@@ -185,7 +185,7 @@ def _round(
     return msgspec.to_builtins({"machine": machine, "seconds": seconds, "models": timed})
 
 
-def _benches(clock: Clock, dtypes: tuple[str, ...], scope: Scope) -> dict[str, list[Bench]]:
+def _benches(clock: BenchClock, dtypes: tuple[str, ...], scope: BenchScope) -> dict[str, list[Bench]]:
     pools = {d: Operands(clock.device, DTYPES[d], scope.pool_bytes) for d in ("fp32", *dtypes)}
     benches = {"elementwise": list(_elementwise(pools["fp32"], scope))}
     for d in dtypes:
@@ -206,7 +206,7 @@ def _repeats(rounds: list[dict[str, Any]], key: str) -> list[list[float]]:
     return [[s for s in seconds if s is not None] for seconds in each]
 
 
-def _unsettled(rounds: list[dict[str, Any]], scope: Scope) -> dict[str, list[int]]:
+def _unsettled(rounds: list[dict[str, Any]], scope: BenchScope) -> dict[str, list[int]]:
     """List the benchmarks and models whose repeats spread by more than the scope allows, by kind and place."""
 
     def wide(seconds: list[float]) -> bool:
@@ -237,18 +237,18 @@ def _model_seconds(rounds: list[dict[str, Any]], model: int) -> dict[str, list[f
     return {name: [s for one in timed for s in one["seconds"][name]] for name in timed[0]["seconds"]}
 
 
-def _passes(rounds: list[dict[str, Any]], scope: Scope) -> list[PassTimes]:
+def _passes(rounds: list[dict[str, Any]], scope: BenchScope) -> list[ModelTimes]:
     """Every model's times."""
     out = []
     for i, layer in enumerate(scope.layers):
         forward, backward, optimizer, step = (mean(seconds) for seconds in _model_seconds(rounds, i).values())
         kept_bytes = rounds[0]["models"][i]["kept_bytes"]
-        out.append(PassTimes(layer=layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
+        out.append(ModelTimes(layer=layer, forward=forward, backward=backward, optimizer=optimizer, step=step,
                              kept_bytes=kept_bytes))  # fmt: skip
     return out
 
 
-def _gemms(pool: Operands, scope: Scope) -> Iterable[Bench]:
+def _gemms(pool: Operands, scope: BenchScope) -> Iterable[Bench]:
     """Every point of the grid; a product too large to time grows from the one before it along m."""
     for m in scope.gemm_m:
         for n in scope.gemm_nk:
@@ -270,7 +270,7 @@ def _product(m: int, n: int, k: int, pool: Operands) -> Callable[[], object]:
     return product
 
 
-def _attentions(pool: Operands, scope: Scope, *, backward: bool) -> Iterable[Bench]:
+def _attentions(pool: Operands, scope: BenchScope, *, backward: bool) -> Iterable[Bench]:
     for heads in scope.attention[0]:
         for tokens in scope.attention[1]:
             for width in scope.attention[2]:
@@ -281,7 +281,7 @@ def _attentions(pool: Operands, scope: Scope, *, backward: bool) -> Iterable[Ben
 
 
 def _core(h: int, s: int, d: int, pool: Operands, backward: bool) -> Callable[[], object]:
-    lone = Group(name="cp", ranks=(0,), index=0)
+    lone = AxisGroup(name="cp", ranks=(0,), index=0)
     operands = pool.sets([(1, s, h, d)] * (4 if backward else 3))
 
     def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -300,7 +300,7 @@ def _core(h: int, s: int, d: int, pool: Operands, backward: bool) -> Callable[[]
     return kept(gradients, KEPT_BYTES)
 
 
-def _elementwise(pool: Operands, scope: Scope) -> Iterable[Bench]:
+def _elementwise(pool: Operands, scope: BenchScope) -> Iterable[Bench]:
     """One kernel that reads two tensors and writes a third: so many bytes in all."""
 
     def make(size: float) -> Callable[[], object]:
@@ -316,7 +316,7 @@ def _elementwise(pool: Operands, scope: Scope) -> Iterable[Bench]:
     return [Bench(partial(make, size)) for size in scope.elementwise]
 
 
-def _slowdown(clock: Clock, world: World) -> float:
+def _slowdown(clock: BenchClock, world: World) -> float:
     """Share of its speed that a core loses to products while an all-reduce runs beside them."""
     if world.size == 1:
         return 0.0
@@ -349,7 +349,7 @@ def _crowding(world: World) -> float:
     """The share by which a step of a model takes longer for every doubling of the ranks on two cores, each of which has
     a model of its own."""
     prefer()
-    clock = Clock(world)
+    clock = BenchClock(world)
     model = TimedModel(clock, FULL.layers[len(FULL.layers) // 2], "fp32")
     model.around()
     shares = []
@@ -366,9 +366,9 @@ def _crowding(world: World) -> float:
     return max(0.0, float(found) / 2 / log2(world.size / 2))
 
 
-def _base(world: World, scope: Scope) -> float:
+def _base(world: World, scope: BenchScope) -> float:
     """Memory of a rank that has trained the smallest model, beside its tensors."""
-    model = TimedModel(Clock(world), min(scope.layers, key=lambda layer: layer.hidden * layer.layers), "fp32")
+    model = TimedModel(BenchClock(world), min(scope.layers, key=lambda layer: layer.hidden * layer.layers), "fp32")
     model.trainer.step(model.batch())
     if world.device.type == "cuda":
         free, total = torch.cuda.mem_get_info(world.device)
@@ -394,6 +394,7 @@ def _name(device: torch.device) -> str:
 
 
 __all__ = [
-    "FULL", "MICROBATCHES", "OPS", "QUICK", "REPEATS", "VOCAB", "Layer", "Machine", "PassTimes", "Progress", "Scope",
-    "Timed", "mean", "measure", "model_of", "plan_of", "train_of",
+    "FULL", "MICROBATCHES", "OPS", "QUICK", "REPEATS", "VOCAB", "TimedLayer", "Machine", "ModelTimes", "Progress",
+    "BenchScope",
+    "TimedRepeats", "mean", "measure", "model_of", "plan_of", "train_of",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ REPEATS = 5
 SPAN_S = 25e-3
 
 
-class Timed(msgspec.Struct, frozen=True):
+class TimedRepeats(msgspec.Struct, frozen=True):
     """Mean seconds of the repeats, their interquartile range over the median and, of a collective, the seconds that a
     rank's processor was busy with it."""
 
@@ -33,7 +33,7 @@ class Bench(NamedTuple):
     scale: float = 1.0
 
 
-class Clock:
+class BenchClock:
     """Times functions on all processes of a job at once."""
 
     def __init__(self, world: World, span_s: float = SPAN_S):
@@ -67,7 +67,7 @@ class Clock:
         self.sync()
         return (time.perf_counter() - begun) / count, (time.process_time() - busy) / count
 
-    def time(self, run: Callable[[], object]) -> Timed:
+    def time(self, run: Callable[[], object]) -> TimedRepeats:
         """Mean over the repeats of as many calls each as fill a span."""
         self.together()
         return mean([self._span(run) for _ in range(REPEATS)])
@@ -85,7 +85,7 @@ class Clock:
         return self.once(run, max(1, int(self.span_s / max(one, 1e-7))))
 
 
-def mean(seconds: Iterable[float]) -> Timed:
+def mean(seconds: Iterable[float]) -> TimedRepeats:
     """Of the repeats, without the slowest and the quickest fifth (of three and four: without the slowest and the
     quickest): what a machine does once in a while is no part of an operation, and what is left lies around the
     median."""
@@ -93,4 +93,4 @@ def mean(seconds: Iterable[float]) -> Timed:
     beyond = max(1, len(ordered) // 5) if len(ordered) > 2 else 0
     kept = ordered[beyond : len(ordered) - beyond]
     spread = ordered[(3 * len(ordered)) // 4] - ordered[len(ordered) // 4]
-    return Timed(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])
+    return TimedRepeats(sum(kept) / len(kept), spread / ordered[len(ordered) // 2])

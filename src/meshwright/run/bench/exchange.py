@@ -10,13 +10,13 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.bench.clock import Clock, Timed, mean
+from meshwright.run.bench.clock import BenchClock, TimedRepeats, mean
 from meshwright.run.bench.operands import Operands
-from meshwright.run.bench.scope import Scope
+from meshwright.run.bench.scope import BenchScope
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.environment import prefer
 from meshwright.run.fsdp import sharded_unit
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.world import World
 
 #: Work between two collectives of a step, seconds on a core of its own.
@@ -29,13 +29,15 @@ OPS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send")
 STAGED_PARAMETERS = 9
 
 
-def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], None]) -> dict[str, list[Timed]]:
+def collectives(
+    world: World, scope: BenchScope, progress: Callable[[str, int, int], None]
+) -> dict[str, list[TimedRepeats]]:
     """Every operation at every size between the ranks of this job, by ``op ranks``."""
     prefer()
     title, total = f"collectives between {world.size} processes", len(OPS) * len(scope.collective_bytes)
-    clock = Clock(world)
-    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
-    out: dict[str, list[Timed]] = {}
+    clock = BenchClock(world)
+    group = AxisGroup(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    out: dict[str, list[TimedRepeats]] = {}
     pool = Operands(clock.device, torch.float32, scope.pool_bytes)
     work = _work(clock, pool)
     for op in OPS:
@@ -48,13 +50,13 @@ def collectives(world: World, scope: Scope, progress: Callable[[str, int, int], 
             pairs = [(clock.both(work, count), clock.both(run, count)) for _ in range(scope.exchange_repeats)]
             cost, busy = (_beyond(world, [(without[i], with_[i]) for without, with_ in pairs]) for i in (0, 1))
             spread = mean([with_[0] for _, with_ in pairs]).spread
-            out.setdefault(f"{op} {world.size}", []).append(Timed(cost, spread, busy))
+            out.setdefault(f"{op} {world.size}", []).append(TimedRepeats(cost, spread, busy))
     if world.first:
         progress(title, total, total)
     return msgspec.to_builtins(out)
 
 
-def _work(clock: Clock, pool: Operands) -> Callable[[], None]:
+def _work(clock: BenchClock, pool: Operands) -> Callable[[], None]:
     """A piece of a layer, on memory as far away as a step's: about as long as there is between two collectives, and
     equally long on all ranks, as unequal work would be waited for in the collectives."""
     operands = itertools.cycle(pool.sets([(256, 512), (512, 512)], [(256, 512)]))
@@ -92,15 +94,15 @@ def _beyond(world: World, pairs: list[tuple[float, float]]) -> float:
     return max(on_device.tolist()) / world.size
 
 
-def staging(world: World, scope: Scope) -> dict[str, list[Timed]]:
+def staging(world: World, scope: BenchScope) -> dict[str, list[TimedRepeats]]:
     """Measure the processor time of a rank for each unit of fully sharded parameters: copies of shards into buffers,
     buffers into parameters and gradients into buffers, and torch's own bookkeeping.
 
     Gathers are timed by themselves. The time of a reduction is that of a forward and backward, less one with whole
     parameters, less its two gathers."""
     prefer()
-    group = Group(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
-    out: dict[str, list[Timed]] = {"gather": [], "reduce": []}
+    group = AxisGroup(name="world", ranks=tuple(range(world.size)), index=world.rank, handle=dist.group.WORLD)
+    out: dict[str, list[TimedRepeats]] = {"gather": [], "reduce": []}
     for size in scope.staged_bytes:
         width = max(1, int(size) // 4 // STAGED_PARAMETERS)
         plain, sharded = (_Unit(width).to(world.device) for _ in range(2))
@@ -122,7 +124,7 @@ def staging(world: World, scope: Scope) -> dict[str, list[Timed]]:
         cost = torch.tensor([gathers, max(cut - whole - 2 * gathers, LEAST * cut)])
         dist.all_reduce(cost)
         for name, seconds in zip(out, (cost / world.size).tolist(), strict=True):
-            out[name].append(Timed(seconds, max(t.spread for t in timed)))
+            out[name].append(TimedRepeats(seconds, max(t.spread for t in timed)))
     return msgspec.to_builtins(out)
 
 
@@ -144,7 +146,7 @@ class _Unit(torch.nn.Module):
         return sum(torch.dot(x, w) for w in self.weights)
 
 
-def _collective(op: str, size: int, group: Group, pool: Operands) -> Callable[[], object]:
+def _collective(op: str, size: int, group: AxisGroup, pool: Operands) -> Callable[[], object]:
     """A collective of `size` bytes as nccl-tests counts them; each time from and to other memory."""
     n = group.size
     whole, shard = (max(1, size // 4 // n) * n,), (max(1, size // 4 // n),)

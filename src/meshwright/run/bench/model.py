@@ -8,8 +8,8 @@ import msgspec
 import torch
 
 from meshwright.plan import Pipeline, Plan
-from meshwright.run.bench.clock import Clock, Timed
-from meshwright.run.bench.scope import Layer
+from meshwright.run.bench.clock import BenchClock, TimedRepeats
+from meshwright.run.bench.scope import TimedLayer
 from meshwright.run.data import Batch
 from meshwright.run.mesh import alone
 from meshwright.run.record import Off, Recorder, Recording, install
@@ -25,22 +25,22 @@ STEPS = 2
 VOCAB = 1024
 
 
-class PassTimes(msgspec.Struct, frozen=True, kw_only=True):
+class ModelTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Measured seconds of the executor for one model on one core: a forward, a backward (both of a microbatch through
     the whole model), the optimizer, a step. ``kept_bytes``: saved by a forward for its backward."""
 
-    layer: Layer
-    forward: Timed
-    backward: Timed
-    optimizer: Timed
-    step: Timed
+    layer: TimedLayer
+    forward: TimedRepeats
+    backward: TimedRepeats
+    optimizer: TimedRepeats
+    step: TimedRepeats
     kept_bytes: float = 0.0
 
 
 class TimedModel:
     """One model trained by the executor on every core, each for itself, a few steps a round."""
 
-    def __init__(self, clock: Clock, layer: Layer, dtype: str):
+    def __init__(self, clock: BenchClock, layer: TimedLayer, dtype: str):
         self.clock, self.layer = clock, layer
         self.train, mesh = train_of(layer, dtype), alone(device=clock.device)
         self.trainer = Trainer(model_of(layer), plan_of(layer), self.train, mesh, settings=Settings())
@@ -106,7 +106,7 @@ def _seconds(spans: Recording, kind: str) -> list[float]:
     return ((spans.end_ns[chosen] - spans.start_ns[chosen]) * 1e-9).tolist()
 
 
-def model_of(layer: Layer) -> Model:
+def model_of(layer: TimedLayer) -> Model:
     """A timed model."""
     return transformer(
         layers=layer.layers, hidden=layer.hidden, heads=layer.heads, vocab=VOCAB, ffn=layer.ffn, gated=layer.gated,
@@ -114,11 +114,11 @@ def model_of(layer: Layer) -> Model:
     )  # fmt: skip
 
 
-def train_of(layer: Layer, dtype: str) -> Train:
+def train_of(layer: TimedLayer, dtype: str) -> Train:
     """Return the workload on which a layer's model was trained."""
     return Train(global_batch=MICROBATCHES * layer.microbatch, seq_len=layer.seq, dtype=dtype)
 
 
-def plan_of(layer: Layer) -> Plan:
+def plan_of(layer: TimedLayer) -> Plan:
     """The plan a timed model ran."""
     return msgspec.structs.replace(alone().plan, pipeline=Pipeline(microbatch=layer.microbatch))

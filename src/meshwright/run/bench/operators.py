@@ -18,14 +18,14 @@ from torch.nn import functional as F
 
 from meshwright.run.activation import activate
 from meshwright.run.bench.clock import Bench
-from meshwright.run.bench.scope import Scope
+from meshwright.run.bench.scope import BenchScope
 from meshwright.run.loss import ShardedCrossEntropy, cross_entropy
-from meshwright.run.mesh import Group
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.rotary import rotate
 from meshwright.spec.layers import Dense
 
 WIDTH, HEAD, VOCAB = 256, 64, 1024
-_LONE = Group(name="tp", ranks=(0,), index=0)
+_LONE = AxisGroup(name="tp", ranks=(0,), index=0)
 
 
 class Operator(NamedTuple):
@@ -121,7 +121,7 @@ OPERATORS = {
 }
 
 
-def sizes(name: str, element: float, scope: Scope) -> tuple[float, ...]:
+def sizes(name: str, element: float, scope: BenchScope) -> tuple[float, ...]:
     """Bytes that the benchmarks of an operator (``rmsnorm``, ``rmsnorm backward``) stand for, of elements of so many
     bytes."""
     operator = OPERATORS[name.removesuffix(" backward")]
@@ -129,7 +129,7 @@ def sizes(name: str, element: float, scope: Scope) -> tuple[float, ...]:
     return tuple((times * element + beside) * n for n in scope.elements)
 
 
-def benches(device: torch.device, dtype: torch.dtype, scope: Scope) -> dict[str, list[Bench]]:
+def benches(device: torch.device, dtype: torch.dtype, scope: BenchScope) -> dict[str, list[Bench]]:
     """List the benchmarks, by operator and at the scope's ``elements`` each; seconds are those of one instance."""
     out: dict[str, list[Bench]] = {}
     for name, operator in OPERATORS.items():
@@ -140,7 +140,7 @@ def benches(device: torch.device, dtype: torch.dtype, scope: Scope) -> dict[str,
 
 
 def _bench(
-    operator: Operator, n: int, device: torch.device, dtype: torch.dtype, scope: Scope, *, backward: bool
+    operator: Operator, n: int, device: torch.device, dtype: torch.dtype, scope: BenchScope, *, backward: bool
 ) -> Bench:
     count = max(1, min(scope.most_instances, scope.together // n))
 

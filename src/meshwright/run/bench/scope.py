@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 
-class Layer(NamedTuple):
+class TimedLayer(NamedTuple):
     """A small model whose passes are timed: `gated` is Llama's shape, else GPT's."""
 
     hidden: int
@@ -27,7 +27,7 @@ def _powers(base: float, first: int, last: int) -> tuple[float, ...]:
     return tuple(base**e for e in range(first, last + 1))
 
 
-class Scope(msgspec.Struct, frozen=True, kw_only=True):
+class BenchScope(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes and repeats of a measurement. ``gemm_m``: rows of products, ``gemm_nk``: their columns and depths.
     ``attention``: batch times heads, tokens, head widths. ``elementwise``, ``collective_bytes``, ``staged_bytes``:
     bytes. ``elements``: of the tensor that a memory-bound operator reads; its instances have ``together`` elements, at
@@ -47,7 +47,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
     elements: tuple[int, ...]
     together: int
     most_instances: int
-    layers: tuple[Layer, ...]
+    layers: tuple[TimedLayer, ...]
     collective_bytes: tuple[float, ...]
     staged_bytes: tuple[float, ...]
     rounds: int
@@ -64,7 +64,7 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 #: Products are dense where models of a laptop's size lie, with some that are no powers of two, which fill vector
 #: registers otherwise (a line from power to power is up to a tenth too high there). Layers: from many thin ones to few
 #: wide ones, so that what a layer costs the host and what a pass costs it differ.
-FULL = Scope(
+FULL = BenchScope(
     name="full",
     gemm_m=(64.0, 128.0, 256.0, 512.0, 1024.0, 4096.0),
     gemm_nk=(64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0, 2048.0),
@@ -74,15 +74,15 @@ FULL = Scope(
     together=1 << 23,
     most_instances=128,
     layers=(
-        Layer(64, 176, 4, True, 64, 1, 8),
-        Layer(64, 176, 4, True, 64, 1, 1),
-        Layer(128, 344, 4, True, 128, 1, 4),
-        Layer(128, 512, 4, False, 64, 2, 8),
-        Layer(256, 688, 4, True, 128, 2, 4),
-        Layer(256, 704, 8, True, 64, 2, 1),
-        Layer(256, 1024, 8, False, 256, 1, 2),
-        Layer(384, 1024, 6, True, 256, 2, 2),
-        Layer(512, 2048, 8, False, 256, 2, 1),
+        TimedLayer(64, 176, 4, True, 64, 1, 8),
+        TimedLayer(64, 176, 4, True, 64, 1, 1),
+        TimedLayer(128, 344, 4, True, 128, 1, 4),
+        TimedLayer(128, 512, 4, False, 64, 2, 8),
+        TimedLayer(256, 688, 4, True, 128, 2, 4),
+        TimedLayer(256, 704, 8, True, 64, 2, 1),
+        TimedLayer(256, 1024, 8, False, 256, 1, 2),
+        TimedLayer(384, 1024, 6, True, 256, 2, 2),
+        TimedLayer(512, 2048, 8, False, 256, 2, 1),
     ),
     collective_bytes=_powers(4.0, 4, 12),
     staged_bytes=_powers(4.0, 7, 13),
@@ -100,7 +100,7 @@ FULL = Scope(
 #: For a first plan within a minute: what a small model on a few processes needs. Operands and models are larger than a
 #: core's own cache here too: in it a residual took half of what it takes in a step, and models that fit there pull the
 #: host's constants below those of models that do not.
-QUICK = Scope(
+QUICK = BenchScope(
     name="quick",
     gemm_m=(64.0, 256.0, 1024.0),
     gemm_nk=(64.0, 128.0, 256.0, 384.0, 512.0, 768.0, 1024.0),
@@ -110,12 +110,12 @@ QUICK = Scope(
     together=1 << 23,
     most_instances=128,
     layers=(
-        Layer(64, 176, 4, True, 64, 1, 8),
-        Layer(128, 344, 4, True, 128, 1, 4),
-        Layer(128, 512, 4, False, 64, 2, 8),
-        Layer(256, 688, 4, True, 128, 2, 4),
-        Layer(256, 704, 8, True, 128, 4, 2),
-        Layer(256, 1024, 8, False, 256, 1, 2),
+        TimedLayer(64, 176, 4, True, 64, 1, 8),
+        TimedLayer(128, 344, 4, True, 128, 1, 4),
+        TimedLayer(128, 512, 4, False, 64, 2, 8),
+        TimedLayer(256, 688, 4, True, 128, 2, 4),
+        TimedLayer(256, 704, 8, True, 128, 4, 2),
+        TimedLayer(256, 1024, 8, False, 256, 1, 2),
     ),
     collective_bytes=(256.0, 4096.0, 65536.0, 262144.0, 1048576.0, 4194304.0, 16777216.0),
     staged_bytes=_powers(8.0, 5, 8),
@@ -130,4 +130,4 @@ QUICK = Scope(
     staged_repeats=6,
 )
 
-__all__ = ["FULL", "QUICK", "Layer", "Scope"]
+__all__ = ["FULL", "QUICK", "TimedLayer", "BenchScope"]

@@ -20,7 +20,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     parts: dict[str, Any]
 
 
-class Kept:
+class KeptParts:
     """Parts by name, plain values. `file` None keeps nothing; a file of another machine, software or other sizes is as
     good as none."""
 
@@ -58,4 +58,4 @@ def forget(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-__all__ = ["Kept", "Parts", "forget", "num_kept"]
+__all__ = ["KeptParts", "Parts", "forget", "num_kept"]

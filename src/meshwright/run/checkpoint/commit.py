@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.blocks import Block, blocks, cover
+from meshwright.run.blocks import TensorBox, blocks, cover
 from meshwright.run.checkpoint.format import HIDDEN, INDEX, Index, Meta, RankIndex, complete, encode, folder_name, merge
 from meshwright.run.safetensors_file import sync_folder, write_file
 
@@ -89,7 +89,7 @@ def incomplete(index: Index, wanted: Iterable[tuple[str, str]] = ()) -> list[Dia
     return wrong
 
 
-def located(index: Index) -> dict[tuple[str, str], list[tuple[Block, int]]]:
+def located(index: Index) -> dict[tuple[str, str], list[tuple[TensorBox, int]]]:
     """For every (state, published tensor) the blocks that hold it, each with the number of its entry."""
     parameters = [index.parameter(i) for i in range(len(index.layouts))]
     run = cache(lambda layout, start, stop: blocks(parameters[layout], start, stop))

@@ -59,7 +59,7 @@ class PartRecord(msgspec.Struct, frozen=True, array_like=True):
     transposed: bool
 
 
-class Layout(msgspec.Struct, frozen=True, array_like=True):
+class TensorLayout(msgspec.Struct, frozen=True, array_like=True):
     """A local tensor: its shape and its parts."""
 
     shape: tuple[int, ...]
@@ -74,7 +74,7 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     header_crc32: int
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class StateEntry(msgspec.Struct, frozen=True, array_like=True):
     """Elements [start, stop) of a flattened local tensor: state, layout (by number), type, CRC-32 of the bytes, file
     (by number) and key in the file."""
 
@@ -94,8 +94,8 @@ class Index(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     meta: Meta
     tensors: dict[str, tuple[int, ...]]
     files: tuple[File, ...]
-    layouts: tuple[Layout, ...]
-    entries: tuple[Entry, ...]
+    layouts: tuple[TensorLayout, ...]
+    entries: tuple[StateEntry, ...]
 
     def parameter(self, layout: int) -> Parameter:
         """A layout as the parameter that it was."""
@@ -112,8 +112,8 @@ class RankIndex(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     tensors: dict[str, tuple[int, ...]]
     file: File | None
-    layouts: tuple[Layout, ...]
-    entries: tuple[Entry, ...]
+    layouts: tuple[TensorLayout, ...]
+    entries: tuple[StateEntry, ...]
 
 
 class _Envelope(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -227,7 +227,9 @@ def folder_name(step: int, generation: int = 0) -> str:
     return f"step-{step:08d}" + (f"-{generation}" if generation else "")
 
 
-def merge(ranks: Iterable[RankIndex]) -> tuple[dict[str, tuple[int, ...]], list[File], list[Layout], list[Entry]]:
+def merge(
+    ranks: Iterable[RankIndex],
+) -> tuple[dict[str, tuple[int, ...]], list[File], list[TensorLayout], list[StateEntry]]:
     """Merge the indices of all processes into (tensors, files, layouts, entries), equal layouts once.
 
     Raises:
@@ -235,8 +237,8 @@ def merge(ranks: Iterable[RankIndex]) -> tuple[dict[str, tuple[int, ...]], list[
     """
     tensors: dict[str, tuple[int, ...]] = {}
     files: list[File] = []
-    layouts: dict[Layout, int] = {}
-    entries: list[Entry] = []
+    layouts: dict[TensorLayout, int] = {}
+    entries: list[StateEntry] = []
     for rank in ranks:
         for name, shape in rank.tensors.items():
             if tensors.setdefault(name, shape) != shape:

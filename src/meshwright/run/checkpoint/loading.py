@@ -22,11 +22,11 @@ from safetensors import SafetensorError, safe_open
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run import safetensors_file
 from meshwright.run.agree import CPU, agree, share
-from meshwright.run.blocks import Block, blocks, cover, overlaps
+from meshwright.run.blocks import TensorBox, blocks, cover, overlaps
 from meshwright.run.checkpoint.commit import located
 from meshwright.run.checkpoint.format import Index, Meta, damaged, find, older, read_index
-from meshwright.run.mesh import Group
-from meshwright.run.pieces import Piece
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import TensorPiece
 
 #: Violations of one kind that are listed before the rest is counted.
 _LISTED = 8
@@ -37,12 +37,12 @@ _Shapes = dict[str, tuple[int, ...]]
 class Source(NamedTuple):
     """A block of a published tensor, and how to get the 1-D values that it is a view of."""
 
-    block: Block
+    block: TensorBox
     values: Callable[[], torch.Tensor]
 
 
 def load(
-    path: str | Path, pieces: Sequence[Piece], group: Group, *, model_hash: str, device: torch.device = CPU
+    path: str | Path, pieces: Sequence[TensorPiece], group: AxisGroup, *, model_hash: str, device: torch.device = CPU
 ) -> Meta:
     """Fill `pieces` from a checkpoint, or from the newest in a folder of them; collective.
 
@@ -59,7 +59,7 @@ def load(
     wrong: Iterable[Diagnostic] = ()
     reader = None
     try:
-        reader = Reader(find(path))
+        reader = CheckpointReader(find(path))
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)
@@ -79,7 +79,7 @@ def load(
     return reader.index.meta
 
 
-class Reader:
+class CheckpointReader:
     """A checkpoint's index, and its values where they are wanted.
 
     Raises:
@@ -155,7 +155,7 @@ def _mine(index: Index, share: int, num_shares: int) -> list[int]:
     return out
 
 
-def _wanted(pieces: Sequence[Piece]) -> _Shapes:
+def _wanted(pieces: Sequence[TensorPiece]) -> _Shapes:
     return {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
 
 
@@ -188,7 +188,7 @@ def some(lines: Sequence[str]) -> list[str]:
 
 
 def missing(
-    sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[Piece], folder: Path
+    sources: Mapping[tuple[str, str], Sequence[Source]], pieces: Sequence[TensorPiece], folder: Path
 ) -> list[Diagnostic]:
     """H004 for every tensor of which the sources in a folder are not every element once, among those that pieces
     want."""
@@ -204,7 +204,7 @@ def missing(
     ]
 
 
-def fill(pieces: Sequence[Piece], sources: Mapping[tuple[str, str], Sequence[Source]]) -> None:
+def fill(pieces: Sequence[TensorPiece], sources: Mapping[tuple[str, str], Sequence[Source]]) -> None:
     """Copy into every piece's live values what the sources hold of them, one published tensor after another."""
     wanted = defaultdict(list)
     for piece in pieces:

@@ -30,8 +30,8 @@ from meshwright.run.checkpoint.commit import commit
 from meshwright.run.checkpoint.format import HIDDEN, Meta
 from meshwright.run.checkpoint.share import Holding, divide, holdings
 from meshwright.run.checkpoint.write import shapes, write_rank
-from meshwright.run.mesh import Group
-from meshwright.run.pieces import Piece
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import TensorPiece
 
 
 class AsyncSaver:
@@ -42,7 +42,7 @@ class AsyncSaver:
     :meth:`begin`; what was written of that checkpoint is removed, and the next one may be begun.
     """
 
-    def __init__(self, root: str | Path, group: Group, *, device: torch.device = CPU, keep: int = 2):
+    def __init__(self, root: str | Path, group: AxisGroup, *, device: torch.device = CPU, keep: int = 2):
         if keep < 1:
             raise ValueError("keep at least one checkpoint")
         self.root, self.group, self.device, self.keep = Path(root), group, device, keep
@@ -73,7 +73,7 @@ class AsyncSaver:
         """Whether a save is under way; the same on every rank."""
         return self._temporary is not None
 
-    def begin(self, pieces: Sequence[Piece], meta: Meta) -> None:
+    def begin(self, pieces: Sequence[TensorPiece], meta: Meta) -> None:
         """Start saving the pieces, as they are now, the same ones every time; returns at once. What several processes
         hold is written by all of them, each a share.
 
@@ -165,7 +165,7 @@ class AsyncSaver:
             if self.group.index == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
 
-    def _buffer(self, piece: Piece) -> torch.Tensor:
+    def _buffer(self, piece: TensorPiece) -> torch.Tensor:
         """Host memory for a piece's values, the same at every save; page-locked when they are on a GPU."""
         key = (piece.key, piece.parameter.name, piece.start, piece.stop, piece.values.dtype, piece.values.is_cuda)
         if key not in self._buffers:
@@ -174,7 +174,7 @@ class AsyncSaver:
             )
         return self._buffers[key]
 
-    def _copy_on_device(self, copies: list[tuple[Piece, torch.Tensor]]) -> torch.cuda.Event | None:
+    def _copy_on_device(self, copies: list[tuple[TensorPiece, torch.Tensor]]) -> torch.cuda.Event | None:
         """Queue the copies of what is on a GPU, on a stream of their own behind what is queued now; what happens when
         they are made."""
         if not copies:
@@ -192,7 +192,7 @@ class AsyncSaver:
 
     def _work(
         self,
-        copies: list[tuple[Piece, torch.Tensor]],
+        copies: list[tuple[TensorPiece, torch.Tensor]],
         tensors: dict[str, tuple[int, ...]],
         temporary: Path,
         staged: threading.Event,
@@ -209,7 +209,9 @@ class AsyncSaver:
         write_rank(temporary, self.group.index, copies, tensors)
 
 
-def save(root: str | Path, pieces: Sequence[Piece], meta: Meta, group: Group, *, device: torch.device = CPU) -> Path:
+def save(
+    root: str | Path, pieces: Sequence[TensorPiece], meta: Meta, group: AxisGroup, *, device: torch.device = CPU
+) -> Path:
     """Save a checkpoint and wait until it is complete; collective. Keeps all older ones.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.run.pieces import Parameter, Piece
+from meshwright.run.pieces import Parameter, TensorPiece
 
 #: A run is cut into shares of at least so many bytes.
 SHARE_BYTES = 4 << 20
@@ -26,12 +26,12 @@ class Holding(NamedTuple):
     owner: bool
 
 
-def holdings(pieces: Sequence[Piece]) -> list[Holding]:
+def holdings(pieces: Sequence[TensorPiece]) -> list[Holding]:
     """Return the runs of parameters that a process holds, once for all states that it owns alike."""
     return list(dict.fromkeys(Holding(*said) for said in _said(pieces).values()))
 
 
-def divide(pieces: Sequence[Piece], everyone: Sequence[Sequence[Holding]], rank: int) -> list[Piece]:
+def divide(pieces: Sequence[TensorPiece], everyone: Sequence[Sequence[Holding]], rank: int) -> list[TensorPiece]:
     """The pieces, or parts of them, that the process `rank` writes: what exactly one of several holders owns is cut
     among them, the rest is as its owner has it. `everyone`: :func:`holdings` of every process."""
     holders, owners = defaultdict(list), defaultdict(int)
@@ -58,11 +58,11 @@ def divide(pieces: Sequence[Piece], everyone: Sequence[Sequence[Holding]], rank:
     return out
 
 
-def _run(piece: Piece) -> tuple[int, int, int]:
+def _run(piece: TensorPiece) -> tuple[int, int, int]:
     return id(piece.parameter), piece.start, piece.stop
 
 
-def _said(pieces: Sequence[Piece]) -> dict[tuple, tuple[str, bool]]:
+def _said(pieces: Sequence[TensorPiece]) -> dict[tuple, tuple[str, bool]]:
     """For every run that pieces are states of: its hash, and whether it is owned."""
     states = defaultdict(list)
     for piece in pieces:

@@ -10,12 +10,12 @@ import torch
 
 from meshwright.run import safetensors_file
 from meshwright.run.blocks import windows
-from meshwright.run.checkpoint.format import Entry, File, Layout, PartRecord, RankIndex
-from meshwright.run.pieces import Parameter, Piece
+from meshwright.run.checkpoint.format import File, PartRecord, RankIndex, StateEntry, TensorLayout
+from meshwright.run.pieces import Parameter, TensorPiece
 
 
 def write_rank(
-    folder: Path, rank: int, copies: Sequence[tuple[Piece, torch.Tensor]], tensors: dict[str, tuple[int, ...]]
+    folder: Path, rank: int, copies: Sequence[tuple[TensorPiece, torch.Tensor]], tensors: dict[str, tuple[int, ...]]
 ) -> None:
     """Write a process's file and its part of the index into a folder, both on the disk when this returns.
 
@@ -25,11 +25,11 @@ def write_rank(
         OSError: the disk is full, and whatever else the operating system says.
     """
     folder.mkdir(exist_ok=True)
-    layouts: dict[Layout, int] = {}
+    layouts: dict[TensorLayout, int] = {}
     # the widest types first keep every tensor of the file aligned
     copies = sorted(copies, key=lambda c: -c[1].dtype.itemsize)
     heads = [
-        safetensors_file.Head(f"{p.key}/{p.parameter.name}[{p.start}:{p.stop}]", v.dtype, (p.stop - p.start,))
+        safetensors_file.TensorHeader(f"{p.key}/{p.parameter.name}[{p.start}:{p.stop}]", v.dtype, (p.stop - p.start,))
         for p, v in copies
     ]
     file = written = None
@@ -38,7 +38,7 @@ def write_rank(
         written = safetensors_file.write(path, heads, (v for _, v in copies))
         file = File(name=path.name, size_bytes=written.size_bytes, header_crc32=written.header_crc32)
     entries = [
-        Entry(
+        StateEntry(
             state=piece.key,
             layout=layouts.setdefault(layout(piece.parameter), len(layouts)),
             start=piece.start,
@@ -54,14 +54,14 @@ def write_rank(
     safetensors_file.write_file(folder / f"rank-{rank:05d}.json", msgspec.json.encode(index))
 
 
-def shapes(pieces: Sequence[Piece]) -> dict[str, tuple[int, ...]]:
+def shapes(pieces: Sequence[TensorPiece]) -> dict[str, tuple[int, ...]]:
     """The published tensors that pieces are parts of, with their shapes."""
     return {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
 
 
-def layout(parameter: Parameter) -> Layout:
+def layout(parameter: Parameter) -> TensorLayout:
     """A parameter as the index says it."""
-    return Layout(
+    return TensorLayout(
         tuple(parameter.shape),
         tuple(
             PartRecord(

@@ -66,7 +66,7 @@ class Batch(NamedTuple):
         return Batch(*columns, self.num_targets)
 
 
-class Meta(msgspec.Struct, frozen=True, kw_only=True):
+class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
     """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token."""
 
     num_tokens: int
@@ -250,7 +250,7 @@ def _write(folder: Path, found: list[Path], tokenizer: Tokenizer) -> None:
                 file.write(end.astype(kind).tobytes())
                 count, largest = count + 1, max(largest, tokenizer.end)
         _flush(file)
-    meta = Meta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
+    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
     for name, data in ((STARTS, np.array(starts, "<i8").tobytes()), (META, msgspec.json.encode(meta))):
         with (folder / name).open("wb") as file:
             file.write(data)
@@ -265,7 +265,7 @@ def _flush(file: Any) -> None:
 def whole(folder: Path) -> bool:
     """Whether a folder holds a tokenised corpus of the sizes that it says."""
     try:
-        meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
+        meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
         sizes = {TOKENS: meta.num_tokens * meta.width, STARTS: meta.num_documents * 8}
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (OSError, msgspec.MsgspecError):
@@ -288,7 +288,7 @@ def load(
     Raises:
         MeshwrightError: D005 when it does not fill one step's batch; D006 for ids that the model does not have.
     """
-    meta = msgspec.json.decode((folder / META).read_bytes(), type=Meta)
+    meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
     wrong = []
     starts = np.fromfile(folder / STARTS, "<i8").astype(np.int64)
     rows, row_tokens, batch = packed(starts, meta.num_tokens, train, microbatch), train.seq_len, train.global_batch

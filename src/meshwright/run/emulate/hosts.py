@@ -37,7 +37,7 @@ PROBE = (
 PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/sbin"])
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class EmulatedTimes(msgspec.Struct, frozen=True, kw_only=True):
     """``times`` [steps, ops, 2] seconds from each step's start; ``late`` [steps, ops] seconds that sleeps overran."""
 
     times: np.ndarray
@@ -112,7 +112,7 @@ class Hosts:
         self._process.stdout.close()
         self._folder.cleanup()
 
-    def run(self, script: Script, steps: int, *, timeout_s: float) -> Measured:
+    def run(self, script: Script, steps: int, *, timeout_s: float) -> EmulatedTimes:
         """Run a script for some steps.
 
         Raises:
@@ -121,7 +121,7 @@ class Hosts:
         out = self._file("times.npz")
         self._tell(Steps(script=self._script(script), steps=steps, out=out, timeout_s=timeout_s))
         with np.load(out, allow_pickle=False) as saved:
-            return Measured(times=saved["times"], late=saved["late"])
+            return EmulatedTimes(times=saved["times"], late=saved["late"])
 
     def live(
         self, script: Script, sizes: JobSizes, decider: Recovery, changes: tuple[WorldEvent, ...], *, timeout_s: float

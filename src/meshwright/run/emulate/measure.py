@@ -18,7 +18,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, KINDS
 from meshwright.lower import Lowered
 from meshwright.plan import Plan, Sync, check
-from meshwright.run.emulate.hosts import Hosts, Measured
+from meshwright.run.emulate.hosts import EmulatedTimes, Hosts
 from meshwright.run.emulate.network import Links, calibrate, emulated, emulated_costs
 from meshwright.run.emulate.script import Script, script_of
 from meshwright.simulate import engine
@@ -199,7 +199,7 @@ def prepare(
     return Prepared(target, scale, prediction, run, script_of(run.lowered, costs))
 
 
-def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -> tuple[Measured, int]:
+def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -> tuple[EmulatedTimes, int]:
     """`repeats` steps after a warm-up in which no sleep ended far too late, and how many others there were: a machine
     that stood still says nothing of the plan. All of them where so many cannot be had in a few rounds."""
     final = [
@@ -211,14 +211,14 @@ def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -
         found = hosts.run(script, repeats + 1, timeout_s=timeout_s)
         times.append(found.times[1:])
         late.append(found.late[1:])
-        everything = Measured(times=np.concatenate(times), late=np.concatenate(late))
+        everything = EmulatedTimes(times=np.concatenate(times), late=np.concatenate(late))
         mattered = np.delete(everything.late, final, axis=1).max(axis=1, initial=0.0)
         good = np.flatnonzero(mattered <= STOOD_STILL_S)
         if len(good) >= repeats:
             break
     bad = len(mattered) - len(good)
     chosen = good[:repeats] if len(good) >= repeats else np.arange(len(mattered))
-    return Measured(times=everything.times[chosen], late=everything.late[chosen]), bad
+    return EmulatedTimes(times=everything.times[chosen], late=everything.late[chosen]), bad
 
 
 def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan: Plan, links: Links) -> float:
@@ -231,7 +231,7 @@ def _slowing(model: Model, cluster: Cluster, target: Cluster, train: Train, plan
     return 1 / float(np.bincount(rank, weights=kernels).max())
 
 
-def timeline_of(lowered: Lowered, script: Script, measured: Measured, step: int, identity: Identity) -> Timeline:
+def timeline_of(lowered: Lowered, script: Script, measured: EmulatedTimes, step: int, identity: Identity) -> Timeline:
     """The spans of one measured step, with the keys of the simulated one, for every real rank. A message ends when it
     has arrived, which its receiver knows; a collective starts when its last rank comes, as waiting is no part of it."""
     graph, times = lowered.graph, measured.times[step]

@@ -11,10 +11,10 @@ import msgspec
 import numpy as np
 
 from meshwright.cost import Costs, Estimate, Framework, standard
-from meshwright.cost.fabric import FORMAT_VERSION, Constants, Fabrics, Profile
+from meshwright.cost.fabric import FORMAT_VERSION, Constants, FabricProfile, Fabrics
 from meshwright.cost.network import Network
 from meshwright.cost.roofline import OWN_ENGINES
-from meshwright.run.emulate.hosts import Hosts, Measured
+from meshwright.run.emulate.hosts import EmulatedTimes, Hosts
 from meshwright.run.emulate.script import Author, Script
 from meshwright.spec.cluster import Cluster, Device, Island, Level, Node
 from meshwright.work import Collective, Work
@@ -30,7 +30,7 @@ LOOPBACK_BITS_S = 8e9
 TIMEOUT_S = 60.0
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True):
+class EmulatedLink(msgspec.Struct, frozen=True, kw_only=True):
     """One message of b bytes takes ``latency_s + b / bytes_s``; ``sigma`` is how far single messages lie off."""
 
     latency_s: float
@@ -41,8 +41,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 class Links(msgspec.Struct, frozen=True, kw_only=True):
     """The links of emulated hosts: between them, and between ranks of one (None where each has one)."""
 
-    link: Link
-    inside: Link | None
+    link: EmulatedLink
+    inside: EmulatedLink | None
 
 
 def calibrate(hosts: Hosts) -> Links:
@@ -53,7 +53,7 @@ def calibrate(hosts: Hosts) -> Links:
     return Links(link=between or inside, inside=inside)
 
 
-def _measure(hosts: Hosts, peer: int, rate_bits_s: float) -> Link:
+def _measure(hosts: Hosts, peer: int, rate_bits_s: float) -> EmulatedLink:
     sizes = [max(SMALLEST_BYTES, round(s * rate_bits_s / 8)) for s in MESSAGE_S]
     order = sizes * REPEATS
     script = messages(peer, order, rate_bits_s / 8)
@@ -75,7 +75,7 @@ def messages(peer: int, sizes: list[int], bytes_s: float) -> Script:
     return author.script()
 
 
-def arrivals(script: Script, measured: Measured, peer: int) -> np.ndarray:
+def arrivals(script: Script, measured: EmulatedTimes, peer: int) -> np.ndarray:
     """Seconds from each message's send to its arrival in the last step, those of rank 0 first."""
     last, first = measured.times[-1], script.first_op
     out = []
@@ -86,7 +86,7 @@ def arrivals(script: Script, measured: Measured, peer: int) -> np.ndarray:
     return np.concatenate(out)
 
 
-def fit(sizes: list[int], seconds: np.ndarray) -> Link:
+def fit(sizes: list[int], seconds: np.ndarray) -> EmulatedLink:
     """The latency of the smallest message, and the rate at which the median time grows from there (least squares)."""
     distinct = sorted(set(sizes))
     of = {size: seconds[[i for i, s in enumerate(sizes) if s == size]] for size in distinct}
@@ -95,7 +95,7 @@ def fit(sizes: list[int], seconds: np.ndarray) -> Link:
     longer = np.array([float(np.median(of[size])) - latency for size in distinct[1:]])
     rate = float(more @ longer / (more @ more))
     spread = np.concatenate([of[size] / (latency + rate * (size - distinct[0])) - 1 for size in distinct[1:]])
-    return Link(latency_s=latency, bytes_s=1 / rate, sigma=float(np.std(spread)))
+    return EmulatedLink(latency_s=latency, bytes_s=1 / rate, sigma=float(np.std(spread)))
 
 
 def emulated(cluster: Cluster, network: Links, hosts: Hosts) -> Cluster:
@@ -163,14 +163,14 @@ def emulated_costs(cluster: Cluster, network: Links, scale: float) -> Costs:
     return Costs(framework, (Network(Fabrics(tuple(profiles))), slowed), profile="emulated")
 
 
-def _profile(kind: str, level: str, link: Link) -> Profile:
+def _profile(kind: str, level: str, link: EmulatedLink) -> FabricProfile:
     """A fabric on which every message costs the line that was measured, and every exchange is rings of messages."""
     latencies = dict.fromkeys(("start_ll_us", "start_ll128_us", "start_simple_us", "peer_us"), 0.0)
     latencies |= dict.fromkeys(("message_start_us", "message_simple_us", "in_network_start_us"), 0.0)
     steps = dict.fromkeys(("step_ll", "step_ll128", "step_simple"), 1.0)
     whole = ("ll", "ll128", "all_gather", "reduce_scatter", "all_reduce", "tree", "in_network", "send", "all_to_all")
     rates = dict.fromkeys((*whole, "send_connection", "exchange_connection"), 1.0)
-    return Profile(
+    return FabricProfile(
         format_version=FORMAT_VERSION,
         name=kind,
         kind=kind,

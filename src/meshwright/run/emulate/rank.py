@@ -48,7 +48,7 @@ class Board:
         return 8 * sum(Board._sizes(num_ranks, num_steps, num_ops))
 
 
-class Rank:
+class ScriptedRank:
     """Runs one rank's part of a script, step after step."""
 
     def __init__(self, script: Script, rank: int, board: Board, store: dist.Store):
@@ -186,7 +186,7 @@ def exchange(group, ranks, rank: int, what: str, out, into, num_bytes: int, *, t
 def run(script: Script, rank: int, board: Board, store: str, num_steps: int) -> None:
     """The whole life of a rank's process after its network is there."""
     sys.setswitchinterval(0.0005)
-    mine = Rank(script, rank, board, dist.FileStore(store, len(script.ranks)))
+    mine = ScriptedRank(script, rank, board, dist.FileStore(store, len(script.ranks)))
     mine.connect()
     gc.collect()
     gc.freeze()  # what is there now stays, and is not looked at before every step

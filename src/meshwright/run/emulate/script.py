@@ -17,7 +17,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND, QUEUES
 from meshwright.lower import Lowered
 from meshwright.lower.program import Program
-from meshwright.simulate.ports import Node, cut
+from meshwright.simulate.ports import PassPart, cut
 from meshwright.simulate.price import Pricer
 from meshwright.work import Group
 
@@ -41,7 +41,7 @@ class Op(msgspec.Struct, array_like=True):
     task: int = -1
 
 
-class Channel(msgspec.Struct, frozen=True, array_like=True):
+class ScriptChannel(msgspec.Struct, frozen=True, array_like=True):
     """A process group of its own: ``ranks`` that exchange on one ``stream``, so that its order is theirs."""
 
     stream: str
@@ -53,7 +53,7 @@ class Script(msgspec.Struct):
 
     ranks: list[list[Op]]
     streams: list[str]
-    channels: list[Channel]
+    channels: list[ScriptChannel]
 
     @property
     def num_ops(self) -> int:
@@ -71,13 +71,13 @@ class Author:
     def __init__(self, num_ranks: int):
         self.ranks: list[list[Op]] = [[] for _ in range(num_ranks)]
         self._streams: dict[str, int] = {}
-        self._channels: dict[Channel, int] = {}
+        self._channels: dict[ScriptChannel, int] = {}
 
     def stream(self, name: str) -> int:
         return self._streams.setdefault(name, len(self._streams))
 
     def channel(self, stream: str, ranks: tuple[int, ...]) -> int:
-        return self._channels.setdefault(Channel(stream, ranks), len(self._channels))
+        return self._channels.setdefault(ScriptChannel(stream, ranks), len(self._channels))
 
     def put(self, rank: int, stream: str, what: str, **fields) -> int:
         """Append an op to a rank's stream; its index."""
@@ -127,7 +127,7 @@ class _Writer:
         for i in np.flatnonzero(g.kind == KIND["send"]).tolist():
             step = 1 if self.queues[i] == "pp_forward" else -1
             self.target[i] = self.home[stage[i] + step, microbatch[i]]
-        self._passes: dict[int, list[Node]] = {}
+        self._passes: dict[int, list[PassPart]] = {}
 
     def rank(self, rank: int) -> None:
         own = rank // self.layout.stride("pp") % self.layout.pp

@@ -11,7 +11,7 @@ from math import exp, inf
 
 import numpy as np
 
-from meshwright.search.bounds import Scope
+from meshwright.search.bounds import CoreScope
 from meshwright.search.evaluate import Evaluated
 from meshwright.search.legal import legal
 from meshwright.search.space import Core
@@ -61,14 +61,14 @@ class _Parts:
 
     def __init__(self, walk: Walk):
         self.walk = walk
-        self._known: dict[Core, Scope] = {}
+        self._known: dict[Core, CoreScope] = {}
         self.cores = [core for core in walk.cores if self.of(core).size()]
 
-    def of(self, core: Core) -> Scope:
+    def of(self, core: Core) -> CoreScope:
         found = self._known.get(core)
         if found is None:
             walk = self.walk
-            found = self._known[core] = Scope.of(walk.space, core, walk.model, walk.cluster, walk.train)
+            found = self._known[core] = CoreScope.of(walk.space, core, walk.model, walk.cluster, walk.train)
         return found
 
     def together(self, point: tuple) -> bool:

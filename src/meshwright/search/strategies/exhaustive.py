@@ -15,14 +15,14 @@ import numpy as np
 
 from meshwright.search.bounds import (
     ROUNDING,
-    Scope,
+    CoreScope,
     compute_seconds,
     even_share,
     memory_bytes,
     step_seconds,
     work_seconds,
 )
-from meshwright.search.columns import Costs
+from meshwright.search.columns import CoreColumns
 from meshwright.search.regions import Regions
 from meshwright.search.space import Core
 from meshwright.search.walk import Walk
@@ -43,7 +43,9 @@ class Region:
     """A core whose plans have been bounded: ``bound_s`` [A, B, C] is infinite where the plan is rejected, ``along_s``
     [A, B, C] the bounds that go along the pipeline and ``paths_s`` [A, B] the part of those that is the pipeline."""
 
-    def __init__(self, scope: Scope, costs: Costs, bound_s: np.ndarray, along_s: np.ndarray, paths_s: np.ndarray):
+    def __init__(
+        self, scope: CoreScope, costs: CoreColumns, bound_s: np.ndarray, along_s: np.ndarray, paths_s: np.ndarray
+    ):
         self.scope, self.costs, self.bound_s, self.along_s, self.paths_s = scope, costs, bound_s, along_s, paths_s
         self._exact: dict[tuple[int, int], float] = {}
 
@@ -84,7 +86,7 @@ def run(walk: Walk) -> bool:
     return _leaves(walk, regions, found)
 
 
-def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scope]]) -> list[Scope]:
+def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, CoreScope]]) -> list[CoreScope]:
     """Cores without the inner parts whose layers alone, spread over the ranks with no bubble, are too slow: no schedule
     has to be built for those. The most promising first, now that what layers wait for is known."""
     found = []
@@ -102,7 +104,7 @@ def _shortened(walk: Walk, regions: Regions, ordered: Sequence[tuple[float, Scop
     return [scope for _, scope in sorted(found, key=lambda pair: pair[0])]
 
 
-def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
+def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, CoreScope]]:
     """Every core's region with the time its kernels need; those whose state fits no device are rejected here."""
     for core in walk.cores:
         for scope in walk.lists(core):
@@ -112,7 +114,7 @@ def scopes(walk: Walk, regions: Regions) -> Iterator[tuple[float, Scope]]:
             yield regions.glances.ideal_seconds(core, scope.inners), scope
 
 
-def promise(walk: Walk, ideal: float, scope: Scope) -> float:
+def promise(walk: Walk, ideal: float, scope: CoreScope) -> float:
     """A guess at the step time, for the order in which cores are looked at: layers that reach over nodes last. It
     decides nothing else."""
     core = scope.core
@@ -126,7 +128,7 @@ def with_bubble(walk: Walk, core: Core, seconds: float) -> float:
     return seconds * (1 + (core.pp - 1) / (2 * count))
 
 
-def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
+def _scout(walk: Walk, regions: Regions, scopes: Sequence[CoreScope]) -> None:
     """Good plans early, so that bounds have something to be worse than: axes in the usual order, a few plans of each
     core, the lowest bounds first. Nothing is rejected here."""
     later: list[tuple[float, int, Region, int]] = []
@@ -148,7 +150,7 @@ def _scout(walk: Walk, regions: Regions, scopes: Sequence[Scope]) -> None:
         dive(region, leaf)
 
 
-def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
+def bounded_region(walk: Walk, regions: Regions, scope: CoreScope) -> Region | None:
     """Return a core's region without the parts that the first lower bound rules out, and without repeated ones."""
     size = scope.size()
     kept = _glanced(walk, regions, scope)
@@ -158,7 +160,7 @@ def bounded_region(walk: Walk, regions: Regions, scope: Scope) -> Region | None:
     return _bounded(walk, regions, scope) if scope.size() else None
 
 
-def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
+def _glanced(walk: Walk, regions: Regions, scope: CoreScope) -> CoreScope:
     """Return the region without the parts that the first lower bound rules out: first by the work of each rank, for
     which no schedule has to be built, then by paths through schedules."""
     costs, one, which = regions.glances.costs(scope.core, scope.inners)
@@ -171,7 +173,7 @@ def _glanced(walk: Walk, regions: Regions, scope: Scope) -> Scope:
     return scope._replace(inners=scope.inners.take(some[which]), pipelines=pipelines)
 
 
-def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True) -> Region | None:
+def _bounded(walk: Walk, regions: Regions, scope: CoreScope, *, reject: bool = True) -> Region | None:
     """Return the region of a core without the plans that cannot be the best; None when no plan is left."""
     size = scope.size()
     costs = regions.costs(scope.core, scope.inners)
@@ -197,7 +199,7 @@ def _bounded(walk: Walk, regions: Regions, scope: Scope, *, reject: bool = True)
     return region
 
 
-def _full(walk: Walk, regions: Regions, scope: Scope, costs: Costs, among: np.ndarray) -> np.ndarray:
+def _full(walk: Walk, regions: Regions, scope: CoreScope, costs: CoreColumns, among: np.ndarray) -> np.ndarray:
     """Return a mask of the plans `among` [A, B, C] that do not fit."""
     out = np.zeros_like(among)
     a, b = np.flatnonzero(among.any(axis=(1, 2))), np.flatnonzero(among.any(axis=(0, 2)))

@@ -8,10 +8,10 @@ from typing import Any
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.spec.architecture import Model
 from meshwright.spec.families import encoders, experts, gemma, gpt, hybrids, latent, llama, mixed, pairs
-from meshwright.spec.families.reader import Reader, shown
+from meshwright.spec.families.reader import ConfigReader, shown
 from meshwright.spec.families.refused import MISSING
 
-READERS: dict[str, Callable[[Reader], Model]] = {
+READERS: dict[str, Callable[[ConfigReader], Model]] = {
     **dict.fromkeys(("llama", "baichuan", "yi", "granite", "code_llama"), llama.llama),
     "internlm2": llama.internlm2,
     "mistral": llama.mistral,
@@ -157,7 +157,7 @@ def read(config: Mapping[str, Any], *, name: str, place: str) -> Model:
     for key in ("tie_word_embeddings", "_source"):
         if inner.get(key) is None and key in config:
             inner[key] = config[key]
-    outer = Reader(config, name=name, family=family, place=place)
+    outer = ConfigReader(config, name=name, family=family, place=place)
     outer.ignore(nested, "tie_word_embeddings")
     note = "the text model alone: encoders for images and sound are not counted"
     return _read(inner, inner_family, name=name, place=f"{place}: {nested}", notes=(note,), outer=outer)
@@ -205,9 +205,9 @@ def _read(
     name: str,
     place: str,
     notes: tuple[str, ...] = (),
-    outer: Reader | None = None,
+    outer: ConfigReader | None = None,
 ) -> Model:
-    r = Reader(config, name=name, family=family, place=place, spelling=SPELLINGS.get(family), outer=outer)
+    r = ConfigReader(config, name=name, family=family, place=place, spelling=SPELLINGS.get(family), outer=outer)
     r.notes.extend(notes)
     model = READERS[family](r)
     r.raise_faults()

@@ -14,7 +14,7 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.ends import Bridge, Contrastive, Embedding, Features, Head, Patches, Stream
 from meshwright.spec.families.gpt import layernorm_block, plain_mlp
 from meshwright.spec.families.parts import grouped_attention, model
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Block
 
 #: What configurations of CLIP towers leave out has these values (transformers 5.23, CLIPTextConfig, CLIPVisionConfig).
@@ -36,7 +36,7 @@ CLIP_VISION = {
 }
 
 
-def head_class(r: Reader, *heads: str) -> str:
+def head_class(r: ConfigReader, *heads: str) -> str:
     """Return the one of `heads` that the first of ``architectures`` ends in; the first one when the configuration names
     no class."""
     classes = r.config.get("architectures")
@@ -47,13 +47,13 @@ def head_class(r: Reader, *heads: str) -> str:
     return found or heads[0]
 
 
-def attention_block(r: Reader, *, norms: int = 2, activation: str = "gelu") -> Block:
+def attention_block(r: ConfigReader, *, norms: int = 2, activation: str = "gelu") -> Block:
     """Multi-head attention and a plain MLP with biases everywhere, behind LayerNorms."""
     attention = grouped_attention(r, grouped=False, qkv_bias=True, out_bias=True, rotary=False)
     return layernorm_block(attention, plain_mlp(r, activation=activation), norms=norms)
 
 
-def bert(r: Reader) -> Model:
+def bert(r: ConfigReader) -> Model:
     """BERT: norms behind attention and MLP, a norm behind the embedding, a transform before the tied head."""
     kind = head_class(r, "ForMaskedLM", "ForPreTraining", "LMHeadModel", "Model")
     if r.text("position_embedding_type", default="absolute") != "absolute":
@@ -61,13 +61,13 @@ def bert(r: Reader) -> Model:
     return _bert(r, kind, r.int("max_position_embeddings", default=512), 2)
 
 
-def roberta(r: Reader) -> Model:
+def roberta(r: ConfigReader) -> Model:
     """RoBERTa and XLM-RoBERTa: BERT with one token type, whose positions begin behind the padding's."""
     kind = head_class(r, "ForMaskedLM", "Model")
     return _bert(r, kind, r.int("max_position_embeddings", default=514), 1)
 
 
-def _bert(r: Reader, kind: str, positions: int, types: int) -> Model:
+def _bert(r: ConfigReader, kind: str, positions: int, types: int) -> Model:
     vocab, hidden = r.int("vocab_size"), r.int("hidden_size")
     embedding = Embedding(
         rows=vocab, positions=positions, types=r.int("type_vocab_size", default=types), norm_vectors=2
@@ -89,7 +89,7 @@ def _bert(r: Reader, kind: str, positions: int, types: int) -> Model:
     )
 
 
-def patches_of(r: Reader, *, bias: bool, norm_vectors: int = 0) -> Patches:
+def patches_of(r: ConfigReader, *, bias: bool, norm_vectors: int = 0) -> Patches:
     """The patches of a vision configuration's images, which a class token joins."""
     size, patch = r.int("image_size", default=224), r.int("patch_size", default=16)
     r.divides("patch_size", "image_size", patch, size)
@@ -99,7 +99,7 @@ def patches_of(r: Reader, *, bias: bool, norm_vectors: int = 0) -> Patches:
     )
 
 
-def vit(r: Reader) -> Model:
+def vit(r: ConfigReader) -> Model:
     """ViT: norms before attention and MLP, one class token, whose state the head classifies."""
     kind = head_class(r, "ForImageClassification", "Model")
     patches, hidden = patches_of(r, bias=True), r.int("hidden_size")
@@ -126,7 +126,7 @@ def image_stream(hidden: int, patches: Patches) -> Stream:
     return Stream(name="image", hidden=hidden, tokens=patches.count + patches.extra, causal=False)
 
 
-def completed(r: Reader, key: str, defaults: dict[str, Any]) -> Reader:
+def completed(r: ConfigReader, key: str, defaults: dict[str, Any]) -> ConfigReader:
     """The nested configuration under a key, with the values of what it leaves out."""
     inner = r.section(key)
     inner.config = {**defaults, **inner.config}
@@ -134,13 +134,13 @@ def completed(r: Reader, key: str, defaults: dict[str, Any]) -> Reader:
     return inner
 
 
-def vision_tower(r: Reader) -> tuple[Patches, list[Block]]:
+def vision_tower(r: ConfigReader) -> tuple[Patches, list[Block]]:
     """CLIP's image tower: patches without a bias behind a norm, then the blocks."""
     patches = patches_of(r, bias=False, norm_vectors=2)
     return patches, [attention_block(r, activation="quick_gelu")] * r.layers()
 
 
-def clip(r: Reader) -> Model:
+def clip(r: ConfigReader) -> Model:
     """CLIP: an image tower, then a text tower, and one loss over all pairs of their projections."""
     head_class(r, "Model")
     text, vision = completed(r, "text_config", CLIP_TEXT), completed(r, "vision_config", CLIP_VISION)
@@ -174,7 +174,7 @@ def begun(blocks: list[Block], before: tuple[Any, ...], *, stream: int) -> list[
     return [replace(moved[0], before=before), *moved[1:]]
 
 
-def clip_text(r: Reader) -> Model:
+def clip_text(r: ConfigReader) -> Model:
     """CLIP's text tower alone: causal, with learned positions."""
     kind = head_class(r, "WithProjection", "Model")
     r.config = {**CLIP_TEXT, **r.config}
@@ -190,7 +190,7 @@ def clip_text(r: Reader) -> Model:
     )
 
 
-def clip_vision(r: Reader) -> Model:
+def clip_vision(r: ConfigReader) -> Model:
     """CLIP's image tower alone."""
     kind = head_class(r, "WithProjection", "Model")
     r.config = {**CLIP_VISION, **r.config}

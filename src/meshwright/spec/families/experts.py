@@ -20,45 +20,45 @@ from meshwright.spec.families.parts import (
     windows,
     with_window,
 )
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Attention, Dense, Moe
 
 _TOP_K = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token")
 
 
-def experts_of(r: Reader, *count_keys: str, top_k_keys: tuple[str, ...] = _TOP_K) -> tuple[int, int]:
+def experts_of(r: ConfigReader, *count_keys: str, top_k_keys: tuple[str, ...] = _TOP_K) -> tuple[int, int]:
     """The number of routed experts and how many of them each token takes."""
     experts, top_k = r.int(*count_keys), r.int(*top_k_keys)
     r.at_most(r.spelled(*top_k_keys), r.spelled(*count_keys), top_k, experts)
     return experts, top_k
 
 
-def _mixture(r: Reader, *count_keys: str, ffn: str = "intermediate_size", **fields: object) -> Moe:
+def _mixture(r: ConfigReader, *count_keys: str, ffn: str = "intermediate_size", **fields: object) -> Moe:
     experts, top_k = experts_of(r, *count_keys)
     act = r.activation("hidden_act", default="silu")
     return Moe(experts=experts, top_k=top_k, ffn=r.int(ffn), gated=True, activation=act, **fields)
 
 
-def mixtral(r: Reader) -> Model:
+def mixtral(r: ConfigReader) -> Model:
     """Mixtral: every MLP is a mixture."""
     attention, moe = grouped_attention(r), _mixture(r, "num_local_experts", "num_experts")
     layers = r.layers()
     return decoder(r, [block(with_window(attention, w), moe) for w in windows(r, layers)], tied=False)
 
 
-def qwen2_moe(r: Reader) -> Model:
+def qwen2_moe(r: ConfigReader) -> Model:
     """Qwen2-MoE: biases on query, key and value, shared experts behind a gate."""
     attention = grouped_attention(r, qkv_bias=r.flag("qkv_bias", default=True))
     shared = r.int("shared_expert_intermediate_size", low=0)
     return _qwen_moe(r, attention, shared_ffn=shared, shared_gate=shared > 0)
 
 
-def qwen3_moe(r: Reader) -> Model:
+def qwen3_moe(r: ConfigReader) -> Model:
     """Qwen3-MoE: Qwen3's attention, no shared experts."""
     return _qwen_moe(r, normed_attention(r))
 
 
-def _qwen_moe(r: Reader, attention: Attention, **fields: object) -> Model:
+def _qwen_moe(r: ConfigReader, attention: Attention, **fields: object) -> Model:
     layers = r.layers()
     moe = _mixture(r, "num_experts", "num_local_experts", ffn="moe_intermediate_size", **fields)
     every = r.int("decoder_sparse_step", default=1)
@@ -74,7 +74,7 @@ def _qwen_moe(r: Reader, attention: Attention, **fields: object) -> Model:
     return decoder(r, blocks, tied=False)
 
 
-def olmoe(r: Reader) -> Model:
+def olmoe(r: ConfigReader) -> Model:
     """OLMoE: 64 small experts, queries and keys normalised over their full width."""
     biased = r.flag("attention_bias")
     attention = normed_full_width(grouped_attention(r, qkv_bias=biased, out_bias=biased))
@@ -82,7 +82,7 @@ def olmoe(r: Reader) -> Model:
     return decoder(r, [block(attention, _mixture(r, "num_experts"))] * r.layers(), tied=False)
 
 
-def deepseek_mixtures(r: Reader, *, router_bias: bool) -> list[Dense | Moe]:
+def deepseek_mixtures(r: ConfigReader, *, router_bias: bool) -> list[Dense | Moe]:
     """DeepSeek's MLPs, one per layer: the first ``first_k_dense_replace`` are dense, the others have routed and
     shared experts of ``moe_intermediate_size``."""
     layers = r.layers()
@@ -100,14 +100,14 @@ def deepseek_mixtures(r: Reader, *, router_bias: bool) -> list[Dense | Moe]:
     return [moe if is_sparse else dense for is_sparse in sparse]
 
 
-def deepseek(r: Reader) -> Model:
+def deepseek(r: ConfigReader) -> Model:
     """DeepSeekMoE, the first of the line: Llama's attention, fine experts."""
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
     return decoder(r, [block(attention, mlp) for mlp in deepseek_mixtures(r, router_bias=False)], tied=False)
 
 
-def glm4_moe(r: Reader) -> Model:
+def glm4_moe(r: ConfigReader) -> Model:
     """GLM-4.5: grouped queries, DeepSeek's mixtures with the selection bias."""
     note_prediction_layers(r, "num_nextn_predict_layers")
     attention = grouped_attention(r, qkv_bias=r.flag("attention_bias"))
@@ -116,7 +116,7 @@ def glm4_moe(r: Reader) -> Model:
     return decoder(r, [block(attention, mlp) for mlp in deepseek_mixtures(r, router_bias=True)], tied=False)
 
 
-def gpt_oss(r: Reader) -> Model:
+def gpt_oss(r: ConfigReader) -> Model:
     """gpt-oss: every second layer full, a learned sink per head, biases in attention, router and experts."""
     biased = r.flag("attention_bias", default=True)
     attention = grouped_attention(r, head_dim=64, qkv_bias=biased, out_bias=biased, sinks=True)
@@ -126,7 +126,7 @@ def gpt_oss(r: Reader) -> Model:
     return decoder(r, [block(with_window(attention, w), moe) for w in layer_windows], tied=False)
 
 
-def llama4(r: Reader) -> Model:
+def llama4(r: ConfigReader) -> Model:
     """Llama 4's text model: three of four layers rotate and attend in chunks, the fourth has no positions and
     attends to everything; mixtures in every ``interleave_moe_layer_step``-th layer."""
     layers = r.layers()
@@ -150,7 +150,7 @@ def llama4(r: Reader) -> Model:
     return decoder(r, blocks, tied=False)
 
 
-def minimax_m2(r: Reader) -> Model:
+def minimax_m2(r: ConfigReader) -> Model:
     """MiniMax-M2: full attention normalised over the full width, 256 experts with the selection bias."""
     note_prediction_layers(r, "num_mtp_modules")
     r.ignore("use_mtp", "mtp_transformer_layers", "shared_intermediate_size", "attn_type_list")
@@ -164,7 +164,7 @@ def minimax_m2(r: Reader) -> Model:
     return decoder(r, [block(attention, moe)] * r.layers(), tied=False)
 
 
-def step3(r: Reader) -> Model:
+def step3(r: ConfigReader) -> Model:
     """Step-3's text model: queries from a compressed width over one key-value head, one shared expert."""
     layers = r.layers()
     attention = grouped_attention(
@@ -184,7 +184,7 @@ def step3(r: Reader) -> Model:
     return decoder(r, [block(attention, moe if layer in sparse else dense) for layer in range(layers)], tied=False)
 
 
-def _step3_layers(r: Reader, layers: int) -> set[int]:
+def _step3_layers(r: ConfigReader, layers: int) -> set[int]:
     """The layers with experts; the list may name more layers than a shortened model has."""
     listed = r.text("moe_layers_enum", default=",".join(map(str, range(1, layers))))
     words = [word.strip() for word in listed.split(",") if word.strip()]
@@ -194,7 +194,7 @@ def _step3_layers(r: Reader, layers: int) -> set[int]:
     return {int(word) for word in words}
 
 
-def mimo_v2_flash(r: Reader) -> Model:
+def mimo_v2_flash(r: ConfigReader) -> Model:
     """MiMo-V2-Flash: windows of 128 tokens with sinks between full layers, each kind with its own key-value heads."""
     note_prediction_layers(r, "num_nextn_predict_layers")
     layers, biased = r.layers(), r.flag("attention_bias")

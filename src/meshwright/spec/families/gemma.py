@@ -12,25 +12,25 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import experts_of
 from meshwright.spec.families.llama import block, gated_mlp
 from meshwright.spec.families.parts import decoder, grouped_attention, normed_per_head, windows, with_window
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Attention, Moe
 
 _GELU = "gelu_pytorch_tanh"
 
 
-def gemma(r: Reader) -> Model:
+def gemma(r: ConfigReader) -> Model:
     """Gemma: full attention, two norms."""
     return decoder(r, [block(_attention(r), gated_mlp(r, activation=_GELU))] * r.layers(), tied=True)
 
 
-def gemma2(r: Reader) -> Model:
+def gemma2(r: ConfigReader) -> Model:
     """Gemma 2: every second layer is full, norms before and behind attention and MLP."""
     layer_windows = windows(r, r.layers(), default_window=4096, every=2)
     attention, mlp = _attention(r), gated_mlp(r, activation=_GELU)
     return decoder(r, [block(with_window(attention, w), mlp, norms=4) for w in layer_windows], tied=True)
 
 
-def gemma3(r: Reader) -> Model:
+def gemma3(r: ConfigReader) -> Model:
     """Gemma 3: every sixth layer is full, queries and keys normalised. The keys that the published multimodal
     configurations leave out have the values of the 4B model."""
     every = r.int("sliding_window_pattern", "_sliding_window_pattern", default=6)
@@ -42,7 +42,7 @@ def gemma3(r: Reader) -> Model:
     return decoder(r, blocks, tied=True, vocab=r.int("vocab_size", default=262208), max_seq_len=length)
 
 
-def gemma4(r: Reader) -> Model:
+def gemma4(r: ConfigReader) -> Model:
     """Gemma 4 without per-layer embeddings and without shared key-value layers, which are refused."""
     for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
         if r.int(key, default=0, low=0):
@@ -86,7 +86,7 @@ def gemma4(r: Reader) -> Model:
     return decoder(r, blocks, tied=True)
 
 
-def _attention(r: Reader, *, heads: int | None = None, kv_heads: int | None = None) -> Attention:
+def _attention(r: ConfigReader, *, heads: int | None = None, kv_heads: int | None = None) -> Attention:
     biased = r.flag("attention_bias")
     if kv_heads is not None:
         kv_heads = r.int("num_key_value_heads", default=kv_heads)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from meshwright.spec.architecture import Model
 from meshwright.spec.families.parts import decoder, grouped_attention, normed_full_width
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Attention, Block, Dense
 
 
@@ -22,25 +22,25 @@ def layernorm_block(
     )
 
 
-def plain_mlp(r: Reader, *, activation: str = "gelu", bias: bool = True) -> Dense:
+def plain_mlp(r: ConfigReader, *, activation: str = "gelu", bias: bool = True) -> Dense:
     """The MLP without a gate: ``intermediate_size``, or four times the width when absent."""
     ffn = r.int("intermediate_size", default=4 * r.int("hidden_size"))
     act = r.activation("hidden_act", "activation_function", "activation", default=activation)
     return Dense(ffn=ffn, gated=False, bias=bias, activation=act)
 
 
-def gpt2(r: Reader) -> Model:
+def gpt2(r: ConfigReader) -> Model:
     """GPT-2 and GPT-3: learned positions, biases everywhere, tied embeddings."""
     return _gpt2(r, grouped_attention(r, grouped=False, qkv_bias=True, out_bias=True, rotary=False))
 
 
-def gpt_bigcode(r: Reader) -> Model:
+def gpt_bigcode(r: ConfigReader) -> Model:
     """GPT-BigCode (SantaCoder, StarCoder): GPT-2 with one key-value head."""
     kv_heads = 1 if r.flag("multi_query", default=True) else r.int("num_attention_heads")
     return _gpt2(r, grouped_attention(r, kv_heads=kv_heads, qkv_bias=True, out_bias=True, rotary=False))
 
 
-def _gpt2(r: Reader, attention: Attention) -> Model:
+def _gpt2(r: ConfigReader, attention: Attention) -> Model:
     positions = r.int("max_position_embeddings", "n_ctx", default=1024)
     mlp = plain_mlp(r, activation="gelu_new")
     return decoder(
@@ -52,13 +52,13 @@ def _gpt2(r: Reader, attention: Attention) -> Model:
     )
 
 
-def gptj(r: Reader) -> Model:
+def gptj(r: ConfigReader) -> Model:
     """GPT-J: rotary, attention without biases beside an MLP with them, one norm for both, a head with bias."""
     block = layernorm_block(grouped_attention(r, grouped=False), plain_mlp(r), norms=1, parallel=True)
     return decoder(r, [block] * r.layers(), tied=False, head_bias=True)
 
 
-def gpt_neox(r: Reader) -> Model:
+def gpt_neox(r: ConfigReader) -> Model:
     """GPT-NeoX and Pythia: rotary, attention and MLP in parallel, each behind its own norm."""
     biased = r.flag("attention_bias", default=True)
     attention = grouped_attention(r, grouped=False, qkv_bias=biased, out_bias=biased)
@@ -66,7 +66,7 @@ def gpt_neox(r: Reader) -> Model:
     return decoder(r, [block] * r.layers(), tied=False)
 
 
-def opt(r: Reader) -> Model:
+def opt(r: ConfigReader) -> Model:
     """OPT: GPT-2 whose position table has two rows more than its length; the 350m projects its embedding."""
     biased = r.flag("enable_bias", default=True)
     attention = grouped_attention(r, grouped=False, qkv_bias=biased, out_bias=biased, rotary=False)
@@ -86,7 +86,7 @@ def opt(r: Reader) -> Model:
     )
 
 
-def bloom(r: Reader) -> Model:
+def bloom(r: ConfigReader) -> Model:
     """BLOOM: ALiBi instead of positions, a norm behind the embedding."""
     attention = grouped_attention(r, grouped=False, qkv_bias=True, out_bias=True, rotary=False)
     r.ignore("apply_residual_connection_post_layernorm")
@@ -95,7 +95,7 @@ def bloom(r: Reader) -> Model:
     return decoder(r, [block] * r.layers(), tied=True, embedding_norm=True, max_seq_len=length)
 
 
-def falcon(r: Reader) -> Model:
+def falcon(r: ConfigReader) -> Model:
     """Falcon: the 7B has one key-value head and one norm, the 40B and 180B ("new decoder") groups and two norms."""
     new = r.flag("new_decoder_architecture")
     parallel = new or r.flag("parallel_attn", default=True)
@@ -114,7 +114,7 @@ def falcon(r: Reader) -> Model:
     return decoder(r, [block] * r.layers(), tied=True)
 
 
-def mpt(r: Reader) -> Model:
+def mpt(r: ConfigReader) -> Model:
     """MPT: ALiBi, and with ``no_bias`` not a single bias, in the norms neither."""
     inner = r.section("attn_config")
     inner.ignore("attn_impl", "attn_uses_sequence_id", "prefix_lm", "qk_gn", "softmax_scale", "clip_qkv",

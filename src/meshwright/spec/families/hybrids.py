@@ -15,7 +15,7 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import experts_of
 from meshwright.spec.families.llama import gated_mlp
 from meshwright.spec.families.parts import decoder, grouped_attention, normed_per_head, note_prediction_layers
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2, SharedTransformer
 
@@ -27,7 +27,7 @@ def block(**parts: Any) -> Block:
     return Block(norm="rmsnorm", norm_vectors=1, **{"norms": len(parts), **parts})
 
 
-def mamba(r: Reader) -> Model:
+def mamba(r: ConfigReader) -> Model:
     """Mamba and Falcon-Mamba: nothing but state-space layers; the latter normalises without learned weights."""
     hidden = r.int("hidden_size")
     layer = Mamba(
@@ -46,7 +46,7 @@ def mamba(r: Reader) -> Model:
     return decoder(r, [block(mixer=layer)] * r.layers(), tied=r.family == "mamba")
 
 
-def _dt_rank(r: Reader, key: str, hidden: int) -> int:
+def _dt_rank(r: ConfigReader, key: str, hidden: int) -> int:
     """The rank of the step size; ``auto`` is a sixteenth of the width."""
     if r.config.get(key, "auto") == "auto":
         r.ignore(key)
@@ -54,7 +54,7 @@ def _dt_rank(r: Reader, key: str, hidden: int) -> int:
     return r.int(key)
 
 
-def mamba2(r: Reader) -> Model:
+def mamba2(r: ConfigReader) -> Model:
     """Mamba-2: nothing but state-space layers with heads."""
     layer = _mamba2(r, "num_heads", "head_dim", "state_size", "n_groups", "conv_kernel", "use_bias", "use_conv_bias")
     r.ignore(
@@ -69,7 +69,9 @@ def mamba2(r: Reader) -> Model:
     return decoder(r, [block(mixer=layer)] * r.layers(), tied=False)
 
 
-def _mamba2(r: Reader, heads: str, width: str, state: str, groups: str, kernel: str, bias: str, conv: str) -> Mamba2:
+def _mamba2(
+    r: ConfigReader, heads: str, width: str, state: str, groups: str, kernel: str, bias: str, conv: str
+) -> Mamba2:
     """State-space layers from a family's words for their dimensions."""
     found = Mamba2(
         heads=r.int(heads),
@@ -88,7 +90,7 @@ def _mamba2(r: Reader, heads: str, width: str, state: str, groups: str, kernel: 
     return found
 
 
-def jamba(r: Reader) -> Model:
+def jamba(r: ConfigReader) -> Model:
     """Jamba: one layer of several is attention without positions, and every other MLP a mixture."""
     hidden, layers = r.int("hidden_size"), r.layers()
     mixer = Mamba(
@@ -127,7 +129,7 @@ _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 _WORDS = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
-def nemotron_h(r: Reader) -> Model:
+def nemotron_h(r: ConfigReader) -> Model:
     """Nemotron-H and Nemotron 3: every layer is one thing, state space, attention without positions, MLP or mixture."""
     note_prediction_layers(r, "num_nextn_predict_layers")
     kinds = _kinds(r)
@@ -153,7 +155,7 @@ def nemotron_h(r: Reader) -> Model:
     return decoder(r, [made.get(kind, made["mamba"]) for kind in kinds], tied=False)
 
 
-def _kinds(r: Reader) -> list[str]:
+def _kinds(r: ConfigReader) -> list[str]:
     """Return the kind of each layer, from ``hybrid_override_pattern`` or from ``layers_block_type``."""
     pattern = r.config.get("hybrid_override_pattern")
     listed = r.config.get("layers_block_type", r.config.get("layer_types"))
@@ -175,7 +177,7 @@ def _kinds(r: Reader) -> list[str]:
     return found
 
 
-def _nemotron_mixture(r: Reader, act: str, bias: bool) -> Moe:
+def _nemotron_mixture(r: ConfigReader, act: str, bias: bool) -> Moe:
     if r.int("moe_latent_size", default=0, low=0):
         r.fault(
             "M005", "moe_latent_size is not modelled", "moe_latent_size", "experts in a latent space: modelled is 0"
@@ -193,7 +195,7 @@ def _nemotron_mixture(r: Reader, act: str, bias: bool) -> Moe:
     )
 
 
-def zamba2(r: Reader) -> Model:
+def zamba2(r: ConfigReader) -> Model:
     """Zamba2: state-space layers, and before some of them one of few transformer blocks whose weights are shared."""
     hidden, layers = r.int("hidden_size"), r.layers()
     heads = r.int("n_mamba_heads", default=8)
@@ -244,7 +246,7 @@ def zamba2(r: Reader) -> Model:
     return decoder(r, blocks, tied=True)
 
 
-def _places(r: Reader, layers: int) -> list[int]:
+def _places(r: ConfigReader, layers: int) -> list[int]:
     """The layers before which a shared block stands."""
     listed = r.config.get("layers_block_type")
     r.ignore("hybrid_layer_ids", "layers_block_type")
@@ -259,24 +261,24 @@ def _places(r: Reader, layers: int) -> list[int]:
     return [place for place in places if place < layers]
 
 
-def qwen3_next(r: Reader) -> Model:
+def qwen3_next(r: ConfigReader) -> Model:
     """Qwen3-Next: three of four layers by the gated delta rule, the fourth attention with an output gate; mixtures."""
     return _qwen(r, _qwen_mixture(r))
 
 
-def qwen3_5(r: Reader) -> Model:
+def qwen3_5(r: ConfigReader) -> Model:
     """Qwen3.5: the layers of Qwen3-Next with a dense MLP."""
     note_prediction_layers(r, "mtp_num_hidden_layers")
     return _qwen(r, gated_mlp(r))
 
 
-def qwen3_5_moe(r: Reader) -> Model:
+def qwen3_5_moe(r: ConfigReader) -> Model:
     """Qwen3.5 with mixtures."""
     note_prediction_layers(r, "mtp_num_hidden_layers")
     return _qwen(r, _qwen_mixture(r))
 
 
-def _qwen_mixture(r: Reader) -> Moe:
+def _qwen_mixture(r: ConfigReader) -> Moe:
     experts, top_k = experts_of(r, "num_experts")
     if r.ints("mlp_only_layers"):
         r.fault("M005", "mlp_only_layers is not modelled", "mlp_only_layers", "modelled: []")
@@ -295,7 +297,7 @@ def _qwen_mixture(r: Reader) -> Moe:
     )
 
 
-def _qwen(r: Reader, mlp: Dense | Moe) -> Model:
+def _qwen(r: ConfigReader, mlp: Dense | Moe) -> Model:
     layers, every = r.layers(), r.int("full_attention_interval", default=4)
     kinds = r.words("layer_types", length=layers, choices=(_LINEAR, _FULL))
     kinds = kinds or [_FULL if (layer + 1) % every == 0 else _LINEAR for layer in range(layers)]

@@ -12,11 +12,11 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.families.experts import deepseek_mixtures
 from meshwright.spec.families.llama import block
 from meshwright.spec.families.parts import decoder, note_prediction_layers
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Attention
 
 
-def latent_attention(r: Reader) -> Attention:
+def latent_attention(r: ConfigReader) -> Attention:
     """Latent attention from DeepSeek's keys; ``q_lora_rank`` null projects the queries directly."""
     heads = r.int("num_attention_heads")
     rope = r.int("qk_rope_head_dim")
@@ -36,14 +36,14 @@ def latent_attention(r: Reader) -> Attention:
     )
 
 
-def deepseek_v2(r: Reader) -> Model:
+def deepseek_v2(r: ConfigReader) -> Model:
     """DeepSeek-V2 and V2-Lite."""
     r.ignore("topk_method", "q_lora_rank")
     attention = latent_attention(r)
     return decoder(r, [block(attention, mlp) for mlp in deepseek_mixtures(r, router_bias=False)], tied=False)
 
 
-def deepseek_v3(r: Reader) -> Model:
+def deepseek_v3(r: ConfigReader) -> Model:
     """DeepSeek-V3, R1, Kimi K2; with an indexer DeepSeek-V3.2 and GLM-5. The selection bias of the router counts, as
     in the checkpoint; the layers that predict further tokens do not."""
     note_prediction_layers(r, "num_nextn_predict_layers")
@@ -53,7 +53,7 @@ def deepseek_v3(r: Reader) -> Model:
     return decoder(r, [block(a, mlp) for a, mlp in zip(attentions, mlps, strict=True)], tied=False)
 
 
-def _sparse(r: Reader, attention: Attention, layers: int) -> list[Attention]:
+def _sparse(r: ConfigReader, attention: Attention, layers: int) -> list[Attention]:
     """The attention of each layer, with its own indexer, another layer's choice, or none."""
     if r.family not in ("deepseek_v32", "glm_moe_dsa"):
         return [attention] * layers
@@ -62,7 +62,7 @@ def _sparse(r: Reader, attention: Attention, layers: int) -> list[Attention]:
     return [shared if kind == "shared" else own for kind in _indexer_kinds(r, layers)]
 
 
-def _indexer_kinds(r: Reader, layers: int) -> list[str]:
+def _indexer_kinds(r: ConfigReader, layers: int) -> list[str]:
     """Which layers have an indexer of their own (``full``), and which take the last one's choice (``shared``): said
     per layer, as a pattern of F and S, or as every so many layers after an offset."""
     listed = r.words("indexer_types", length=layers, choices=("full", "shared"))

@@ -20,11 +20,11 @@ from meshwright.spec.families.parts import (
     windows,
     with_window,
 )
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Block, Dense, Moe
 
 
-def phi(r: Reader) -> Model:
+def phi(r: ConfigReader) -> Model:
     """Phi-1, Phi-1.5 and Phi-2: parallel, one norm, biases everywhere, the head too."""
     attention = grouped_attention(r, qkv_bias=True, out_bias=True)
     if r.flag("qk_layernorm"):
@@ -33,7 +33,7 @@ def phi(r: Reader) -> Model:
     return decoder(r, [block] * r.layers(), tied=False, head_bias=True)
 
 
-def phimoe(r: Reader) -> Model:
+def phimoe(r: ConfigReader) -> Model:
     """Phi-3.5-MoE: LayerNorms, sixteen gated experts."""
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
@@ -49,7 +49,7 @@ def phimoe(r: Reader) -> Model:
     return decoder(r, blocks, tied=False, head_bias=r.flag("lm_head_bias"))
 
 
-def nemotron(r: Reader) -> Model:
+def nemotron(r: ConfigReader) -> Model:
     """Nemotron-4 and Minitron: squared ReLU, no biases but those of the norms."""
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
@@ -62,7 +62,7 @@ def nemotron(r: Reader) -> Model:
     return decoder(r, [layernorm_block(attention, mlp)] * r.layers(), tied=False)
 
 
-def starcoder2(r: Reader) -> Model:
+def starcoder2(r: ConfigReader) -> Model:
     """StarCoder 2: grouped queries and a window, biases on request."""
     biased = r.flag("use_bias", default=True)
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
@@ -72,7 +72,7 @@ def starcoder2(r: Reader) -> Model:
     return decoder(r, [layernorm_block(with_window(attention, w), mlp) for w in windows(r, layers)], tied=True)
 
 
-def stablelm(r: Reader) -> Model:
+def stablelm(r: ConfigReader) -> Model:
     """StableLM: gated MLP behind LayerNorm."""
     attention = grouped_attention(r, qkv_bias=r.flag("use_qkv_bias"))
     if r.flag("qk_layernorm"):
@@ -82,18 +82,18 @@ def stablelm(r: Reader) -> Model:
     return decoder(r, [block] * r.layers(), tied=False)
 
 
-def cohere(r: Reader) -> Model:
+def cohere(r: ConfigReader) -> Model:
     """Command R: parallel, one norm without bias, tied embeddings."""
     return _cohere(r, [0] * r.layers())
 
 
-def cohere2(r: Reader) -> Model:
+def cohere2(r: ConfigReader) -> Model:
     """Command R7B and Command A: three of four layers slide, and only those rotate."""
     every = r.int("sliding_window_pattern", "_sliding_window_pattern", default=4)
     return _cohere(r, windows(r, r.layers(), default_window=4096, every=every), rotary_everywhere=False)
 
 
-def _cohere(r: Reader, layer_windows: list[int], *, rotary_everywhere: bool = True) -> Model:
+def _cohere(r: ConfigReader, layer_windows: list[int], *, rotary_everywhere: bool = True) -> Model:
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
     if r.flag("use_qk_norm"):
@@ -107,7 +107,7 @@ def _cohere(r: Reader, layer_windows: list[int], *, rotary_everywhere: bool = Tr
     return decoder(r, [block(w) for w in layer_windows], tied=True)
 
 
-def olmo(r: Reader) -> Model:
+def olmo(r: ConfigReader) -> Model:
     """OLMo: norms without any weight."""
     biased = r.flag("attention_bias")
     attention = grouped_attention(r, qkv_bias=biased, out_bias=biased)
@@ -115,7 +115,7 @@ def olmo(r: Reader) -> Model:
     return decoder(r, [layernorm_block(attention, gated_mlp(r), norm_vectors=0)] * r.layers(), tied=False)
 
 
-def hf_olmo(r: Reader) -> Model:
+def hf_olmo(r: ConfigReader) -> Model:
     """OLMo in the words of its own repository, which can also switch to biases and learned positions."""
     for key in ("attention_layer_norm", "norm_after"):
         if r.flag(key):
@@ -154,7 +154,7 @@ def hf_olmo(r: Reader) -> Model:
     )
 
 
-def olmo2(r: Reader) -> Model:
+def olmo2(r: ConfigReader) -> Model:
     """OLMo 2 and 3: norms behind attention and MLP, queries and keys normalised over their full width."""
     biased = r.flag("attention_bias")
     attention = normed_full_width(grouped_attention(r, qkv_bias=biased, out_bias=biased))
@@ -168,7 +168,7 @@ def olmo2(r: Reader) -> Model:
     return decoder(r, blocks, tied=False)
 
 
-def dbrx(r: Reader) -> Model:
+def dbrx(r: ConfigReader) -> Model:
     """DBRX: sixteen gated experts behind LayerNorms without bias."""
     inner, ffn = r.section("attn_config"), r.section("ffn_config")
     attention = grouped_attention(r, kv_heads=inner.int("kv_n_heads", default=1))

@@ -15,7 +15,7 @@ from meshwright.spec.families.encoders import CLIP_VISION, begun, completed, hea
 from meshwright.spec.families.gpt import layernorm_block
 from meshwright.spec.families.llama import llama
 from meshwright.spec.families.parts import model
-from meshwright.spec.families.reader import MAX_LAYERS, Reader
+from meshwright.spec.families.reader import MAX_LAYERS, ConfigReader
 from meshwright.spec.layers import Attention, Block, Dense
 
 #: What LLaVA configurations leave out of their text model is Llama 7B's (transformers 5.23, LlamaConfig).
@@ -29,7 +29,7 @@ LLAMA = {
 }
 
 
-def t5(r: Reader) -> Model:
+def t5(r: ConfigReader) -> Model:
     """T5: norms before each part, no biases, scores that learn the distance in the first layer of each stack."""
     kind = head_class(r, "ForConditionalGeneration", "WithLMHeadModel")
     hidden, width, heads = r.int("d_model"), r.int("d_kv"), r.int("num_heads")
@@ -61,7 +61,7 @@ def t5(r: Reader) -> Model:
     return _pair(r, hidden, encoder, begun(decoder, begins, stream=1), Embedding(rows=vocab), head, 0)
 
 
-def bart(r: Reader) -> Model:
+def bart(r: ConfigReader) -> Model:
     """BART: norms behind each part and behind both embeddings, learned positions, biases, a tied head."""
     head_class(r, "ForConditionalGeneration", "Model")
     hidden, length = r.int("d_model"), r.int("max_position_embeddings", default=1024)
@@ -94,7 +94,7 @@ def bart(r: Reader) -> Model:
 
 
 def _pair(
-    r: Reader, hidden: int, encoder: list[Block], decoder: list[Block], embedding: Any, head: Any, length: int
+    r: ConfigReader, hidden: int, encoder: list[Block], decoder: list[Block], embedding: Any, head: Any, length: int
 ) -> Model:
     streams = (Stream(name="encoder", hidden=hidden, causal=False), Stream(name="decoder", hidden=hidden))
     return model(
@@ -102,7 +102,7 @@ def _pair(
     )
 
 
-def llava(r: Reader) -> Model:
+def llava(r: ConfigReader) -> Model:
     """LLaVA: CLIP's image tower, two projections to the text model's width, and Llama, among whose tokens an image's
     stand."""
     head_class(r, "ForConditionalGeneration")

@@ -9,13 +9,13 @@ import msgspec
 
 from meshwright.spec.architecture import Model, stack
 from meshwright.spec.ends import Embedding, Head
-from meshwright.spec.families.reader import Reader
+from meshwright.spec.families.reader import ConfigReader
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.numerics import numerics
 
 
 def grouped_attention(
-    r: Reader,
+    r: ConfigReader,
     *,
     grouped: bool = True,
     kv_heads: int | None = None,
@@ -63,7 +63,7 @@ def normed_full_width(attention: Attention, *, norm_vectors: int = 1) -> Attenti
     return msgspec.structs.replace(attention, qk_norm=True, qk_norm_params=width * norm_vectors)
 
 
-def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) -> list[int]:
+def windows(r: ConfigReader, layers: int, *, default_window: int = 0, every: int = 1) -> list[int]:
     """The sliding window of each layer, 0 = full.
 
     ``layer_types`` decides when present; else every `every`-th layer is full and the others slide
@@ -76,7 +76,7 @@ def windows(r: Reader, layers: int, *, default_window: int = 0, every: int = 1) 
     return [window if every == 1 or (layer + 1) % every else 0 for layer in range(layers)]
 
 
-def decoder(r: Reader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
+def decoder(r: ConfigReader, blocks: Sequence[Block], *, tied: bool, **fields: Any) -> Model:
     """The Model of a decoder's blocks, in order. `tied` is the family's default for tied embeddings; `fields` are those
     of :func:`ends`, and of the Model."""
     fields.setdefault("max_seq_len", r.int("max_position_embeddings", default=0))
@@ -118,7 +118,7 @@ def ends(
     )
 
 
-def model(r: Reader, blocks: Sequence[Block], *, embedding: Any, head: Any, **fields: Any) -> Model:
+def model(r: ConfigReader, blocks: Sequence[Block], *, embedding: Any, head: Any, **fields: Any) -> Model:
     """The Model of the blocks of all layers, in order, between an embedding and a head."""
     kinds, pattern = stack(blocks)
     hidden = fields.pop("hidden", None) or r.int("hidden_size")
@@ -140,7 +140,7 @@ def model(r: Reader, blocks: Sequence[Block], *, embedding: Any, head: Any, **fi
     )
 
 
-def note_prediction_layers(r: Reader, *keys: str) -> None:
+def note_prediction_layers(r: ConfigReader, *keys: str) -> None:
     """Say that multi-token-prediction layers are left out, when the configuration has them."""
     count = r.int(*keys, default=0, low=0)
     if count:

@@ -1,6 +1,6 @@
 """Read a Hugging Face ``config.json`` with every fault noted, instead of stopping at the first.
 
-A family asks the :class:`Reader` for the keys that it needs. The reader remembers which keys were understood, so
+A family asks the :class:`ConfigReader` for the keys that it needs. The reader remembers which keys were understood, so
 that the others can be reported, and notes each wrong value as a diagnostic with its place and the way to mend it.
 """
 
@@ -26,7 +26,7 @@ ACTIVATIONS = (
 _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 
 
-class Reader:
+class ConfigReader:
     """One configuration being read: its values, the keys asked for and the faults found so far.
 
     `spelling` gives this family's own word for a usual key (GPT-2's ``n_embd`` for ``hidden_size``); either is read.
@@ -42,11 +42,11 @@ class Reader:
         family: str,
         place: str,
         spelling: Mapping[str, str] | None = None,
-        outer: Reader | None = None,
+        outer: ConfigReader | None = None,
     ):
         self.config = config
         self.outer = outer
-        self.inner: list[Reader] = []
+        self.inner: list[ConfigReader] = []
         self.spelling = spelling or {}
         self.name = name
         self.family = family
@@ -129,12 +129,12 @@ class Reader:
             return None
         return value if self._one_per_layer(key, value, length) else None
 
-    def section(self, key: str) -> Reader:
+    def section(self, key: str) -> ConfigReader:
         """The nested object under `key`, read with its own place but into the same list of faults."""
         _, value = self._find((key,))
         if value is not None and not isinstance(value, dict):
             self.fault("M002", f"{key} must be an object", key)
-        nested = Reader(
+        nested = ConfigReader(
             value if isinstance(value, dict) else {}, name=self.name, family=self.family, place=f"{self.place}: {key}"
         )
         nested.faults = self.faults
