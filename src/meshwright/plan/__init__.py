@@ -6,10 +6,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from meshwright.errors import MeshwrightError, a_folder
-from meshwright.plan.facets import facets as _table
 from meshwright.plan.facets.experts import Experts
 from meshwright.plan.facets.layout import Layout
 from meshwright.plan.facets.memory import Memory
@@ -18,10 +15,11 @@ from meshwright.plan.facets.pipeline import Pipeline
 from meshwright.plan.facets.precision import Precision
 from meshwright.plan.facets.sequence import Sequence
 from meshwright.plan.facets.sync import Sync
-from meshwright.plan.pool import Elsewhere, Pool, PoolLink
-from meshwright.plan.pool import settled as settled_pools
+from meshwright.plan.pool import Pool, PoolLink
+from meshwright.plan.record import FACETS, Plan, joined
 
 __all__ = [
+    "FACETS",
     "Experts",
     "Layout",
     "Memory",
@@ -37,84 +35,6 @@ __all__ = [
     "joined",
     "parse",
 ]
-
-
-_Facets = msgspec.defstruct(
-    "_Facets", [(name, facet.record, facet.record()) for name, facet in _table().items()], frozen=True, kw_only=True
-)
-
-
-class Plan(_Facets, frozen=True, kw_only=True):
-    """Pools of ranks and everything that is decided about them; a record of every facet (``plan/facets/``).
-
-    The facets are those of the only pool. Where there are ``several``, each has its own, the plan's are errors for
-    whom asks, and ``links`` say what flows between them (``plan/pool.py``).
-    """
-
-    several: tuple[Pool, ...] = ()
-    links: tuple[PoolLink, ...] = ()
-
-    @property
-    def pools(self) -> tuple[Pool, ...]:
-        """The pools: the plan itself where it is one."""
-        return self.several or (Pool(plan=self),)
-
-    @property
-    def num_ranks(self) -> int:
-        """Ranks of all pools together."""
-        return sum(pool.plan.layout.num_ranks for pool in self.several) if self.several else self.layout.num_ranks
-
-    @property
-    def num_stages(self) -> int:
-        """Virtual stages: chunks over the whole pipeline."""
-        return self.layout.pp * self.pipeline.vpp
-
-    @property
-    def etp(self) -> int:
-        return self.experts.etp or self.layout.tp
-
-    @property
-    def edp(self) -> int:
-        """Replicas of an expert: data parallelism of the expert mesh."""
-        return self.layout.tp * self.layout.cp * self.layout.dp // (self.experts.ep * self.etp)
-
-    @property
-    def head_swap(self) -> int:
-        """Context-parallel ranks that swap heads for tokens: all, some next to each other, or 1."""
-        return self.layout.cp if self.sequence.algorithm == "ulysses" else self.sequence.ulysses
-
-    def num_microbatches(self, global_batch: int) -> int:
-        """Microbatches a pipeline runs per step, the most of any where they differ; exact once :func:`check` has
-        passed."""
-        return max(self.layout.shares, default=global_batch // (self.layout.dp * self.pipeline.microbatch))
-
-    def text(self) -> str:
-        if self.several:
-            from meshwright.plan.pool_words import write as write_pools
-
-            return write_pools(self)
-        from meshwright.plan.text import write
-
-        return write(self)
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def on(self, num_devices: int) -> Plan:
-        """This plan with ``dp`` filled in to use `num_devices`, when it was left open; pools on devices."""
-        if self.several:
-            return msgspec.structs.replace(self, several=settled_pools(self.several, num_devices))
-        layout = self.layout
-        if layout.dp:
-            return self
-        other = layout.tp * layout.pp * layout.cp
-        return msgspec.structs.replace(self, layout=msgspec.structs.replace(layout, dp=max(1, num_devices // other)))
-
-
-def joined(pools: tuple[Pool, ...], links: tuple[PoolLink, ...]) -> Plan:
-    """The plan of several pools."""
-    names = tuple(pool.name for pool in pools)
-    return Plan(**dict.fromkeys(FACETS, Elsewhere(names)), several=pools, links=links)
 
 
 def parse(text: str, *, place: str = "--plan") -> Plan:
@@ -138,10 +58,6 @@ def parse(text: str, *, place: str = "--plan") -> Plan:
         return read(text, place=place)
     except MeshwrightError as error:
         raise a_folder(text, "P004", ".toml") or error from None
-
-
-#: The facets of a pool.
-FACETS = tuple(_table())
 
 
 def check(plan, model, cluster, train):

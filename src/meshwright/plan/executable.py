@@ -12,8 +12,8 @@ from itertools import chain
 import msgspec
 
 from meshwright.errors import Diagnostic
-from meshwright.plan import Plan
 from meshwright.plan.facets import facets
+from meshwright.plan.record import Plan
 from meshwright.spec import naming
 from meshwright.spec.ends import Head
 from meshwright.spec.layers import Block, Moe

@@ -15,7 +15,7 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright import layers
 from meshwright.errors import Diagnostic
-from meshwright.plan import Plan
+from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from functools import cache
 
 from meshwright.errors import Diagnostic
-from meshwright.plan import Plan
 from meshwright.plan.facets import facets
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
+from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train

@@ -17,7 +17,7 @@ from meshwright.spec.architecture import Model
 from meshwright.spec.parts import part_of, read_part
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
 
 #: What flows over links today.
 ACTIVATIONS = "activations"

@@ -10,8 +10,8 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, nearest
-from meshwright.plan import Plan
 from meshwright.plan.pool import Pool, held
+from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_part import cut
 from meshwright.spec.model import Model

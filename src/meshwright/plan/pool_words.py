@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan import Plan, joined
 from meshwright.plan.pool import ACTIVATIONS, FLOWS, Pool, PoolLink, chain
+from meshwright.plan.record import Plan, joined
 from meshwright.plan.text import read as read_words
-from meshwright.plan.text import write as write_words
 from meshwright.spec.parts import is_range
 
 _POOL = re.compile(r"([^\s=\[\]+]*)\s*=\s*\[([^\[\]]*)\]")
@@ -149,19 +148,6 @@ def _plan(pools: tuple[Pool, ...], links: list[PoolLink | None], place: str, fou
     if found:
         raise MeshwrightError(found)
     return joined(pools, tuple(link for link in links if link) or chain(pools))
-
-
-def write(plan: Plan) -> str:
-    """The words that :func:`read` turns back into `plan`."""
-    pools = " + ".join(f"{pool.name}=[{_words(pool)}]" for pool in plan.pools)
-    return " ".join([pools, *(link.text() for link in plan.links if plan.links != chain(plan.pools))])
-
-
-def _words(pool: Pool) -> str:
-    words = [write_words(pool.plan)]
-    words += [f"on={pool.devices[0]}:{pool.devices[1]}"] if pool.devices else []
-    words += [f"part={pool.part}"] if pool.part else []
-    return " ".join([*words, *(["frozen"] if pool.frozen else [])])
 
 
 def tables(plan: Plan, dump: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from meshwright.plan import Layout
+    from meshwright.plan.facets.layout import Layout
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.hardware import Device
 

@@ -14,9 +14,9 @@ import msgspec
 from meshwright import schedules
 from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan import Plan
 from meshwright.plan.facet import ALONE, KEYED, NUMBERED, Field, number
 from meshwright.plan.facets import facets, fields
+from meshwright.plan.record import Plan
 
 _NUMBERED = re.compile(r"([a-z_]+)(\d+)")
 #: What words say: (facet, attribute) -> (word, value).
@@ -45,12 +45,6 @@ def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
 def says(text: str, facet: str) -> bool:
     """Whether the words of a plan say anything of a facet; errors as :func:`read`."""
     return any(said == facet for said, _ in _said(text, "--plan"))
-
-
-def write(plan: Plan) -> str:
-    """The shortest words that :func:`read` turns back into `plan`."""
-    ordered = sorted(fields().values(), key=lambda field: field.place)
-    return " ".join(word for field in ordered for word in field.words(plan))
 
 
 @cache

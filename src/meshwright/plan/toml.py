@@ -29,9 +29,9 @@ import msgspec
 
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.plan import FACETS, Plan
 from meshwright.plan.facets import facets
 from meshwright.plan.pool_words import from_tables, tables
+from meshwright.plan.record import FACETS, Plan
 from meshwright.spec.toml_text import dumps
 
 FORMAT_VERSION = 1

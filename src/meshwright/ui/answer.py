@@ -15,7 +15,8 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.whatif import what_if
 from meshwright.plan import Plan, check
 from meshwright.plan.facets.overlap import OVERLAPS
-from meshwright.plan.text import says, write
+from meshwright.plan.text import says
+from meshwright.plan.written import write
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.report import document, facts, html
 from meshwright.report.remedies import remedies

@@ -15,7 +15,7 @@ from meshwright import schedules
 from meshwright.plan import Plan
 from meshwright.plan.facets import fields
 from meshwright.plan.facets.overlap import OVERLAPS
-from meshwright.plan.text import write
+from meshwright.plan.written import write
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, Train

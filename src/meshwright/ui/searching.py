@@ -12,7 +12,7 @@ from meshwright.cli.demands import Said
 from meshwright.cost import standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
-from meshwright.plan.text import write
+from meshwright.plan.written import write
 from meshwright.quantity import big, seconds
 from meshwright.report.search_text import HEADS, cells, coverage, demanded, shown, verdict, words
 from meshwright.search.engines import extended

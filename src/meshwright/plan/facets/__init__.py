@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
     from meshwright.plan.facet import Facet, Field
+    from meshwright.plan.record import Plan
 
 MODULES = [
     "meshwright.plan.facets.layout",

@@ -24,7 +24,7 @@ from meshwright.plan.facet import (
 )
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train

@@ -34,7 +34,7 @@ from meshwright.plan.facet import (
 from meshwright.spec.layers import Moe
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train

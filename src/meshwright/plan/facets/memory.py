@@ -11,7 +11,7 @@ from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, KEYED, LAYER, STRUCTURE, Facet, Field, count, names, unrun, wrong
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train

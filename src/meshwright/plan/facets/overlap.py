@@ -12,7 +12,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, STRUCTURE, Facet, Field, Form, unrun
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
 

@@ -13,7 +13,7 @@ from meshwright.plan.facet import ALONE, LAYER, NUMBERED, STRUCTURE, Facet, Fiel
 from meshwright.plan.slices import kinds, meet_inside
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train

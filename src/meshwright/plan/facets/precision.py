@@ -12,7 +12,7 @@ from meshwright.plan.facet import ALONE, EXCHANGE, KEYED, LAYER, Facet, Field, n
 from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS
 
 if TYPE_CHECKING:
-    from meshwright.plan import Plan
+    from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
