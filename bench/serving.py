@@ -11,7 +11,8 @@ from meshwright.plan import parse
 from meshwright.serving.batching import EngineLimits
 from meshwright.simulate import serve_plain
 from meshwright.simulate.iterations import priced
-from meshwright.simulate.serve import HostTimes, Replica, simulate
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.served import HostTimes, Replica
 from meshwright.spec import cluster, model
 from meshwright.spec.serve import parse as requests_of
 

@@ -156,3 +156,22 @@ def test_no_two_public_classes_share_a_name():
                 where.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
     where.pop("Options")
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
+
+
+def test_no_two_files_import_each_other():
+    """A package from which a submodule is taken is not what is imported: the submodule is."""
+    dotted = {".".join(("meshwright", *f.relative_to(SOURCE).with_suffix("").parts)): f for f in FILES}
+    known = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
+    used = {}
+    for module, file in known.items():
+        found = imports(file) & known.keys()
+        parents = {name.rpartition(".")[0] for name in found}
+        taken = {
+            node.module
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.ImportFrom)
+            and node.module in parents
+            and all(f"{node.module}.{alias.name}" in known for alias in node.names)
+        }
+        used[module] = found - taken
+    assert [(a, b) for a, found in used.items() for b in sorted(found) if a < b and a in used[b]] == []

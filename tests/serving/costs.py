@@ -6,7 +6,7 @@ from meshwright import serving
 from meshwright.causes import PRICED
 from meshwright.serving.batching import EngineLimits
 from meshwright.simulate.iterations import IterationCosts
-from meshwright.simulate.serve import HostTimes, Replica
+from meshwright.simulate.served import HostTimes, Replica
 from meshwright.spec.requests import Requests
 
 

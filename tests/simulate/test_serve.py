@@ -5,9 +5,10 @@ import pytest
 
 from meshwright import serving
 from meshwright.errors import MeshwrightError
-from meshwright.simulate.serve import GAP_EDGES, HostTimes, simulate
+from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_loop import serve_loop
 from meshwright.simulate.serve_plain import simulate as plainly
+from meshwright.simulate.served import GAP_EDGES, HostTimes
 from tests.serving.costs import linear_costs, replica, requests
 
 TIMES = ("arrival_s", "scheduled_s", "first_s", "end_s")

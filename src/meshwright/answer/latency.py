@@ -11,7 +11,8 @@ import numpy as np
 from meshwright.answer.serving_answer import Kept, ServingMetrics, Summary
 from meshwright.causes import ERROR_CLASS, PRICED
 from meshwright.cost.engine import EngineProfile
-from meshwright.simulate.serve import GAP_EDGES, Replica, ServedRequests, simulate
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.served import GAP_EDGES, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 

@@ -22,8 +22,9 @@ from meshwright.plan import Plan
 from meshwright.serving.batching import BatchPolicy, EngineLimits
 from meshwright.serving.routing import Router
 from meshwright.simulate.iterations import IterationCosts, priced
-from meshwright.simulate.serve import HostTimes, Replica, ServedRequests, simulate
+from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
 from meshwright.spec.model import Model

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate, Share
-from meshwright.simulate.serve import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
+from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 

@@ -14,8 +14,9 @@ import numpy as np
 
 from meshwright.serving.batching import Computed, Queues
 from meshwright.serving.routing import ReplicaLoad, Router
-from meshwright.simulate.serve import Replica, ServedRequests, refuse_oversized
+from meshwright.simulate.serve import refuse_oversized
 from meshwright.simulate.serve_plain import Clock
+from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
 
 #: Kinds of events: of the same time, requests come before an iteration ends, so that they are in the next one.

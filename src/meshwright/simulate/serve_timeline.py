@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.simulate.serve import ServedRequests
+from meshwright.simulate.served import ServedRequests
 from meshwright.timeline import UNKNOWN, Counter, Identity, Timeline
 
 #: The samples of a simulation, column by column, and their units.

@@ -16,12 +16,16 @@ import math
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.spec.serve import LONGEST, MOST_REQUESTS, USUAL_REQUESTS, Serve
+from meshwright.spec.request_limits import LONGEST, MOST_REQUESTS, USUAL_REQUESTS
+
+if TYPE_CHECKING:
+    from meshwright.spec.serve import Serve
 
 ARRIVALS = ("arrival_s", "TIMESTAMP", "Timestamp", "timestamp")
 PROMPTS = ("prompt_tokens", "ContextTokens", "Request tokens", "input_length")

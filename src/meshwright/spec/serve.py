@@ -19,14 +19,11 @@ import msgspec
 from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.quantity import parse_count
+from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
 
 if TYPE_CHECKING:
     from meshwright.spec.requests import Requests
 
-#: Requests where nobody says how many, and the most that are simulated.
-USUAL_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
-#: Largest length in tokens and largest rate in requests a second: above, a slip of the keyboard.
-LONGEST, FASTEST = 10**9, 1e6
 #: Share of the requests that has to meet an SLO where nobody says.
 USUAL_SHARE = 0.9
 BURSTS = ("gamma", "weibull")

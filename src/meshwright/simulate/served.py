@@ -1,0 +1,69 @@
+"""Records of the serving simulator: the replica that serves, and what became of the requests."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.simulate.iterations import IterationCosts
+
+#: Samples of the state over time that are kept of a replica.
+MOST_SAMPLES = 2048
+#: Edges of the histogram of gaps between tokens, 2% apart.
+GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
+#: Names of where a replica's time goes, as the loop counts them.
+SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle")
+
+
+class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The host's part of an iteration in seconds: ``step_s`` for each iteration, ``request_s`` for every request in it.
+
+    ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
+    beyond ``graph_tokens`` tokens."""
+
+    step_s: float = 0.0
+    request_s: float = 0.0
+    eager_s: float = 0.0
+    graph_tokens: int = 0
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """One replica: its policy, limits, iteration costs, pipeline stages and host."""
+
+    policy: BatchPolicy
+    limits: EngineLimits
+    costs: IterationCosts
+    host: HostTimes = HostTimes()
+    stages: int = 1
+
+
+class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
+    """The times of n served requests in seconds of the virtual clock: arrival, first scheduled, first token and last
+    token; and how often each was evicted. All of these are [n].
+
+    ``gaps`` is the histogram of times between tokens over :data:`GAP_EDGES`; ``spent_s`` where the replica's time went,
+    by :data:`SPENT`; ``tokens_seen`` how many iterations computed so many tokens. ``sample_s`` [s] and ``sample``
+    [s, 3] are the requests running and waiting and the cache blocks held over time.
+    """
+
+    arrival_s: np.ndarray
+    scheduled_s: np.ndarray
+    first_s: np.ndarray
+    end_s: np.ndarray
+    evicted: np.ndarray
+    gaps: np.ndarray
+    spent_s: np.ndarray
+    tokens_seen: np.ndarray
+    iterations: int
+    runs: int
+    evictions: int
+    peak_blocks: int
+    peak_batch: int
+    sample_s: np.ndarray
+    sample: np.ndarray
+
+    def chosen(self, which: np.ndarray) -> ServedRequests:
+        """Return the records of the requests of the given indices; the rest is the replica's."""
+        columns = ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted")
+        return msgspec.structs.replace(self, **{name: getattr(self, name)[which] for name in columns})

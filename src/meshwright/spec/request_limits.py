@@ -1,0 +1,6 @@
+"""Limits of serving workloads, which reading and drawing them share."""
+
+#: Requests where nobody says how many, and the most that are simulated.
+USUAL_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
+#: Largest length in tokens and largest rate in requests a second: above, a slip of the keyboard.
+LONGEST, FASTEST = 10**9, 1e6
