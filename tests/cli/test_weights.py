@@ -99,7 +99,7 @@ def test_what_is_no_parameter_of_a_checkpoint_is_not_read(trained, capfd):
 
 @pytest.mark.parametrize("to", ["run1/step-00000002/index.json", "tiny/config.json/out"])
 def test_a_folder_that_cannot_be_made_is_said_before_anything_is_read(trained, capfd, monkeypatch, to):
-    monkeypatch.setattr("meshwright.run.weights.Reader.wrong", lambda self: pytest.fail("read"))
+    monkeypatch.setattr("meshwright.run.weights.CheckpointReader.wrong", lambda self: pytest.fail("read"))
     assert main(["weights", "run1", "--to", to]) == 2
     assert errors(capfd)[0][0] == "H008"
 

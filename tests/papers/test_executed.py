@@ -64,9 +64,9 @@ def test_gradients_that_are_not_exchanged(monkeypatch):
 
 
 def test_layers_that_lie_on_the_wrong_stage(monkeypatch):
-    from meshwright.run import trainer
+    from meshwright.run import exchanges
 
-    monkeypatch.setattr(trainer, "stage_layers", lambda plan, model: ((0, 1, 2), (2,)))
+    monkeypatch.setattr(exchanges, "stage_layers", lambda plan, model: ((0, 1, 2), (2,)))
     assert reached("yuan2", monkeypatch).state == NOT_YET
 
 
