@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,20 +29,21 @@ def words(line: str) -> str:
     return NUMBERS.sub("", line)
 
 
-def refreshed(block: str, columns: str = BOOK) -> str:
-    """A console block whose shown lines are those of a run now, in a terminal of so many `columns`; lines that no
-    longer appear are named and left for a person."""
+def refreshed(block: str, columns: str = BOOK, folder: Path = ROOT) -> str:
+    """A console block whose shown lines are those of a run now, in a terminal of so many `columns`, in a
+    `folder` where it may write; lines that no longer appear are named and left for a person."""
     out: list[str] = []
     said: list[str] = []
     at = 0
-    for line in block.splitlines():
+    lines = iter(block.splitlines())
+    for line in lines:
         if line.startswith("$ "):
-            command = shlex.split(re.split(r"\s#", line[2:])[0])
-            run = subprocess.run(
-                command, capture_output=True, text=True, cwd=ROOT, check=False, env={**os.environ, "COLUMNS": columns}
-            )
-            said, at = (run.stdout + run.stderr).splitlines(), 0
             out.append(line)
+            command = line[2:]
+            while command.endswith("\\"):  # goes on in the next line
+                out.append(next(lines))
+                command = command[:-1] + out[-1]
+            said, at = _said(shlex.split(re.split(r"\s#", command)[0]), columns, folder), 0
             continue
         match = next((i for i in range(at, len(said)) if words(said[i]) == words(line) and words(line)), None)
         if match is None:
@@ -52,6 +54,13 @@ def refreshed(block: str, columns: str = BOOK) -> str:
             out.append(said[match].rstrip())
             at = match + 1
     return "\n".join(out) + "\n"
+
+
+def _said(command: list[str], columns: str, folder: Path) -> list[str]:
+    """The lines that a command prints."""
+    env = {**os.environ, "COLUMNS": columns}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False, env=env)
+    return (run.stdout + run.stderr).splitlines()
 
 
 def papers() -> None:
@@ -71,7 +80,10 @@ def main() -> None:
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         text = path.read_text(encoding="utf-8")
         columns = COLUMNS.get(path.name, BOOK)
-        new = BLOCK.sub(lambda m, columns=columns: m[1] + refreshed(m[2], columns) + m[3], text)
+        with tempfile.TemporaryDirectory() as name:  # what one block of a page writes, the next may read
+            folder = Path(name)
+            (folder / "examples").symlink_to(ROOT / "examples")
+            new = BLOCK.sub(lambda m, c=columns, at=folder: m[1] + refreshed(m[2], c, at) + m[3], text)
         if new != text:
             path.write_text(new, encoding="utf-8")
             print(f"refreshed {path.relative_to(ROOT)}", file=sys.stderr)
