@@ -1,4 +1,4 @@
-"""What a benchmark says, and how it is timed."""
+"""A benchmark's result, and how it is timed."""
 
 from __future__ import annotations
 

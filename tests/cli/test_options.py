@@ -34,7 +34,7 @@ NOT_PLAIN = [
 
 
 def kind_of(command):
-    return import_module(f"meshwright.cli.{command}").Options
+    return getattr(import_module(f"meshwright.cli.{command}"), f"{command.capitalize()}Options")
 
 
 @pytest.mark.parametrize(("command", "argv"), READ_AT_ONCE)

@@ -8,7 +8,7 @@ from meshwright.work import Group
 
 
 def context(plan, model, train) -> Context:
-    """What builders of pieces are given, on ranks that all lie together."""
+    """The context that builders of pieces are given, on ranks that all lie together."""
     layout = plan.layout
     cp = (plan.head_swap, layout.cp // plan.head_swap)
     sizes = (layout.tp, *cp, plan.experts.ep, plan.etp)

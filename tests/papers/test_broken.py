@@ -41,7 +41,7 @@ def asked_anew():
 
 
 def outcome_of(name):
-    """What a row's figures and check find; its plans are not trained."""
+    """The outcome of a row's figures and check; its plans are not trained."""
     return checking.run(msgspec.structs.replace(paper(name), runs=()))
 
 

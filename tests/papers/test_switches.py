@@ -1,4 +1,4 @@
-"""What a row says switches it on does: the command runs, and its words are in it."""
+"""The switch of a row works: its command runs, and its words are in it."""
 
 import json
 import shlex
@@ -28,7 +28,7 @@ SMALL = {
 
 @pytest.fixture
 def own(tmp_path):
-    """What MODEL, FOLDER and TRACE in a command stand for."""
+    """The files that MODEL, FOLDER and TRACE in a command stand for."""
     (tmp_path / "config.json").write_text(json.dumps(SMALL))
     with as_file(files("meshwright.papers").joinpath("data", "dpro_zb-h1.json.gz")) as trace:
         yield {"MODEL": str(tmp_path / "config.json"), "FOLDER": str(tmp_path / "out"), "TRACE": str(trace)}

@@ -1,4 +1,4 @@
-"""What each batching policy computes next, worked out by hand on an engine whose iterations take a second each."""
+"""The next batch of each policy, worked out by hand on an engine whose iterations take a second each."""
 
 import msgspec
 import numpy as np

@@ -110,7 +110,7 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys)
 
 
 def test_the_command_s_options_are_those_of_a_question():
-    assert {"model", "on", "train", "plan", "framework"} < set(ui.Options.__struct_fields__)
+    assert {"model", "on", "train", "plan", "framework"} < set(ui.UiOptions.__struct_fields__)
 
 
 def test_the_command_serves_until_ctrl_c_and_leaves_no_process_behind():

@@ -24,7 +24,7 @@ PART = "here.part.json"
 CLASSES = ("gemm", "attention", "moe", "scan", "network", "framework", "engine")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright calibrate``."""
 
     data: options.text("DIR", "Folder with the tables.") = ""
@@ -44,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the tables were fitted; tables that cannot be measurements are misuse."""
-    given, wrong = options.read(Options, argv, command="calibrate", description=DESCRIPTION)
+    given, wrong = options.read(CalibrateOptions, argv, command="calibrate", description=DESCRIPTION)
     if given.here:
         return _here(given, wrong)
     if given.quick:
@@ -81,7 +81,7 @@ def _there(folder: Path) -> list[str]:
     return [name for name in CLASSES if name not in few or tables.find(folder, few[name]) is not None]
 
 
-def _here(given: Options, wrong: list[Diagnostic]) -> int:
+def _here(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
     """Measure this machine and write its profile to ``--out``, by default where predictions look for it. What was
     measured is kept there until all of it is, so that an interrupted measurement goes on."""
     if given.data:
@@ -129,7 +129,7 @@ def _here(given: Options, wrong: list[Diagnostic]) -> int:
     return 0
 
 
-def _frameworks(given: Options) -> None:
+def _frameworks(given: CalibrateOptions) -> None:
     from meshwright.calibrate import framework, framework_memory
     from meshwright.cost import standard
 
@@ -145,7 +145,7 @@ def _frameworks(given: Options) -> None:
             note(f"wrote {path}")
 
 
-def _engines(given: Options) -> None:
+def _engines(given: CalibrateOptions) -> None:
     from meshwright.calibrate import engine
 
     fits = engine.fit_all(engine.samples(Path(given.data), progress=note))
@@ -158,7 +158,7 @@ def _engines(given: Options) -> None:
             note(f"wrote {path}")
 
 
-def _kernels(given: Options, classes: tuple[str, ...], share: float) -> None:
+def _kernels(given: CalibrateOptions, classes: tuple[str, ...], share: float) -> None:
     from meshwright.calibrate import report
     from meshwright.calibrate.run import calibrate, write
     from meshwright.spec.cluster import load_device
@@ -174,7 +174,7 @@ def _kernels(given: Options, classes: tuple[str, ...], share: float) -> None:
             note(f"wrote {path}")
 
 
-def _network(given: Options, share: float) -> None:
+def _network(given: CalibrateOptions, share: float) -> None:
     from meshwright.calibrate import network
 
     # Its report is text; with --json stdout is the kernels' alone.

@@ -19,7 +19,7 @@ cluster as a file to change."""
 FORMAT_VERSION = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright catalog``."""
 
     kind: options.positional(
@@ -32,7 +32,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0; a kind or a name that does not exist is misuse."""
-    given, wrong = options.read(Options, argv, command="catalog", description=DESCRIPTION)
+    given, wrong = options.read(CatalogOptions, argv, command="catalog", description=DESCRIPTION)
     given = msgspec.structs.replace(given, kind=entries.plural(given.kind))
     if (given.kind or given.name) and given.kind not in entries.KINDS:
         wrong.append(entries.no_kind(given.kind))
@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _not_toml(given: Options) -> list[Diagnostic]:
+def _not_toml(given: CatalogOptions) -> list[Diagnostic]:
     """X011 where --toml asks for something that is no cluster."""
     if given.kind == "clusters" and given.name and not given.json:
         return []
@@ -74,7 +74,7 @@ def _template(name: str) -> int:
     return 0
 
 
-def _entry(given: Options) -> int:
+def _entry(given: CatalogOptions) -> int:
     entry = entries.KINDS[given.kind].entry(given.name)
     if given.json:
         print_json({"format_version": FORMAT_VERSION, "kind": given.kind, **entry})

@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 MOST_NODES = 1_000_000
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright cluster``."""
 
     detect: options.switch("Ask this machine what it is.") = False
@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0; a machine without accelerators is misuse (C016)."""
-    given, wrong = options.read(Options, argv, command="cluster", description=DESCRIPTION)
+    given, wrong = options.read(ClusterOptions, argv, command="cluster", description=DESCRIPTION)
     help = "add --detect; clusters of the catalog and short names: meshwright catalog clusters 4x4xa100,25gbe --toml"
     if not given.detect:
         message = "nothing is asked for"
@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     return _write(given, nodes or 1)
 
 
-def _write(given: Options, nodes: int) -> int:
+def _write(given: ClusterOptions, nodes: int) -> int:
     from meshwright.detect import Here, detect
     from meshwright.spec.cluster import template
 

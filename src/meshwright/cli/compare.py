@@ -25,7 +25,7 @@ Exit code 0, whatever the error is; 2: a file cannot be compared."""
 COMMAND = "compare"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright compare``."""
 
     predicted: options.positional("PREDICTED", "A trace file, or a question.toml to predict now.") = ""
@@ -36,7 +36,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 once both could be read."""
-    given, wrong = options.read(Options, argv, command=COMMAND, description=DESCRIPTION)
+    given, wrong = options.read(CompareOptions, argv, command=COMMAND, description=DESCRIPTION)
     wanted = {"predicted": "PREDICTED, a trace file or a question.toml", "measured": "MEASURED, a run's trace file"}
     wrong += options.missing({"predicted": given.predicted, "measured": given.measured}, wanted, command=COMMAND)
     wrong += unwritable(given.report, "--report")

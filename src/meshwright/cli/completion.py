@@ -40,7 +40,7 @@ compdef _meshwright meshwright
 }
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class CompletionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright completion``."""
 
     shell: options.positional("SHELL", "bash, zsh or fish.") = ""
@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     if len(argv) == 2 and argv[0] == "--words":  # the line may be empty, and may look like anything
         print("\n".join(candidates(argv[1])))
         return 0
-    given, wrong = options.read(Options, argv, command="completion", description=DESCRIPTION)
+    given, wrong = options.read(CompletionOptions, argv, command="completion", description=DESCRIPTION)
     wrong += options.missing({"shell": given.shell}, {"shell": "SHELL: bash, zsh or fish"}, command="completion")
     if wrong:
         raise MeshwrightError(wrong)
@@ -97,7 +97,8 @@ def _possible(words: list[str], typed: str) -> Iterable[str]:
 def _options(command: str) -> list[str]:
     """The options of a command, as its ``--help`` lists them."""
     module = import_module(f"meshwright.cli.{command}")
-    return [*options.names(module.Options), "--help"] if hasattr(module, "Options") else ["--help"]
+    record = getattr(module, f"{command.capitalize()}Options", None)
+    return [*(options.names(record) if record else ()), "--help"]
 
 
 def _models() -> Iterable[str]:

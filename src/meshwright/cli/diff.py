@@ -24,7 +24,7 @@ shared; MODEL, --on, --train and --plan may each be given twice."""
 COMMAND = "diff"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class DiffOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright diff``."""
 
     first: options.positional("A", "A saved prediction (.json), a question (.toml), or with --plan: a model.") = ""
@@ -37,7 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0, whatever the difference is."""
-    given, wrong = options.read(Options, argv, command=COMMAND, description=DESCRIPTION)
+    given, wrong = options.read(DiffOptions, argv, command=COMMAND, description=DESCRIPTION)
     asked = given.on or given.train or given.plan
     a, b = _asked(given, wrong) if asked else _files(given, wrong)
     from meshwright.report.diff import delta
@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _asked(given: Options, wrong: list[Diagnostic]) -> list[Prediction]:
+def _asked(given: DiffOptions, wrong: list[Diagnostic]) -> list[Prediction]:
     """Both answers to what the options ask."""
     said = {
         "model": tuple(filter(None, (given.first, given.second))),
@@ -79,7 +79,7 @@ def _legality(said: dict[str, tuple[str, ...]]) -> list[Diagnostic]:
     return wrong
 
 
-def _files(given: Options, wrong: list[Diagnostic]) -> list[Prediction | dict[str, Any]]:
+def _files(given: DiffOptions, wrong: list[Diagnostic]) -> list[Prediction | dict[str, Any]]:
     """Read both files: saved predictions as they are, questions as the predictions that answer them.
 
     Faults of the options and of either file are added to `wrong` and raised together."""

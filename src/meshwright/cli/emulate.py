@@ -43,7 +43,7 @@ WORLD_WANTED = {"world": "--world, which says what the run meets"}
 FORMAT_VERSION = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class EmulateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright emulate``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml that says all.") = ""
@@ -69,7 +69,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the plan was run."""
-    given, wrong = options.read(Options, argv, command="emulate", description=DESCRIPTION)
+    given, wrong = options.read(EmulateOptions, argv, command="emulate", description=DESCRIPTION)
     question = asked({field: getattr(given, field) for field in (*WANTED, "tokens", *WORLD)})
     of_job = bool(given.world or given.steps or given.job_trace)
     wrong += options.missing(
@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _job(given: Options, parts: tuple[Any, ...], world: JobWorld, num_steps: int, hosts: dict[str, Any]) -> int:
+def _job(given: EmulateOptions, parts: tuple[Any, ...], world: JobWorld, num_steps: int, hosts: dict[str, Any]) -> int:
     """Live through a whole run in its world."""
     from meshwright.run.emulate.days import emulate_job
 
@@ -131,7 +131,7 @@ def _write(timeline: Timeline, file: str) -> None:
     note(f"wrote {file}")
 
 
-def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, float | None]:
+def _numbers(given: EmulateOptions, wrong: list[Diagnostic]) -> dict[str, float | None]:
     """The numbers among the options; those that cannot be are added to `wrong`."""
     return {
         "link": _rate(given.link or DEFAULT_LINK, wrong),
@@ -142,7 +142,7 @@ def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, float | None]
     }
 
 
-def _contradictions(given: Options, of_job: bool) -> list[Diagnostic]:
+def _contradictions(given: EmulateOptions, of_job: bool) -> list[Diagnostic]:
     """U004 for every option of a single step beside those of a whole run."""
     if not of_job:
         return []

@@ -20,7 +20,7 @@ Every word of the output, of a plan and of a workload, every schedule and every 
 FORMAT_VERSION = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ExplainOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright explain``."""
 
     term: options.positional("TERM", "A word (mfu, zero1, tp8, zb-h1) or an error code (P003).") = ""
@@ -29,7 +29,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0; a word without an explanation is misuse (X001)."""
-    given, wrong = options.read(Options, argv, command="explain", description=DESCRIPTION)
+    given, wrong = options.read(ExplainOptions, argv, command="explain", description=DESCRIPTION)
     wrong += options.missing({"term": given.term}, {"term": "TERM, such as mfu, tp8 or P003"}, command="explain")
     if wrong:
         raise MeshwrightError(wrong)

@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 TO = {"to": "--to torchtitan (or torchtitan-toml, megatron, deepspeed, accelerate)"}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright export``."""
 
     model: options.positional(
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the configuration is written; what the target cannot express is raised."""
-    given, wrong = options.read(Options, argv, command="export", description=DESCRIPTION)
+    given, wrong = options.read(ExportOptions, argv, command="export", description=DESCRIPTION)
     from meshwright.export import export, target
 
     wrong += options.missing({"to": given.to}, TO, command="export") + unwritable(given.out, "--out")
@@ -81,7 +81,7 @@ def _found(ask: Callable[[], object]) -> list[Diagnostic]:
     return []
 
 
-def _show(exported: Exported, given: Options) -> None:
+def _show(exported: Exported, given: ExportOptions) -> None:
     if given.json:
         print_json({"format_version": FORMAT_VERSION, **msgspec.to_builtins(exported)})
         return

@@ -32,7 +32,7 @@ FILE = "question.toml"
 NEEDED = {"model": f"--model {MODEL}", "on": f"--on {CLUSTER}"}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class InitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright init``."""
 
     preset: options.text("NAME", "Begin with a question of the catalog: meshwright catalog presets.") = ""
@@ -58,7 +58,7 @@ class PlanWords(msgspec.Struct, frozen=True):
 
 def run(argv: list[str]) -> int:
     """0 when the question is written, 1 when it is and no plan fits."""
-    given, wrong = options.read(Options, argv, command="init", description=DESCRIPTION)
+    given, wrong = options.read(InitOptions, argv, command="init", description=DESCRIPTION)
     wrong += unwritable(given.out or FILE, "--out")
     if not given.out and Path(FILE).exists():
         help = f"name another file, --out other.toml, or say --out {FILE} to write over it"
@@ -76,7 +76,7 @@ def run(argv: list[str]) -> int:
     return 0 if fits else 1
 
 
-def _answered(given: Options, wrong: list[Diagnostic]) -> tuple[Answers, Question | None]:
+def _answered(given: InitOptions, wrong: list[Diagnostic]) -> tuple[Answers, Question | None]:
     """The five answers: from options, from a preset, asked, or by default. And the preset's question."""
     said = {field: getattr(given, field) for field in ("on", "train", "tokens", "days", "budget", "price")}
     begun, question = None, Question(model=given.model, **said)
@@ -128,7 +128,7 @@ def _misread(texts: list[str]) -> list[Diagnostic]:
     return wrong
 
 
-def _planned(given: Options, answers: Answers, begun: Question | None) -> tuple[PlanWords, bool]:
+def _planned(given: InitOptions, answers: Answers, begun: Question | None) -> tuple[PlanWords, bool]:
     """The plan that was said, the preset's where the question is still its own, or the best that a search finds; and
     whether it fits."""
     from meshwright.spec.cluster_range import is_range

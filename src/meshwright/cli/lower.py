@@ -23,7 +23,7 @@ PASSES = ("place", "assign", "schedule", "compute", "messages", "exchanges", "up
 USUAL_LINES = 60
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class LowerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright lower``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
@@ -37,7 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the graph is shown; an illegal plan is misuse."""
-    given, wrong = options.read(Options, argv, command="lower", description=DESCRIPTION)
+    given, wrong = options.read(LowerOptions, argv, command="lower", description=DESCRIPTION)
     question = asked({field: getattr(given, field, "") for field in (*WANTED, *OPTIONAL)})
     wrong += [] if wrong else _unknown(given)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="lower")
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _unknown(given: Options) -> list[Diagnostic]:
+def _unknown(given: LowerOptions) -> list[Diagnostic]:
     """Return a diagnostic for each option of this command alone that has an unknown value."""
     wrong = []
     if given.show not in PASSES:

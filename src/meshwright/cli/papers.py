@@ -22,7 +22,7 @@ Exit code 0; 1: with --check, a state or a figure is another than the shipped on
 FORMAT_VERSION = 3
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PapersOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright papers``."""
 
     area: options.text("AREA", "Only this area, such as pipeline.") = ""
@@ -37,7 +37,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0; 1 when a check finds another state than the shipped one; an unknown area or state is misuse."""
-    given, wrong = options.read(Options, argv, command="papers", description=DESCRIPTION)
+    given, wrong = options.read(PapersOptions, argv, command="papers", description=DESCRIPTION)
     for option in ("write", "report", "markdown"):
         wrong += unwritable(getattr(given, option), f"--{option}")
     from meshwright.papers.record import areas, papers
@@ -89,7 +89,7 @@ def run(argv: list[str]) -> int:
     return 1 if differs and not given.write else 0
 
 
-def _unfit_to_write(given: Options) -> list[Diagnostic]:
+def _unfit_to_write(given: PapersOptions) -> list[Diagnostic]:
     """J007 where not everything would be checked; X-codes where what that needs is not installed."""
     part = [name for name in ("area", "state") if getattr(given, name)]
     wrong = [] if given.check else [("--write writes what --check finds", "add --check")]

@@ -21,7 +21,7 @@ With --tokens also the whole training run: how long, what it costs, and whether 
 Exit code 0: it fits, in time and budget; 1: it does not; 2: the question is wrong."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright predict``."""
 
     model: options.positional(
@@ -51,7 +51,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the plan fits, in time and budget if those were asked; 1 when it does not."""
-    given, wrong = options.read(Options, argv, command="predict", description=DESCRIPTION)
+    given, wrong = options.read(PredictOptions, argv, command="predict", description=DESCRIPTION)
     said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *GOAL, *WORLD, *SERVE)}
     question = asked(said)
     if question.serve:
@@ -75,7 +75,7 @@ def run(argv: list[str]) -> int:
     return 0 if prediction.good else 1
 
 
-def _unserved(given: Options) -> list[Diagnostic]:
+def _unserved(given: PredictOptions) -> list[Diagnostic]:
     """X004 for options that are of serving, where requests are not said."""
     return [
         Diagnostic(
@@ -89,7 +89,7 @@ def _unserved(given: Options) -> list[Diagnostic]:
     ]
 
 
-def _write_files(prediction, given: Options) -> None:
+def _write_files(prediction, given: PredictOptions) -> None:
     if given.report:
         from meshwright.report.html import write as write_report
 

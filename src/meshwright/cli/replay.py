@@ -21,7 +21,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(b|kb|mb|gb|kib|mib|gib)?", re.IGNORECASE
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright replay``."""
 
     timeline: options.positional("TRACE", "A trace file of run, emulate or predict.") = ""
@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 once the trace answered."""
-    given, wrong = options.read(Options, argv, command=COMMAND, description=DESCRIPTION)
+    given, wrong = options.read(ReplayOptions, argv, command=COMMAND, description=DESCRIPTION)
     wrong += options.missing({"timeline": given.timeline}, {"timeline": "TRACE, a trace file"}, command=COMMAND)
     wrong += unwritable(given.trace, "--trace")
     asked = _asked(given, wrong)
@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _asked(given: Options, wrong: list[Diagnostic]) -> dict[str, object]:
+def _asked(given: ReplayOptions, wrong: list[Diagnostic]) -> dict[str, object]:
     """The options as numbers; X106 for each that is none."""
     factors: dict[str, float] = {}
     if given.link_scale:

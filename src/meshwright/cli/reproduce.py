@@ -15,7 +15,7 @@ Exit code 0: its figures are met; 1: something is off or missing, which is said;
 FORMAT_VERSION = 2
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ReproduceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright reproduce``."""
 
     paper: options.positional("ID", "A paper's id: meshwright papers lists them.") = ""
@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the row's figures are met, 1 when something is off or missing."""
-    given, wrong = options.read(Options, argv, command="reproduce", description=DESCRIPTION)
+    given, wrong = options.read(ReproduceOptions, argv, command="reproduce", description=DESCRIPTION)
     wrong += options.missing({"paper": given.paper}, {"paper": "ID, such as zero-bubble"}, command="reproduce")
     wrong += unwritable(given.report, "--report")
     if wrong:

@@ -49,7 +49,7 @@ DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("fp32", "bf16", "float64")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright run``."""
 
     plan_file: options.positional("FILE", "plan.toml or question.toml; or a MODEL as predict takes it.") = ""
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    given, wrong = options.read(Options, argv, command="run", description=DESCRIPTION)
+    given, wrong = options.read(RunOptions, argv, command="run", description=DESCRIPTION)
     job, predicted = _read(given, wrong)
     from meshwright.run import launch, loop
 
@@ -138,7 +138,7 @@ def _measured(summary: dict[str, Any], prediction: Prediction) -> Timeline:
     return msgspec.structs.replace(timeline, identity=msgspec.structs.replace(prediction.identity, source="measured"))
 
 
-def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction]) -> int:
+def _recovered(given: RunOptions, job: Job, predicted: Callable[[Any], Prediction]) -> int:
     """The run with processes killed as its world says; 1 where it was asked to end before its last step."""
     from meshwright.run.recover import recovered
     from meshwright.world.recovery import Recovery
@@ -175,7 +175,7 @@ def _recovered(given: Options, job: Job, predicted: Callable[[Any], Prediction])
     return 0
 
 
-def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any], Prediction]]:
+def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any], Prediction]]:
     """The job, and its prediction for documents of given lengths, once nothing is wrong with either."""
     said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
     said["model"] = given.plan_file or given.model
@@ -218,7 +218,7 @@ def _read(given: Options, wrong: list[Diagnostic]) -> tuple[Job, Callable[[Any],
     return _job(given, numbers, precision, predicted), predicted
 
 
-def _job(given: Options, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
+def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
     """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
     each machine does it for itself."""
     from meshwright.run import data, loop
@@ -282,7 +282,7 @@ def _here(text: str) -> str:
     return str(Path(text).resolve()) if text.endswith(".json") else text
 
 
-def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, Any]:
+def _numbers(given: RunOptions, wrong: list[Diagnostic]) -> dict[str, Any]:
     """The options of :data:`NUMBERS` that are given, as numbers; L005 for those that are none."""
     out: dict[str, Any] = {}
     for field, (least, most, whole, wanted) in NUMBERS.items():
@@ -300,7 +300,7 @@ def _numbers(given: Options, wrong: list[Diagnostic]) -> dict[str, Any]:
     return out
 
 
-def _contradictions(given: Options) -> list[Diagnostic]:
+def _contradictions(given: RunOptions) -> list[Diagnostic]:
     """Return a diagnostic for each option with an unknown value, for options that exclude one another, and for an
     output folder that cannot be used."""
     out = []
@@ -328,7 +328,7 @@ def _contradictions(given: Options) -> list[Diagnostic]:
     return out
 
 
-def _world(given: Options) -> list[Diagnostic]:
+def _world(given: RunOptions) -> list[Diagnostic]:
     """List the errors in the failures that a run is to meet (``--world``), and in the options that these need."""
     from meshwright.world.trace import read
 
@@ -364,7 +364,7 @@ def _begin(job: Job, num_ranks: int) -> str:
     return f"training {job.model.name} under {job.plan.text()}, {job.train.text()}, on {processes}{shared}"
 
 
-def _write(given: Options, summary: dict[str, Any], timeline: Timeline) -> None:
+def _write(given: RunOptions, summary: dict[str, Any], timeline: Timeline) -> None:
     """Write the timeline where that is asked for, and say what there is on the disk."""
     if given.trace:
         from meshwright.trace import write

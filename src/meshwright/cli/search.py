@@ -38,7 +38,7 @@ NO_STORE = "none"
 PICKS = ("recommended", "fastest")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright search``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
@@ -74,7 +74,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when a plan was found, 1 when none fits, 130 when it was stopped before either was known."""
-    given, wrong = options.read(Options, argv, command="search", description=DESCRIPTION)
+    given, wrong = options.read(SearchOptions, argv, command="search", description=DESCRIPTION)
     if given.show or given.sql:
         if wrong:
             raise MeshwrightError(wrong)
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
     return INTERRUPTED if found.stopped else 1
 
 
-def _read(given: Options, wrong: list[Diagnostic]) -> scaling.AskedCurve:
+def _read(given: SearchOptions, wrong: list[Diagnostic]) -> scaling.AskedCurve:
     """Read the question that the options ask; everything that is wrong with it is raised at once."""
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
@@ -114,21 +114,21 @@ def _read(given: Options, wrong: list[Diagnostic]) -> scaling.AskedCurve:
     return scaling.read(given, wrong)
 
 
-def _objectives(given: Options) -> tuple[str, ...]:
+def _objectives(given: SearchOptions) -> tuple[str, ...]:
     return tuple(given.pareto.split(",")) if given.pareto else ("step", "headroom")
 
 
-def _said(given: Options, ask: scaling.AskedCurve) -> Said:
+def _said(given: SearchOptions, ask: scaling.AskedCurve) -> Said:
     return Said(headroom=given.headroom, engines=given.for_, framework=ask.question.framework)
 
 
-def _as_kept(given: Options, ask: scaling.AskedCurve) -> scaling.AskedCurve:
+def _as_kept(given: SearchOptions, ask: scaling.AskedCurve) -> scaling.AskedCurve:
     """The question as a file keeps it: with the framework whose costs the answer has, so that predict says the same."""
     question = msgspec.structs.replace(ask.question, framework=_said(given, ask).profile)
     return msgspec.structs.replace(ask, question=question)
 
 
-def _find(given: Options, ask: scaling.AskedCurve, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
+def _find(given: SearchOptions, ask: scaling.AskedCurve, cluster: Cluster, *, before: str = "", **hints: Any) -> Found:
     """The answer on one cluster; `before` stands before its progress."""
     from meshwright.cost import standard_on
     from meshwright.search.engines import extended
@@ -166,7 +166,7 @@ def _of_run(found: Found, ask: scaling.AskedCurve) -> Found:
     return msgspec.structs.replace(found, best=tuple(held))
 
 
-def _store(given: Options) -> str | None:
+def _store(given: SearchOptions) -> str | None:
     if given.store == NO_STORE:
         return None
     if given.store:
@@ -187,7 +187,7 @@ def _progress(walk: Any, before: str = "") -> None:
         note(f"{before}{line(walk)}")
 
 
-def _ask(given: Options) -> int:
+def _ask(given: SearchOptions) -> int:
     from meshwright.search.store import SHOWN, query
 
     columns, rows = query(_store(given) or "", given.sql or SHOWN)
@@ -205,7 +205,7 @@ def _cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _write_files(found: Found, given: Options, ask: scaling.AskedCurve) -> None:
+def _write_files(found: Found, given: SearchOptions, ask: scaling.AskedCurve) -> None:
     if given.save and found.best:
         from meshwright.plan.toml import save
 

@@ -18,7 +18,7 @@ The page is on this machine only unless --host says otherwise. Ctrl-C ends it. E
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright ui``."""
 
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 once the page was closed with Ctrl-C."""
-    given, wrong = options.read(Options, argv, command="ui", description=DESCRIPTION)
+    given, wrong = options.read(UiOptions, argv, command="ui", description=DESCRIPTION)
     if given.port and not (given.port.isdecimal() and int(given.port) < 65536):
         help = "a number from 0 to 65535; 0 takes a free one"
         wrong.append(Diagnostic(code="I010", message=f"{given.port!r} is no port", place="--port", help=help))
@@ -63,7 +63,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _start(given: Options, wrong: list[Diagnostic]) -> dict[str, str]:
+def _start(given: UiOptions, wrong: list[Diagnostic]) -> dict[str, str]:
     """The question that the page opens with. Files that the options name are read here, by who may; the page gets their
     text.
 

@@ -24,7 +24,7 @@ hardware. Nothing is fitted; rows with known faults of the measured machine are 
 Exit code 0 whatever the errors are; 2 when the tables cannot be read."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class ValidateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright validate``."""
 
     data: options.text(
@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the tables were read."""
-    given, wrong = options.read(Options, argv, command="validate", description=DESCRIPTION)
+    given, wrong = options.read(ValidateOptions, argv, command="validate", description=DESCRIPTION)
     wrong += options.missing({"data": given.data}, {"data": "--data DIR"}, command="validate")
     for path, option in ((given.rows, "--rows"), (given.report, "--report"), (given.markdown, "--markdown")):
         wrong += unwritable(path, option)

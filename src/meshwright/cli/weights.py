@@ -27,7 +27,7 @@ WANTED = {"checkpoint": "CHECKPOINT, a folder that run wrote into --out", "to": 
 FORMAT_VERSION = 1
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright weights``."""
 
     checkpoint: options.positional("CHECKPOINT", "A folder step-..., or a run's --out for its newest checkpoint.") = ""
@@ -39,7 +39,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the weights are there."""
-    given, wrong = options.read(Options, argv, command=COMMAND, description=DESCRIPTION)
+    given, wrong = options.read(WeightsOptions, argv, command=COMMAND, description=DESCRIPTION)
     wrong += options.missing({field: getattr(given, field) for field in WANTED}, WANTED, command=COMMAND)
     if given.dtype and given.dtype not in DTYPES:
         wrong.append(

@@ -26,7 +26,7 @@ TRY = {"recipes": "--try ID[,ID...], such as zero-bubble (meshwright papers), or
 ALL = "all"
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright whatif``."""
 
     model: options.positional(
@@ -43,7 +43,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 def run(argv: list[str]) -> int:
     """0 when the changed plan fits, 1 when it does not."""
-    given, wrong = options.read(Options, argv, command="whatif", description=DESCRIPTION)
+    given, wrong = options.read(WhatifOptions, argv, command="whatif", description=DESCRIPTION)
     question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL)})
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="whatif")
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
     return _ranked(parts, costs, given) if names == (ALL,) else _tried(names, parts, costs, given)
 
 
-def _tried(names: tuple[str, ...], parts: list[Any], costs: Costs, given: Options) -> int:
+def _tried(names: tuple[str, ...], parts: list[Any], costs: Costs, given: WhatifOptions) -> int:
     """The recipes put over the plan together."""
     from meshwright.papers.whatif import what_if
 
@@ -78,7 +78,7 @@ def _tried(names: tuple[str, ...], parts: list[Any], costs: Costs, given: Option
     return 0 if answer.after.fits else 1
 
 
-def _ranked(parts: list[Any], costs: Costs, given: Options) -> int:
+def _ranked(parts: list[Any], costs: Costs, given: WhatifOptions) -> int:
     """Every recipe over the plan, each alone."""
     from meshwright.papers.whatif import rank
 
