@@ -39,8 +39,8 @@ def state(trainer: Trainer) -> list[tuple]:
 
 
 def trained(rank: int, model, text: str, train: Train, last: int, settings: Settings = SETTINGS):
-    """The record of a rank of a job: the replica it is in, losses and norms, its state, and (operation, bytes) of its
-    exchanges of gradients."""
+    """The record of a rank of a job: the replica it is in, losses and norms, its state, and (operation, bytes) of
+    every exchange of the averages, and whether there was one of gradients."""
     trainer = begun(model, text, train, settings)
     recorder = Recorder(rank=rank, device=torch.device("cpu"), warmup=0, keep=last)
     install(recorder)
