@@ -96,10 +96,6 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         return (len(self.tokens) - 1) // self.seq_len
 
     @property
-    def steps_per_epoch(self) -> float:
-        return self.num_sequences / self.global_batch
-
-    @property
     def bounded(self) -> bool:
         """Whether batches say documents: there are several, and boundaries are on."""
         return self.boundaries and len(self.starts) > 1
