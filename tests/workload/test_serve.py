@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.requests import numbered, read, weibull_shape
+from meshwright.spec.request_draws import weibull_shape
+from meshwright.spec.request_files import read
+from meshwright.spec.requests import COLUMNS, Requests, numbered
 from meshwright.spec.serve import Objective, duration_s, parse
 
 TEXTS = (
@@ -134,6 +136,43 @@ def test_block_hashes_are_kept_by_request(tmp_path):
     table, lines = read(tmp_path / "a.csv"), read(tmp_path / "m.jsonl")
     assert (table.hashes.tolist(), table.hash_ptr.tolist()) == ([1, 2, 1, 3], [0, 2, 4, 4])
     assert (lines.hashes.tolist(), lines.hash_ptr.tolist()) == ([0, 1, 2, 0, 1, 14], [0, 3, 6])
+
+
+def test_a_part_of_the_requests_keeps_all_that_is_said_of_them():
+    column = np.arange(4)
+    all_of_them = Requests(
+        arrival_s=column * 1.0,
+        prompt=column + 10,
+        output=column + 20,
+        tenant=column + 30,
+        priority=column + 40,
+        adapter=column + 50,
+        program=column + 60,
+        slo=column + 70,
+        line=column + 80,
+        hashes=np.array([1, 2, 3, 1, 9, 8, 7]),
+        hash_ptr=np.array([0, 2, 3, 3, 7]),
+        hash_block=512,
+    )
+    part = all_of_them.chosen(np.array([3, 0, 2]))
+    said = [getattr(part, name).tolist() for name in COLUMNS if name != "after"]
+    assert said == [[base + i for i in (3, 0, 2)] for base in (0, 10, 20, 30, 40, 50, 60, 70, 80)]
+    assert (part.hashes.tolist(), part.hash_ptr.tolist()) == ([1, 9, 8, 7, 1, 2], [0, 4, 6, 6])
+    assert part.hash_block == 512 and not len(part.after)
+    assert all_of_them.first(2).hashes.tolist() == [1, 2, 3] and all_of_them.first(9) is all_of_them
+
+
+def test_a_request_waits_for_the_nearest_one_before_it_that_is_kept():
+    # 0 <- 1 <- 2 <- 3 with thinking of 1, 2 and 4 seconds; 4 arrives by itself at 9
+    length = np.full(5, 8)
+    chain = Requests(
+        arrival_s=np.array([0.5, 1, 2, 4, 9]), prompt=length, output=length, after=np.array([-1, 0, 1, 2, -1])
+    )
+    kept = chain.chosen(np.array([0, 3, 4]))
+    assert (kept.arrival_s.tolist(), kept.after.tolist()) == ([0.5, 7, 9], [-1, 0, -1])  # 1 + 2 + 4 behind the first
+    alone = chain.chosen(np.array([2, 3]))
+    assert (alone.arrival_s.tolist(), alone.after.tolist()) == ([3.5, 4], [-1, 0])  # 0.5 + 1 + 2
+    assert chain.first(2).after.tolist() == [-1, 0]
 
 
 def test_a_trace_is_scaled_cut_and_set_to_a_rate(tmp_path):

@@ -106,7 +106,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             MeshwrightError: W011 for a file that cannot be read, and for every row of it that is wrong.
         """
-        from meshwright.spec.requests import draw
+        from meshwright.spec.request_draws import draw
 
         return draw(self)
 
