@@ -148,3 +148,21 @@ def test_blocks_that_do_not_fit_into_memory_are_said_not_to():
 def test_the_same_question_has_the_same_answer():
     first, again = (asked("rate=8,prompt=1024,output=256,requests=500", detail=False).to_json() for _ in range(2))
     assert first == again
+
+
+def test_replicas_lie_apart_so_that_their_number_changes_no_price():
+    # ranks of a replica are neighbours: four of one device each serve a quarter each, as one replica serves it
+    # alone, but for nodes of tables, which depend on the largest batch
+    many = asked("batch=40,prompt=256,output=16", on="8xh100", plan="tp2 dp4")
+    alone = asked("batch=10,prompt=256,output=16", on="2xh100", plan="tp2")
+    assert many.metrics.e2e_s.p99 == pytest.approx(alone.metrics.e2e_s.p99, rel=1e-4)
+    far = asked("batch=40,prompt=256,output=16", on="4x8xh100", plan="tp4 pp2 dp4")  # a replica is a node
+    near = asked("batch=10,prompt=256,output=16", on="8xh100", plan="tp4 pp2")
+    assert far.metrics.e2e_s.p99 == pytest.approx(near.metrics.e2e_s.p99, rel=1e-4)
+
+
+def test_a_plan_of_fewer_replicas_leaves_devices_free():
+    found = asked("batch=20,prompt=256,output=16", on="8xh100", plan="tp2 dp2")
+    assert found.good and found.to_json()["num_devices"] == 4 and found.memory[0].multiplicity == 4
+    with pytest.raises(MeshwrightError, match="needs 16 ranks"):
+        asked("batch=20,prompt=256,output=16", on="8xh100", plan="tp2 dp8")

@@ -36,7 +36,10 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
         return found
     layout = plan.layout
     train = Train(global_batch=max(1, layout.dp), seq_len=max(1, layout.tp), causal=True)
-    return check(plan, model, cluster, train)
+    wrong = check(plan, model, cluster, train)
+    if layout.num_ranks <= cluster.num_devices:  # replicas need not fill a cluster
+        wrong = [d for d in wrong if d.code != "P010"]
+    return wrong
 
 
 def _tried(get) -> list[Diagnostic]:

@@ -1,0 +1,162 @@
+"""The replicas of a serving plan: what their ranks hold, their cache blocks, the costs of their iterations, and which
+requests each of them serves."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+import numpy as np
+
+from meshwright import serving
+from meshwright.answer.prediction import RankMemory
+from meshwright.causes import PRICED
+from meshwright.cost import Costs
+from meshwright.cost.engine import EngineProfile
+from meshwright.lower.forward import Forward
+from meshwright.lower.place import Mesh
+from meshwright.plan import Plan
+from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.simulate.iterations import IterationCosts, priced
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.served import HostTimes, Replica, ServedRequests
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.hardware import Device
+from meshwright.spec.model import Model
+from meshwright.spec.requests import Requests
+from meshwright.spec.serve import Serve
+
+
+class BuiltReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """A replica of a plan: what its ranks hold (``memory``), its cache ``blocks``, and the ``replica`` of the
+    simulator, None where not even the shortest request fits beside the weights."""
+
+    memory: tuple[RankMemory, ...]
+    blocks: int
+    replica: Replica | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for a request, and no rank holds more than its device has."""
+        return self.replica is not None and all(rank.headroom_bytes >= 0 for rank in self.memory)
+
+
+def alone(plan: Plan) -> Plan:
+    """Return the plan of one replica: its ranks lie next to one another, as an engine of its own has them."""
+    return msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, dp=1))
+
+
+def built(
+    model: Model,
+    cluster: Cluster,
+    serve: Serve,
+    plan: Plan,
+    requests: Requests,
+    costs: Costs,
+    profile: EngineProfile,
+    tables: dict[Hashable, IterationCosts] | None = None,
+) -> BuiltReplica:
+    """Return the replica of a legal plan for requests. `tables` keeps prices that replicas alike share: those of the
+    same model, cluster, costs and profile."""
+    policy = serving.get("batching", serve.engine.policy)
+    device, one = cluster.islands[0].device, alone(plan)
+    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
+    length = requests.prompt + requests.output
+    tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
+    memory, blocks = kv_memory(forward, device, profile, serve, min(tokens, 1 << 20), batch)
+    memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
+    if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
+        return BuiltReplica(memory=memory, blocks=0, replica=None)
+    budget = serve.engine.budget or policy.budget
+    limits = EngineLimits(max_batch=serve.engine.max_batch, budget=budget, block=serve.engine.block, blocks=blocks)
+    most = {"tokens": min(tokens, blocks * limits.block + batch), "batch": batch, "context": int(length.max())}
+    key = (one, serve.engine.kv, *most.values())
+    table = None if tables is None else tables.get(key)
+    if table is None:
+        table = priced(forward, device, costs, **most)
+        if profile.kernels != 1.0:
+            table = table.scaled(np.full(len(PRICED), profile.kernels), profile.kernels)
+        if tables is not None:
+            tables[key] = table
+    replica = Replica(
+        policy=policy, limits=limits, costs=table, host=host_times(profile, model, serve), stages=plan.layout.pp
+    )
+    return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
+
+
+def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:
+    """Return what the host of an engine adds to the iterations of a model."""
+    return HostTimes(
+        step_s=profile.step_us * 1e-6,
+        request_s=profile.request_us * 1e-6,
+        eager_s=profile.layer_us * 1e-6 * model.num_layers,
+        graph_tokens=profile.graph_tokens if serve.engine.graphs else 0,
+    )
+
+
+def kv_memory(
+    forward: Forward, device: Device, profile: EngineProfile, serve: Serve, tokens: int, batch: int
+) -> tuple[tuple[RankMemory, ...], int]:
+    """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica: those for which there is
+    room on all, or as many as were said."""
+    layout, capacity = forward.plan.layout, float(device.memory_bytes)
+    groups = (layout.tp > 1) + (layout.pp > 1)
+    fixed, room = [], []
+    for stage in range(layout.pp):
+        held = {
+            "weights": forward.weight_bytes(stage),
+            "workspace": forward.workspace_bytes(tokens, batch),
+            "engine context": profile.context_bytes,
+            "communication buffers": groups * profile.communicator_bytes,
+        }
+        each = forward.kv_bytes(stage) * serve.engine.block
+        left = capacity * serve.engine.memory - sum(held.values())
+        fixed.append((held, each))
+        room.append(int(left / each) if each and left > 0 else 0)
+    blocks = serve.engine.kv_blocks or max(0, min(room))
+    memory = tuple(
+        RankMemory(
+            rank=f"stage {stage}" if layout.pp > 1 else "every rank",
+            multiplicity=layout.tp,
+            capacity_bytes=capacity,
+            peak_bytes=sum(held.values()) + blocks * each,
+            at_s=0.0,
+            alive=held | {"keys and values": blocks * each},
+        )
+        for stage, (held, each) in enumerate(fixed)
+    )
+    return memory, blocks
+
+
+def _largest(serve: Serve, policy: BatchPolicy, requests: Requests) -> int:
+    """Tokens of the largest iteration: the budget, or where there is none every prompt of a batch."""
+    budget = serve.engine.budget or policy.budget
+    if not budget:
+        return int(np.sort(requests.prompt)[::-1][: serve.engine.max_batch].sum())
+    longest = int((requests.prompt + requests.output).max()) if policy.name == "vllm-v0" else 0
+    return max(budget, longest) + serve.engine.max_batch
+
+
+def served_by(
+    serve: Serve, replica: Replica, requests: Requests, replicas: int
+) -> tuple[list[Requests], list[ServedRequests]]:
+    """Return the requests of every replica that has any, and what became of them."""
+    router = serving.get("routing", serve.engine.routing)
+    if replicas > 1 and router.looks:
+        return pooled(replica, replicas, requests, router)
+    shares = dealt(serve, requests, replicas)
+    return shares, [simulate(replica, share) for share in shares]
+
+
+def dealt(serve: Serve, requests: Requests, replicas: int) -> list[Requests]:
+    """Return the requests of every replica that has any, of a router that does not look; a closed loop's open requests
+    are shared out too."""
+    if replicas == 1:
+        return [requests]
+    where = serving.get("routing", serve.engine.routing).assign(requests, replicas)
+    shares = [requests.chosen(np.flatnonzero(where == one)) for one in range(replicas)]
+    loops = [requests.concurrency // replicas + (one < requests.concurrency % replicas) for one in range(replicas)]
+    if requests.concurrency:
+        shares = [msgspec.structs.replace(share, concurrency=max(1, n)) for share, n in zip(shares, loops)]
+    return [share for share in shares if len(share)]
