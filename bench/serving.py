@@ -8,10 +8,10 @@ from meshwright.cost.standard import serving_costs
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.plan import parse
-from meshwright.serving.batching import EngineLimits
-from meshwright.simulate import serve_plain
+from meshwright.serving.cache import EngineLimits
 from meshwright.simulate.iterations import priced
 from meshwright.simulate.serve import simulate
+from meshwright.simulate.serve_pool import served_alone
 from meshwright.simulate.served import HostTimes, Replica
 from meshwright.spec import cluster, model
 from meshwright.spec.serve import parse as requests_of
@@ -32,7 +32,7 @@ def serving_simulator() -> Result:
     one = replica()
     many, few = (requests_of(f"rate=15,prompt=1024,output=256,requests={count}").drawn() for count in (1_000_000, 300))
     seconds = best(lambda: simulate(one, many), times=3)
-    plain = once(lambda: serve_plain.simulate(one, few))
+    plain = once(lambda: served_alone(one, few, skips=False))
     return Result(
         what=f"serving simulator, {len(many):,} Poisson requests of 1,024 + 256 tokens",
         value=len(many) / seconds,

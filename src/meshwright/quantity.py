@@ -7,6 +7,9 @@ import re
 
 _SUFFIX = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?)([kmbt]?)", re.IGNORECASE)
+_BYTES = re.compile(r"(\d+(?:\.\d+)?(?:e\d+)?) ?((?:[kmgt]i?)?b|)", re.IGNORECASE)
+_BYTE_UNITS = {"": 1.0, "b": 1.0} | {f"{p}b": 1e3 ** (i + 1) for i, p in enumerate("kmgt")}
+_BYTE_UNITS |= {f"{p}ib": 1024.0 ** (i + 1) for i, p in enumerate("kmgt")}
 
 
 def parse_count(text: str, *, binary_k: bool = False) -> int | None:
@@ -21,6 +24,15 @@ def parse_count(text: str, *, binary_k: bool = False) -> int | None:
     scale = 1024 if binary_k and suffix == "k" else _SUFFIX.get(suffix, 1)
     value = number * scale
     return int(value) if math.isfinite(value) and value == int(value) else None
+
+
+def parse_bytes(text: str) -> float | None:
+    """``"64GiB"``, ``"80GB"``, ``"1e9"`` in bytes; None when it is no size above 0."""
+    match = _BYTES.fullmatch(text.strip())
+    if not match:
+        return None
+    value = float(match[1]) * _BYTE_UNITS[match[2].lower()]
+    return value if 0 < value < 1e18 else None
 
 
 def write_count(value: float) -> str:

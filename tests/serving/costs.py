@@ -4,7 +4,7 @@ import numpy as np
 
 from meshwright import serving
 from meshwright.causes import PRICED
-from meshwright.serving.batching import EngineLimits
+from meshwright.serving.cache import EngineLimits
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.served import HostTimes, Replica
 from meshwright.spec.requests import Requests

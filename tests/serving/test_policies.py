@@ -1,14 +1,16 @@
 """The next batch of each policy, worked out by hand on an engine whose iterations take a second each."""
 
-import msgspec
 import numpy as np
 import pytest
 
 from meshwright import serving
 from meshwright.errors import MeshwrightError
-from meshwright.serving.batching import Arrived, Batching, Computed, EngineLimits, EngineRequest, Evict, Iterate
+from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate
+from meshwright.serving.cache import EngineLimits
+from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.past_future import future_peak, left_to_generate
-from meshwright.simulate.serve_plain import simulate, simulate_logged
+from meshwright.simulate.serve_pool import served_alone as simulate
+from meshwright.simulate.serve_pool import served_logged as simulate_logged
 from meshwright.world.decider import replayed
 from tests.serving.costs import replica, requests
 
@@ -19,7 +21,7 @@ def plans(policy, arrivals, *, iterations, answers=None, **limits):
     """The (request, new tokens) of every iteration, where requests end after so many answers."""
     decider = Batching(policy=serving.get("batching", policy), limits=EngineLimits(**limits))
     state, made, found = decider.begin(), {}, []
-    event = Arrived(arrivals)
+    event = Arrived(tuple(NewRequest(*one) for one in arrivals))
     for _ in range(iterations):
         state, decisions = decider.decide(state, event)
         shares = next((d.shares for d in decisions if isinstance(d, Iterate)), ())
@@ -60,8 +62,8 @@ def test_vllm_v0_computes_prompts_apart_from_next_tokens():
     decider = Batching(
         policy=serving.get("batching", "vllm-v0"), limits=EngineLimits(max_batch=8, budget=100, block=4, blocks=100)
     )
-    state, first = decider.decide(decider.begin(), Arrived(((0, 60, 9),)))
-    state, nothing = decider.decide(state, Arrived(((1, 60, 9), (2, 60, 9))))
+    state, first = decider.decide(decider.begin(), Arrived((NewRequest(0, 60, 9),)))
+    state, nothing = decider.decide(state, Arrived((NewRequest(1, 60, 9), NewRequest(2, 60, 9))))
     state, second = decider.decide(state, Computed())  # 60 + 60 tokens exceed the budget of 100
     state, third = decider.decide(state, Computed())
     state, fourth = decider.decide(state, Computed())
@@ -91,10 +93,10 @@ def test_the_request_admitted_last_is_evicted_where_blocks_run_out_and_computed_
     decider = Batching(
         policy=serving.get("batching", policy), limits=EngineLimits(max_batch=8, budget=100, block=4, blocks=4)
     )
-    state, _ = decider.decide(decider.begin(), Arrived(((0, 8, 2), (1, 8, 2))))
+    state, _ = decider.decide(decider.begin(), Arrived((NewRequest(0, 8, 2), NewRequest(1, 8, 2))))
     state, decisions = decider.decide(state, Computed())
     assert decisions[0] == Evict(1) and [(s.number, s.new) for s in decisions[1].shares] == [(0, 1)]
-    state, (again,) = decider.decide(state, Computed((0,)))
+    state, (_, again) = decider.decide(state, Computed((0,)))
     assert [(s.number, s.new, s.past) for s in again.shares] == [(1, 9, 0)]  # the token it had is computed again too
 
 
@@ -102,17 +104,19 @@ def test_the_fullest_cache_to_come_is_that_of_the_requests_that_have_not_ended()
     # tokens held 10, 20, 30 with 4, 8, 2 left. Before the first ends (2 left): 60 + 3 * 2 = 66; before the second
     # (4 left): 30 + 2 * 4 = 38 of the two that are there; before the last (8 left): 20 + 8 = 28
     past = [4, 8, 2]
-    running = [EngineRequest(i, tokens, left) for i, (tokens, left) in enumerate(zip((10, 20, 30), past))]
+    running = [EngineRequest(NewRequest(i, tokens, left)) for i, (tokens, left) in enumerate(zip((10, 20, 30), past))]
     assert future_peak(running, []) == 66
 
 
 def test_the_past_says_how_long_an_answer_is_likely_to_be():
     past = [5, 10, 20, 30, 40]
-    one = EngineRequest(0, 8, 100)
+    one = EngineRequest(NewRequest(0, 8, 100))
     assert left_to_generate(one, past) == 20  # the median of all
-    assert left_to_generate(msgspec.structs.replace(one, generated=15), past) == 30 - 15  # of 20, 30, 40
-    assert left_to_generate(msgspec.structs.replace(one, generated=50), past) == 50  # none was as long: its limit
-    assert left_to_generate(msgspec.structs.replace(one, limit=12), past) == 12
+    assert left_to_generate(EngineRequest(NewRequest(0, 8, 100, generated=15)), past) == 30 - 15  # of 20, 30, 40
+    assert (
+        left_to_generate(EngineRequest(NewRequest(0, 8, 100, generated=50)), past) == 50
+    )  # none was as long: its limit
+    assert left_to_generate(EngineRequest(NewRequest(0, 8, 12)), past) == 12
 
 
 def test_past_future_evicts_fewer_than_admission_by_what_is_free_now():
@@ -151,10 +155,11 @@ def test_a_policy_of_ones_own_is_found_by_its_name_and_served():
         name, title, code, budget, reserves, watermark = "one-by-one", "one request at a time", 0, 0, False, False
 
         def plan(self, plan, limits):
-            if not plan.running and plan.waiting:
-                plan.admit(limits.blocks_for(plan.waiting[0].prompt + plan.waiting[0].limit))
-            for place, one in enumerate(plan.running):
-                plan.compute(place, one.need)
+            one = plan.next()
+            if not plan.running and one is not None:
+                plan.admit(one, one.prompt + one.limit)
+            for one in plan.running:
+                plan.compute(one, one.need)
 
         def keeps(self, finished, others):
             return not finished

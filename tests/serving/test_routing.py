@@ -1,27 +1,44 @@
 """Where requests go: by turn, by load, by two choices; and replicas side by side on one clock."""
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
 from meshwright import serving
+from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.power_of_two import two_of
-from meshwright.serving.routing import ReplicaLoad
-from meshwright.simulate.serve_plain import simulate
 from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.serve_pool import served_alone as simulate
 from tests.serving.costs import linear_costs, replica, requests
 
-LOADS = [ReplicaLoad(2, 3, 900), ReplicaLoad(0, 4, 100), ReplicaLoad(1, 3, 50)]
+
+class Load(NamedTuple):
+    waiting: int
+    running: int
+    tokens: int
+
+    @property
+    def open(self):
+        return self.waiting + self.running
+
+
+LOADS = [Load(2, 3, 900), Load(0, 4, 100), Load(1, 3, 50)]
+
+
+def asked_of(number):
+    return NewRequest(number, 8, 2)
 
 
 def test_round_robin_goes_in_turn():
     router = serving.get("routing", "round-robin")
     asked = requests(*((i, 8, 2) for i in range(5)))
     assert router.assign(asked, 3).tolist() == [0, 1, 2, 0, 1]
-    assert [router.choose(i, LOADS) for i in range(4)] == [0, 1, 2, 0]
+    assert [router.choose(asked_of(i), LOADS) for i in range(4)] == [0, 1, 2, 0]
 
 
 def test_least_loaded_takes_the_first_of_those_with_the_fewest_open_requests():
-    assert serving.get("routing", "least-loaded").choose(7, LOADS) == 1  # 5, 4 and 4 open
+    assert serving.get("routing", "least-loaded").choose(asked_of(7), LOADS) == 1  # 5, 4 and 4 open
 
 
 def test_two_choices_are_different_and_even():
@@ -35,7 +52,7 @@ def test_power_of_two_takes_the_less_loaded_of_its_two():
     router = serving.get("routing", "power-of-two")
     for i in range(30):
         a, b = two_of(i, 3)
-        assert router.choose(i, LOADS) in (a, b) and LOADS[router.choose(i, LOADS)].open == min(
+        assert router.choose(asked_of(i), LOADS) in (a, b) and LOADS[router.choose(asked_of(i), LOADS)].open == min(
             LOADS[a].open, LOADS[b].open
         )
 

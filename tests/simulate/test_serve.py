@@ -1,17 +1,26 @@
 """The serving simulator against hand calculations, and its fast loop against the plain one."""
 
+import msgspec
 import numpy as np
 import pytest
 
 from meshwright import serving
 from meshwright.errors import MeshwrightError
+from meshwright.serving.cache import CacheRules
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_loop import serve_loop
-from meshwright.simulate.serve_plain import simulate as plainly
+from meshwright.simulate.serve_pool import served_alone
 from meshwright.simulate.served import GAP_EDGES, HostTimes
 from tests.serving.costs import linear_costs, replica, requests
 
 TIMES = ("arrival_s", "scheduled_s", "first_s", "end_s")
+
+
+def plainly(one, asked):
+    """Every iteration by itself."""
+    return served_alone(one, asked, skips=False)
+
+
 COSTS = linear_costs(base=5e-3, token=2e-5, sampled=1e-5, decode=3e-7, prefill=1e-5, tokens=1 << 17)
 
 
@@ -22,7 +31,7 @@ def test_a_request_alone_takes_its_prompt_and_its_tokens_one_after_the_other():
     served = simulate(replica("vllm-v1", costs), requests((2.0, 20, 5)))
     assert served.first_s[0] - 2.0 == pytest.approx(0.030)
     assert served.end_s[0] - 2.0 == pytest.approx(0.083)
-    assert served.spent_s.tolist() == pytest.approx([0.030 + 4 * 0.011, 0.0, 0.009, 0.0, 0.0, 2.0])
+    assert served.spent_s.tolist() == pytest.approx([0.030 + 4 * 0.011, 0.0, 0.009, 0.0, 0.0, 2.0, 0.0])
 
 
 def test_what_arrives_in_an_iteration_joins_the_next_one():
@@ -110,3 +119,36 @@ def test_gaps_between_tokens_fall_into_their_bins():
     served = simulate(replica("vllm-v1", linear_costs(base=0.02)), requests((0.0, 8, 101)))
     (bins,) = np.nonzero(served.gaps)
     assert len(bins) == 1 and GAP_EDGES[bins[0]] <= 0.02 < GAP_EDGES[bins[0] + 1] and served.gaps.sum() == 100
+
+
+def test_runs_of_equal_iterations_change_nothing():
+    # sessions, priorities, shared prefixes, a host tier: every run that is skipped is what its iterations are
+    rng = np.random.default_rng(8)
+    asked = requests(*zip(np.cumsum(rng.exponential(0.04, 80)), rng.integers(20, 900, 80), rng.integers(1, 90, 80)))
+    chains = [np.concatenate([np.arange(6) + 100 * (i % 3), 10_000 + 100 * i + np.arange(60)]) for i in range(80)]
+    asked = msgspec.structs.replace(
+        asked,
+        priority=rng.integers(0, 3, 80),
+        after=np.where(np.arange(80) % 5 == 4, np.arange(80) - 2, -1),
+        hashes=np.concatenate(chains),
+        hash_ptr=np.arange(81) * 66,
+    )
+    rules = CacheRules(prefix=True, unit=16, host_blocks=60)
+    for order, host in (("fcfs", rules), ("priority", CacheRules(swap=True, host_blocks=40))):
+        one = msgspec.structs.replace(
+            replica("vllm-v1", COSTS, blocks=180, budget=300),
+            order=serving.get("order", order),
+            rules=host,
+            block_s=1e-4,
+        )
+        skipped, plain = served_alone(one, asked), plainly(one, asked)
+        assert skipped.runs < skipped.iterations == plain.iterations
+        for name in TIMES:
+            assert getattr(skipped, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+        assert skipped.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
+        assert (skipped.evictions, skipped.swaps, skipped.cached.tolist()) == (
+            plain.evictions,
+            plain.swaps,
+            plain.cached.tolist(),
+        )
+        assert skipped.evictions > 0 and (order == "fcfs") == (skipped.cached.sum() > 0) == (skipped.swaps == 0)

@@ -19,7 +19,7 @@ from meshwright.spec.serve import Serve
 #: Draws of the errors behind the intervals, and the requests of each: the first of the workload's.
 NUM_DRAWS, DRAWN_REQUESTS = 16, 4000
 #: The same of a policy that no compiled loop knows.
-DRAWN_PLAINLY = 100
+DRAWN_PLAINLY = 300
 
 
 class Times(NamedTuple):

@@ -16,10 +16,10 @@ from meshwright.cost.engine import EngineProfile
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
-from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.serving.batching import BatchPolicy
+from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.simulate.iterations import IterationCosts, priced
-from meshwright.simulate.serve import simulate
-from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device
@@ -79,10 +79,30 @@ def built(
             table = table.scaled(np.full(len(PRICED), profile.kernels), profile.kernels)
         if tables is not None:
             tables[key] = table
+    block_bytes = max(forward.kv_bytes(stage) for stage in range(plan.layout.pp)) * limits.block
     replica = Replica(
-        policy=policy, limits=limits, costs=table, host=host_times(profile, model, serve), stages=plan.layout.pp
+        policy=policy,
+        limits=limits,
+        costs=table,
+        host=host_times(profile, model, serve),
+        stages=plan.layout.pp,
+        order=serving.get("order", serve.engine.order),
+        rules=cache_rules(serve, requests, block_bytes),
+        block_s=block_bytes / (cluster.islands[0].node.pcie_gb_s * 1e9),
     )
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
+
+
+def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRules:
+    """Return the rules of a replica's cache: the host has room for as many blocks as there are in the memory that was
+    said, on each rank."""
+    words = serve.engine
+    return CacheRules(
+        prefix=words.prefix_cache,
+        unit=requests.hash_block,
+        swap=words.preempt == "swap",
+        host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
+    )
 
 
 def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:
@@ -143,8 +163,8 @@ def served_by(
 ) -> tuple[list[Requests], list[ServedRequests]]:
     """Return the requests of every replica that has any, and what became of them."""
     router = serving.get("routing", serve.engine.routing)
-    if replicas > 1 and router.looks:
-        return pooled(replica, replicas, requests, router)
+    if replicas > 1 and (router.looks or len(requests.after)):
+        return simulate_routed(replica, replicas, requests, router)
     shares = dealt(serve, requests, replicas)
     return shares, [simulate(replica, share) for share in shares]
 

@@ -81,6 +81,8 @@ def predict_serving(
         peak_batch=max(one.peak_batch for one in served),
         preemptions=sum(one.evictions for one in served),
         iterations=sum(one.iterations for one in served),
+        hit_rate=sum(int(one.cached.sum()) for one in served) / max(int(requests.prompt.sum()), 1),
+        swaps=sum(one.swaps for one in served),
         attribution=_attribution(replica.costs, served),
         memory=made.memory,
         assumptions=_assumptions(profile, costs),
@@ -99,7 +101,8 @@ def _attribution(table: IterationCosts, served: list[ServedRequests]) -> dict[st
     found = {name: float(parts[CAUSE[name]]) for name in SERVING_CAUSES if name in CAUSE}
     found["attention"] += float(spent[2] + spent[3])
     found["host"] += float(spent[4])
-    return found | {"idle": float(spent[5])}
+    moves = {"cache moves": float(spent[6])} if spent[6] else {}
+    return found | moves | {"idle": float(spent[5])}
 
 
 def _identity(model: Model, cluster: Cluster, serve: Serve, plan: Plan) -> Identity:
@@ -129,6 +132,8 @@ def _without_room(model, cluster, serve, plan, requests, memory, profile, who) -
         peak_batch=0,
         preemptions=0,
         iterations=0,
+        hit_rate=0.0,
+        swaps=0,
         attribution={},
         memory=memory,
         assumptions=(_engine_assumption(profile),),
@@ -180,7 +185,7 @@ def _timeline(shares: list[Requests], served: list[ServedRequests], who: Identit
     columns = {"replica": replica}
     for name in ("prompt", "output"):
         columns[f"{name}_tokens"] = np.concatenate([getattr(s, name) for s in shares])
-    for name in ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted"):
+    for name in ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted", "cached"):
         columns[name] = np.concatenate([getattr(s, name) for s in served])
     order = np.argsort(columns["arrival_s"], kind="stable")
     return Timeline.bare(

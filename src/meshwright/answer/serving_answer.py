@@ -63,9 +63,10 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
     ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
-    metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all. ``attribution`` is the seconds of all replicas by
-    cause (``idle``: nobody to serve). ``timeline`` has the state of the first replica over time and a record of every
-    request.
+    metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all, of which ``swaps`` went to the host's memory.
+    ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
+    replicas by cause (``idle``: nobody to serve). ``timeline`` has the state of the first replica over time and a
+    record of every request.
     """
 
     model: Model
@@ -81,6 +82,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     peak_batch: int
     preemptions: int
     iterations: int
+    hit_rate: float
+    swaps: int
     attribution: dict[str, float]
     memory: tuple[RankMemory, ...]
     assumptions: tuple[Assumption, ...]
@@ -113,6 +116,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "peak_batch": self.peak_batch,
             "preemptions": self.preemptions,
             "iterations": self.iterations,
+            "hit_rate": self.hit_rate,
+            "swaps": self.swaps,
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
             "memory": msgspec.to_builtins(self.memory),
             "attribution": self.attribution,

@@ -19,7 +19,8 @@ from meshwright.spec.workload import Train
 def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:
     """Return everything that is wrong with a plan, a model, a cluster and an engine's words."""
     found: list[Diagnostic] = []
-    for axis, name in (("batching", serve.engine.policy), ("routing", serve.engine.routing)):
+    words = serve.engine
+    for axis, name in (("batching", words.policy), ("order", words.order), ("routing", words.routing)):
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
     found += _tried(lambda: engine_profile(serve.engine.profile))
     if not model.is_decoder:

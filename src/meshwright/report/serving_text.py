@@ -77,6 +77,8 @@ def _latencies(prediction: ServingPrediction, page: Page) -> None:
         f"batches of up to {prediction.peak_batch}, {prediction.iterations:,} iterations, "
         f"{prediction.peak_kv_blocks:,} of {prediction.kv_blocks:,} cache blocks, "
         f"{prediction.preemptions:,} preemptions"
+        + (f", {prediction.swaps:,} of them to the host's memory" if prediction.swaps else "")
+        + (f", {prediction.hit_rate:.1%} of the prompts' tokens found in the cache" if prediction.hit_rate else "")
     )
 
 

@@ -1,7 +1,7 @@
 """Serving policies: pure deciders of what an engine computes next and where a request goes, one file a policy.
 
-A policy is found by its axis (``batching``, ``routing``) and its name. One of one's own is a record with a ``name`` and
-the method of its axis, and a call of :func:`register`; the simulator then runs it like the shipped ones.
+A policy is found by its axis (``batching``, ``order``, ``routing``) and its name. One of one's own is a record with a
+``name`` and the method of its axis, and a call of :func:`register`; the simulator then runs it like the shipped ones.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ from meshwright.errors import MeshwrightError, nearest
 #: The files of this package that define policies, by axis, each as ``POLICY``: a new one is a file and its name here.
 MODULES = {
     "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future"),
+    "order": ("fcfs", "priority"),
     "routing": ("round_robin", "least_loaded", "power_of_two"),
 }
+
+#: Words of a serving workload that name a policy, where they are not the axis.
+WORDS = {"batching": "policy"}
 
 _OWN: dict[str, dict[str, Any]] = {axis: {} for axis in MODULES}
 
@@ -46,5 +50,7 @@ def get(axis: str, name: str) -> Any:
     found = policies(axis).get(name)
     if found is None:
         help = nearest(name, list(names(axis)))
-        raise MeshwrightError.one("W013", f"no {axis} policy {name!r}", place=f"--serve policy={name}", help=help)
+        raise MeshwrightError.one(
+            "W013", f"no {axis} policy {name!r}", place=f"--serve {WORDS.get(axis, axis)}={name}", help=help
+        )
     return found

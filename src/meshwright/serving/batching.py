@@ -1,151 +1,184 @@
-"""Batching: the decider of what a serving engine computes in its next iteration, whatever the policy.
+"""Batching: the decider of what a serving engine computes in its next iteration, whatever the policies.
 
-A request is a sequence of tokens: its prompt, then what was generated. Those whose keys and values are in the cache are
-``computed``; an iteration computes some that are not, and where it computes the last of them a token is generated.
-Decoding is computing one token a time, and prefill is computing many, so that one rule holds for both (vLLM V1's
-scheduler has the idea). The policy alone decides who is computed; arrival, progress and the end are the same for all.
+The batching policy alone decides who is computed; the order of those who wait, the cache and what happens to whoever is
+evicted are decided apart from it, so that every policy works with each of them. Arrival, progress and the end are the
+same for all.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Protocol
 
 import msgspec
 
+from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
+from meshwright.serving.engine_request import EngineRequest, NewRequest
+from meshwright.serving.fcfs import POLICY as FCFS
+from meshwright.serving.fcfs import OrderPolicy, WaitingQueue
+from meshwright.serving.prefix_cache import PrefixCache
+
 #: Past answers whose lengths an engine remembers.
 REMEMBERED = 1000
-
-
-class EngineRequest(msgspec.Struct, frozen=True):
-    """A request in the engine: tokens of its ``prompt``, the most it may generate (``limit``), tokens ``computed`` and
-    ``generated``, and the cache blocks that it holds. ``done``: it is answered, and its place still taken."""
-
-    number: int
-    prompt: int
-    limit: int
-    computed: int = 0
-    generated: int = 0
-    blocks: int = 0
-    done: bool = False
-
-    @property
-    def need(self) -> int:
-        """Tokens to be computed before the next one is generated."""
-        return self.prompt + self.generated - self.computed
-
-    def with_blocks(self, blocks: int) -> EngineRequest:
-        """Return the sequence with so many cache blocks."""
-        return msgspec.structs.replace(self, blocks=blocks)
-
-    def emptied(self) -> EngineRequest:
-        """Return the sequence without its cache: all of it is to be computed again."""
-        return msgspec.structs.replace(self, computed=0, blocks=0)
-
-
-class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
-    ``blocks`` cache blocks of ``block`` tokens."""
-
-    max_batch: int
-    budget: int
-    block: int
-    blocks: int
-
-    def blocks_for(self, tokens: int) -> int:
-        """Return the blocks that hold so many tokens."""
-        return -(-tokens // self.block)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that all blocks hold."""
-        return self.blocks * self.block
-
-    @property
-    def watermark(self) -> int:
-        """Blocks that admission leaves free where a policy keeps some for sequences that grow: 1% (vLLM V0)."""
-        return self.blocks // 100
+#: Iterations of a run of equal ones, at most.
+MOST_REPEATS = 1 << 40
 
 
 class Share(msgspec.Struct, frozen=True):
     """A sequence's part of an iteration: ``new`` tokens computed, behind ``past`` that were before; ``samples``: a
-    token is generated."""
+    token is generated. The last ``drafted`` of the new ones are guesses, of which those that come true are generated
+    too."""
 
     number: int
     new: int
     past: int
     samples: bool
+    drafted: int = 0
 
 
 class Arrived(msgspec.Struct, frozen=True, tag=True):
-    """Requests came: (number, tokens of the prompt, most tokens of the answer) of each."""
+    """Requests came."""
 
-    requests: tuple[tuple[int, int, int], ...]
+    requests: tuple[NewRequest, ...]
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
-    """The iteration is over, and these requests are answered."""
+    """The iteration is over (as often as ``times``, where it was repeated), and these requests are answered.
+    ``accepted`` are the guessed tokens that came true, by (number, tokens)."""
 
     finished: tuple[int, ...] = ()
+    times: int = 1
+    accepted: tuple[tuple[int, int], ...] = ()
+
+
+class Withdrawn(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the answers of these requests any more; or their cache was sent to where they go on."""
+
+    numbers: tuple[int, ...]
 
 
 class Iterate(msgspec.Struct, frozen=True, tag=True):
-    """Compute an iteration."""
+    """Compute an iteration, after ``moved_in`` and ``moved_out`` cache blocks went from the host's memory and there.
+
+    As far as the engine can see the same follows ``repeat`` times, each sequence with one token more, if nobody comes
+    or leaves."""
 
     shares: tuple[Share, ...]
+    repeat: int = 1
+    moved_in: int = 0
+    moved_out: int = 0
 
 
 class Evict(msgspec.Struct, frozen=True, tag=True):
-    """Drop the cache of a request, which is computed again later."""
+    """Drop the cache of a request, which is computed again later; or it was ``swapped`` to the host's memory."""
 
     number: int
+    swapped: bool = False
 
 
-class Queues(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of an engine: who waits, who runs, both in order, free cache blocks, the iteration under way, and the
-    lengths of the last answers."""
+class Admit(msgspec.Struct, frozen=True, tag=True):
+    """A request runs from now on; so many of its tokens were ``cached``."""
 
-    waiting: tuple[EngineRequest, ...] = ()
-    running: tuple[EngineRequest, ...] = ()
-    free: int = 0
-    shares: tuple[Share, ...] = ()
-    history: tuple[int, ...] = ()
+    number: int
+    cached: int = 0
 
 
-class NextBatch(msgspec.Struct):
+class EngineState:
+    """The state of an engine: who waits, who runs, the cache, the iteration under way, and the lengths of the last
+    answers. ``parked`` are answered here and keep their cache until it is sent."""
+
+    def __init__(self, queue: WaitingQueue, cache: KvCache):
+        self.waiting, self.cache = queue, cache
+        self.running: list[EngineRequest] = []
+        self.shares: tuple[Share, ...] = ()
+        self.history: deque[int] = deque(maxlen=REMEMBERED)
+        self.parked: dict[int, EngineRequest] = {}
+        self.came = 0
+
+    @property
+    def free(self) -> int:
+        """Cache blocks that can be given out."""
+        return self.cache.free
+
+
+class NextBatch:
     """An iteration being planned; a policy writes it. ``history`` are the lengths of the last answers."""
 
-    waiting: list[EngineRequest]
-    running: list[EngineRequest]
-    free: int
-    shares: list[Share]
-    evicted: list[int]
-    history: tuple[int, ...] = ()
+    def __init__(self, state: EngineState, drafts: DraftPolicy | None):
+        self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
+        self.history, self.drafts = state.history, drafts
+        self.shares: list[Share] = []
+        self.evicted: list[Evict] = []
+        self.admitted: list[Admit] = []
 
-    def compute(self, place: int, new: int) -> None:
-        """Put so many tokens of the sequence at that place among those running into the iteration."""
-        one = self.running[place]
-        self.shares.append(Share(one.number, new, one.computed, new == one.need))
+    def next(self) -> EngineRequest | None:
+        """Return who is to run next, with what the cache has of it as computed; None where nobody waits."""
+        one = self.waiting.first(self.cache)
+        if one is not None:
+            self.cache.look(one)
+        return one
 
-    def hold(self, place: int, blocks: int) -> None:
-        """Give the sequence at that place cache blocks, until it has so many."""
-        one = self.running[place]
-        self.free -= blocks - one.blocks
-        self.running[place] = one.with_blocks(blocks)
+    def wanted(self, one: EngineRequest) -> int:
+        """Return the tokens to be computed of a sequence: what it needs, and guesses behind it."""
+        if self.drafts is None or not one.decodes or one.done:
+            return one.target - one.computed
+        return 1 + min(self.drafts.guesses(one, len(self.running)), max(one.limit - one.generated - 1, 0))
 
-    def admit(self, blocks: int) -> int:
-        """Let the first who waits run, with so many cache blocks; returns its place."""
-        self.running.append(self.waiting.pop(0))
-        self.hold(len(self.running) - 1, blocks)
-        return len(self.running) - 1
+    def fits(self, one: EngineRequest, tokens: int, spare: int = 0) -> bool:
+        """Return whether there are blocks to hold so many tokens of a sequence, and `spare` ones beside."""
+        return self.cache.needs(one, tokens) + spare <= self.cache.free
 
-    def evict_last(self) -> int:
-        """Take the cache blocks of the sequence that was admitted last, which then waits as the first; returns its
-        place."""
+    def hold(self, one: EngineRequest, tokens: int) -> None:
+        """Give a sequence blocks until it holds so many tokens."""
+        self.cache.hold(one, tokens)
+
+    def admit(self, one: EngineRequest, tokens: int) -> EngineRequest:
+        """Let a sequence that waits run, with blocks for so many tokens."""
+        self.waiting.take(one)
+        if one.swapped:
+            self.cache.back(one)
+        self.cache.hold(one, tokens)
+        self.admitted.append(Admit(one.number, 0 if one.new.computed else one.computed))
+        one.running = True
+        self.running.append(one)
+        return one
+
+    def compute(self, one: EngineRequest, new: int) -> int:
+        """Put so many tokens of a sequence into the iteration; returns them."""
+        need = one.target - one.computed
+        one.drafted = new - need if new > need else 0
+        self.shares.append(Share(one.number, new, one.computed, new >= need, one.drafted))
+        return new
+
+    def evict(self) -> EngineRequest:
+        """Take the cache blocks of the last of those who run, which then waits; returns it."""
         last = self.running.pop()
-        self.free += last.blocks
-        self.waiting.insert(0, last.emptied())
-        self.evicted.append(last.number)
-        return len(self.running)
+        last.running = False
+        self.cache.evict(last)
+        self.waiting.back(last)
+        self.evicted.append(Evict(last.number, last.swapped))
+        return last
+
+    def make_room(self, one: EngineRequest, new: int) -> bool:
+        """Hold the blocks that so many more tokens of a sequence need, evicting from the end; whether it still runs."""
+        tokens = one.computed + new
+        if tokens <= one.blocks * self.cache.limits.block:
+            return True
+        while self.cache.needs(one, tokens) > self.cache.free:
+            if self.evict() is one:
+                return False
+        self.cache.hold(one, tokens)
+        return True
+
+
+class DraftPolicy(Protocol):
+    """A policy of how many tokens are guessed ahead of a sequence that decodes (speculative decoding)."""
+
+    name: str
+    title: str
+
+    def guesses(self, one: EngineRequest, running: int) -> int:
+        """Return the tokens to guess, where so many sequences run."""
 
 
 class BatchPolicy(Protocol):
@@ -153,7 +186,8 @@ class BatchPolicy(Protocol):
 
     ``code`` numbers those that the compiled simulator knows, 0 for all others. ``budget`` is its usual token budget, 0
     where it has none. ``reserves``: a request gets the blocks of its whole answer at once, and none is ever evicted.
-    ``watermark``: admission leaves 1% of the blocks free.
+    ``watermark``: admission leaves 1% of the blocks free. A policy whose decision may change while everybody decodes
+    and nobody comes or leaves says ``steady = False``.
     """
 
     name: str
@@ -171,51 +205,121 @@ class BatchPolicy(Protocol):
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
-    """The decider of one engine: a policy and its limits."""
+    """The decider of one engine: its policies and its limits.
+
+    It moves its state on in place; the log of what it was told replays from the beginning. An engine that ``parks``
+    keeps the cache of whoever it answered until it is :class:`Withdrawn`, as the prefill half of a divided one does.
+    """
 
     policy: BatchPolicy
     limits: EngineLimits
+    order: OrderPolicy = FCFS
+    rules: CacheRules = CacheRules()
+    drafts: DraftPolicy | None = None
+    parks: bool = False
 
-    def begin(self) -> Queues:
+    def begin(self) -> EngineState:
         """The state of an engine that nobody asked anything."""
-        return Queues(free=self.limits.blocks)
+        cache = PrefixCache if self.rules.prefix else KvCache
+        return EngineState(self.order.open(), cache(self.limits, self.rules))
 
-    def decide(self, state: Queues, event: Arrived | Computed) -> tuple[Queues, tuple[Iterate | Evict, ...]]:
+    def decide(
+        self, state: EngineState, event: Arrived | Computed | Withdrawn
+    ) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
         """The state after an event, and the next iteration where the engine has none under way."""
         match event:
             case Arrived(requests=new):
-                state = msgspec.structs.replace(state, waiting=(*state.waiting, *(EngineRequest(*one) for one in new)))
+                for said in new:
+                    state.waiting.add(EngineRequest(said, state.came))
+                    state.came += 1
                 return (state, ()) if state.shares else self._next(state)
-            case Computed(finished=finished):
-                return self._next(self._after(state, set(finished)))
+            case Computed():
+                self._after(state, event)
+                return self._next(state)
+            case Withdrawn(numbers=numbers):
+                self._leave(state, set(numbers))
+                return (state, ()) if state.shares else self._next(state)
 
-    def _after(self, state: Queues, finished: set[int]) -> Queues:
-        """The state behind an iteration: what it computed, and without those that leave."""
-        new = {share.number: share.new for share in state.shares}
-        moved = [_moved(one, new.get(one.number, 0), one.number in finished) for one in state.running]
-        others = not all(one.done for one in moved)
-        stay = [self.policy.keeps(one.done, others) for one in moved]
-        freed = sum(one.blocks for one, kept in zip(moved, stay) if not kept)
-        running = tuple(one for one, kept in zip(moved, stay) if kept)
-        history = (*state.history, *(one.generated for one in moved if one.number in finished))[-REMEMBERED:]
-        return msgspec.structs.replace(state, running=running, free=state.free + freed, shares=(), history=history)
+    def _after(self, state: EngineState, event: Computed) -> None:
+        """Move the state behind an iteration: what it computed, and without those that leave."""
+        finished, times, cache, queue = set(event.finished), event.times, state.cache, state.waiting
+        guessed = dict(event.accepted)
+        at = {one.number: one for one in state.running} if len(state.shares) < len(state.running) else None
+        for i, share in enumerate(state.shares):
+            one = state.running[i] if at is None else at.get(share.number)
+            if one is None or one.number != share.number:
+                at = at or {other.number: other for other in state.running}
+                one = at.get(share.number)
+                if one is None:
+                    continue  # it was withdrawn meanwhile
+            made = times if not share.drafted else 1 + guessed.get(share.number, 0)
+            done = share.new - share.drafted + made - 1 if share.samples else share.new
+            one.computed += done
+            if times > 1:
+                cache.hold(one, one.computed)
+            if share.samples:
+                one.target += made
+            cache.grown(one)
+            queue.computed(one, done, made if share.samples else 0)
+        state.shares = ()
+        if finished:
+            self._answered(state, finished)
 
-    def _next(self, state: Queues) -> tuple[Queues, tuple[Iterate | Evict, ...]]:
-        plan = NextBatch(list(state.waiting), list(state.running), state.free, [], [], state.history)
+    def _answered(self, state: EngineState, finished: set[int]) -> None:
+        """Let those leave that are answered, where the policy lets them."""
+        others = False
+        for one in state.running:
+            if one.number in finished:
+                one.done = True
+                state.history.append(one.generated)
+                state.waiting.left(one)
+            others = others or not one.done
+        stay = []
+        for one in state.running:
+            if self.policy.keeps(one.done, others):
+                stay.append(one)
+            elif self.parks:
+                state.parked[one.number] = one
+            else:
+                state.cache.drop(one)
+        state.running[:] = stay
+
+    def _leave(self, state: EngineState, numbers: set[int]) -> None:
+        """Let requests leave at once, wherever they are."""
+        for number in numbers & state.parked.keys():
+            state.cache.drop(state.parked.pop(number))
+        for one in [one for one in state.waiting if one.number in numbers]:
+            state.waiting.take(one)
+            state.waiting.left(one)
+            if one.swapped:
+                state.cache.host_free += self.limits.blocks_for(one.computed)
+        for one in [one for one in state.running if one.number in numbers]:
+            state.running.remove(one)
+            state.waiting.left(one)
+            state.cache.drop(one)
+
+    def _next(self, state: EngineState) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
+        if not state.running and not len(state.waiting):
+            return state, ()
+        if state.waiting.ranks:
+            state.running.sort(key=state.waiting.rank)
+        plan = NextBatch(state, self.drafts)
         self.policy.plan(plan, self.limits)
-        state = Queues(
-            waiting=tuple(plan.waiting),
-            running=tuple(plan.running),
-            free=plan.free,
-            shares=tuple(plan.shares),
-            history=state.history,
-        )
-        evicted = tuple(Evict(number) for number in plan.evicted)
-        return state, (*evicted, *((Iterate(state.shares),) if state.shares else ()))
+        state.shares = tuple(plan.shares)
+        moved_in, moved_out = state.cache.moved()
+        found: tuple[Iterate | Evict | Admit, ...] = (*plan.evicted, *plan.admitted)
+        if state.shares:
+            found = (*found, Iterate(state.shares, self._repeat(state, plan), moved_in, moved_out))
+        return state, found
 
-
-def _moved(one: EngineRequest, new: int, finished: bool) -> EngineRequest:
-    samples = new > 0 and new == one.need
-    return msgspec.structs.replace(
-        one, computed=one.computed + new, generated=one.generated + samples, done=one.done or finished
-    )
+    def _repeat(self, state: EngineState, plan: NextBatch) -> int:
+        """How often the same iteration follows, if nobody comes or leaves: as often as there are blocks to grow by."""
+        if plan.admitted or plan.evicted or len(state.shares) < len(state.running):
+            return 1
+        if not getattr(self.policy, "steady", True) or (len(state.waiting) and not state.waiting.settled):
+            return 1
+        if not all(s.new == 1 and s.past and s.samples for s in state.shares):
+            return 1
+        if self.policy.reserves:
+            return MOST_REPEATS
+        return state.cache.quiet // len(state.running) * self.limits.block + 1

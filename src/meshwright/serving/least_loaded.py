@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import ReplicaLoad
 
 
@@ -16,7 +17,7 @@ class LeastLoaded(msgspec.Struct, frozen=True):
     title: str = "to the replica with the fewest open requests"
     looks: bool = True
 
-    def choose(self, number: int, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the replica with the fewest open requests."""
         return min(range(len(loads)), key=lambda one: (loads[one].open, one))
 

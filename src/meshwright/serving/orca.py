@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
 
 
 class Orca(msgspec.Struct, frozen=True):
@@ -25,13 +26,13 @@ class Orca(msgspec.Struct, frozen=True):
 
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Admit while there is room for the longest answer, and compute what everybody needs."""
-        while plan.waiting and len(plan.running) < limits.max_batch:
-            blocks = limits.blocks_for(plan.waiting[0].prompt + plan.waiting[0].limit)
-            if blocks > plan.free:
+        while len(plan.running) < limits.max_batch:
+            one = plan.next()
+            if one is None or not plan.fits(one, one.prompt + one.limit):
                 break
-            plan.admit(blocks)
-        for place, one in enumerate(plan.running):
-            plan.compute(place, one.need)
+            plan.admit(one, one.prompt + one.limit)
+        for one in plan.running:
+            plan.compute(one, one.need)
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whether a sequence stays in the batch: until it is finished."""

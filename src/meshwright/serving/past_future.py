@@ -14,7 +14,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, EngineRequest, NextBatch
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
+from meshwright.serving.engine_request import EngineRequest
 from meshwright.serving.vllm_v1 import compute_running
 
 
@@ -27,20 +29,21 @@ class PastFuture(msgspec.Struct, frozen=True):
     budget: int = 8192
     reserves: bool = False
     watermark: bool = False
+    steady: bool = False
 
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Compute what those that run need, then admit as long as the peak to come fits."""
         left = compute_running(plan, limits)
         past = sorted(plan.history)
-        while not plan.evicted and plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
-            one = plan.waiting[0]
-            new = min(one.need, left)
-            blocks = limits.blocks_for(new)
-            alone = not plan.running
-            if blocks > plan.free or (not alone and future_peak([*plan.running, one], past) > limits.tokens):
+        while not plan.evicted and left > 0 and len(plan.running) < limits.max_batch:
+            one = plan.next()
+            if one is None:
                 break
-            plan.compute(plan.admit(blocks), new)
-            left -= new
+            new = min(one.need, left)
+            crowded = plan.running and future_peak([*plan.running, one], past) > limits.tokens
+            if crowded or not plan.fits(one, one.computed + new):
+                break
+            left -= plan.compute(plan.admit(one, one.computed + new), new)
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whoever is answered leaves."""

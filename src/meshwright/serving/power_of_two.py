@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import ReplicaLoad
 
 #: Multiplier of Knuth's multiplicative hash: 2^32 over the golden ratio.
@@ -23,9 +24,9 @@ class PowerOfTwo(msgspec.Struct, frozen=True):
     title: str = "to the less loaded of two replicas picked at random"
     looks: bool = True
 
-    def choose(self, number: int, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the less loaded of two replicas."""
-        return min(two_of(number, len(loads)), key=lambda one: loads[one].open)
+        return min(two_of(request.number, len(loads)), key=lambda one: loads[one].open)
 
 
 def two_of(number: int, count: int) -> tuple[int, int]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.routing import ReplicaLoad
 from meshwright.spec.requests import Requests
 
@@ -22,9 +23,9 @@ class RoundRobin(msgspec.Struct, frozen=True):
         """Return the replica of every request [n]."""
         return np.arange(len(requests)) % replicas
 
-    def choose(self, number: int, loads: Sequence[ReplicaLoad]) -> int:
+    def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the replica whose turn it is."""
-        return number % len(loads)
+        return request.number % len(loads)
 
 
 POLICY = RoundRobin()

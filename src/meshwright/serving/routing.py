@@ -7,24 +7,32 @@ when a request arrives (``choose``); ``looks`` says which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from meshwright.serving.engine_request import NewRequest
 from meshwright.spec.requests import Requests
 
 
-class ReplicaLoad(NamedTuple):
-    """A replica as a router sees it: requests waiting and running, and the tokens that they hold or wait with."""
-
-    waiting: int
-    running: int
-    tokens: int
+class ReplicaLoad(Protocol):
+    """A replica as a router sees it: requests ``waiting`` and ``running``, both together ``open``, and the ``tokens``
+    that they hold or wait with."""
 
     @property
-    def open(self) -> int:
-        """Requests that are not answered."""
-        return self.waiting + self.running
+    def waiting(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+    @property
+    def open(self) -> int: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    def cached(self, hashes: tuple[int, ...]) -> int:
+        """Return how many blocks of a prefix its cache has."""
 
 
 class Router(Protocol):
@@ -37,5 +45,5 @@ class Router(Protocol):
     def assign(self, requests: Requests, replicas: int) -> np.ndarray:
         """Return the replica of every request [n], of a policy that does not look."""
 
-    def choose(self, number: int, loads: Sequence[ReplicaLoad]) -> int:
-        """Return the replica of the request of that number, of a policy that looks."""
+    def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:
+        """Return the replica of a request, of a policy that looks."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
 from meshwright.serving.vllm_v1 import compute_running
 
 
@@ -29,14 +30,12 @@ class Sarathi(msgspec.Struct, frozen=True):
         left = compute_running(plan, limits)
         if plan.evicted:
             return
-        while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
-            one = plan.waiting[0]
-            blocks = limits.blocks_for(one.need)
-            if plan.free - blocks < limits.watermark:
+        while left > 0 and len(plan.running) < limits.max_batch:
+            one = plan.next()
+            if one is None or not plan.fits(one, one.target, limits.watermark):
                 break
             new = min(one.need, left)
-            plan.compute(plan.admit(blocks), new)
-            left -= new
+            left -= plan.compute(plan.admit(one, one.target), new)
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whether a sequence stays in the batch: until it is finished."""

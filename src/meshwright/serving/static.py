@@ -6,9 +6,12 @@ Requests that are answered early keep their place, and the engine computes for t
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
 
 
 class Static(msgspec.Struct, frozen=True):
@@ -25,8 +28,8 @@ class Static(msgspec.Struct, frozen=True):
         """Go on with the batch, or take the next one."""
         if not plan.running:
             _take(plan, limits)
-        for place, one in enumerate(plan.running):
-            plan.compute(place, one.need)
+        for one in plan.running:
+            plan.compute(one, one.need)
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """All leave together."""
@@ -36,13 +39,15 @@ class Static(msgspec.Struct, frozen=True):
 def _take(plan: NextBatch, limits: EngineLimits) -> None:
     """Admit as many as there is room for, if each were as long as the longest."""
     count = longest = 0
-    for one in plan.waiting[: limits.max_batch]:
+    chosen = list(islice(plan.waiting, limits.max_batch))
+    for one in chosen:
         length = max(longest, limits.blocks_for(one.prompt + one.limit))
-        if (count + 1) * length > plan.free:
+        if (count + 1) * length > plan.cache.free:
             break
         count, longest = count + 1, length
-    for _ in range(count):
-        plan.admit(longest)
+    for one in chosen[:count]:
+        plan.cache.look(one)
+        plan.admit(one, longest * limits.block)
 
 
 POLICY = Static()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, NextBatch
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
 
 
 class VllmV0(msgspec.Struct, frozen=True):
@@ -26,37 +27,29 @@ class VllmV0(msgspec.Struct, frozen=True):
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Compute the prompts for which there is room, else everybody's next token."""
         left = limits.budget
-        while plan.waiting and len(plan.running) < limits.max_batch:
-            new = plan.waiting[0].need
-            blocks = limits.blocks_for(new)
-            alone = not plan.shares
-            if (new > left and not alone) or plan.free - blocks < limits.watermark:
+        while len(plan.running) < limits.max_batch:
+            one = plan.next()
+            if one is None:
                 break
-            plan.compute(plan.admit(blocks), new)
-            left -= new
+            new = one.need
+            if (new > left and plan.shares) or not plan.fits(one, one.computed + new, limits.watermark):
+                break
+            left -= plan.compute(plan.admit(one, one.computed + new), new)
             if left <= 0:
                 break
         if plan.shares:
             return
         place = 0
         while place < len(plan.running):
-            if make_room(plan, limits, place, 1):
-                plan.compute(place, 1)
+            one = plan.running[place]
+            new = plan.wanted(one)
+            if plan.make_room(one, new):
+                plan.compute(one, new)
             place += 1
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whether a sequence stays in the batch: until it is finished."""
         return not finished
-
-
-def make_room(plan: NextBatch, limits: EngineLimits, place: int, new: int) -> bool:
-    """Hold the blocks that so many more tokens of a sequence need, evicting from the end; whether it is still there."""
-    blocks = limits.blocks_for(plan.running[place].computed + new)
-    while blocks - plan.running[place].blocks > plan.free:
-        if plan.evict_last() == place:
-            return False
-    plan.hold(place, max(blocks, plan.running[place].blocks))
-    return True
 
 
 POLICY = VllmV0()

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.serving.batching import EngineLimits, NextBatch
-from meshwright.serving.vllm_v0 import make_room
+from meshwright.serving.batching import NextBatch
+from meshwright.serving.cache import EngineLimits
 
 
 class VllmV1(msgspec.Struct, frozen=True):
@@ -28,13 +28,14 @@ class VllmV1(msgspec.Struct, frozen=True):
         left = compute_running(plan, limits)
         if plan.evicted:
             return
-        while plan.waiting and left > 0 and len(plan.running) < limits.max_batch:
-            new = min(plan.waiting[0].need, left)
-            blocks = limits.blocks_for(new)
-            if blocks > plan.free:
+        while left > 0 and len(plan.running) < limits.max_batch:
+            one = plan.next()
+            if one is None:
                 break
-            plan.compute(plan.admit(blocks), new)
-            left -= new
+            new = min(one.need, left)
+            if not plan.fits(one, one.computed + new):
+                break
+            left -= plan.compute(plan.admit(one, one.computed + new), new)
 
     def keeps(self, finished: bool, others: bool) -> bool:
         """Whether a sequence stays in the batch: until it is finished."""
@@ -46,10 +47,10 @@ def compute_running(plan: NextBatch, limits: EngineLimits) -> int:
     is left of the budget."""
     left, place = limits.budget, 0
     while place < len(plan.running) and left > 0:
-        new = min(plan.running[place].need, left)
-        if make_room(plan, limits, place, new):
-            plan.compute(place, new)
-            left -= new
+        one = plan.running[place]
+        new = min(plan.wanted(one), left)
+        if plan.make_room(one, new):
+            left -= plan.compute(one, new)
         place += 1
     return left
 

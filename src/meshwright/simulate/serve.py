@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.errors import MeshwrightError
+from meshwright.serving.routing import Router
 from meshwright.simulate.serve_loop import (
     EVICTIONS,
     ITERATIONS,
@@ -19,7 +20,8 @@ from meshwright.simulate.serve_loop import (
     SAMPLES,
     serve_loop,
 )
-from meshwright.simulate.serve_plain import simulate as plainly
+from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.serve_pool import served_alone as plainly
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 
@@ -31,7 +33,7 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
         MeshwrightError: W012 for requests that the cache can never hold.
     """
     refuse_oversized(replica, requests)
-    if not replica.policy.code:
+    if not replica.compiled or len(requests.after):
         return plainly(replica, requests)
     count, limits, host, costs = len(requests), replica.limits, replica.host, replica.costs
     ints = {name: np.zeros(count, np.int64) for name in ("queue", "computed", "generated", "held", "evicted")}
@@ -114,7 +116,20 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
         peak_batch=int(counts[PEAK_BATCH]),
         sample_s=sample_s[:kept],
         sample=sample.reshape(-1, 3)[:kept],
+        cached=np.zeros(count, np.int64),
     )
+
+
+def simulate_routed(
+    replica: Replica, replicas: int, requests: Requests, router: Router
+) -> tuple[list[Requests], list[ServedRequests]]:
+    """Return the requests of every replica that served any behind a router that looks, and what became of them.
+
+    Raises:
+        MeshwrightError: W012 for requests that the cache can never hold.
+    """
+    refuse_oversized(replica, requests)
+    return pooled(replica, replicas, requests, router)
 
 
 def refuse_oversized(replica: Replica, requests: Requests) -> None:

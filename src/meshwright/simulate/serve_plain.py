@@ -1,45 +1,75 @@
-"""The plain serving simulator: any batching decider on a virtual clock, one iteration at a time.
+"""One replica on a virtual clock: its decider says what is computed, and the clock moves on by what that takes.
 
-It is what :mod:`meshwright.simulate.serve_loop` computes, written to be read: the decider says what is computed, the
-clock moves on by what that takes, and requests are told apart by their numbers.
+It is what :mod:`meshwright.simulate.serve_loop` computes, for every policy and written to be read. A run of iterations
+that the decider would repeat is one: each context grows by a token, so that their times are an arithmetic series
+(:mod:`meshwright.simulate.iterations` says why), and whoever comes meanwhile cuts the run behind the iteration under
+way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil, inf
 from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate, Share
+from meshwright.serving.batching import Admit, Arrived, Computed, Evict, Iterate, Share, Withdrawn
+from meshwright.serving.engine_request import NewRequest
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
+#: Places of where time goes.
+IDLE, MOVES = SPENT.index("idle"), SPENT.index("moves")
+
 
 class Took(NamedTuple):
-    """Seconds of an iteration by part; ``tokens`` that a microbatch of it has."""
+    """Seconds of an iteration by part, and its ``tokens`` in a microbatch of it.
+
+    If it is repeated with a token more behind every sequence, decoding takes ``slope`` seconds more each time, and the
+    whole iteration ``growth``; that holds ``room`` times.
+    """
 
     linear: float
     sampled: float
     decode: float
     prefill: float
     host: float
+    moves: float
     tokens: int
+    slope: float
+    growth: float
+    room: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the whole iteration."""
+        return self.linear + self.sampled + self.decode + self.prefill + self.host + self.moves
 
 
-def iteration_seconds(replica: Replica, shares: Sequence[Share]) -> Took:
-    """Return what an iteration takes: its tokens, those that decode with their contexts, and its prompts."""
+def iteration_seconds(replica: Replica, shares: Sequence[Share], moved_blocks: int = 0) -> Took:
+    """Return what an iteration takes: its tokens, those that decode with their contexts, its prompts, guesses of next
+    tokens, and blocks that come from the host's memory and go there."""
     costs, host = replica.costs, replica.host
-    decoding = [s.past + 1 for s in shares if s.new == 1 and s.past]
-    prompts = [s for s in shares if not (s.new == 1 and s.past)]
+    decoding = [s.past + 1 for s in shares if s.new - s.drafted == 1 and s.past]
+    prompts = [s for s in shares if s.new - s.drafted != 1 or not s.past]
     parts = min(replica.stages, len(shares))
-    tokens, sampled = sum(s.new for s in shares), sum(s.samples for s in shares)
+    drafted = sum(s.drafted for s in shares)
+    tokens, sampled = sum(s.new for s in shares), sum(s.samples for s in shares) + drafted
     at = min(-(-tokens // parts), costs.most_tokens)
-    linear, head = float(costs.linear_s[at]), float(costs.sampled_s[-(-sampled // parts)])
-    decode = prefill = 0.0
+    linear = float(costs.linear_s[at])
+    head = float(costs.sampled_s[min(-(-sampled // parts), len(costs.sampled_s) - 1)])
+    decode = prefill = slope = 0.0
+    room = inf
     if decoding:
-        decode = costs.decoding(-(-len(decoding) // parts), sum(decoding) / len(decoding))
+        mean, node = sum(decoding) / len(decoding), costs.context_node
+        low = min(max(int(node.searchsorted(mean, side="right")) - 1, 0), len(node) - 2)
+        row = costs.decode_s[-(-len(decoding) // parts)]
+        slope = float((row[low + 1] - row[low]) / (node[low + 1] - node[low]))
+        decode = float(row[low]) + (mean - float(node[low])) * slope
+        if low + 2 < len(node):
+            room = float(node[low + 1]) - mean
     if prompts:
         queries = sum(s.new for s in prompts)
         prefill = costs.prefilling(
@@ -49,85 +79,164 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share]) -> Took:
         )
     device = linear + head + decode + prefill
     eager = host.eager_s if prompts or tokens > host.graph_tokens else 0.0
+    growth = slope
+    if eager > device:
+        growth = 0.0
+        room = min(room, (eager - device) / slope) if slope > 0 else room
     added = host.step_s + host.request_s * len(shares) + max(0.0, eager - device)
-    return Took(linear, head, decode, prefill, added, at)
+    if drafted and replica.guessing is not None:
+        added += replica.guessing.seconds(len(shares), drafted)
+    return Took(linear, head, decode, prefill, added, moved_blocks * replica.block_s, at, slope, growth, room)
 
 
 class Clock:
-    """One replica on a virtual clock: its decider, the iteration under way, and the times recorded of every request."""
+    """One replica on a virtual clock: its decider, the iterations under way, and the times recorded of every request.
 
-    def __init__(self, replica: Replica, requests: Requests):
-        self.replica, self.requests = replica, requests
-        self.decider = Batching(policy=replica.policy, limits=replica.limits)
-        self.state, self.shares = self.decider.begin(), ()
+    Without ``skips`` every iteration is simulated by itself. An engine that ``parks`` is the first half of a divided
+    one: its requests end with their first token and keep their cache until they are withdrawn."""
+
+    def __init__(self, replica: Replica, requests: Requests, *, skips: bool = True, parks: bool = False):
+        self.replica, self.requests, self.skips = replica, requests, skips
+        self.decider = replica.decider(parks=parks)
+        self.state, self.iterate = self.decider.begin(), None
         count = len(requests)
         self.now, self.answered = 0.0, 0
+        self.output = [1] * count if parks else requests.output.tolist()
         self.arrival = np.array(requests.arrival_s, np.float64)
-        self.scheduled, self.first, self.end, self.last = (np.full(count, -1.0) for _ in range(4))
-        self.generated, self.evicted = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.scheduled, self.first, self.end = (np.full(count, -1.0) for _ in range(3))
+        self.evicted, self.cached = np.zeros(count, np.int64), np.zeros(count, np.int64)
+        self.last, self.generated = [-1.0] * count, [0] * count
         self.gaps, self.spent = np.zeros(len(GAP_EDGES), np.int64), np.zeros(len(SPENT))
         self.seen = np.zeros(replica.costs.most_tokens + 1)
-        self.iterations = self.peak_blocks = self.peak_batch = 0
+        self.iterations = self.runs = self.peak_blocks = self.peak_batch = self.swaps = 0
         self.samples: list[tuple[float, int, int, int]] = []
         self.log: list[LogEntry] = []
+        self.took: Took | None = None
+        self.times = 0
+        self.accepted: tuple[tuple[int, int], ...] = ()
 
-    def ask(self, numbers: Sequence[int]) -> None:
-        """Tell the decider that requests came."""
-        prompt, output = self.requests.prompt, self.requests.output
-        self.tell(Arrived(tuple((i, int(prompt[i]), int(output[i])) for i in numbers)))
-
-    def tell(self, event: Arrived | Computed) -> None:
+    def tell(self, event: Arrived | Computed | Withdrawn) -> None:
         """Tell the decider what happened, and note what it decides."""
         self.state, decisions = self.decider.decide(self.state, event)
         self.log.append(LogEntry(event, decisions))
+        if isinstance(event, Computed):
+            self.iterate = None
         for decision in decisions:
-            if isinstance(decision, Evict):
+            if isinstance(decision, Iterate):
+                self.iterate = decision
+            elif isinstance(decision, Evict):
                 self.evicted[decision.number] += 1
-        started = next((d.shares for d in decisions if isinstance(d, Iterate)), ())
-        if started or isinstance(event, Computed):
-            self.shares = started
-        for share in started:
-            if self.scheduled[share.number] < 0:
-                self.scheduled[share.number] = self.now
+                self.swaps += decision.swapped
+            elif isinstance(decision, Admit) and self.scheduled[decision.number] < 0:
+                self.scheduled[decision.number] = self.now
+                self.cached[decision.number] = decision.cached
 
     def idle_until(self, at_s: float) -> None:
         """Let time pass in which nobody is served."""
-        self.spent[-1] += at_s - self.now
+        self.spent[IDLE] += at_s - self.now
         self.now = at_s
 
-    def compute(self) -> list[int]:
-        """Let the iteration pass; returns the requests that it answers."""
-        took = iteration_seconds(self.replica, self.shares)
-        used = self.replica.limits.blocks - self.state.free
-        running, waiting = len(self.state.running), len(self.state.waiting)
-        self.peak_blocks, self.peak_batch = max(self.peak_blocks, used), max(self.peak_batch, running)
-        self.samples.append((self.now, running, waiting, used))
-        self.iterations += 1
-        self.now += sum(took[:5])
-        self.spent[:5] += took[:5]
-        self.seen[took.tokens] += 1
-        return [share.number for share in self.shares if share.samples and self._token(share.number)]
+    def begin(self) -> float:
+        """Begin the iteration that was decided, and as many as are the same; returns when they end."""
+        assert self.iterate is not None
+        run = self.iterate
+        took = iteration_seconds(self.replica, run.shares, run.moved_in + run.moved_out)
+        times = 1
+        if self.skips and run.repeat > 1:
+            made, output = self.generated, self.output
+            rest = (output[s.number] - made[s.number] for s in run.shares)
+            times = min((left for left in rest if left > 0), default=1)
+            times = max(1, int(min(times, run.repeat, took.room + 1 if took.room < times else times)))
+        self.took, self.times = took, times
+        return self.ends(times)
 
-    def _token(self, i: int) -> bool:
-        """Note the next token of a request; returns whether it is the last one."""
-        if self.generated[i] >= self.requests.output[i]:
-            return False  # it keeps its place in a static batch
-        self.generated[i] += 1
-        if self.generated[i] == 1:
-            self.first[i] = self.now
-        else:
-            gap = self.now - self.last[i]
-            self.gaps[max(int(np.searchsorted(GAP_EDGES, gap, side="right")) - 1, 0)] += 1
-        self.last[i] = self.now
-        if self.generated[i] < self.requests.output[i]:
-            return False
-        self.end[i] = self.now
-        self.answered += 1
-        return True
+    def ends(self, times: int) -> float:
+        """Return when so many of the iterations under way are over."""
+        assert self.took is not None
+        return self.now + times * self.took.seconds + self.took.growth * times * (times - 1) / 2.0
+
+    def cut(self, at_s: float) -> float:
+        """End the run behind the iteration under way at that time, as somebody comes; returns when."""
+        low, high = 1, self.times  # the fewest iterations that are not over before
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.ends(middle) >= at_s else (middle + 1, high)
+        self.times = low
+        return self.ends(low)
+
+    def compute(self) -> list[int]:
+        """Let the iterations under way pass; returns the requests that they answer."""
+        took, times, run = self.took, self.times, self.iterate
+        assert took is not None and run is not None
+        used, running = self.replica.limits.blocks - self.state.free, len(self.state.running)
+        self.peak_batch = max(self.peak_batch, running)
+        self.samples.append((self.now, running, len(self.state.waiting), used))
+        if len(self.samples) > 2 * MOST_SAMPLES:
+            del self.samples[1::2]
+        end, series = self.ends(times), times * (times - 1) / 2.0
+        self.spent[:5] += [times * part for part in took[:5]]
+        self.spent[2] += took.slope * series
+        self.spent[4] -= (took.slope - took.growth) * series
+        self.spent[MOVES] += took.moves
+        self.seen[took.tokens] += times
+        self.iterations += times
+        self.runs += 1
+        one = took.seconds
+        counted, finished = 0, []
+        self.accepted = self._accepted(run.shares)
+        guessed = dict(self.accepted)
+        gap_of: dict[float, int] = {}
+        made, output, last = self.generated, self.output, self.last
+        for share in run.shares:
+            if not share.samples:
+                continue
+            i = share.number
+            was = made[i]
+            if was >= output[i]:
+                continue  # it keeps its place in a static batch
+            new = min(times if not share.drafted else 1 + guessed.get(i, 0), output[i] - was)
+            made[i] = was + new
+            if was == 0:
+                self.first[i] = self.now + one
+            elif last[i] >= 0:
+                gap = self.now + one - last[i]
+                gap_of[gap] = gap_of.get(gap, 0) + 1
+            last[i] = end
+            counted += 1
+            if share.drafted:
+                self.gaps[0] += new - 1  # tokens of one iteration come together
+            if made[i] >= output[i]:
+                self.end[i] = end
+                self.answered += 1
+                finished.append(i)
+        for gap, count in gap_of.items():
+            self.gaps[max(int(GAP_EDGES.searchsorted(gap, side="right")) - 1, 0)] += count
+        if times > 1:
+            gap = one + took.growth * times / 2.0
+            self.gaps[max(int(GAP_EDGES.searchsorted(gap, side="right")) - 1, 0)] += counted * (times - 1)
+            block = self.replica.limits.block
+            used += sum(-(-(s.past + times) // block) - -(-(s.past + 1) // block) for s in run.shares)
+        self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
+        self.now = end
+        return finished
+
+    def _accepted(self, shares: Sequence[Share]) -> tuple[tuple[int, int], ...]:
+        """The guessed tokens of an iteration that come true."""
+        guessing = self.replica.guessing
+        if guessing is None:
+            return ()
+        return tuple(
+            (s.number, guessing.come_true(s.number, self.generated[s.number], s.drafted)) for s in shares if s.drafted
+        )
+
+    def computed(self, finished: Sequence[int]) -> None:
+        """Tell the decider that the iterations are over, and which requests are answered."""
+        self.tell(Computed(tuple(finished), self.times, self.accepted))
 
     def served(self) -> ServedRequests:
         """Return the records of all requests; -1 of those that were not served."""
-        sample = np.array(self.samples[:MOST_SAMPLES]).reshape(-1, 4)
+        samples = self.samples[:: max(1, ceil(len(self.samples) / MOST_SAMPLES))]
+        sample = np.array(samples).reshape(-1, 4)
         return ServedRequests(
             arrival_s=self.arrival,
             scheduled_s=self.scheduled,
@@ -138,45 +247,34 @@ class Clock:
             spent_s=self.spent,
             tokens_seen=self.seen,
             iterations=self.iterations,
-            runs=self.iterations,
+            runs=self.runs,
             evictions=int(self.evicted.sum()),
             peak_blocks=self.peak_blocks,
             peak_batch=self.peak_batch,
             sample_s=sample[:, 0],
             sample=sample[:, 1:].astype(np.int64),
+            cached=self.cached,
+            swaps=self.swaps,
         )
 
 
-def simulate(replica: Replica, requests: Requests) -> ServedRequests:
-    """Return what becomes of requests that one replica serves."""
-    return simulate_logged(replica, requests)[0]
+def said_of(requests: Requests) -> list[NewRequest]:
+    """Return the requests as they are told to an engine."""
+    n = len(requests)
 
+    def column(values: np.ndarray, usual: int) -> list[int]:
+        return values.tolist() if len(values) else [usual] * n
 
-def simulate_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests, list[LogEntry]]:
-    """Return the same, with the decider's log, which replays."""
-    clock = Clock(replica, requests)
-    known = following = min(requests.concurrency or len(requests), len(requests))
-    coming = 0
-
-    def arrive() -> None:
-        nonlocal coming
-        first = coming
-        while coming < known and clock.arrival[coming] <= clock.now:
-            coming += 1
-        if coming > first:
-            clock.ask(range(first, coming))
-
-    while clock.answered < len(requests):
-        if not clock.shares:
-            clock.idle_until(max(clock.now, float(clock.arrival[coming])))
-            arrive()
-            continue
-        finished = clock.compute()
-        arrive()  # they came while it was computed, and are there when the next one is planned
-        last = min(following + len(finished), len(requests))
-        if last > following:  # in a closed loop the next ones come when others are answered
-            clock.arrival[following:last] = clock.now
-            clock.ask(range(following, last))
-            following = last
-        clock.tell(Computed(tuple(finished)))
-    return clock.served(), clock.log
+    columns = zip(
+        range(n),
+        requests.prompt.tolist(),
+        requests.output.tolist(),
+        column(requests.tenant, 0),
+        column(requests.priority, 0),
+        column(requests.adapter, -1),
+        column(requests.program, -1),
+    )
+    if len(requests.hash_ptr) == 1:
+        return [NewRequest(*row) for row in columns]
+    hashes, ptr = requests.hashes.tolist(), requests.hash_ptr.tolist()
+    return [NewRequest(*row, hashes=tuple(hashes[ptr[i] : ptr[i + 1]])) for i, row in enumerate(columns)]

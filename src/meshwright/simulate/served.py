@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 import numpy as np
 
-from meshwright.serving.batching import BatchPolicy, EngineLimits
+from meshwright.serving.batching import Batching, BatchPolicy, DraftPolicy
+from meshwright.serving.cache import CacheRules, EngineLimits
+from meshwright.serving.fcfs import POLICY as FCFS
+from meshwright.serving.fcfs import OrderPolicy
 from meshwright.simulate.iterations import IterationCosts
 
 #: Samples of the state over time that are kept of a replica.
@@ -13,7 +18,7 @@ MOST_SAMPLES = 2048
 #: Edges of the histogram of gaps between tokens, 2% apart.
 GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
 #: Names of where a replica's time goes, as the loop counts them.
-SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle")
+SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves")
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,19 +33,53 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     graph_tokens: int = 0
 
 
+class Guessing(Protocol):
+    """The guesses of next tokens: their cost, and which of them come true."""
+
+    def seconds(self, sequences: int, guesses: int) -> float:
+        """Return the seconds in which so many tokens are guessed, of so many sequences in all."""
+
+    def come_true(self, number: int, generated: int, drafted: int) -> int:
+        """Return how many of the guesses behind the `generated` tokens of a request come true, the first ones."""
+
+
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica: its policy, limits, iteration costs, pipeline stages and host."""
+    """One replica: its policies, limits, iteration costs, pipeline stages and host.
+
+    ``block_s`` are the seconds in which a cache block goes to the host's memory or comes back.
+    """
 
     policy: BatchPolicy
     limits: EngineLimits
     costs: IterationCosts
     host: HostTimes = HostTimes()
     stages: int = 1
+    order: OrderPolicy = FCFS
+    rules: CacheRules = CacheRules()
+    drafts: DraftPolicy | None = None
+    guessing: Guessing | None = None
+    block_s: float = 0.0
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the compiled loop knows all of its policies."""
+        return bool(self.policy.code) and self.order is FCFS and self.rules == CacheRules() and self.drafts is None
+
+    def decider(self, *, parks: bool = False) -> Batching:
+        """Return what decides over its iterations."""
+        return Batching(
+            policy=self.policy,
+            limits=self.limits,
+            order=self.order,
+            rules=self.rules,
+            drafts=self.drafts,
+            parks=parks,
+        )
 
 
 class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
     """The times of n served requests in seconds of the virtual clock: arrival, first scheduled, first token and last
-    token; and how often each was evicted. All of these are [n].
+    token; how often each was evicted, and how many of its tokens were found in the cache. All of these are [n].
 
     ``gaps`` is the histogram of times between tokens over :data:`GAP_EDGES`; ``spent_s`` where the replica's time went,
     by :data:`SPENT`; ``tokens_seen`` how many iterations computed so many tokens. ``sample_s`` [s] and ``sample``
@@ -62,8 +101,10 @@ class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
     peak_batch: int
     sample_s: np.ndarray
     sample: np.ndarray
+    cached: np.ndarray
+    swaps: int = 0
 
     def chosen(self, which: np.ndarray) -> ServedRequests:
         """Return the records of the requests of the given indices; the rest is the replica's."""
-        columns = ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted")
+        columns = ("arrival_s", "scheduled_s", "first_s", "end_s", "evicted", "cached")
         return msgspec.structs.replace(self, **{name: getattr(self, name)[which] for name in columns})

@@ -18,7 +18,7 @@ import msgspec
 
 from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.quantity import parse_count
+from meshwright.quantity import parse_bytes, parse_count
 from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Share of the requests that has to meet an SLO where nobody says.
 USUAL_SHARE = 0.9
+#: How those come back whose cache was taken.
+PREEMPTIONS = ("recompute", "swap")
 BURSTS = ("gamma", "weibull")
 #: Bytes of a number in the cache of keys and values.
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -50,7 +52,10 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     At most ``max_batch`` requests run at a time, and an iteration computes at most ``budget`` tokens (0: as the policy
     usually does). Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as
     many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are
-    replayed from CUDA graphs. ``profile`` names the engine whose host times are meant.
+    replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
+    prefix are shared and kept. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes``
+    of the host's memory for each rank, where shared blocks that leave the device go too. ``profile`` names the engine
+    whose host times are meant.
     """
 
     policy: str = "vllm-v1"
@@ -63,6 +68,10 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     memory: float = 0.9
     routing: str = "round-robin"
     graphs: bool = True
+    order: str = "fcfs"
+    prefix_cache: bool = False
+    preempt: str = "recompute"
+    host_bytes: float = 0.0
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
@@ -204,6 +213,8 @@ def _contradictions(given: dict[str, str], place: str) -> list[Diagnostic]:
             wrong.append(_bad("W005", f"lengths= says {key} too", place, "keep one of them"))
     if "ramp" in has and "concurrency" not in has:
         wrong.append(_bad("W005", "ramp= is of a closed loop", place, "drop it, or say concurrency="))
+    if given.get("preempt") == "swap" and "host" not in has:
+        wrong.append(_bad("W003", "preempt=swap does not say to how much memory", place, "for example host=64GiB"))
     if "window" in has and ("batch" in has or "concurrency" in has):
         help = "say requests= instead"
         wrong.append(_bad("W005", "window= is of arrivals over time", place, help))
@@ -304,6 +315,10 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "memory": ("engine.memory", lambda t: _positive(t, 1.0), "a share of the device's memory above 0 up to 1"),
     "routing": ("engine.routing", _name, "a routing policy such as round-robin"),
     "graphs": ("engine.graphs", _yes_no, "yes or no"),
+    "order": ("engine.order", _name, "a policy of who is served first, such as fcfs"),
+    "prefix_cache": ("engine.prefix_cache", _yes_no, "yes or no"),
+    "preempt": ("engine.preempt", _one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
+    "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
 #: Keys that a serving workload may say.
 KEYS = tuple(_READERS)

@@ -1,0 +1,113 @@
+"""The cache of keys and values as a serving engine sees it: blocks of tokens, held by requests.
+
+Blocks are given out one by one, as tokens are computed (paged attention: Kwon et al., SOSP 2023, 2309.06180, section
+4). :class:`meshwright.serving.prefix_cache.PrefixCache` also keeps those of requests that have left.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.serving.engine_request import EngineRequest
+
+
+class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
+    ``blocks`` cache blocks of ``block`` tokens."""
+
+    max_batch: int
+    budget: int
+    block: int
+    blocks: int
+
+    def blocks_for(self, tokens: int) -> int:
+        """Return the blocks that hold so many tokens."""
+        return -(-tokens // self.block)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that all blocks hold."""
+        return self.blocks * self.block
+
+    @property
+    def watermark(self) -> int:
+        """Blocks that admission leaves free where a policy keeps some for sequences that grow: 1% (vLLM V0)."""
+        return self.blocks // 100
+
+
+class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules of a cache. ``prefix``: blocks of a common prefix are shared, and kept when nobody holds them; a name
+    (hash) stands for ``unit`` tokens. ``swap``: a request that is evicted is moved to the host's memory, of
+    ``host_blocks`` blocks, where there is room, and not computed again; shared blocks that leave the device are kept
+    there too."""
+
+    prefix: bool = False
+    unit: int = 16
+    swap: bool = False
+    host_blocks: int = 0
+
+
+class KvCache:
+    """A paged cache: ``free`` blocks, and those moved between device and host since the counters were last taken."""
+
+    def __init__(self, limits: EngineLimits, rules: CacheRules):
+        self.limits, self.rules = limits, rules
+        self.bare, self.host_free = limits.blocks, rules.host_blocks
+        self.moved_in = self.moved_out = 0
+
+    @property
+    def free(self) -> int:
+        """Blocks that can be given out."""
+        return self.bare
+
+    @property
+    def quiet(self) -> int:
+        """Blocks that can be given out without one that goes to the host's memory."""
+        return self.bare
+
+    def look(self, one: EngineRequest) -> None:
+        """Find what the cache has of a request that waits: here nothing that it did not bring."""
+
+    def needs(self, one: EngineRequest, tokens: int) -> int:
+        """Return the free blocks it takes to hold so many tokens of a request."""
+        return self.limits.blocks_for(tokens) - one.blocks
+
+    def hold(self, one: EngineRequest, tokens: int) -> None:
+        """Give a request blocks until it holds so many tokens; there have to be as many as it :meth:`needs`."""
+        wanted = self.limits.blocks_for(tokens)
+        if wanted > one.blocks:
+            self.bare -= wanted - one.blocks
+            one.blocks = wanted
+
+    def drop(self, one: EngineRequest) -> None:
+        """Take the blocks of a request."""
+        self.bare += one.blocks
+        one.blocks = 0
+
+    def grown(self, one: EngineRequest) -> None:
+        """Note that more of a request is computed."""
+
+    def evict(self, one: EngineRequest) -> None:
+        """Take the blocks of a request that goes on later: to the host where it swaps and has room, else they are lost
+        and computed again."""
+        kept = self.limits.blocks_for(one.computed)
+        self.drop(one)
+        if self.rules.swap and 0 < kept <= self.host_free:
+            self.host_free -= kept
+            self.moved_out += kept
+            one.swapped = True
+        else:
+            one.computed = 0
+
+    def back(self, one: EngineRequest) -> None:
+        """Bring what was swapped of a request back, which holds its blocks again."""
+        kept = self.limits.blocks_for(one.computed)
+        self.host_free += kept
+        self.moved_in += kept
+        one.swapped = False
+
+    def moved(self) -> tuple[int, int]:
+        """Return the blocks moved in and out since the last call."""
+        found = self.moved_in, self.moved_out
+        self.moved_in = self.moved_out = 0
+        return found
