@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 
 
 class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
@@ -19,6 +19,9 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     One of ``slices`` equal slices of a larger product along m, issued on several streams as Transformer Engine and
     PyTorch's asynchronous tensor parallelism do: blocks of the next slice fill what a slice's last wave leaves idle.
+
+    ``weights``: B is stored in a quantised format and made operands of ``dtype`` in registers, as MARLIN does ("": it
+    is stored as it is multiplied).
     """
 
     m: int
@@ -30,6 +33,7 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     accumulate: bool = False
     bias: str = ""
     slices: int = 1
+    weights: str = ""
 
     @property
     def flops(self) -> float:
@@ -38,14 +42,15 @@ class Gemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     @property
     def num_bytes(self) -> float:
         """Bytes that must cross device memory at least once."""
-        operand = DTYPE_BYTES[self.dtype] * (self.m * self.k + self.k * self.n)
+        operand = DTYPE_BYTES[self.dtype] * self.m * self.k + weight_bytes(self) * self.k * self.n
         return self.batch * (operand + self.out_bytes * self.m * self.n * (2 if self.accumulate else 1))
 
 
 class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One product per local expert: ``rows`` tokens in all, spread over ``groups`` weights [k, n].
 
-    The busiest rank holds ``imbalance`` times the mean (already in ``rows`` of the pricing, not here)."""
+    The busiest rank holds ``imbalance`` times the mean (already in ``rows`` of the pricing, not here). ``weights`` as
+    of :class:`Gemm`."""
 
     groups: int
     rows: int
@@ -55,6 +60,7 @@ class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     imbalance: float = 1.0
     out_bytes: float = 2.0
     weight_gradient: bool = False
+    weights: str = ""
 
     @property
     def flops(self) -> float:
@@ -64,7 +70,7 @@ class GroupedGemm(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     def num_bytes(self) -> float:
         element = DTYPE_BYTES[self.dtype]
         rows = self.rows * self.imbalance
-        weights = self.groups * self.n * self.k * (self.out_bytes if self.weight_gradient else element)
+        weights = self.groups * self.n * self.k * (self.out_bytes if self.weight_gradient else weight_bytes(self))
         return weights + rows * (self.k * element + self.n * (element if self.weight_gradient else self.out_bytes))
 
 
@@ -254,6 +260,11 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
 
 Work = Scan | Convolution | Gemm | GroupedGemm | AttentionCore | VarlenAttention | Elementwise | Collective | Staging
+
+
+def weight_bytes(work: Gemm | GroupedGemm) -> float:
+    """Return the bytes of one weight of a product as they cross device memory."""
+    return WEIGHT_BYTES[work.weights] if work.weights else DTYPE_BYTES[work.dtype]
 
 
 def attended_pairs(q_len: int, context: float, *, causal: bool, window: int = 0, chunked: bool = False) -> float:

@@ -29,7 +29,7 @@ def table(tmp_path_factory):
     lines = [HEADER]
     sizes = itertools.product((1, 16, 128, 512, 2048, 8192, 32768), (256, 1024, 4096, 16384), (256, 1024, 4096, 16384))
     for m, n, k in sizes:
-        seconds = gemm((m, n, k, 1, 2.0, 2.0), hw, constants)
+        seconds = gemm((m, n, k, 1, 2.0, 2.0, 2.0), hw, constants)
         lines.append(f"made up,a100_80gb_sxm,none,0,bf16,fwd,1,{m},{n},{k},{seconds * 1e6:.6g}")
     folder = tmp_path_factory.mktemp("table")
     (folder / "ops_gemm.csv").write_text("\n".join(lines) + "\n")
@@ -67,7 +67,7 @@ def test_equal_tables_give_byte_equal_profiles_that_the_link_reads(table, tmp_pa
     assert (tmp_path / "one/a100_80gb_sxm.json").read_bytes() == (tmp_path / "two/a100_80gb_sxm.json").read_bytes()
     told = link(folder=tmp_path / "one")(Gemm(m=2048, n=4096, k=4096), load_device("a100_80gb_sxm"))
     hw = hardware(load_device("a100_80gb_sxm"), "bf16")
-    true = gemm((2048, 4096, 4096, 1, 2.0, 2.0), hw, [TRUE.get(c.name, c.start) for c in GEMM.constants])
+    true = gemm((2048, 4096, 4096, 1, 2.0, 2.0, 2.0), hw, [TRUE.get(c.name, c.start) for c in GEMM.constants])
     assert told.seconds == pytest.approx(true, rel=0.05)
 
 

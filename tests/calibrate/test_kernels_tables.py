@@ -77,7 +77,7 @@ def test_an_unknown_device_is_refused(tmp_path):
 
 
 def test_precisions_the_package_does_not_compute_in_are_left_out_and_counted(tmp_path):
-    (tmp_path / "ops_gemm.csv").write_text("\n".join([HEADER, GOOD, GOOD.replace("bf16", "int4_wo")]))
+    (tmp_path / "ops_gemm.csv").write_text("\n".join([HEADER, GOOD, GOOD.replace("bf16", "int3_wo")]))
     found, left = samples(tmp_path, ("gemm",))
     assert [(s.op, s.dtype, len(s.seconds)) for s in found] == [("gemm", "bf16", 1)]
     assert [(row.table, row.rows) for row in left] == [("ops_gemm", 1)]

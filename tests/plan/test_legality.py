@@ -91,6 +91,11 @@ ILLEGAL = [
     ("dp32 cp2", load("jamba-v0.1"), TRAIN, "P027", "context parallelism of Mamba-1 layers is not modelled|say cp1"),
     ("tp2 cp32 dp1", load("qwen3-next-80b-a3b"), LONG, "P027", "cp=32 does not divide a rank's heads of the mixer=16"),
     ("dp32 cp2", load("t5-base"), TRAIN, "P028", "encoder tokens and decoder tokens of lengths of their own|say cp1"),
+    ("tp8 adp4", GPT, TRAIN, "P029", "adp4 is a word of serving|layout.adp|drop adp4"),
+    ("dp64 bf16 weights=int4", GPT, TRAIN, "P029", "weights=int4 is a word of serving|say what is served: --serve"),
+    ("dp64 int8", GPT, TRAIN, "P029", "int8 is a word of serving: nothing is trained in it|say bf16 or fp8"),
+    ("dp64 fp8 weights=fp8", GPT, TRAIN, "P022", "weights=fp8 stores 1 bytes a weight, and fp8 has 1|bf16 weights=fp8"),
+    ("tp8 adp3", GPT, TRAIN, "P011", "adp=3 groups do not divide the tp=8 ranks|valid adp at tp8: 1, 2, 4, 8"),
     ("pp4 dp1 interleaved vpp3", GPT, Train(global_batch=6, seq_len=128), "S013", "microbatches"),
     ("pp4 dp1 zb-h1 vpp2", GPT, TRAIN, "S011", "holds 1 stages on each rank, not vpp=2"),
 ]

@@ -55,7 +55,6 @@ def test_a_static_batch_and_a_rate_are_loads_too():
     ("cells", "reason"),
     [
         ({"mode": "disagg"}, "V006 prefill and decode apart"),
-        ({"dp": "8"}, "V006 attention data parallelism"),
         ({"precision": "int4"}, "V006 precision int4"),
         ({"tp": ""}, "V006 tensor parallelism not stated"),
         ({"isl": ""}, "V006 lengths not stated"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from meshwright import catalog
 from meshwright.errors import MeshwrightError
 from meshwright.spec.items import Item
-from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PACKS, Lengths, Lora, Train, parse
+from meshwright.spec.workload import LORA_TARGETS, OPTIMIZER_MOMENTS, PACKS, TRAINED_DTYPES, Lengths, Lora, Train, parse
 
 
 @st.composite
@@ -29,7 +29,7 @@ def workloads(draw):
         seq_len=draw(st.integers(64, 10**6)),
         lengths=lengths,
         optimizer=draw(st.sampled_from(sorted(OPTIMIZER_MOMENTS))),
-        dtype=draw(st.sampled_from(sorted(DTYPE_BYTES))),
+        dtype=draw(st.sampled_from(sorted(TRAINED_DTYPES))),
         tokens=draw(st.sampled_from([0.0, 1.5e9, 1.5e13, 15.6e12])),
         phase="lora" if lora else draw(st.sampled_from(["pretrain", "sft"])),
         lora=lora,

@@ -3,17 +3,22 @@ too long."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
 import numpy as np
 
 from meshwright import serving
 from meshwright.cost.engine import engine_profile
+from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan import Experts, Layout, Memory, Pipeline, Plan, check
+from meshwright.lower.served_experts import Spread
+from meshwright.plan import Layout, Memory, Pipeline, Plan, check
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, numbered
 from meshwright.spec.serve import Serve
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 
 
 def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:
@@ -31,16 +36,53 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
     words = _training_words(plan)
     if words:
-        help = "tp, pp and dp (replicas) lay out serving, and a precision its weights"
+        help = "tp, adp, pp, ep and dp (replicas) lay out serving, and a precision its weights"
         found.append(_bad(f"the plan says {', '.join(words)}", f"--plan {plan.text()}", help))
     if found or not model.is_decoder:
         return found
-    layout = plan.layout
+    layout, spread = plan.layout, Spread.of(plan)
     train = Train(global_batch=max(1, layout.dp), seq_len=max(1, layout.tp), causal=True)
-    wrong = check(plan, model, cluster, train)
+    etp = spread.etp if model.mixtures else plan.experts.etp
+    whole = msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, etp=etp))
+    wrong = check(whole, model, cluster, train, serving=True)
     if layout.num_ranks <= cluster.num_devices:  # replicas need not fill a cluster
         wrong = [d for d in wrong if d.code != "P010"]
-    return wrong
+    return [*_multiplied(plan, cluster), *_experts(plan, model), *wrong]
+
+
+def _multiplied(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
+    """Yield P022 for products below 16 bits that the device has no matrix units for."""
+    dtype, device = plan.precision.compute, cluster.islands[0].device
+    if not dtype or DTYPE_BYTES[dtype] >= 2 or supports(device, dtype):
+        return
+    stored = dtype if dtype in WEIGHT_BYTES else "fp8"
+    message = f"{device.name} does not multiply {dtype}"
+    help = f"store the weights so and multiply them in 16 bits: bf16 weights={stored}"
+    yield Diagnostic(code="P022", message=message, place=f"plan.precision.dtype = {dtype}", help=help)
+
+
+def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield what is wrong with how the experts lie on a replica's ranks, and with exchanges of tokens for them."""
+    tp, spread, layout = plan.layout.tp, Spread.of(plan), plan.layout
+    if model.mixtures and spread.ep * spread.etp != tp:
+        message = f"ep{spread.ep} * etp{spread.etp} = {spread.ep * spread.etp} ranks hold the experts, and tp is {tp}"
+        help = f"the tp ranks of a replica split its experts: ep that divides {tp}, and etp={tp}/ep or none"
+        yield Diagnostic(code="P018", message=message, place=f"plan.experts.ep = {spread.ep}", help=help)
+    if plan.experts.dispatch and layout.adp == 1:
+        message = f"dispatch={plan.experts.dispatch} between attention groups, and there is one"
+        help = "drop dispatch=, or say adp: every rank has all tokens already"
+        yield Diagnostic(
+            code="P017", message=message, place=f"plan.experts.dispatch = {plan.experts.dispatch}", help=help
+        )
+    if plan.experts.dispatch == "sent" and spread.etp > 1:
+        message = f"tokens are sent to experts that lie on one rank, and etp={spread.etp} ranks split each"
+        help = f"say ep{tp}, or dispatch=gathered"
+        yield Diagnostic(code="P017", message=message, place="plan.experts.dispatch = sent", help=help)
+    if layout.adp > 1 and any(block.parallel for block in model.blocks):
+        message = f"adp={layout.adp}: attention and MLP of {model.name} read one norm and are summed together"
+        yield Diagnostic(
+            code="P011", message=message, place=f"plan.layout.adp = {layout.adp}", help="drop adp; dp makes replicas"
+        )
 
 
 def _tried(get) -> list[Diagnostic]:
@@ -56,7 +98,6 @@ def _training_words(plan: Plan) -> list[str]:
     usual, layout = Layout(), plan.layout
     said = [name for name in ("cp", "zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
-    said += [name for name in ("ep", "etp", "imbalance") if getattr(plan.experts, name) != getattr(Experts(), name)]
     said += [name for name in ("recompute", "attention") if getattr(plan.memory, name) != getattr(Memory(), name)]
     return said
 

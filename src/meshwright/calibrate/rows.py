@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from meshwright.calibrate.loads import alpha, busiest
 from meshwright.calibrate.tables import TableRow
-from meshwright.spec.workload import DTYPE_BYTES
+from meshwright.cost.fitted import WEIGHT_ONLY
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES
 from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, Work, pairs
 
 #: Phase of an attention row -> the kind of curve it belongs to.
@@ -34,7 +35,7 @@ class MeasuredWork(NamedTuple):
     def serving(self) -> bool:
         """Whether the row was measured in an inference engine, as all products below 16 bits were: what
         ``cost.fitted.link`` must be told."""
-        return self.op in ("prefill", "decode", "grouped_gemm") or DTYPE_BYTES[self.dtype] < 2
+        return self.op in ("prefill", "decode", "grouped_gemm") or DTYPE_BYTES.get(self.dtype, 1.0) < 2
 
     @property
     def flash(self) -> int:
@@ -49,16 +50,18 @@ def measured(table: str, row: TableRow) -> MeasuredWork | None:
 
 def _gemm(row: TableRow) -> MeasuredWork | None:
     dtype, at = row.text["dtype"], row.number
-    if dtype not in DTYPE_BYTES:
+    stored = dtype.removesuffix(WEIGHT_ONLY) if dtype.endswith(WEIGHT_ONLY) else ""
+    if dtype not in DTYPE_BYTES and stored not in WEIGHT_BYTES:
         return None
+    multiplied = "fp16" if stored else dtype
     m, n, k, batch = int(at["m"]), int(at["n"]), int(at["k"]), int(at["batch"])
     out = 4.0 if dtype == "fp32" else 2.0
 
     def product(m: int, n: int, k: int) -> Gemm:
-        return Gemm(m=m, n=n, k=k, batch=batch, dtype=dtype, out_bytes=out)
+        return Gemm(m=m, n=n, k=k, batch=batch, dtype=multiplied, out_bytes=out, weights=stored)
 
     kernels = (product(m, n, k),) if row.text["pass"] == "fwd" else (product(m, k, n), product(k, n, m))
-    around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[dtype] < 2 else ()
+    around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[multiplied] < 2 else ()
     return MeasuredWork("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
 
 

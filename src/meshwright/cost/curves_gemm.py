@@ -67,7 +67,8 @@ GROUPED_CONSTANTS = (
 
 
 def gemm(x, hw, p):
-    """Seconds of ``x`` = (m, n, k, batch, operand bytes, output bytes) on ``hw`` (``curve.hardware``)."""
+    """Seconds of ``x`` = (m, n, k, batch, operand bytes, output bytes, bytes of a weight in memory) on ``hw``
+    (``curve.hardware``)."""
     m, n, k, batch, element, out_bytes = x[0], x[1], x[2], x[3], x[4], x[5]
     sms, bandwidth = hw[0], hw[2] * p[2]
     rate = hw[1] * p[1]
@@ -92,7 +93,7 @@ def gemm(x, hw, p):
             if seconds < best:
                 best = seconds
             split *= 2.0
-    moved = batch * (element * (m * k + k * n) + out_bytes * m * n) / bandwidth
+    moved = batch * (element * m * k + x[6] * k * n + out_bytes * m * n) / bandwidth
     return p[0] * 1e-6 + (best ** p[5] + moved ** p[5]) ** (1.0 / p[5])
 
 

@@ -160,6 +160,28 @@ def link(mode: str, fewest: int = 2) -> Link:
     return answer
 
 
+def served(work: Work, device: Device) -> Estimate | None:
+    """Price the exchange of tokens between experts while serving, where an engine takes the fastest kernels that its
+    fabric has for so many tokens (SGLang's ``deepep-mode auto``): those measured on it, else DeepEP's two."""
+    if not isinstance(work, Collective) or work.routed is None or work.group.size <= 1:
+        return None
+    routed = work.routed
+    item = MoeExchange(
+        phase=routed.phase, tokens=routed.tokens, hidden=routed.hidden, top_k=routed.top_k,
+        experts=routed.experts, group=work.group,
+    )  # fmt: skip
+    fabric = shipped().find(work.group.hops[0], device.name, device.scale_up)[0].name
+    measured = {p.mode for p in profiles() if p.fabric == fabric} or {"normal", "low_latency"}
+    modes = sorted(measured - {"low_latency"} if _too_many(item, fabric) else measured)
+    return min((price(item, device, mode=mode) for mode in modes), key=lambda found: found.seconds)
+
+
+def _too_many(item: MoeExchange, fabric: str) -> bool:
+    """Whether a rank has more tokens than the buffers of low-latency kernels were ever made for."""
+    limits = [p.tokens_range[1] for p in profiles() if p.mode == "low_latency" and p.fabric == fabric]
+    return item.tokens > max(limits, default=0.0)
+
+
 @cache
 def profiles() -> tuple[ExchangeProfile, ...]:
     """The shipped profiles."""

@@ -26,7 +26,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work
+from meshwright.work import AttentionCore, Convolution, Gemm, GroupedGemm, Scan, Work, weight_bytes
 
 FORMAT_VERSION = 1
 #: Which formula each kind of curve follows.
@@ -51,11 +51,14 @@ KIN = {
     "fp8_block": ("fp8_block", "fp8"),
     "mxfp8": ("fp8_block", "fp8"),
     "nvfp4": ("fp8_block", "fp8"),
+    "int8": ("int8", "fp8", "fp8_block"),
 }
 #: The same in training, where fp8 has one scale for a whole tensor and nothing to do inside the product: the tables'
 #: fp8 kernel scales every token and reaches half of the peak in large products, where the one that scales blocks
 #: reaches 60% (the H100's medians from 1e12 to 1e13 FLOP are 983 and 1,192 TFLOP/s of 1,979).
 TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
+#: Tables' name for products whose weights alone are stored in so few bits ("weights only").
+WEIGHT_ONLY = "_wo"
 #: Generations of one vendor's devices in order; the distance between two is how unlike their kernels are.
 GENERATIONS = ("Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Blackwell Ultra")
 #: From this generation on, kernels for training written for the one before reach well under those for serving.
@@ -78,13 +81,19 @@ class Points(NamedTuple):
     dtype: str
 
 
+def weight_only(stored: str) -> str:
+    """Return the name of the precision of products that read weights of a format and multiply in 16 bits."""
+    return stored + WEIGHT_ONLY
+
+
 def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Points | None:
     """The point of a work item, or None for what has no curve. `ops` are the curves for an attention core that is
     not decoding; while serving, new keys and values also go to the cache."""
     if isinstance(work, Gemm):
         element = DTYPE_BYTES[work.dtype]
         out = work.out_bytes * (2 if work.accumulate else 1)
-        return Points(("gemm",), (work.m, work.n, work.k, work.batch, element, out), work.dtype)
+        x = (work.m, work.n, work.k, work.batch, element, out, weight_bytes(work))
+        return Points(("gemm",), x, weight_only(work.weights) if work.weights else work.dtype)
     if isinstance(work, GroupedGemm):
         return _grouped(work, serving)
     if isinstance(work, AttentionCore):
@@ -107,10 +116,11 @@ def _grouped(work: GroupedGemm, serving: bool) -> Points:
     each = max(1.0, rows / groups)
     if work.weight_gradient:
         # One product [k, rows] x [rows, n] per expert: batched, with the rows as its inner dimension.
-        return Points(("gemm",), (work.k, work.n, each, groups, element, work.out_bytes), work.dtype)
+        return Points(("gemm",), (work.k, work.n, each, groups, element, work.out_bytes, element), work.dtype)
     if not serving:
-        return Points(("gemm",), (each, work.n, work.k, groups, element, work.out_bytes), work.dtype)
-    return Points(("grouped_gemm",), (rows, groups, work.n, work.k, element, element), work.dtype)
+        return Points(("gemm",), (each, work.n, work.k, groups, element, work.out_bytes, element), work.dtype)
+    # one kernel of the same shape reads quantised weights; its products are those of the operands' type
+    return Points(("grouped_gemm",), (rows, groups, work.n, work.k, weight_bytes(work), element), work.dtype)
 
 
 def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Points | None:
@@ -187,7 +197,7 @@ class Fitted:
         ops = found.ops or self._core(work, device)
         key = (device.name, ops, found.dtype)
         if key not in self._curves:
-            kin = (KIN if self._serving else TRAINED)[found.dtype]
+            kin = (KIN if self._serving else TRAINED).get(found.dtype, (found.dtype,))
             curve = nearest_curve(self, device, ops, found.dtype, kin=kin)
             self._curves[key] = None if curve is None or curve.outdated else curve
         curve = self._curves[key]
@@ -222,7 +232,7 @@ def nearest_curve(
 ) -> BoundCurve | None:
     """The curve of a device's own or of its nearest relative among `allowed` (all that have profiles), of the
     precisions `kin` that stand in for one another."""
-    kin = kin or KIN[dtype]
+    kin = kin or KIN.get(dtype, (dtype,))
     names = link.profiles if allowed is None else allowed
     fits = [(name, f) for name in names for f in link.profiles[name].curves if f.op in ops and f.dtype in kin]
     own = [(name, f) for name, f in fits if name == device.name]

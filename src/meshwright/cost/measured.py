@@ -108,7 +108,7 @@ class MeasuredLink:
 
     def _gemm(self, work: Gemm) -> Estimate | None:
         table = self.tables.gemm.get(work.dtype)
-        if table is None:
+        if table is None or work.weights:
             return None
         found = self._answer(table, (work.m, work.n, work.k), "gemm", work.batch)
         return self._with_bias(work, found) if work.bias else found
@@ -125,7 +125,7 @@ class MeasuredLink:
 
     def _grouped(self, work: GroupedGemm) -> Estimate | None:
         table = self.tables.gemm.get(work.dtype)
-        if table is None:
+        if table is None or work.weights:
             return None
         rows = max(1.0, work.rows * work.imbalance / work.groups)
         point = (work.k, work.n, rows) if work.weight_gradient else (rows, work.n, work.k)

@@ -11,7 +11,7 @@ from math import ceil, inf
 
 from meshwright.spec.hardware import Device
 from meshwright.spec.workload import DTYPE_BYTES
-from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan
+from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, GroupedGemm, Scan, weight_bytes
 
 #: Output tiles of one thread block, in elements; the library picks the fastest (cuBLAS, CUTLASS).
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
@@ -97,7 +97,7 @@ def gemm_seconds(work: Gemm, device: Device) -> float:
     pairs = [(*tile, 2) for tile in PAIR_TILES] if device.paired_sms else []
     for tm, tn, sms in [*((*tile, 1) for tile in TILES), *pairs]:
         tiles = work.batch * ceil(work.m / tm) * ceil(work.n / tn)
-        step = max(2.0 * tm * tn / per_sm, (tm + tn) * element / l2_per_sm) / sms
+        step = max(2.0 * tm * tn / per_sm, (tm * element + tn * weight_bytes(work)) / l2_per_sm) / sms
         at_once = device.num_sms // sms
         for split in (1, 2, 4, 8) if tiles < at_once and work.k >= 1024 else (1,):
             waves = ceil(tiles * split / at_once)
@@ -114,7 +114,7 @@ def grouped_gemm_seconds(work: GroupedGemm, device: Device) -> float:
     if work.weight_gradient:
         one = Gemm(m=work.k, n=work.n, k=max(1, round(rows)), batch=work.groups, dtype=work.dtype)
     else:
-        one = Gemm(m=max(1, round(rows)), n=work.n, k=work.k, batch=work.groups, dtype=work.dtype)
+        one = Gemm(m=max(1, round(rows)), n=work.n, k=work.k, batch=work.groups, dtype=work.dtype, weights=work.weights)
     return max(gemm_seconds(one, device), work.num_bytes / _memory(device) + KERNEL_FLOOR_S)
 
 

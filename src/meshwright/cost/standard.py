@@ -47,6 +47,6 @@ BARE = Framework(
 
 def serving_costs(library: str = "vllm") -> Costs:
     """Costs of serving: attention that also writes the cache, products of experts in one kernel, and the collectives of
-    a serving `library` (one-shot all-reduces of small buffers)."""
-    links = (measured.price, network.Network(library=library), fitted.link(serving=True))
+    a serving `library` (one-shot all-reduces of small buffers; the fastest kernels for tokens of experts)."""
+    links = (measured.price, exchange.served, network.Network(library=library), fitted.link(serving=True))
     return Costs(BARE, links, profile="catalog profiles of serving kernels, else roofline")

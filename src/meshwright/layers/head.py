@@ -44,13 +44,7 @@ def loss(c: Context, rows: int, *, shared: bool = True) -> list[Piece]:
     entry = entering(c) if shared else c.tokens * c.hidden * c.element
     logits = float(c.tokens) * width
     e = c.element
-    wide = msgspec.structs.replace(
-        c,
-        plan=msgspec.structs.replace(
-            c.plan, precision=msgspec.structs.replace(c.plan.precision, compute=c.attention_dtype)
-        ),
-    )
-    projection = linear(wide, "head", width, c.hidden, saved=entry, held=entry)
+    projection = linear(_wide(c), "head", width, c.hidden, saved=entry, held=entry)
     if shared:
         projection = [
             msgspec.structs.replace(p, regather=regather(c)) if isinstance(p.weight, Gemm) else p for p in projection
@@ -69,11 +63,17 @@ def loss(c: Context, rows: int, *, shared: bool = True) -> list[Piece]:
     return [*projection, entropy]
 
 
+def _wide(c: Context) -> Context:
+    """Return the same ranks with products of at least 16 bits: a head is not quantised."""
+    precision = msgspec.structs.replace(c.plan.precision, compute=c.attention_dtype, weights="")
+    return msgspec.structs.replace(c, plan=msgspec.structs.replace(c.plan, precision=precision))
+
+
 def logits(c: Context, spec: Head) -> list[Piece]:
     """Forward of the tokens that are sampled, all of them on every rank: final norm, projection (split over tp), scores
     gathered, and the softmax in fp32 that the next token is drawn from."""
     width = -(-spec.rows // c.tp)
-    pieces = [norm(c, "final norm"), *linear(c, "head", width, c.hidden)]
+    pieces = [norm(c, "final norm"), *linear(_wide(c), "head", width, c.hidden)]
     scores = float(c.tokens) * spec.rows
     if c.tp > 1:
         gathered = Collective(op="all_gather", num_bytes=scores * c.element, group=c.tp_group)

@@ -111,7 +111,7 @@ def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved:
     pieces.append(
         Piece(
             name=name,
-            forward=GroupedGemm(n=n, k=k, out_bytes=e, **common),
+            forward=GroupedGemm(n=n, k=k, out_bytes=e, weights=c.plan.precision.experts_format, **common),
             backward=GroupedGemm(n=k, k=n, out_bytes=e, **common),
             weight=None if frozen else GroupedGemm(n=n, k=k, out_bytes=grads, weight_gradient=True, **common),
             saved=0.0 if frozen else saved,

@@ -191,7 +191,15 @@ def linear(
     pieces.append(
         Piece(
             name=name,
-            forward=Gemm(m=m, n=n, k=k, dtype=dtype, out_bytes=e, bias="added" if bias else ""),
+            forward=Gemm(
+                m=m,
+                n=n,
+                k=k,
+                dtype=dtype,
+                out_bytes=e,
+                bias="added" if bias else "",
+                weights=c.plan.precision.weights,
+            ),
             backward=Gemm(m=m, n=k, k=n, dtype=dtype, out_bytes=e),
             weight=None if frozen else gradient,
             gradient=0.0 if frozen else m * n * c.low_or_element,

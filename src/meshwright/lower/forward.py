@@ -2,8 +2,8 @@
 
 What a layer does to tokens one by one (products, norms, activations, the sums over tensor-parallel ranks) depends on
 how many there are; attention depends on every request's new tokens and context. The two are priced apart and added.
-Hidden states are whole on every tensor-parallel rank, experts are split by their inner width, and the head computes
-sampled tokens alone, as serving engines do.
+Hidden states are whole on every rank of an attention group, experts are spread as :mod:`served_experts` says, and the
+head computes sampled tokens alone, as serving engines do.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.attention import kv_heads
 from meshwright.layers.head import logits
-from meshwright.layers.pieces import Context, Piece, leave
+from meshwright.layers.pieces import Context, Piece, norm, residual
+from meshwright.lower import served_experts
 from meshwright.lower.layer import Entry, program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
-from meshwright.lower.state import params_of
-from meshwright.plan import Experts, Plan
+from meshwright.lower.served_experts import Spread
+from meshwright.plan import Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.items import Item
 from meshwright.spec.layers import Attention as Spec
-from meshwright.spec.layers import Block, Moe
+from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KV_BYTES
-from meshwright.spec.workload import DTYPE_BYTES, Train
-from meshwright.work import AttentionCore, Collective, Elementwise, GroupedGemm, VarlenAttention, Work, pairs
+from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
+from meshwright.work import AttentionCore, Collective, Group, VarlenAttention, Work, pairs
 
 
 class Mixing(NamedTuple):
@@ -40,25 +41,37 @@ class Mixing(NamedTuple):
 
 
 class Forward:
-    """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache."""
+    """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache.
+
+    Of several attention groups (``adp``) each has an equal part of an iteration's tokens and requests; dense MLPs
+    beside experts, the embedding and the head are of each group's own tokens, MLPs of a model without experts of all.
+    """
 
     def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16"):
-        plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, sp=False))
-        self.model, self.plan, self.mesh, self.kv = model, plan, mesh, kv
-        alone = msgspec.structs.replace(plan, experts=Experts(ep=1, etp=1))
+        self.model, self.mesh, self.kv = model, mesh, kv
+        layout = plan.layout
+        self.plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, sp=False))
+        self.spread = Spread.of(plan)
         self.train = Train(global_batch=1, seq_len=1, dtype=plan.precision.compute or "bf16")
-        self._alone = alone
+        inside = msgspec.structs.replace(layout, sp=False, tp=layout.attention_tp)
+        alone = msgspec.structs.replace(plan.experts, ep=1, etp=1)
+        self._inside = msgspec.structs.replace(plan, layout=inside, experts=alone)
+        self._whole = msgspec.structs.replace(self.plan, experts=alone)
+        self._group, self._beside = mesh.hybrid_groups(layout.attention_tp, "tp")
 
-    def context(self, tokens: int, *, split_experts: bool = False) -> Context:
-        """Return the sizes and groups of the ranks at work on so many tokens."""
+    def context(self, tokens: int) -> Context:
+        """Return the sizes and groups of the ranks of an attention group at work on its part of so many tokens."""
+        return self._context(-(-tokens // self.plan.layout.adp), self._inside, self._group)
+
+    def _context(self, tokens: int, plan: Plan, tp_group: Group) -> Context:
         none = self.mesh.group()
         return Context.of(
             self.model.head.stream,
             ((Item(1, 1.0), tokens),),
             self.model,
-            self.plan if split_experts else self._alone,
+            plan,
             self.train,
-            tp_group=self.mesh.group("tp"),
+            tp_group=tp_group,
             cp_inner=none,
             cp_outer=none,
             ep_group=none,
@@ -67,19 +80,41 @@ class Forward:
 
     def tokenwise(self, kind: int, tokens: int) -> list[Entry]:
         """Return the operators of a layer on so many tokens, in order, without its attention core."""
-        c, layer = self.context(tokens), self.model.layer(kind)
-        pieces = layers.of(layer).pieces(c, layer) if kind == EMBEDDING else self._block(c, layer)
-        entries = program(pieces, "F")
-        return [e for e in _chained(entries) if not isinstance(e.work, AttentionCore | VarlenAttention)]
+        layer = self.model.layer(kind)
+        pieces = (
+            layers.of(layer).pieces(self.context(tokens), layer) if kind == EMBEDDING else self._block(layer, tokens)
+        )
+        return _chained(program(pieces, "F"))
 
-    def _block(self, c: Context, block: Block) -> list[Piece]:
-        """Return the pieces of a block; experts' products are split by their width, and their outputs summed once."""
-        moe = block.mlp
-        if not isinstance(moe, Moe):
-            return layers.of(block).pieces(c, block)
-        split = msgspec.structs.replace(block, mlp=msgspec.structs.replace(moe, ffn=-(-moe.ffn // c.tp)))
-        pieces = [_touched(piece, moe, c.tokens) for piece in layers.of(split).pieces(c, split)]
-        return pieces if moe.shared_ffn else [*pieces, *leave(c, "experts")]
+    def _block(self, block: Block, tokens: int) -> list[Piece]:
+        """Return the pieces of a block; experts are those of the busiest rank, and their outputs summed once."""
+        own, moe = self.context(tokens), block.mlp
+        if isinstance(moe, Moe):
+            attention = layers.of(block).pieces(own, msgspec.structs.replace(block, mlp=None))
+            groups = self.mesh.group("tp"), self._beside
+            experts = served_experts.pieces(own, tokens, moe, self.spread, groups)
+            return [*attention, norm(own, "mlp norm"), *experts, residual(own, "mlp residual")]
+        if self.plan.layout.adp == 1 or self.model.mixtures or moe is None:
+            return layers.of(block).pieces(own, block)
+        return self._shared_mlp(own, block, tokens)
+
+    def _shared_mlp(self, own: Context, block: Block, tokens: int) -> list[Piece]:
+        """Return the pieces of a block whose MLP all attention groups share: their tokens are gathered in front of it,
+        and its sums scattered to them behind."""
+        attention = layers.of(block).pieces(own, msgspec.structs.replace(block, mlp=None))
+        everyone = self.mesh.group("tp")
+        c = self._context(tokens, self._whole, everyone)
+        size = float(c.tokens) * c.hidden * c.element
+        gather = Collective(op="all_gather", num_bytes=size, group=self._beside)
+        scatter = Collective(op="reduce_scatter", num_bytes=size, group=everyone)
+        mlp = layers.of(block.mlp).pieces(c, block.mlp)
+        body = [p for p in mlp if not isinstance(p.forward, Collective)]
+        exchanged = [Piece(name="mlp gather", forward=gather, queue="tp"), *body]
+        exchanged.append(Piece(name="mlp scatter", forward=scatter, queue="tp"))
+        if own.tp > 1:
+            again = Collective(op="all_gather", num_bytes=own.tokens * own.hidden * own.element, group=own.tp_group)
+            exchanged.append(Piece(name="mlp tokens gather", forward=again, queue="tp"))
+        return [*attention, norm(own, "mlp norm"), *exchanged, residual(own, "mlp residual")]
 
     def head(self, tokens: int) -> list[Entry]:
         """Return the operators that turn the last hidden states of so many requests into tokens."""
@@ -104,7 +139,7 @@ class Forward:
 
     def core(self, spec: Spec, batch: int, new: int, past: int) -> Work:
         """Return the attention of `batch` requests that compute `new` tokens each behind `past` others on a rank."""
-        c, heads = self._one, spec.heads // self.plan.layout.tp
+        c, heads = self._one, spec.heads // self.plan.layout.attention_tp
         window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else 0
         window = window or spec.window or spec.index_top_k
         kv, width, v_width = kv_heads(c, spec), spec.head_dim, spec.v_head_dim
@@ -115,7 +150,7 @@ class Forward:
                 (spec.kv_lora_rank + spec.rope_head_dim, spec.kv_lora_rank) if new == 1 else (width, v_width)
             )
         return AttentionCore(
-            batch=batch,
+            batch=-(-batch // self.plan.layout.adp),
             q_len=new,
             kv_len=past + new,
             heads=heads,
@@ -140,17 +175,31 @@ class Forward:
         )
 
     def weight_bytes(self, stage: int) -> float:
-        """Return the bytes of the weights that a rank of a stage holds; below 16 bits only quantised ones."""
-        c, low = self.context(1, split_experts=True), DTYPE_BYTES[self.train.dtype]
+        """Return the bytes of the weights that a rank of a stage holds; those multiplied below 16 bits, and those
+        stored so, take what their format does."""
+        return sum(self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage])
+
+    def _held_bytes(self, layer: msgspec.Struct) -> float:
+        c, precision = self._one, self.plan.precision
+        dense = min(c.element, DTYPE_BYTES[self.train.dtype])
+        if precision.weights:
+            dense = WEIGHT_BYTES[precision.weights]
+        expert = WEIGHT_BYTES[precision.experts_format] if precision.experts_format else dense
+        parts = [layer]
+        if isinstance(layer, Block) and layer.mlp is not None:
+            parts = [msgspec.structs.replace(layer, mlp=None), layer.mlp]
         total = 0.0
-        for kind in self.stages[stage]:
-            params = params_of(c, self.model.layer(kind))
-            total += (params.dense + params.expert) * c.element
-            total -= params.low * (c.element - low) if low < c.element else 0.0
+        for part in parts:
+            held = layers.of(part).params(part, c)
+            shared = isinstance(part, Dense) and not self.model.mixtures
+            split = held.split / (self.plan.layout.tp if shared else c.tp)
+            total += held.whole * c.element + (split + held.extra) * (dense if held.low else c.element)
+            total += held.expert / (self.spread.ep * self.spread.etp) * expert
         return total
 
     def kv_bytes(self, stage: int) -> float:
-        """Return the bytes that a rank of a stage keeps of one token: keys and values of its heads, or the latent."""
+        """Return the bytes that a rank of a stage keeps of one token: keys and values of its heads, or the latent. Of
+        several attention groups one keeps it: this is the mean over them."""
         total = 0.0
         for kind in self.stages[stage]:
             if kind < 0:
@@ -158,7 +207,7 @@ class Forward:
             for spec in self.model.blocks[kind].attentions:
                 share = 1.0 if spec.kv_lora_rank else kv_heads(self._one, spec) / spec.kv_heads
                 total += layers.of(spec).state(spec).per_token * share
-        return total * KV_BYTES[self.kv]
+        return total * KV_BYTES[self.kv] / self.plan.layout.adp
 
     def workspace_bytes(self, tokens: int, sampled: int) -> float:
         """Return the most bytes that an iteration's activations take: the two widest results of a layer beside the
@@ -166,27 +215,14 @@ class Forward:
         c = self.context(max(1, tokens))
         widest = 0.0
         for block in self.model.blocks:
-            outputs = sorted((sum(p.outputs) for p in self._block(c, block)), reverse=True)
+            outputs = sorted((sum(p.outputs) for p in self._block(block, max(1, tokens))), reverse=True)
             widest = max(widest, sum(outputs[:2]))
-        hidden = 2.0 * tokens * c.hidden * c.element
-        return max(hidden + widest, hidden + sampled * self.model.vocab * (4.0 + c.element))
+        hidden = 2.0 * c.tokens * c.hidden * c.element
+        mine = -(-sampled // self.plan.layout.adp)
+        return max(hidden + widest, hidden + mine * self.model.vocab * (4.0 + c.element))
 
 
 def _chained(entries: list[Entry]) -> list[Entry]:
     """Return the entries without attention cores, each after the one before it, so that these leave no gap."""
     kept = [e for e in entries if not isinstance(e.work, AttentionCore | VarlenAttention)]
     return [e._replace(after=(i - 1,) if i else ()) for i, e in enumerate(kept)]
-
-
-def _touched(piece: Piece, moe: Moe, tokens: int) -> Piece:
-    """A product of experts reads the weights of those that any token is routed to: with k of E drawn evenly by n
-    tokens, E (1 - (1 - k/E)^n) of them on average. Their operands are quantised by one kernel, where training has one
-    for each expert."""
-    work = piece.forward
-    if isinstance(work, Elementwise) and work.kernels == moe.experts:
-        return msgspec.structs.replace(piece, forward=msgspec.structs.replace(work, kernels=1))
-    if not isinstance(work, GroupedGemm):
-        return piece
-    share = 1.0 - (1.0 - moe.top_k / moe.experts) ** tokens
-    groups = max(1, min(moe.experts, round(moe.experts * share)))
-    return msgspec.structs.replace(piece, forward=msgspec.structs.replace(work, groups=groups))

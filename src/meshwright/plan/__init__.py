@@ -60,8 +60,8 @@ def parse(text: str, *, place: str = "--plan") -> Plan:
         raise a_folder(text, "P004", ".toml") or error from None
 
 
-def check(plan, model, cluster, train):
+def check(plan, model, cluster, train, *, serving=False):
     """Every violation of `plan` for this model, cluster and workload; see ``plan/legality.py``."""
     from meshwright.plan.legality import violations
 
-    return violations(plan, model, cluster, train)
+    return violations(plan, model, cluster, train, serving=serving)

@@ -100,6 +100,7 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     ``domain`` gives the values in the default space of a search, None those that follow from other fields; without it
     there is one, the plan's default. ``search`` are further values that only a search has, ``stored`` turns a value
     of a search into attributes and ``of`` an attribute back. ``with_sizes``: whether it is legal depends on the sizes.
+    ``serving``: it is of serving alone, where ``served`` gives the values in the default space of a search.
     ``useful``: whether plans that differ in it alone differ, asked of one with the sizes, and with the fields of
     ``with_sizes`` if it is none of those. ``also`` are other words that say it, ``numbered`` other words with a
     number; ``say`` gives the words where they are not the plain ones.
@@ -125,6 +126,8 @@ class Field(msgspec.Struct, frozen=True, kw_only=True):
     also: dict[str, dict[str, Any]] = {}
     numbered: dict[str, Callable[[int], dict[str, Any]]] = {}
     say: Callable[[Plan], list[str]] | None = None
+    serving: bool = False
+    served: Callable[[Model, Cluster], tuple[Any, ...]] | None = None
 
     @property
     def attributes(self) -> tuple[str, ...]:

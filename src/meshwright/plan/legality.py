@@ -10,29 +10,47 @@ from collections.abc import Iterator
 from functools import cache
 
 from meshwright.errors import Diagnostic
-from meshwright.plan.facets import facets
+from meshwright.plan.facet import wrong
+from meshwright.plan.facets import facets, fields
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
 from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import SERVED_DTYPES, Train
 
 
-def violations(plan: Plan, model: Model, cluster: Cluster, train: Train) -> list[Diagnostic]:
+def violations(plan: Plan, model: Model, cluster: Cluster, train: Train, *, serving: bool = False) -> list[Diagnostic]:
     """All violations, facet by facet in the order of their rules, then what the workload asks of the model; empty for
-    a legal plan. An open ``dp`` is filled in first."""
+    a legal plan. An open ``dp`` is filled in first. Words of ``serving`` are none of a training plan's."""
     if plan.several:
         found = several(plan, model, cluster, train, violations)
         return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
     plan = plan.on(cluster.num_devices)
     found = [d for rule in _rules() for d in rule(plan, model, cluster, train)]
+    if not serving:
+        found += of_serving(plan)
     return [*found, *beyond_positions(model, train), *one_stream(plan, model, train)]
 
 
 @cache
 def _rules() -> tuple:
     return (*(rule for facet in facets().values() for rule in facet.rules), *LAYER_RULES)
+
+
+def of_serving(plan: Plan) -> Iterator[Diagnostic]:
+    """Yield P029 for everything that a plan says which only serving has."""
+    for field in fields().values():
+        if field.serving and field.value(plan) != field.usual:
+            said = " ".join(field.words(plan))
+            help = f"drop {said}, or say what is served: --serve rate=8,prompt=1024,output=256"
+            yield wrong("P029", f"{said} is a word of serving: {field.help}", f"{field.facet}.{field.name}", help)
+    if plan.precision.compute in SERVED_DTYPES:
+        dtype = plan.precision.compute
+        help = "say bf16 or fp8"
+        yield wrong(
+            "P029", f"{dtype} is a word of serving: nothing is trained in it", f"precision.dtype = {dtype}", help
+        )
 
 
 def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:

@@ -28,6 +28,19 @@ DTYPE_BYTES: dict[str, float] = {
     "fp8_block": 1.0,
     "mxfp8": 1.0,
     "nvfp4": 0.5,
+    "int8": 1.0,
+}
+#: Products of these precisions serve trained models alone: nothing is trained in whole numbers.
+SERVED_DTYPES = ("int8",)
+TRAINED_DTYPES = tuple(name for name in DTYPE_BYTES if name not in SERVED_DTYPES)
+#: Bytes of one weight as a quantised checkpoint stores it, with its share of the scales: 16 bits for 128 weights (int4
+#: of GPTQ, AWQ and MARLIN), 8 bits for 32 (OCP's mxfp4), 8 for 16 (nvfp4); int8 and fp8 have one for a whole channel.
+WEIGHT_BYTES: dict[str, float] = {
+    "int8": 1.0,
+    "fp8": 1.0,
+    "int4": 0.5 + 2 / 128,
+    "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
 }
 #: Bytes of one value as gradients, masters and moments are stored.
 STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0}
@@ -282,7 +295,7 @@ _READERS = {
     "pack": ("pack", _one_of(PACKS), f"one of {', '.join(PACKS)}"),
     "seed": ("seed", _seed, "a whole number from 0 up to 999999999"),
     "optimizer": ("optimizer", _one_of(OPTIMIZER_MOMENTS), f"one of {', '.join(OPTIMIZER_MOMENTS)}"),
-    "dtype": ("dtype", _one_of(DTYPE_BYTES), f"one of {', '.join(DTYPE_BYTES)}"),
+    "dtype": ("dtype", _one_of(TRAINED_DTYPES), f"one of {', '.join(TRAINED_DTYPES)}"),
     "tokens": ("tokens", _tokens, "a number of tokens such as 15t"),
     "phase": ("phase", _one_of(PHASES), f"one of {', '.join(PHASES)}"),
     "rank": ("lora.rank", _count, "a positive rank up to 1e9"),

@@ -18,7 +18,7 @@ from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.plan.written import write
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
-from meshwright.spec.workload import DTYPE_BYTES, Train
+from meshwright.spec.workload import TRAINED_DTYPES, Train
 from meshwright.ui.repair import MOST_CHUNKS, MOST_MICROBATCH, Effort, RepairPlace, changed, divisors, nearest
 
 #: Stops of one control: more are thinned out, as nobody slides over a thousand.
@@ -115,7 +115,7 @@ CONTROLS: dict[str, Control] = {
     "recompute": Control(facet="memory", field="recompute", values=_always(*fields()["recompute"].form.names)),
     "sp": Control(facet="layout", field="sp", values=_always(False, True)),
     "algorithm": Control(facet="sequence", field="algorithm", values=_always(*fields()["algorithm"].form.names)),
-    "compute": Control(facet="precision", field="compute", values=_always("", *DTYPE_BYTES)),
+    "compute": Control(facet="precision", field="compute", values=_always("", *TRAINED_DTYPES)),
     **{f"overlap_{name}": Control(facet="overlap", field=name, values=_always(False, True)) for name in OVERLAPS},
 }
 

@@ -15,16 +15,20 @@ import numpy as np
 from meshwright.answer.serving import predict_serving
 from meshwright.answer.serving_answer import ServingMetrics
 from meshwright.cost.engine import EngineProfile, engines
+from meshwright.cost.roofline import supports
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as parse_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
+from meshwright.spec.cluster import Cluster
 from meshwright.spec.serve import EngineWords, Serve
 from meshwright.validate.score import Unsupported
 from meshwright.validate.tables import number, whole
 
 #: Words of a plan for the precision of a row's weights and products.
 PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "fp16": "fp16", "": ""}
+#: The same on devices without units for it: the weights alone are stored so, as engines' kernels of 16 bits read them.
+STORED = {"nvfp4": "bf16 weights=nvfp4", "fp8": "bf16 weights=fp8"}
 #: Rounds of a closed loop, and requests of a rate where a row does not say how many.
 ROUNDS, USUAL_REQUESTS, MOST_REQUESTS = 4, 300, 4000
 #: Largest batch that engines are asked for in benchmarks of given batches and loads.
@@ -75,8 +79,6 @@ def predicted(row: dict[str, str], profile: EngineProfile | None = None) -> tupl
     """
     if row["mode"] != "agg":
         raise _unsupported("prefill and decode apart")
-    if (number(row, "dp") or 1) > 1:
-        raise _unsupported("attention data parallelism")
     if row["precision"] not in PRECISIONS:
         raise _unsupported(f"precision {row['precision']}")
     tp, pp = whole(row, "tp"), whole(row, "pp", 1) or 1
@@ -84,12 +86,20 @@ def predicted(row: dict[str, str], profile: EngineProfile | None = None) -> tupl
         raise _unsupported("tensor parallelism not stated")
     serve = _load(row)
     model = msgspec.structs.replace(models.load(row["model"]), max_seq_len=0)  # a benchmark may go beyond it
+    adp, ep = whole(row, "dp", 1) or 1, whole(row, "ep", 1) or 1
+    tp *= adp  # a row's tp is that of attention, in each of so many groups
     cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
-    plan = parse_plan(f"tp{tp} pp{pp} {PRECISIONS[row['precision']]}".strip())
+    plan = parse_plan(f"tp{tp} adp{adp} pp{pp} ep{ep if model.mixtures else 1} {_precision(row, cluster)}".strip())
     found = predict_serving(model, cluster, serve, plan, profile=profile, detail=profile is None)
     if found.metrics is None:
         raise _unsupported("the weights leave no room for a cache")
     return found.metrics, tp * pp
+
+
+def _precision(row: dict[str, str], cluster: Cluster) -> str:
+    """Return the words of a plan for a row's precision on its devices."""
+    word = PRECISIONS[row["precision"]]
+    return word if supports(cluster.islands[0].device, word) else STORED.get(word, word)
 
 
 def _load(row: dict[str, str]) -> Serve:

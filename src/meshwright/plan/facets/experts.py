@@ -20,6 +20,7 @@ from meshwright.plan.facet import (
     count,
     divisors,
     listed,
+    names,
     wrong,
 )
 
@@ -30,16 +31,22 @@ if TYPE_CHECKING:
     from meshwright.spec.workload import Train
 
 
+DISPATCHES = ("sent", "gathered")
+
+
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """Expert parallelism: ``ep`` ranks share the experts, ``etp`` ranks split each expert (0: as ``tp``).
 
     The expert mesh is its own factorisation of tp*cp*dp (Megatron-Core's parallel folding, 2504.14960).
-    ``imbalance`` is tokens of the busiest rank over the mean (1 = balanced router).
+    ``imbalance`` is tokens of the busiest rank over the mean (1 = balanced router). ``dispatch`` is of serving: tokens
+    of groups with requests of their own (``adp``) go to their experts' ranks alone (``sent``), or all tokens to all
+    ranks and the sums back (``gathered``); "" as it can: sent where each expert is on one rank.
     """
 
     ep: int = 1
     etp: int = 0
     imbalance: float = 1.0
+    dispatch: str = ""
 
 
 def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -130,6 +137,16 @@ FIELDS = (
         spelled=KEYED,
         place=240,
         decides=(LAYER,),
+    ),
+    Field(
+        name="dispatch",
+        help="tokens of attention's groups to experts: sent to those that want them, or gathered by all",
+        form=names(*DISPATCHES),
+        spelled=KEYED,
+        place=245,
+        decides=(LAYER,),
+        serving=True,
+        served=lambda model, cluster: ("", *DISPATCHES) if model.mixtures else ("",),
     ),
 )
 FACET = Facet(

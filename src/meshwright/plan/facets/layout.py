@@ -54,6 +54,9 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     between tensor-parallel regions along the sequence (Korthikanti et al. 2205.05198). ``order`` places the
     axes on the cluster from the inside out. ``stages`` are layers per virtual stage when uneven, () for even.
     ``shares`` are microbatches of each kind of data-parallel slice (``plan/slices.py``) when uneven, () for even.
+    ``adp`` is of serving: the tensor-parallel ranks make so many groups, each with requests and a cache of its own for
+    attention, while experts (or the MLPs of a model without any) are split over all of them (attention data
+    parallelism, DeepSeek-V3 2412.19437, section 3.4).
     """
 
     tp: int = 1
@@ -66,6 +69,12 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     order: tuple[str, ...] = DEFAULT_ORDER
     stages: tuple[int, ...] = ()
     shares: tuple[int, ...] = ()
+    adp: int = 1
+
+    @property
+    def attention_tp(self) -> int:
+        """Ranks that split the attention of a request."""
+        return self.tp // self.adp
 
     @property
     def num_ranks(self) -> int:
@@ -119,41 +128,57 @@ def _ranks(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator
 
 
 def _tensor(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    tp = plan.layout.tp
-    if tp == 1:
+    whole, adp = plan.layout.tp, plan.layout.adp
+    if whole == 1 and adp == 1:
         return
+    if whole % adp:
+        yield wrong(
+            "P011",
+            f"adp={adp} groups do not divide the tp={whole} ranks that they are made of",
+            f"layout.adp = {adp}",
+            f"valid adp at tp{whole}: {listed(whole, whole)}",
+        )
+        return
+    tp = plan.layout.attention_tp
     for kind, block in enumerate(model.blocks):
         where = f"{model.name}, layer kind {kind}" if len(model.blocks) > 1 else model.name
         for a in block.attentions:
             if a.heads % tp:
                 yield wrong(
                     "P011",
-                    f"tp={tp} does not divide num_heads={a.heads} ({where})",
-                    f"layout.tp = {tp}",
+                    f"{_ranks_of(plan)} does not divide num_heads={a.heads} ({where})",
+                    f"layout.tp = {whole}",
                     f"valid tp: {listed(a.heads, cluster.num_devices)}",
                 )
             elif not a.kv_lora_rank and a.kv_heads % tp and tp % a.kv_heads:
                 yield wrong(
                     "P011",
-                    f"tp={tp} and num_kv_heads={a.kv_heads} do not divide each other ({where})",
-                    f"layout.tp = {tp}",
+                    f"{_ranks_of(plan)} and num_kv_heads={a.kv_heads} do not divide each other ({where})",
+                    f"layout.tp = {whole}",
                     f"valid tp: {listed(a.kv_heads, cluster.num_devices)}, or a multiple of {a.kv_heads}",
                 )
         width = block.mlp.shared_ffn if isinstance(block.mlp, Moe) else getattr(block.mlp, "ffn", 0)
-        if width % tp:
+        ranks = tp if model.mixtures else whole
+        if width % ranks:
             yield wrong(
                 "P011",
-                f"tp={tp} does not divide the MLP width {width} ({where})",
-                f"layout.tp = {tp}",
+                f"tp={ranks} does not divide the MLP width {width} ({where})",
+                f"layout.tp = {whole}",
                 f"valid tp: {listed(width, cluster.num_devices)}",
             )
-    if plan.layout.sp and train.seq_len // plan.layout.cp % tp:
+    if plan.layout.sp and train.seq_len // plan.layout.cp % whole:
         yield wrong(
             "P012",
-            f"sequence parallelism shards {train.seq_len // plan.layout.cp} tokens over tp={tp}, which does not divide",
-            f"layout.tp = {tp}",
+            f"sequence parallelism shards {train.seq_len // plan.layout.cp} tokens over tp={whole}, no divisor",
+            f"layout.tp = {whole}",
             "choose a tp that divides the sequence on a rank, or say nosp",
         )
+
+
+def _ranks_of(plan: Plan) -> str:
+    """The ranks that split a request's attention, as a plan says them."""
+    layout = plan.layout
+    return f"tp={layout.tp}" if layout.adp == 1 else f"tp/adp={layout.attention_tp}"
 
 
 def _zero(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -218,6 +243,11 @@ def _depths(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
 def _unequal(model: Model, cluster: Cluster, train: Train) -> tuple[str, ...]:
     """Even, and on islands of unequal devices balanced as well."""
     return (EVEN,) if len(cluster.islands) == 1 else (EVEN, BALANCED)
+
+
+def _attention_groups(model: Model, cluster: Cluster) -> tuple[int, ...]:
+    """Groups worth a try: where experts are spread over all ranks."""
+    return tuple(divisors(cluster.num_devices)) if model.mixtures else (1,)
 
 
 def _follows(model: Model, cluster: Cluster, train: Train) -> None:
@@ -286,6 +316,16 @@ FIELDS = (
         seen={STRUCTURE: _replicated},
         size=True,
         domain=_follows,
+    ),
+    Field(
+        name="adp",
+        help="groups of the tensor-parallel ranks with requests of their own, while serving",
+        form=count(),
+        spelled=NUMBERED,
+        place=15,
+        decides=(LAYER, EXCHANGE, PLACEMENT),
+        serving=True,
+        served=_attention_groups,
     ),
     Field(
         name="order",

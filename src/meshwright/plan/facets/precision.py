@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, EXCHANGE, KEYED, LAYER, Facet, Field, names, unrun, wrong
-from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS
+from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -26,13 +26,24 @@ EXECUTED = ("fp32", "bf16", "float64")
 class Precision(msgspec.Struct, frozen=True, kw_only=True):
     """``compute`` is the matmul precision ("" = the workload's). What is stored: working parameters ``params`` ("fp8":
     quantised only, as Transformer Engine's primary weights; else 16 bits with their quantised copies), gradients
-    ``grads``, master copy ``master`` ("none": parameters are updated in place), optimizer ``moments``."""
+    ``grads``, master copy ``master`` ("none": parameters are updated in place), optimizer ``moments``.
+
+    While serving, the matrices of layers may be stored in a quantised format and multiplied in ``compute``:
+    ``weights``, "" as they are multiplied (Frantar et al. 2408.11743); those of experts in the format ``experts``, ""
+    as the others."""
 
     compute: str = ""
     params: str = "bf16"
     grads: str = "fp32"
     master: str = "fp32"
     moments: str = "fp32"
+    weights: str = ""
+    experts: str = ""
+
+    @property
+    def experts_format(self) -> str:
+        """The format that experts' weights are stored in, "" as they are multiplied."""
+        return self.experts or self.weights
 
 
 def _precision(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -61,6 +72,21 @@ def _precision(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
             "precision.params = fp8",
             "say fp8, fp8_row, mxfp8 or fp8_block as well, or drop params=fp8",
         )
+    multiplied = DTYPE_BYTES[compute]
+    for name in ("weights", "experts"):
+        stored = getattr(precision, name)
+        if stored and WEIGHT_BYTES[stored] >= multiplied:
+            yield wrong(
+                "P022",
+                f"{name}={stored} stores {WEIGHT_BYTES[stored]:g} bytes a weight, and {compute} has {multiplied:g}",
+                f"precision.{name} = {stored}",
+                f"drop {name}=, or multiply in 16 bits: bf16 {name}={stored}",
+            )
+
+
+def _formats(model: Model, cluster: Cluster) -> tuple[str, ...]:
+    """Quantised weights that a search of serving may try: none, and one of four and of eight bits."""
+    return ("", "int4", "int8")
 
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
@@ -119,6 +145,27 @@ FIELDS = (
         spelled=KEYED,
         place=280,
         decides=(EXCHANGE,),
+    ),
+    Field(
+        name="weights",
+        help="stored weights of layers that are multiplied in more bits, while serving",
+        form=names(*WEIGHT_BYTES),
+        spelled=KEYED,
+        place=284,
+        decides=(LAYER,),
+        serving=True,
+        served=_formats,
+        also={"w4a16": {"weights": "int4"}, "w8a16": {"weights": "int8"}},
+    ),
+    Field(
+        name="expert_weights",
+        attribute="experts",
+        help="stored weights of experts that are multiplied in more bits, while serving",
+        form=names(*WEIGHT_BYTES),
+        spelled=KEYED,
+        place=286,
+        decides=(LAYER,),
+        serving=True,
     ),
 )
 FACET = Facet(

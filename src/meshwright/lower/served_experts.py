@@ -1,0 +1,128 @@
+"""Experts of a serving iteration: which ranks have them, how many tokens the busiest gets, and how tokens come there.
+
+The ranks of a replica split the experts among ``ep`` groups and each of them over ``etp`` ranks; together they are all
+ranks. Hidden states are whole on every rank of an attention group. With one group every rank computes its experts for
+all tokens, and the outputs are summed once. With several (attention data parallelism) tokens are sent to the ranks of
+their experts and back (GShard, 2006.16668; DeepEP), or every rank gathers all tokens and the sums are scattered.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import ceil, sqrt
+from statistics import NormalDist
+
+import msgspec
+
+from meshwright import layers
+from meshwright.layers.mlp import dense
+from meshwright.layers.pieces import Context, Piece, leave
+from meshwright.plan import Plan
+from meshwright.spec.layers import Moe
+from meshwright.work import Collective, Elementwise, Group, GroupedGemm, Routed
+
+#: Pieces of a mixture that are of experts' tokens, and so of a rank's share of them.
+OWN = "experts "
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """How a replica's ranks hold experts: ``ep`` groups, each expert over ``etp`` ranks; ``sent``: tokens travel to
+    those that want them alone."""
+
+    ep: int
+    etp: int
+    sent: bool
+
+    @classmethod
+    def of(cls, plan: Plan) -> Spread:
+        """Return what a plan says, with what it leaves open: each expert over the ranks that ``ep`` leaves."""
+        experts = plan.experts
+        etp = experts.etp or max(1, plan.layout.tp // experts.ep)
+        sent = experts.dispatch == "sent" or (not experts.dispatch and etp == 1)
+        return cls(ep=experts.ep, etp=etp, sent=sent and plan.layout.adp > 1)
+
+
+@lru_cache(maxsize=1 << 14)
+def load(experts: int, top_k: int, tokens: int, ep: int) -> tuple[int, int]:
+    """Return (rows, experts with any) of the busiest of `ep` ranks where each token draws its experts evenly.
+
+    A rank's rows are binomial with mean n k / E for each expert it has, and an expert is drawn by some token with
+    probability 1 - (1 - k/E)^n; the largest of several such counts is above the mean by as many standard deviations as
+    the largest of as many normal ones (Blom 1958)."""
+    own = experts // ep
+    drawn = 1.0 - (1.0 - top_k / experts) ** tokens
+    above = NormalDist().inv_cdf((ep - 0.375) / (ep + 0.25)) if ep > 1 else 0.0
+    active = own * drawn + above * sqrt(own * drawn * (1.0 - drawn))
+    rows = tokens * top_k / ep
+    rows += above * sqrt(rows * (1.0 - 1.0 / ep))
+    most = min(rows, float(tokens) * min(top_k, own))
+    return max(1, ceil(most)), max(1, min(own, round(active)))
+
+
+def pieces(own: Context, tokens: int, moe: Moe, spread: Spread, groups: tuple[Group, Group]) -> list[Piece]:
+    """Return router, experts and shared experts for so many `tokens` of all attention groups, on a rank that routes
+    those of `own`; `groups` are all ranks of the replica, and those at the same place of every attention group."""
+    imbalance = own.plan.experts.imbalance
+    plan = msgspec.structs.replace(
+        own.plan, experts=msgspec.structs.replace(own.plan.experts, ep=1, etp=1, imbalance=1)
+    )
+    alone = msgspec.structs.replace(own, plan=plan)
+    split = msgspec.structs.replace(moe, ffn=-(-moe.ffn // spread.etp), shared_ffn=0)
+    rows, active = load(moe.experts, moe.top_k, tokens, spread.ep)
+    mine = [
+        _busiest(p, rows * imbalance, active, own.tokens * moe.top_k) for p in layers.of(split).pieces(alone, split)
+    ]
+    first = next(i for i, p in enumerate(mine) if p.name.startswith(OWN))
+    last = max(i for i, p in enumerate(mine) if p.name.startswith(OWN)) + 1
+    into, out = _travel(own, tokens, moe, spread, groups)
+    body = [*mine[:first], *into, *mine[first:last], *out, *mine[last:]]
+    shared = dense(alone, "shared experts", moe.shared_ffn, moe.gated) if moe.shared_ffn else []
+    if own.plan.layout.adp == 1:  # one sum of routed and shared experts' outputs
+        return [*body, *(shared or leave(alone, "experts"))]
+    return [*body, *shared]
+
+
+def _busiest(piece: Piece, rows: float, active: int, routed: float) -> Piece:
+    """Return a piece of the experts with the busiest rank's rows in place of all that this context routes. Their
+    operands are quantised by one kernel, where training has one for each expert."""
+    if not piece.name.startswith(OWN):
+        return piece
+    work, share = piece.forward, rows / routed
+    outputs = tuple(size * share for size in piece.outputs)
+    if isinstance(work, GroupedGemm):
+        work = msgspec.structs.replace(work, rows=ceil(rows), groups=active)
+    elif isinstance(work, Elementwise):
+        work = msgspec.structs.replace(work, num_bytes=work.num_bytes * share, kernels=1)
+    return msgspec.structs.replace(piece, forward=work, outputs=outputs)
+
+
+def _travel(
+    own: Context, tokens: int, moe: Moe, spread: Spread, groups: tuple[Group, Group]
+) -> tuple[list[Piece], list[Piece]]:
+    """Return the exchanges before and behind the experts of attention groups with requests of their own."""
+    if own.plan.layout.adp == 1:
+        return [], []
+    everyone, beside = groups
+    size = float(own.tokens) * own.hidden * own.element
+    if not spread.sent:
+        whole = float(tokens) * own.hidden * own.element
+        gather = Collective(op="all_gather", num_bytes=whole, group=beside)
+        scatter = Collective(op="reduce_scatter", num_bytes=whole, group=everyone)
+        return [_exchange("dispatch gather", gather)], [_exchange("combine scatter", scatter), *_again(own, size)]
+    share = -(-own.tokens // own.tp)
+    routed = {"tokens": share, "hidden": own.hidden, "top_k": moe.top_k, "experts": moe.experts}
+    sent = float(share) * moe.top_k * own.hidden * own.element
+    there = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="dispatch", **routed))
+    back = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="combine", **routed))
+    return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, size)]
+
+
+def _again(own: Context, size: float) -> list[Piece]:
+    """Return the gather by which the ranks of an attention group have all its tokens whole again."""
+    if own.tp == 1:
+        return []
+    return [_exchange("combine gather", Collective(op="all_gather", num_bytes=size, group=own.tp_group))]
+
+
+def _exchange(name: str, work: Collective) -> Piece:
+    return Piece(name=name, forward=work, queue="ep")

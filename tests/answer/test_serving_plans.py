@@ -1,0 +1,73 @@
+"""Words of a plan that serving has: what they change in an answer, and how they are refused."""
+
+import pytest
+
+import meshwright as mw
+from meshwright.answer.serving import predict_serving
+from meshwright.errors import MeshwrightError
+from meshwright.spec.serve import parse
+
+WORDS = "concurrency=8,prompt=256,output=64,requests=24"
+
+
+def asked(words=WORDS, *, model="llama3-8b", on="1xh100", plan="tp1"):
+    return predict_serving(mw.load_model(model), mw.load_cluster(on), parse(words), mw.parse_plan(plan), detail=False)
+
+
+def test_weights_of_four_bits_answer_faster_and_leave_more_room():
+    usual, stored = (asked("batch=1,prompt=64,output=32", on="1xa100-80", plan=plan) for plan in ("bf16", "w4a16"))
+    # 16 GB are read for a token against 5.7: tables and heads stay, and kernels reach less of the bandwidth
+    assert 1.5 < usual.metrics.tpot_s.mean / stored.metrics.tpot_s.mean < 16.1 / 5.7
+    assert stored.kv_blocks > usual.kv_blocks
+
+
+def test_weights_of_four_bits_do_not_help_large_batches():
+    # MARLIN (2408.11743): near four times as fast up to 16 to 32 requests, none of it where compute bounds
+    prompts = [asked("batch=8,prompt=4096,output=2", on="1xa100-80", plan=plan) for plan in ("bf16", "w4a16")]
+    assert prompts[1].metrics.ttft_s.mean > 0.9 * prompts[0].metrics.ttft_s.mean
+
+
+def test_attention_groups_make_room_where_ranks_would_repeat_the_latent():
+    one, groups = (asked(model="deepseek-v2-lite", on="8xh100", plan=plan) for plan in ("tp8 ep8", "tp8 adp8 ep8"))
+    assert groups.kv_blocks > 5 * one.kv_blocks
+
+
+def test_a_skewed_router_takes_longer():
+    even, skewed = (
+        asked("batch=8,prompt=2048,output=2", model="mixtral-8x7b", on="8xh100", plan=f"tp8 ep8 imbalance={ratio}")
+        for ratio in (1, 2)
+    )
+    assert 1.1 < skewed.metrics.ttft_s.mean / even.metrics.ttft_s.mean < 2.0
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "plan", "said"),
+    [
+        ("mixtral-8x7b", "8xh100", "tp4 dp2 ep8", "P018|ep8 * etp1 = 8 ranks hold the experts, and tp is 4"),
+        ("mixtral-8x7b", "8xh100", "tp8 ep2 etp2", "P018|ep2 * etp2 = 4 ranks"),
+        ("mixtral-8x7b", "8xh100", "tp8 ep8 dispatch=sent", "P017|between attention groups, and there is one|say adp"),
+        ("mixtral-8x7b", "8xh100", "tp8 adp8 ep4 dispatch=sent", "P017|etp=2 ranks split each|dispatch=gathered"),
+        ("mixtral-8x7b", "8xh100", "tp8 adp3 ep8", "P011|adp=3 groups do not divide the tp=8 ranks"),
+        ("llama3-8b", "8xh100", "tp8 ep2", "P017|llama3-8b has no experts"),
+        ("gpt2", "16xh100", "tp16 adp2", "P011|tp/adp=8 does not divide num_heads=12"),
+        ("llama3-8b", "1xa100-80", "fp8", "P022|a100_80gb_sxm does not multiply fp8|bf16 weights=fp8"),
+        ("llama3-8b", "1xh100", "nvfp4", "P022|does not multiply nvfp4|bf16 weights=nvfp4"),
+        ("llama3-8b", "1xh100", "fp8 weights=int8", "P022|weights=int8 stores 1 bytes a weight, and fp8 has 1"),
+        ("falcon-7b", "2xh100", "tp1 adp1 dp2", ""),
+    ],
+)
+def test_a_plan_that_cannot_be_served_is_refused_with_the_way_out(model, on, plan, said):
+    if not said:
+        assert asked(model=model, on=on, plan=plan).fits
+        return
+    with pytest.raises(MeshwrightError) as caught:
+        asked(model=model, on=on, plan=plan)
+    text = str(caught.value)
+    assert caught.value.exit_code == 2
+    assert all(part in text for part in said.split("|")), text
+
+
+def test_everything_that_is_wrong_with_a_plan_is_said_at_once():
+    with pytest.raises(MeshwrightError) as caught:
+        asked(model="mixtral-8x7b", on="8xa100-80", plan="tp8 ep2 etp2 fp8 dispatch=sent")
+    assert {"P018", "P017", "P022"} <= {d.code for d in caught.value.diagnostics}
