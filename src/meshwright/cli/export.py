@@ -10,23 +10,27 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import note, print_json, unwritable
-from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.cli.question import OPTIONAL, SERVE, WANTED, asked, read_parts
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
+    from meshwright.cli.question import Question
     from meshwright.export import Exported
 
 DESCRIPTION = """The plan as a configuration of another engine: torchtitan, torchtitan-toml, megatron, deepspeed or
-accelerate.
+accelerate to train; vllm, sglang, trtllm, llm-d or dynamo to serve.
 
-Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --train and --plan as to predict; options go
-over the file. The configuration goes to stdout, or to --out with a launch script beside it; notes go to stderr: how to
-start it, what is still to be filled in (<...>).
+Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --train (or --serve) and --plan as to
+predict; options go over the file. The configuration goes to stdout, or to --out with a launch script beside it;
+notes go to stderr: how to start it, what is still to be filled in (<...>).
 
 Exit code 0: it is written; 1: the engine cannot express the plan, with everything that is in the way and the
 nearest plan; 2: the question is wrong."""
 FORMAT_VERSION = 1
-TO = {"to": "--to torchtitan (or torchtitan-toml, megatron, deepspeed, accelerate)"}
+TO = {
+    "to": "--to torchtitan (or torchtitan-toml, megatron, deepspeed, accelerate; to serve vllm, sglang, trtllm, llm-d, "
+    "dynamo)"
+}
 
 
 class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,11 +41,16 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    serve: options.text(
+        "REQUESTS", "rate=8,prompt=1024,output=256 and the engine's words: meshwright explain serve."
+    ) = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose costs the nearest plan is predicted with; the target's own if left out.") = (
         ""
     )
-    to: options.text("TARGET", "torchtitan, torchtitan-toml, megatron, deepspeed or accelerate.") = ""
+    to: options.text(
+        "TARGET", "torchtitan, torchtitan-toml, megatron, deepspeed, accelerate; vllm, sglang, trtllm, llm-d, dynamo."
+    ) = ""
     out: options.text("FILE", "Write the configuration there, and its launch script beside it.") = ""
     json: options.JSON = False
 
@@ -49,27 +58,55 @@ class ExportOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the configuration is written; what the target cannot express is raised."""
     given, wrong = options.read(ExportOptions, argv, command="export", description=DESCRIPTION)
-    from meshwright.export import export, target
-
     wrong += options.missing({"to": given.to}, TO, command="export") + unwritable(given.out, "--out")
-    wrong += _found(lambda: target(given.to)) if given.to else []
-    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL)}
-    parts: list = []
+    said = {field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *SERVE)}
     try:
         question = asked(said)
     except MeshwrightError as error:
-        wrong += error.diagnostics
-    else:
-        wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="export")
-        parts, found = read_parts(question)
-        wrong += found
-    if wrong:
-        raise MeshwrightError(wrong)
-    exported = export(given.to, *parts, framework=given.framework)
+        raise MeshwrightError(wrong + list(error.diagnostics) + _known(given.to, bool(given.serve))) from None
+    wrong += _known(given.to, bool(question.serve))
+    exported = _served(question, given, wrong) if question.serve else _trained(question, given, wrong)
     if given.out:
         exported = _written(exported, given.out)
     _show(exported, given)
     return 0
+
+
+def _known(to: str, serves: bool) -> list[Diagnostic]:
+    """List what is wrong with the name of a target."""
+    from meshwright.export import target
+    from meshwright.export.serving import server
+
+    if not to:
+        return []
+    return _found(lambda: server(to) if serves else target(to))
+
+
+def _trained(question: Question, given: ExportOptions, wrong: list[Diagnostic]) -> Exported:
+    """The files of a training question, or everything that is wrong at once."""
+    from meshwright.export import export
+
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="export")
+    parts, found = read_parts(question)
+    wrong += found
+    if wrong:
+        raise MeshwrightError(wrong)
+    return export(given.to, *parts, framework=given.framework)
+
+
+def _served(question: Question, given: ExportOptions, wrong: list[Diagnostic]) -> Exported:
+    """The files of a serving question, or everything that is wrong at once."""
+    from meshwright.cli.serving import SERVED, read_served
+    from meshwright.export.serving import export_serving
+
+    wrong += options.missing(msgspec.structs.asdict(question), SERVED, command="export")
+    for name in ("train", "framework"):
+        if getattr(question, name):
+            message = f"--{name} is of a training step"
+            help = "drop it, or drop --serve"
+            wrong.append(Diagnostic(code="X004", message=message, place="meshwright export --serve", help=help))
+    model, cluster, serve, plan, requests = read_served(question, wrong)
+    return export_serving(given.to, model, cluster, serve, plan, requests=requests)
 
 
 def _found(ask: Callable[[], object]) -> list[Diagnostic]:

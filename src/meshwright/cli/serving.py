@@ -66,6 +66,17 @@ def _no_bounds(text: str) -> list[Diagnostic]:
 def _answered(question: Question, wrong: list[Diagnostic]) -> ServingPrediction:
     """The answer, or everything that is wrong at once."""
     from meshwright.answer.serving import predict_serving
+
+    model, cluster, serve, plan, requests = read_served(question, wrong)
+    return predict_serving(model, cluster, serve, plan, requests=requests)
+
+
+def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
+    """Return model, cluster, workload, plan and requests of a serving question.
+
+    Raises:
+        MeshwrightError: `wrong`, and everything that is wrong with the question, at once.
+    """
     from meshwright.answer.serving_check import oversized, refused
     from meshwright.spec.serve import Serve, parse
 
@@ -83,7 +94,7 @@ def _answered(question: Question, wrong: list[Diagnostic]) -> ServingPrediction:
         wrong += oversized(model, requests) if requests is not None else []
     if wrong:
         raise MeshwrightError(wrong)
-    return predict_serving(model, cluster, serve, plan, requests=requests)
+    return model, cluster, serve, plan, requests
 
 
 def _write(prediction: ServingPrediction, given: Any) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-#: The first word of a line where it is a key or a flag: ``--seq-length 8192``, ``seq_len = 8192``, ``"seq_len": 8192``.
-KEY = re.compile(r'\s*"?((?:--)?[A-Za-z][\w-]*)"?(?=$|[ :=])')
+#: The first word of a line where it is a key or a flag, also as an item of a list: ``--seq-length 8192``,
+#: ``seq_len = 8192``, ``"seq_len": 8192``, ``- "--seq-length=8192"``.
+KEY = re.compile(r'\s*(?:- )?"?((?:--)?[A-Za-z][\w-]*)"?(?=$|[ :=])')
 SECTION = re.compile(r"\[([\w.-]+)\]")
 
 

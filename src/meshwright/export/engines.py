@@ -21,6 +21,8 @@ TARGETS = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
 }
+#: Serving target -> the file of this package that writes it (:mod:`meshwright.export.serving`).
+SERVING_TARGETS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm", "llm-d": "llm_d", "dynamo": "dynamo"}
 #: The executor of this package, which is exported to by saving the plan.
 OWN = "meshwright"
 #: Everything that runs plans.
@@ -51,7 +53,8 @@ def exporter(name: str, known: tuple[str, ...] = tuple(TARGETS)) -> ModuleType:
     """
     if name not in TARGETS:
         own = "it runs the plan as it is: meshwright run plan.toml --data PATH"
-        help = own if name == OWN else nearest(name, known)
+        serves = "it serves: say --serve rate=8,prompt=1024,output=256 in place of --train"
+        help = own if name == OWN else serves if name in SERVING_TARGETS else nearest(name, known)
         raise MeshwrightError.one("E002", f"no export to {name!r}", place=f"--to {name}", help=help)
     return import_module(f"meshwright.export.{TARGETS[name]}")
 

@@ -6,12 +6,16 @@ A gap names the facet, its value and the reason, and may carry the values (``men
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwright.errors import Diagnostic, Infeasible
 from meshwright.export.request import ExportRequest
 from meshwright.plan import Plan
+
+if TYPE_CHECKING:
+    from meshwright.export.deployment import Deployment
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +35,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 Limits = Callable[[ExportRequest], Iterable[Gap]]
 
 
-def refuse(gaps: list[Gap], request: ExportRequest, nearest: str, target: str) -> Infeasible:
+def refuse(gaps: list[Gap], request: ExportRequest | Deployment, nearest: str, target: str) -> Infeasible:
     """The error with one E001 per gap; the last one's help says the `nearest` plan when there is one."""
     found = []
     for gap in gaps:

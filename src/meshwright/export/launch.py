@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from meshwright.export.request import ExportRequest
+
+if TYPE_CHECKING:
+    from meshwright.export.deployment import Deployment
 
 #: The name of a launch script that lies beside its configuration.
 FILE = "run.sh"
@@ -21,7 +25,7 @@ HEAD_NODE = "host:port of the first node, the same on every node (under Slurm it
 TORCHRUN = "torchrun"
 
 
-def head(r: ExportRequest, title: str, file: str = FILE) -> list[str]:
+def head(r: ExportRequest | Deployment, title: str, file: str = FILE) -> list[str]:
     """The lines above everything: what the script is, how it is started, and what Slurm is to give it."""
     several = r.num_nodes > 1
     by_hand = (

@@ -1,4 +1,4 @@
-"""Writing YAML: mappings of texts, numbers, booleans and lists, in the subset every YAML 1.1 and 1.2 reader agrees on.
+"""Writing YAML: mappings and lists of texts, numbers and booleans, in what every YAML 1.1 and 1.2 reader agrees on.
 
 Texts are always in double quotes, with JSON's escapes where YAML shares them, so that no word is taken for a number, a
 date or a boolean; numbers have no exponent, which the versions read differently.
@@ -7,6 +7,7 @@ date or a boolean; numbers have no exponent, which the versions read differently
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 Value = str | int | float | bool | None | Sequence["Value"] | Mapping[str, "Value"]
@@ -24,16 +25,28 @@ def _lines(table: Mapping[str, Value], indent: str) -> Iterator[str]:
             yield from _lines(value, indent + "  ")
         elif isinstance(value, list | tuple) and value:
             yield f"{indent}{_key(key)}:"
-            yield from (f"{indent}  - {_scalar(item)}" for item in value)
+            for item in value:
+                yield from _item(item, indent + "  ")
         else:
             yield f"{indent}{_key(key)}: {_scalar(value)}"
 
 
+def _item(value: Value, indent: str) -> Iterator[str]:
+    """Yield the lines of an item of a list; a mapping begins behind the dash."""
+    if isinstance(value, Mapping) and value:
+        first, *rest = _lines(value, indent + "  ")
+        yield f"{indent}- {first.lstrip()}"
+        yield from rest
+    else:
+        yield f"{indent}- {_scalar(value)}"
+
+
 def _key(key: str) -> str:
-    plain = key.replace("_", "").isalnum() and key.isascii() and key[0].isalpha()
-    return key if plain and key.lower() not in RESERVED else _quoted(key)
+    return key if PLAIN.fullmatch(key) and key.lower() not in RESERVED else _quoted(key)
 
 
+#: A key that needs no quotes.
+PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?:[./-][A-Za-z0-9_]+)*")
 RESERVED = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """Words that YAML 1.1 reads as something else than themselves."""
 

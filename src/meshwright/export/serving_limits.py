@@ -1,0 +1,213 @@
+"""Limits that exporters of serving engines share: words that no exporter knows, batching policies, replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from meshwright.export.deployment import Deployment
+from meshwright.export.gap import Gap
+from meshwright.export.target import load
+from meshwright.plan import Plan
+from meshwright.spec.serve import EngineWords
+
+#: Words of an engine that exporters write, or that say something about the prediction alone (``profile``).
+WRITTEN = (
+    *("policy", "profile", "max_batch", "budget", "block", "kv_blocks", "kv", "memory", "routing", "graphs"),
+    *("order", "prefix_cache", "preempt", "host_bytes"),
+)
+#: Fields of a plan that exporters write; ``sp`` and ``order`` change nothing in serving.
+LAID_OUT = {
+    "layout": frozenset(("tp", "pp", "dp", "sp", "order")),
+    "experts": frozenset(("ep", "etp")),
+    "precision": frozenset(("compute",)),
+}
+#: Fields of a plan that are of training alone, which a serving question refuses or does not read.
+OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "memory", "sequence"))
+
+
+def unknown(d: Deployment) -> Iterator[Gap]:
+    """Yield what no exporter writes: words that are not their usual value and not among those that are written."""
+    usual = EngineWords()
+    for field in EngineWords.__struct_fields__:
+        value = getattr(d.engine, field)
+        if field not in WRITTEN and value != getattr(usual, field):
+            yield Gap(
+                facet=f"--serve {field}={value}",
+                value=f"{field}={value}",
+                reason="no setting of the engine is known that does this",
+                help=f"drop {field}=",
+                mend={f"engine.{field}": getattr(usual, field)},
+            )
+    plain = Plan()
+    for facet in Plan.__struct_fields__:
+        if facet in OF_TRAINING or facet in ("several", "links"):
+            continue
+        mine, theirs = getattr(d.plan, facet), getattr(plain, facet)
+        for field in mine.__struct_fields__:
+            value = getattr(mine, field)
+            if value != getattr(theirs, field) and field not in LAID_OUT.get(facet, ()):
+                yield Gap(
+                    facet=f"{facet}.{field}",
+                    value=f"{facet}.{field} = {value}",
+                    reason="no setting of the engine is known that does this",
+                    help="drop it",
+                    mend={f"{facet}.{field}": getattr(theirs, field)},
+                )
+
+
+def room(d: Deployment) -> Iterator[Gap]:
+    """Yield the gap of weights that leave no cache: no engine starts so."""
+    if not d.blocks:
+        yield Gap(
+            facet=f"--plan {d.plan.text()}",
+            value="a replica without room for the cache of a request",
+            reason="weights and workspace fill its devices",
+            help="more devices to a replica (tp, pp), a smaller or quantised model, or kv=fp8",
+        )
+
+
+def policies(d: Deployment, known: Mapping[str, str], instead: str) -> Iterator[Gap]:
+    """Yield the gap of a batching policy that is none of `known`, with the one to say `instead`."""
+    if d.engine.policy not in known:
+        choices = ", ".join(known)
+        yield Gap(
+            facet=f"--serve policy={d.engine.policy}",
+            value=f"policy={d.engine.policy}",
+            reason=f"its scheduler batches as {choices}",
+            help=f"say policy={instead}",
+            mend={"engine.policy": instead, "engine.budget": 0},
+        )
+
+
+def one_of(d: Deployment, word: str, known: Mapping[str, str], reason: str, instead: str) -> Iterator[Gap]:
+    """Yield the gap of an engine's word whose value is none of `known`."""
+    value = getattr(d.engine, word)
+    if value not in known:
+        yield Gap(
+            facet=f"--serve {word}={value}",
+            value=f"{word}={value}",
+            reason=reason,
+            help=f"say {word}={instead}",
+            mend={f"engine.{word}": instead},
+        )
+
+
+def cache(d: Deployment) -> Iterator[Gap]:
+    """Yield the gaps of caches: no engine here swaps requests, and the host's memory holds shared blocks alone."""
+    if d.engine.preempt != "recompute":
+        yield Gap(
+            facet=f"--serve preempt={d.engine.preempt}",
+            value=f"preempt={d.engine.preempt}",
+            reason="it computes a request again whose cache was taken",
+            help="say preempt=recompute",
+            mend={"engine.preempt": "recompute", **({} if d.engine.prefix_cache else {"engine.host_bytes": 0.0})},
+        )
+    elif d.engine.host_bytes and not d.engine.prefix_cache:
+        yield Gap(
+            facet="--serve host=",
+            value="host= without a prefix cache",
+            reason="the host's memory holds blocks that requests share",
+            help="say prefix_cache=yes, or drop host=",
+            mend={"engine.host_bytes": 0.0},
+        )
+
+
+def orders(d: Deployment, known: tuple[str, ...]) -> Iterator[Gap]:
+    """Yield the gap of an order of who is served first that is none of `known`."""
+    yield from one_of(d, "order", dict.fromkeys(known, ""), f"it serves by {' or '.join(known)}", "fcfs")
+
+
+def precisions(d: Deployment, known: Mapping[str, str], reason: str) -> Iterator[Gap]:
+    """Yield the gap of a precision of the products that is none of `known`."""
+    if d.compute not in known:
+        yield Gap(
+            facet="precision.compute",
+            value=d.compute,
+            reason=reason,
+            help=f"say one of {', '.join(known)}",
+            mend={"precision.compute": "bf16"},
+        )
+
+
+def blocks(d: Deployment, fits: bool, reason: str, instead: int) -> Iterator[Gap]:
+    """Yield the gap of a number of tokens of a cache block that the engine's kernels do not take."""
+    if not fits:
+        yield Gap(
+            facet=f"--serve block={d.engine.block}",
+            value=f"block={d.engine.block}",
+            reason=reason,
+            help=f"say block={instead}",
+            mend={"engine.block": instead, "engine.kv_blocks": 0},
+        )
+
+
+def nodes(d: Deployment, several: bool, reason: str = "") -> Iterator[Gap]:
+    """Yield the gaps of replicas that do not fill nodes, and of those of `several` nodes where that has no form."""
+    size = d.devices_per_node
+    smaller, larger = sorted((size, d.devices))
+    if larger % smaller:
+        yield Gap(
+            facet="layout.tp",
+            value=f"replicas of {d.devices} devices",
+            reason=f"they do not fill nodes of {size}, and a server's devices are those of whole nodes or lie in one",
+            help=f"let tp x pp divide {size}, or be a multiple of it",
+        )
+    elif d.nodes_per_replica > 1 and not several:
+        yield Gap(
+            facet="layout.tp",
+            value=f"a replica of {d.nodes_per_replica} nodes",
+            reason=reason,
+            help=f"let tp x pp be at most {size}",
+        )
+
+
+def experts(d: Deployment) -> Iterator[Gap]:
+    """Yield the gap of expert parallelism over anything else than all ranks of a tensor-parallel group."""
+    if d.plan.experts.ep not in (1, d.layout.tp):
+        yield Gap(
+            facet="experts.ep",
+            value=f"ep{d.plan.experts.ep}",
+            reason="a replica's experts lie whole on its tensor-parallel ranks, or are split over all of them",
+            help=f"say ep1 or ep{d.layout.tp}",
+            mend={"experts.ep": 1, "experts.etp": 0},
+        )
+
+
+def mended(d: Deployment, limits) -> str:
+    """Return the nearest question in words, every gap closed that a word can close; "" where some cannot be."""
+    for _ in range(3):
+        changes = {field: value for gap in limits(d) for field, value in gap.mend.items()}
+        if not changes:
+            break
+        engine = {field[7:]: value for field, value in changes.items() if field.startswith("engine.")}
+        plan = d.plan
+        for field, value in changes.items():
+            facet, _, name = field.partition(".")
+            if facet != "engine":
+                plan = msgspec.structs.replace(
+                    plan, **{facet: msgspec.structs.replace(getattr(plan, facet), **{name: value})}
+                )
+        serve = msgspec.structs.replace(d.serve, engine=msgspec.structs.replace(d.engine, **engine))
+        d = msgspec.structs.replace(d, serve=serve, plan=plan)
+    if any(limits(d)):
+        return ""
+    return f'the nearest question that can be said: --serve "{d.serve.text()}" --plan "{d.plan.text()}"'
+
+
+def flagged(name: str, settings: Mapping[str, object]) -> list[str]:
+    """Return settings as flags of a command, in their order; a list of several values has one flag.
+
+    Raises:
+        AssertionError: a flag that the target of that name does not have, which the exporters' tests look for.
+    """
+    keys, flags = {key for keys in load(name).keys.values() for key in keys}, []
+    for key, value in settings.items():
+        if key not in keys:
+            raise AssertionError(f"{name} has no flag {key}")
+        if isinstance(value, bool):
+            flags += [f"--{key}"] if value else [f"--no-{key}"]
+        else:
+            flags.append(f"--{key}={value}")
+    return flags
