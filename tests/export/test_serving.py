@@ -78,6 +78,33 @@ def test_shared_prefixes_and_the_hosts_memory_are_said_in_each_engines_unit():
     assert (cache["enable_block_reuse"], cache["host_cache_size"]) == (True, 16 * 2**30)
 
 
+def test_attention_groups_have_their_part_of_the_limits_and_experts_are_spread():
+    words = "max_batch=100,budget=4000,kv_blocks=1000"
+    for target, plan, said in (
+        ("vllm", "tp8 adp4 ep8", {"data-parallel-size": 4, "tensor-parallel-size": 2, "max-num-seqs": 25}),
+        ("vllm", "tp8 adp8 ep8 dispatch=gathered", {"all2all-backend": "allgather_reducescatter", "max-num-seqs": 13}),
+        ("sglang", "tp8 adp4 ep8", {"attn-dp-size": 4, "tp-size": 8, "ep-size": 8, "moe-a2a-backend": "deepep"}),
+        ("trtllm", "tp8 adp8 ep8", {"enable_attention_dp": True, "moe_expert_parallel_size": 8, "max_batch_size": 13}),
+    ):
+        table = yaml.safe_load(ask(target, "qwen3-30b-a3b", "8xh100", plan, words).text)
+        assert said.items() <= table.items(), target
+    for target, model, plan, value in (
+        ("trtllm", "qwen3-30b-a3b", "tp8 adp4 ep8", "adp4"),
+        ("vllm", "llama3-8b", "tp8 adp2", "adp2"),
+    ):
+        with pytest.raises(Infeasible, match=f"cannot express {value}"):
+            ask(target, model, "8xh100", plan, "")
+
+
+def test_stored_weights_are_read_from_the_checkpoint_which_the_notes_ask_for():
+    for target in ("vllm", "sglang", "trtllm"):
+        exported = ask(target, "llama3-8b", "1xh100", "tp1 w4a16", "")
+        assert "quantization" not in yaml.safe_load(exported.text)
+        assert any("weights are stored as int4" in note for note in exported.notes)
+    with pytest.raises(Infeasible, match="cannot express weights=nvfp4"):
+        ask("trtllm", "llama3-8b", "1xh100", "tp1 weights=nvfp4", "")
+
+
 def test_sglang_computes_whole_prompts_alone_where_the_policy_does_and_replays_no_graph():
     table = read("sglang")
     assert (table["chunked-prefill-size"], table["max-prefill-tokens"]) == (-1, 4096)

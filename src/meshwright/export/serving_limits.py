@@ -19,9 +19,9 @@ WRITTEN = (
 )
 #: Fields of a plan that exporters write; ``sp`` and ``order`` change nothing in serving.
 LAID_OUT = {
-    "layout": frozenset(("tp", "pp", "dp", "sp", "order")),
-    "experts": frozenset(("ep", "etp")),
-    "precision": frozenset(("compute",)),
+    "layout": frozenset(("tp", "pp", "dp", "sp", "order", "adp")),
+    "experts": frozenset(("ep", "etp", "dispatch")),
+    "precision": frozenset(("compute", "weights", "experts")),
 }
 #: Fields of a plan that are of training alone, which a serving question refuses or does not read.
 OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "memory", "sequence"))
@@ -173,6 +173,49 @@ def experts(d: Deployment) -> Iterator[Gap]:
             help=f"say ep1 or ep{d.layout.tp}",
             mend={"experts.ep": 1, "experts.etp": 0},
         )
+
+
+def groups(d: Deployment, alone: bool) -> Iterator[Gap]:
+    """Yield the gaps of attention groups: of models without experts, and where each has one rank `alone`."""
+    adp = d.layout.adp
+    if adp > 1 and not d.model.mixtures:
+        yield Gap(
+            facet="layout.adp",
+            value=f"adp{adp}",
+            reason="its attention groups share experts, and a model without any is copied whole",
+            help=f"say dp{d.replicas * adp} tp{d.layout.attention_tp}: replicas",
+            mend={"layout.adp": 1},
+        )
+    elif alone and adp not in (1, d.layout.tp):
+        yield Gap(
+            facet="layout.adp",
+            value=f"adp{adp}",
+            reason="an attention group is one rank, or all are one",
+            help=f"say adp{d.layout.tp}, or drop adp",
+            mend={"layout.adp": d.layout.tp},
+        )
+
+
+def stored(d: Deployment, known: tuple[str, ...]) -> Iterator[Gap]:
+    """Yield the gaps of weights that are stored in a format which is none of `known`."""
+    for name in ("weights", "experts"):
+        value = getattr(d.plan.precision, name)
+        if value and value not in known:
+            yield Gap(
+                facet=f"precision.{name}",
+                value=f"{'expert_' if name == 'experts' else ''}weights={value}",
+                reason=f"it multiplies stored weights of {', '.join(known)} in 16 bits",
+                help=f"say weights={known[0]}",
+                mend={f"precision.{name}": known[0]},
+            )
+
+
+def checkpoints(d: Deployment) -> Iterator[str]:
+    """Yield what the checkpoint has to be, where the precision of weights is read there."""
+    precision = d.plan.precision
+    for what, value in (("weights", precision.weights), ("experts' weights", precision.experts)):
+        if value:
+            yield f"MODEL is a checkpoint whose {what} are stored as {value}: the engine reads that there"
 
 
 def mended(d: Deployment, limits) -> str:

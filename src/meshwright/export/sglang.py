@@ -33,7 +33,10 @@ PRECISIONS = {
     "fp8_row": ("bfloat16", "w8a8_fp8"),
     "mxfp8": ("bfloat16", "mxfp8"),
     "nvfp4": ("bfloat16", "nvfp4_online"),
+    "int8": ("bfloat16", "w8a8_int8"),
 }
+#: Formats of weights that are multiplied in 16 bits, by the checkpoint.
+STORED = ("int4", "int8", "fp8", "mxfp4", "nvfp4")
 
 
 def limits(d: Deployment) -> Iterator[Gap]:
@@ -44,6 +47,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.one_of(d, "kv", KV, f"keys and values are stored as {', '.join(KV)}", "bf16")
     yield from shared.precisions(d, PRECISIONS, f"its precisions are {', '.join(PRECISIONS)}")
     yield from shared.experts(d)
+    yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.orders(d, ("fcfs", "priority"))
     yield from shared.nodes(d, several=True)
@@ -55,8 +59,12 @@ def settings(d: Deployment) -> dict[str, object]:
     dtype, quantization = PRECISIONS[d.compute]
     whole = d.engine.policy == "vllm-v0"
     found: dict[str, object] = {"tp-size": d.layout.tp, "pp-size": d.layout.pp}
+    if d.layout.adp > 1:
+        found["attn-dp-size"] = d.layout.adp
     if d.plan.experts.ep > 1:
         found["ep-size"] = d.plan.experts.ep
+        if d.layout.adp > 1 and d.plan.experts.dispatch != "gathered":
+            found["moe-a2a-backend"] = "deepep"
     found["dtype"] = dtype
     if quantization:
         found["quantization"] = quantization
@@ -65,7 +73,7 @@ def settings(d: Deployment) -> dict[str, object]:
         "page-size": d.engine.block,
         "mem-fraction-static": floor(d.static_share * 1000) / 1000,
         "max-running-requests": d.engine.max_batch,
-        "max-prefill-tokens": d.budget,
+        "max-prefill-tokens": -(-d.budget // d.layout.adp),
         "chunked-prefill-size": -1 if whole else d.budget,
         "schedule-policy": "fcfs",
     }
@@ -78,7 +86,7 @@ def settings(d: Deployment) -> dict[str, object]:
     if not whole:
         found["enable-mixed-chunk"] = True
     if d.engine.kv_blocks:
-        found["max-total-tokens"] = d.engine.kv_blocks * d.engine.block
+        found["max-total-tokens"] = -(-d.engine.kv_blocks // d.layout.adp) * d.engine.block
     if d.engine.graphs:
         found["cuda-graph-max-bs-decode"] = min(d.engine.max_batch, 512)
     else:
@@ -100,7 +108,10 @@ def write(d: Deployment) -> tuple[dict[str, str], list[str]]:
 def _notes(d: Deployment) -> Iterator[str]:
     if d.serve.engine.profile != NAME:
         yield f"predicted with the host times of engine={d.engine.profile}; engine=sglang has SGLang's"
-    if PRECISIONS[d.compute][1]:
+    yield from shared.checkpoints(d)
+    if d.compute == "int8":
+        yield "MODEL is a checkpoint of 8-bit weights and activations"
+    elif PRECISIONS[d.compute][1]:
         yield f"weights are quantised to {d.compute} while they are loaded; drop quantization for a checkpoint that is"
     yield "mem-fraction-static counts weights and cache: it is their predicted share, and memory= counts workspace too"
     if d.engine.policy != "vllm-v0":

@@ -28,6 +28,8 @@ POLICIES = {
 #: Precisions that the backend computes in: 16 bits by a setting, fewer where the checkpoint says so.
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 CHECKPOINTS = {"fp8": "FP8", "fp8_block": "FP8_BLOCK_SCALES", "nvfp4": "NVFP4"}
+#: Formats of weights that are multiplied in 16 bits, by the checkpoint.
+STORED = ("int4", "mxfp4")
 
 
 def limits(d: Deployment) -> Iterator[Gap]:
@@ -45,6 +47,8 @@ def limits(d: Deployment) -> Iterator[Gap]:
     power = 1 << max(0, block.bit_length() - 1)
     yield from shared.blocks(d, block == power, "its cache has blocks of a power of two tokens", power)
     yield from shared.experts(d)
+    yield from shared.groups(d, alone=True)
+    yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.orders(d, ("fcfs",))
     yield from shared.nodes(d, False, "servers of several nodes are started by MPI, and no such launch is written")
@@ -63,19 +67,21 @@ def settings(d: Deployment) -> dict[str, object]:
     if d.engine.host_bytes:
         cache["host_cache_size"] = round(d.engine.host_bytes)
     if d.engine.kv_blocks:
-        cache["max_tokens"] = d.engine.kv_blocks * d.engine.block
+        cache["max_tokens"] = -(-d.engine.kv_blocks // d.layout.adp) * d.engine.block
     found: dict[str, object] = {
         "backend": "pytorch",
         "tensor_parallel_size": d.layout.tp,
         "pipeline_parallel_size": d.layout.pp,
     }
+    if d.layout.adp > 1:
+        found["enable_attention_dp"] = True
     if d.plan.experts.ep > 1:
         found["moe_expert_parallel_size"] = d.plan.experts.ep
     graphs = {"max_batch_size": min(d.engine.max_batch, 512), "enable_padding": True}
     return found | {
         "dtype": DTYPES.get(d.compute, "auto"),
-        "max_batch_size": d.engine.max_batch,
-        "max_num_tokens": d.budget,
+        "max_batch_size": -(-d.engine.max_batch // d.layout.adp),
+        "max_num_tokens": -(-d.budget // d.layout.adp),
         "enable_chunked_prefill": chunked,
         "scheduler_config": {"capacity_scheduler_policy": capacity},
         "kv_cache_config": cache,
@@ -98,6 +104,9 @@ def _notes(d: Deployment) -> Iterator[str]:
         yield f"predicted with the host times of engine={d.engine.profile}; engine=trtllm has TensorRT-LLM's"
     if d.compute in CHECKPOINTS:
         yield f"MODEL is a checkpoint whose hf_quant_config.json says {CHECKPOINTS[d.compute]}: precision is read there"
+    yield from shared.checkpoints(d)
+    if d.layout.adp > 1:
+        yield f"limits are those of an attention group, of which a replica has {d.layout.adp}"
     yield "free_gpu_memory_fraction is of what weights and workspace leave: the predicted cache, in its words"
     if d.engine.policy == "sarathi":
         yield "admission looks at the next chunk's blocks, where the plan's waits for the whole prompt's"

@@ -28,7 +28,10 @@ PRECISIONS = {
     "fp8_block": ("bfloat16", "fp8_per_block"),
     "mxfp8": ("bfloat16", "mxfp8"),
     "nvfp4": ("bfloat16", "nvfp4_per_token"),
+    "int8": ("bfloat16", ""),
 }
+#: Formats of weights that are multiplied in 16 bits, by the checkpoint.
+STORED = ("int4", "int8", "fp8", "mxfp4", "nvfp4")
 
 
 def limits(d: Deployment) -> Iterator[Gap]:
@@ -48,6 +51,8 @@ def engine_limits(d: Deployment) -> Iterator[Gap]:
     fits = d.engine.block % 16 == 0
     yield from shared.blocks(d, fits, "its attention kernels take blocks of a multiple of 16 tokens", 16)
     yield from shared.experts(d)
+    yield from shared.groups(d, alone=False)
+    yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.orders(d, ("fcfs", "priority"))
 
@@ -55,9 +60,15 @@ def engine_limits(d: Deployment) -> Iterator[Gap]:
 def settings(d: Deployment) -> dict[str, object]:
     """Return the flags of one engine, without their dashes."""
     dtype, quantization = PRECISIONS[d.compute]
-    found: dict[str, object] = {"tensor-parallel-size": d.layout.tp, "pipeline-parallel-size": d.layout.pp}
+    groups = d.layout.adp
+    found: dict[str, object] = {"tensor-parallel-size": d.layout.attention_tp, "pipeline-parallel-size": d.layout.pp}
+    if groups > 1:
+        found["data-parallel-size"] = groups
     if d.plan.experts.ep > 1:
         found["enable-expert-parallel"] = True
+        if groups > 1:
+            sent = d.plan.experts.dispatch != "gathered"
+            found["all2all-backend"] = "deepep_low_latency" if sent else "allgather_reducescatter"
     found["dtype"] = dtype
     if quantization:
         found["quantization"] = quantization
@@ -65,8 +76,8 @@ def settings(d: Deployment) -> dict[str, object]:
         "kv-cache-dtype": KV[d.engine.kv],
         "block-size": d.engine.block,
         "gpu-memory-utilization": d.engine.memory,
-        "max-num-seqs": d.engine.max_batch,
-        "max-num-batched-tokens": d.budget,
+        "max-num-seqs": -(-d.engine.max_batch // groups),
+        "max-num-batched-tokens": -(-d.budget // groups),
         "enable-chunked-prefill": True,
         "scheduler-reserve-full-isl": d.engine.policy == "sarathi",
         "scheduling-policy": d.engine.order,
@@ -75,7 +86,7 @@ def settings(d: Deployment) -> dict[str, object]:
     if d.engine.host_bytes:
         found["kv-offloading-size"] = d.engine.host_bytes * d.devices / 2**30
     if d.engine.kv_blocks:
-        found["num-gpu-blocks-override"] = d.engine.kv_blocks
+        found["num-gpu-blocks-override"] = -(-d.engine.kv_blocks // groups)
     if d.engine.graphs:
         found["max-cudagraph-capture-size"] = 512
     else:
@@ -99,6 +110,11 @@ def notes(d: Deployment) -> Iterator[str]:
     """Yield what is left at the engine's own and what the configuration does not say."""
     if d.serve.engine.profile != NAME:
         yield f"predicted with the host times of engine={d.engine.profile}; engine=vllm has vLLM's"
+    if d.compute == "int8":
+        yield "MODEL is a checkpoint of 8-bit weights and activations: the engine reads that there"
+    yield from shared.checkpoints(d)
+    if d.layout.adp > 1:
+        yield f"limits are those of an attention group, of which a replica has {d.layout.adp}"
     if d.engine.order == "priority":
         yield "a request says its priority in the API; of vLLM's numbers the lower come first"
     if PRECISIONS[d.compute][1]:
