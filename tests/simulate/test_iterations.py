@@ -26,7 +26,7 @@ def llama():
 
 
 def test_the_token_wise_part_is_exact_at_its_nodes_and_near_between(llama):
-    forward, costs, device, table = llama
+    forward, costs, device, _ = llama
     alone = [[costs.price(e.work, device).seconds for e in forward.tokenwise(0, n)] for n in (7, 600)]
     embedding = [sum(costs.price(e.work, device).seconds for e in forward.tokenwise(EMBEDDING, n)) for n in (7, 600)]
     exact = [32 * sum(layer) + first for layer, first in zip(alone, embedding)]
@@ -96,3 +96,22 @@ def test_operands_of_experts_are_quantised_by_one_kernel():
     forward = built("mixtral-8x7b", "2xh100", "tp2 fp8", tokens=64, batch=8, context=512)[0]
     kernels = [e.work.kernels for e in forward.tokenwise(0, 8) if "quantise" in e.name]
     assert kernels and set(kernels) == {1}  # training has one for each of 8 experts
+
+
+def test_tables_of_one_pass_share_their_prices_and_are_what_they_would_be_alone(llama):
+    forward, costs, device, _ = llama
+    alone = priced(forward, device, serving_costs(), tokens=512, batch=32, context=2048)
+    asked = []
+    price = costs.price
+    costs.price = lambda work, on: asked.append(work) or price(work, on)
+    again = priced(forward, device, costs, tokens=512, batch=32, context=2048)
+    del costs.price
+    assert len(asked) < 40  # the larger table knows nearly all of its nodes
+    for name in ("linear_s", "sampled_s", "decode_s", "prefill_s"):
+        assert np.array_equal(getattr(again, name), getattr(alone, name)), name
+
+
+def test_another_cluster_or_device_has_prices_of_its_own(llama):
+    forward, costs, _, table = llama
+    other = mw.load_cluster("1xh200").islands[0].device
+    assert priced(forward, other, costs, tokens=512, batch=32, context=2048).linear_s[1] < 0.9 * table.linear_s[1]

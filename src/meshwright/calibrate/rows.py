@@ -35,7 +35,7 @@ class MeasuredWork(NamedTuple):
     def serving(self) -> bool:
         """Whether the row was measured in an inference engine, as all products below 16 bits were: what
         ``cost.fitted.link`` must be told."""
-        return self.op in ("prefill", "decode", "grouped_gemm") or DTYPE_BYTES.get(self.dtype, 1.0) < 2
+        return self.op in ("prefill", "decode", "latent", "grouped_gemm") or DTYPE_BYTES.get(self.dtype, 1.0) < 2
 
     @property
     def flash(self) -> int:
@@ -86,6 +86,28 @@ def _attention(row: TableRow) -> MeasuredWork | None:
     )
     group = (work.heads, head_dim)
     return MeasuredWork(PHASES[text["phase"]], dtype, (work,), (), at["latency_us"] * 1e-6, group)
+
+
+def _latent(row: TableRow) -> MeasuredWork | None:
+    """One query over a compressed cache; prompts expand it and whole layers contain products, which other curves
+    price."""
+    at, text = row.number, row.text
+    dtype = "fp8" if "fp8" in (text["dtype"], text["kv_dtype"]) else text["dtype"]
+    if dtype not in DTYPE_BYTES or text["scope"] != "kernel" or text["phase"] != "decode":
+        return None
+    rank, keys = int(at["kv_lora_rank"]), int(at["kv_len"])
+    work = AttentionCore(
+        batch=int(at["batch"]),
+        q_len=1,
+        kv_len=keys,
+        heads=int(at["heads"]),
+        kv_heads=1,
+        head_dim=rank + int(at["qk_rope_head_dim"]),
+        v_head_dim=rank,
+        pairs=float(keys),
+        dtype=dtype,
+    )
+    return MeasuredWork("latent", dtype, (work,), (), at["latency_us"] * 1e-6, (work.heads,))
 
 
 def _moe(row: TableRow) -> MeasuredWork | None:
@@ -148,4 +170,10 @@ def _ssm(row: TableRow) -> MeasuredWork | None:
     return MeasuredWork("scan", text["dtype"], (scan,), (), seconds, (scan.heads, scan.groups), text["backend"])
 
 
-_READERS = {"ops_ssm": _ssm, "ops_gemm": _gemm, "ops_attention": _attention, "ops_moe": _moe}
+_READERS = {
+    "ops_ssm": _ssm,
+    "ops_gemm": _gemm,
+    "ops_attention": _attention,
+    "ops_mla": _latent,
+    "ops_moe": _moe,
+}

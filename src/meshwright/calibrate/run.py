@@ -22,6 +22,7 @@ OPS = {
     "gemm": ("gemm",),
     "attention": ("prefill", "decode", "flash_fwd", "flash_bwd"),
     "moe": ("grouped_gemm",),
+    "latent": ("latent",),
     "scan": ("scan", "convolution"),
 }
 

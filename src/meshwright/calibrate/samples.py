@@ -18,7 +18,13 @@ from meshwright.spec.cluster import load_device
 from meshwright.spec.hardware import Device
 
 #: What ``--only`` may name, and the table behind it.
-CLASSES = {"gemm": "ops_gemm", "attention": "ops_attention", "moe": "ops_moe", "scan": "ops_ssm"}
+CLASSES = {
+    "gemm": "ops_gemm",
+    "attention": "ops_attention",
+    "latent": "ops_mla",
+    "moe": "ops_moe",
+    "scan": "ops_ssm",
+}
 #: Public tables by the name of their source: where they were published and under which licence.
 ATTRIBUTION = {
     "aiconfigurator": "NVIDIA AIConfigurator, ai-dynamo/aiconfigurator@095f58a5, Apache-2.0",
@@ -122,7 +128,7 @@ def _one_library(
 
 
 def _reason(table: str) -> str:
-    return "kernel or phase" if table == "ops_ssm" else "precision"
+    return "kernel or phase" if table in ("ops_ssm", "ops_mla") else "precision"
 
 
 def _rows(folder: Path, table: str, device: str) -> tuple[Path, list[tables.TableRow]]:
@@ -172,7 +178,7 @@ def _source(row: tables.TableRow) -> str:
 
 def _groups(op: str, rows: list) -> tuple[np.ndarray, str]:
     names = {"gemm": "(n, k)", "grouped_gemm": "(experts per rank, hidden, ffn per rank)"}
-    names |= {"scan": "(heads, key heads)", "convolution": "(channels)"}
+    names |= {"scan": "(heads, key heads)", "convolution": "(channels)", "latent": "(heads)"}
     keys, by = [work.group for _, work in rows], names.get(op, "(heads, head dim)")
     if len(set(keys)) < FEWEST_GROUPS and op not in names:
         keys, by = [(work.kernels[0].batch, work.kernels[0].kv_len) for _, work in rows], "(batch, keys)"

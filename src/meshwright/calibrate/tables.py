@@ -27,6 +27,11 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
         ("batch", "q_len", "kv_len", "heads", "kv_heads", "head_dim", "latency_us"),
         ("window",),
     ),
+    "ops_mla": (
+        ("source", "hardware", "backend", "backend_version", "scope", "phase", "dtype", "kv_dtype"),
+        ("batch", "heads", "latency_us"),
+        (),
+    ),
     "ops_moe": (
         ("source", "hardware", "backend", "backend_version", "dtype", "gated", "distribution"),
         ("tokens", "hidden", "ffn", "experts", "top_k", "tp", "ep", "latency_us"),
@@ -40,6 +45,7 @@ COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Columns of which a row fills those that its kind of layer has.
 OPTIONAL: dict[str, tuple[str, ...]] = {
+    "ops_mla": ("kv_len", "kv_lora_rank", "qk_rope_head_dim"),
     "ops_ssm": ("d_conv", "num_k_heads", "head_k_dim", "num_v_heads", "head_v_dim", "d_state", "n_groups"),
 }
 #: As many faults are listed; the rest are counted.

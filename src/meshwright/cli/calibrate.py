@@ -21,7 +21,7 @@ Profiles are written to --out (kernels/, network/, frameworks/ and engines/ in i
 unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
-CLASSES = ("gemm", "attention", "moe", "scan", "network", "framework", "engine")
+CLASSES = ("gemm", "attention", "latent", "moe", "scan", "network", "framework", "engine")
 
 
 class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,8 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
         "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
     ) = ""
     only: options.text(
-        "CLASS[,CLASS]", "Some of gemm, attention, moe, scan, network, framework, engine; all of them if left out."
+        "CLASS[,CLASS]",
+        "Some of gemm, attention, latent, moe, scan, network, framework, engine; all of them if left out.",
     ) = ""
     holdout: options.text("SHARE", "Share of whole groups held out to measure accuracy; 0.2 if left out.") = ""
     out: options.text("DIR", "Write the profiles there; nothing is written if left out.") = ""
@@ -77,7 +78,7 @@ def _there(folder: Path) -> list[str]:
     """All classes; scans and engines where the folder has their table, which few have."""
     from meshwright.calibrate import tables
 
-    few = {"scan": "ops_ssm", "engine": "serving_runs"}
+    few = {"latent": "ops_mla", "scan": "ops_ssm", "engine": "serving_runs"}
     return [name for name in CLASSES if name not in few or tables.find(folder, few[name]) is not None]
 
 

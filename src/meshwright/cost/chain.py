@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -58,7 +58,7 @@ class Costs:
     """Prices work items on devices; equal items are priced once.
 
     `links` are asked in order before the roofline, which answers everything. `profile` names what is behind the
-    prices.
+    prices. `remembered` is for sums of prices that others keep as long as the costs live.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class Costs:
         self.profile = profile
         self._links = links
         self._known: dict[tuple[str, Work], Estimate] = {}
+        self.remembered: dict[Any, Any] = {}
 
     def faster(self, name: str, factor: float) -> Costs:
         """Return these costs with one class of work, one level of links, or the host `factor` times faster."""

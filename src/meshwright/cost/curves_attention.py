@@ -3,7 +3,9 @@
 Forward and backward: blocks of queries over the multiprocessors, matrix products and exponentials in turn
 (FlashAttention-2, Dao 2307.08691; the exponentials' share as in FlashAttention-3, 2407.08608), tensors streamed
 through memory. One query over a cache: one block per sequence and key-value head, keys split when blocks are few
-(Flash-Decoding, Dao et al., 2023). Priced in plain Python and compiled by ``calibrate``, like ``curves_gemm``.
+(Flash-Decoding, Dao et al., 2023). One query over a compressed cache: all heads of a sequence read its latent once and
+multiply it twice (DeepSeek-V2, 2405.04434, section 2.1.2). Priced in plain Python and compiled by ``calibrate``, like
+``curves_gemm``.
 """
 
 from __future__ import annotations
@@ -58,6 +60,22 @@ DECODE_NODES = (
     tuple(float(i) for i in range(0, 20, 3)),
     (-2.0, -1.0, 0.0, 1.0, 3.0, 5.0),
     (6.0, 7.0, 8.0),
+)
+LATENT_CONSTANTS = (
+    Constant("start_us", "us", "from one operation's start to the next one's when it does nothing", 12.0, 0.1, 60.0),
+    Constant("of_peak", "fraction", "of the matrix units' peak that products reach", 0.5, 0.02, 1.0),
+    Constant("of_bandwidth", "fraction", "of device memory bandwidth that the latents stream at", 0.8, 0.1, 1.0),
+    Constant("of_share", "fraction", "of a multiprocessor's share of memory bandwidth that one reaches", 1.0, 0.1, 4.0),
+    Constant(
+        "sharpness", "1", "power of the sum that joins the two roofs; infinite would be their maximum", 2.0, 1.0, 20.0
+    ),
+    Constant("heads", "heads", "that are multiplied at once at least", 64.0, 1.0, 128.0),
+    Constant("chunk", "keys", "of one multiprocessor at least when keys are split", 128.0, 16.0, 4096.0),
+)
+LATENT_NODES = (
+    (0.0, 3.0, 5.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0),
+    tuple(float(i) for i in range(0, 12, 2)),
+    (0.0, 2.0, 4.0, 5.0, 6.0, 7.0),
 )
 
 
@@ -121,8 +139,25 @@ def decode_axes(x):
     return log2(x[5]), log2(x[0] * x[3]), log2(shared), log2(x[4])
 
 
+def latent(x, hw, p):
+    """Seconds of ``x`` = (batch, pairs, heads, width of the latent with its positions, width of the values in it, bytes
+    per element of the cache)."""
+    batch, keys, heads, width, values, element = x[0], x[1], x[2], x[3], x[4], x[5]
+    used = min(hw[0], batch * ceil(keys / p[6])) / hw[0]
+    flops = 2.0 * batch * p[5] * ceil(heads / p[5]) * keys * (width + values)
+    compute = flops / (hw[0] * hw[1] * p[1] * used)
+    moved = batch * (keys * width * element + 2.0 * heads * (width + values)) / (hw[2] * min(p[2], used * p[3]))
+    return p[0] * 1e-6 + (compute ** p[4] + moved ** p[4]) ** (1.0 / p[4])
+
+
+def latent_axes(x):
+    """Coordinates of the residual: powers of two of keys, sequences, heads."""
+    return log2(x[1]), log2(x[0]), log2(x[2])
+
+
 _FORWARD_AXES = ("queries", "keys per query", "batch*heads", "head dim")
 FORWARD = CurveShape("attention", forward, forward_axes, _FORWARD_AXES, FORWARD_CONSTANTS, FORWARD_NODES)
 DECODE = CurveShape(
     "decode", decode, decode_axes, ("keys", "blocks", "shared", "head dim"), DECODE_CONSTANTS, DECODE_NODES
 )
+LATENT = CurveShape("latent", latent, latent_axes, ("keys", "sequences", "heads"), LATENT_CONSTANTS, LATENT_NODES)

@@ -18,7 +18,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link
 from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
-from meshwright.cost.curves_attention import DECODE, FORWARD
+from meshwright.cost.curves_attention import DECODE, FORWARD, LATENT
 from meshwright.cost.curves_gemm import GEMM, GROUPED
 from meshwright.cost.curves_scan import CONVOLUTION, SCAN
 from meshwright.cost.roofline import peak_flops
@@ -37,6 +37,7 @@ SHAPES: dict[str, CurveShape] = {
     "flash_fwd": FORWARD,
     "flash_bwd": FORWARD,
     "decode": DECODE,
+    "latent": LATENT,
     "scan": SCAN,
     "convolution": CONVOLUTION,
 }
@@ -50,7 +51,7 @@ KIN = {
     "fp8_row": ("fp8", "fp8_block"),
     "fp8_block": ("fp8_block", "fp8"),
     "mxfp8": ("fp8_block", "fp8"),
-    "nvfp4": ("fp8_block", "fp8"),
+    "nvfp4": ("nvfp4", "fp8_block", "fp8"),
     "int8": ("int8", "fp8", "fp8_block"),
 }
 #: The same in training, where fp8 has one scale for a whole tensor and nothing to do inside the product: the tables'
@@ -129,8 +130,9 @@ def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Poin
     if dtype == "fp32":
         return None
     if work.q_len == 1 and work.kv_len > 1 and not work.backward:
-        if work.head_dim != work.v_head_dim:
-            return None  # a compressed cache is read once for all heads: another kernel
+        if work.head_dim != work.v_head_dim:  # a compressed cache is read once for all heads: another kernel
+            x = (work.batch, work.pairs, work.heads, work.head_dim, work.v_head_dim, element)
+            return Points(("latent",), x, dtype) if work.kv_heads == 1 else None
         x = (work.batch, work.kv_len, work.heads, work.kv_heads, work.head_dim, work.pairs, element, 1.0)
         return Points(("decode",), x, dtype)
     width = (work.head_dim + work.v_head_dim) / 2
@@ -163,6 +165,11 @@ class BoundCurve:
         newer = _generation(device) > _generation(owner)
         self.outdated = newer and self.cause == "gemm"
 
+    def start_as(self, other: Fit | None) -> None:
+        """Start as soon as another curve's kernels do, where these start later for what runs before them."""
+        if other is not None:
+            self.constants = (min(self.constants[0], other.constants["start_us"]), *self.constants[1:])
+
     def price(self, x: tuple[float, ...]) -> Estimate:
         if self.op == "decode":
             x = (*x[:7], self.shared_bound)
@@ -180,12 +187,22 @@ class BoundCurve:
 
 class Fitted:
     """The link. `serving`: attention also writes new keys and values to a cache. `flash`: the generation of
-    FlashAttention that training runs on every device, 0 for the one written for the device's own."""
+    FlashAttention that training runs on every device, 0 for the one written for the device's own. `fused`: operands are
+    quantised by the kernel before a product, where the tables' products come after a kernel of its own."""
 
-    def __init__(self, profiles: dict[str, CurveProfile], transfer: dict, *, serving: bool = False, flash: int = 0):
+    def __init__(
+        self,
+        profiles: dict[str, CurveProfile],
+        transfer: dict,
+        *,
+        serving: bool = False,
+        flash: int = 0,
+        fused: bool = False,
+    ):
         self.profiles = profiles
         self.transfer = transfer
         self._serving = serving
+        self._fused = fused
         self._flash = flash
         self._curves: dict[tuple[str, tuple[str, ...], str], BoundCurve | None] = {}
 
@@ -199,6 +216,8 @@ class Fitted:
         if key not in self._curves:
             kin = (KIN if self._serving else TRAINED).get(found.dtype, (found.dtype,))
             curve = nearest_curve(self, device, ops, found.dtype, kin=kin)
+            if curve is not None and self._fused:
+                curve.start_as(self._sixteen(curve))
             self._curves[key] = None if curve is None or curve.outdated else curve
         curve = self._curves[key]
         if curve is None:
@@ -210,6 +229,11 @@ class Fitted:
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
+
+    def _sixteen(self, curve: BoundCurve) -> Fit | None:
+        """The products of 16-bit operands of the device that a curve of quantised ones is of."""
+        own = self.profiles[curve.owner].curves if curve.op == "gemm" else ()
+        return next((c for c in own if c.op == "gemm" and c.dtype == "bf16"), None)
 
     def _core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
@@ -308,10 +332,17 @@ def read_profile(text: bytes, place: str) -> CurveProfile:
 
 
 @cache
-def profiles(folder: Path | None = None) -> tuple[dict[str, CurveProfile], dict[str, dict[str, float]]]:
-    """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's."""
+def profiles(
+    folder: Path | None = None, *, serving: bool = False
+) -> tuple[dict[str, CurveProfile], dict[str, dict[str, float]]]:
+    """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's.
+
+    `serving` adds those of the folder ``serving`` in it: devices of which serving engines' kernels alone were measured.
+    What training frameworks run there is another library's, and their profiles were fitted beside the roofline."""
     where = folder or catalog.folder("profiles").joinpath("kernels")
     found, transfer = {}, {}
+    if serving and where.joinpath("serving").is_dir():
+        found |= profiles(where.joinpath("serving"))[0]
     for file in sorted(where.iterdir(), key=lambda f: f.name):
         if file.name == "transfer.json":
             transfer = msgspec.json.decode(file.read_bytes())["sigma"]
@@ -321,12 +352,12 @@ def profiles(folder: Path | None = None) -> tuple[dict[str, CurveProfile], dict[
     return found, transfer
 
 
-def link(*, serving: bool = False, flash: int = 0, folder: Path | None = None) -> Link:
+def link(*, serving: bool = False, flash: int = 0, fused: bool = False, folder: Path | None = None) -> Link:
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
-    runs on every device (0: the device's own). `folder`: profiles that ``meshwright calibrate --out`` wrote, instead
-    of the catalog's.
+    runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `folder`:
+    profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's.
     """
-    known, transfer = profiles(folder)
-    return Fitted(known, transfer, serving=serving, flash=flash)
+    known, transfer = profiles(folder, serving=serving)
+    return Fitted(known, transfer, serving=serving, flash=flash, fused=fused)

@@ -48,5 +48,6 @@ BARE = Framework(
 def serving_costs(library: str = "vllm") -> Costs:
     """Costs of serving: attention that also writes the cache, products of experts in one kernel, and the collectives of
     a serving `library` (one-shot all-reduces of small buffers; the fastest kernels for tokens of experts)."""
-    links = (measured.price, exchange.served, network.Network(library=library), fitted.link(serving=True))
+    kernels = fitted.link(serving=True, fused=True)
+    links = (measured.price, exchange.served, network.Network(library=library), kernels)
     return Costs(BARE, links, profile="catalog profiles of serving kernels, else roofline")

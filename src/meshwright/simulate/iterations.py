@@ -31,6 +31,8 @@ TOKEN_STEPS = ((1, 1, 8), (8, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256
 PASTS = (0.0, 256.0, 1024.0, 4096.0, 16384.0, 65536.0, 262144.0, 1048576.0)
 #: Longest table of the token-wise part, in tokens.
 MOST_TOKENS = 1 << 21
+#: Forward passes whose prices are remembered for one chain of costs.
+MOST_REMEMBERED = 64
 
 
 class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,24 +94,75 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class ForwardPrices:
+    """The prices of one forward pass on one device, each found once: token-wise parts by tokens, sampling by sampled
+    tokens, attention by (requests, new tokens, cached ones)."""
+
+    def __init__(self, forward: Forward, device: Device, costs: Costs):
+        self.forward, self.device, self.costs = forward, device, costs
+        self._linear: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._sampled: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._mixed: dict[tuple[int, int, int], float] = {}
+
+    def linear(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return seconds by cause of all layers' token-wise part, and those times their relative errors."""
+        found = self._linear.get(tokens)
+        if found is None:
+            found = self._linear[tokens] = _tokenwise(self.forward, self.device, self.costs, tokens)
+        return found
+
+    def sampled(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the same of the head on so many sampled tokens."""
+        found = self._sampled.get(tokens)
+        if found is None:
+            found = self._sampled[tokens] = _parts(self.forward.head(tokens), self.device, self.costs)
+        return found
+
+    def mixed(self, batch: int, new: int, past: int) -> float:
+        """Return seconds of the attention cores of all layers."""
+        key = batch, max(new, 1), past
+        found = self._mixed.get(key)
+        if found is None:
+            found = self._mixed[key] = sum(
+                self.costs.price(self.forward.core(spec, *key), self.device).seconds * count
+                for spec, count in self.forward.mixing
+            )
+        return found
+
+    def sigma(self, batch: int, context: int) -> float:
+        """Return the relative error of decoding attention for a batch and a context of middle size, geometrically."""
+        middle = max(1, int(sqrt(batch))), 1, max(16, int(sqrt(context) * 4))
+        cores = [self.forward.core(spec, *middle) for spec, _ in self.forward.mixing]
+        return max((self.costs.price(core, self.device).sigma for core in cores), default=0.0)
+
+
+def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPrices:
+    """Return the prices of a forward pass, which questions of one model, plan and cluster share while they share their
+    `costs`."""
+    known = costs.remembered
+    where = msgspec.msgpack.encode((forward.mesh.cluster, device))
+    key = forward.model, forward.plan, forward.kv, where
+    found = known.pop(key, None) or ForwardPrices(forward, device, costs)
+    known[key] = found  # the last one asked for is forgotten last
+    if len(known) > MOST_REMEMBERED:
+        del known[next(iter(known))]
+    return found
+
+
 def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch: int, context: int) -> IterationCosts:
     """Return the costs of iterations of up to `tokens` tokens, `batch` requests and `context` tokens of context."""
+    price = forward_prices(forward, device, costs)
     tokens = min(max(tokens, batch, 2), MOST_TOKENS)
     node = token_nodes(tokens)
-    linear = [_tokenwise(forward, device, costs, n) for n in node]
+    linear = [price.linear(int(n)) for n in node]
     sample_node = token_nodes(max(batch, 2))
-    sampled = [_parts(forward.head(n), device, costs) for n in sample_node]
+    sampled = [price.sampled(int(n)) for n in sample_node]
     contexts = doubling(16.0, max(float(context), 32.0), 2.0)
     requests = _halving(batch)
-    decode = np.array([[_mixed(forward, device, costs, n, 1, int(c) - 1) for c in contexts] for n in requests])
+    decode = np.array([[price.mixed(n, 1, int(c) - 1) for c in contexts] for n in requests])
     prompts, queries = doubling(1.0, min(max(batch, 2.0), 64.0), 1.0), doubling(1.0, float(max(tokens, 2)), 2.0)
     pasts = np.array([p for i, p in enumerate(PASTS) if i < 2 or PASTS[i - 1] < context])
-    prefill = np.array(
-        [
-            [[_mixed(forward, device, costs, int(b), round(q), int(p)) / q for p in pasts] for q in queries]
-            for b in prompts
-        ]
-    )
+    prefill = np.array([[[price.mixed(int(b), round(q), int(p)) / q for p in pasts] for q in queries] for b in prompts])
     whole = np.arange(tokens + 1)
     alone = np.arange(max(batch, 2) + 1)
     return IterationCosts(
@@ -125,7 +178,7 @@ def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch
         batch_node=prompts,
         query_node=queries,
         past_node=pasts,
-        sigma=_attention_sigma(forward, device, costs, batch, context),
+        sigma=price.sigma(batch, context),
     )
 
 
@@ -185,18 +238,3 @@ def _tokenwise(forward: Forward, device: Device, costs: Costs, tokens: int) -> t
         parts[CAUSE["pp"]] += sent.seconds * stages
         spread[CAUSE["pp"]] += sent.seconds * sent.sigma * stages
     return parts, spread
-
-
-def _mixed(forward: Forward, device: Device, costs: Costs, batch: int, new: int, past: int) -> float:
-    """Seconds of the attention cores of all layers."""
-    return sum(
-        costs.price(forward.core(spec, int(batch), max(new, 1), past), device).seconds * count
-        for spec, count in forward.mixing
-    )
-
-
-def _attention_sigma(forward: Forward, device: Device, costs: Costs, batch: int, context: int) -> float:
-    """Return the relative error of decoding attention for a batch and a context of middle size, geometrically."""
-    middle = max(1, int(sqrt(batch))), max(16, int(sqrt(context) * 4))
-    found = [costs.price(forward.core(spec, middle[0], 1, middle[1]), device).sigma for spec, _ in forward.mixing]
-    return max(found, default=0.0)

@@ -202,7 +202,7 @@ def _frameworks() -> str:
 
 
 def _kernels() -> str:
-    known, transfer = profiles()
+    known, transfer = profiles(serving=True)
     lines = ["## Constants of kernels", "", "Median and 90th percentile of the error of each fitted curve, on whole"]
     lines += ["groups of shapes held out and in sample.", ""]
     curves = [(name, c) for name, p in sorted(known.items()) for c in sorted(p.curves, key=lambda c: (c.op, c.dtype))]

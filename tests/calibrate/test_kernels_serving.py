@@ -1,0 +1,72 @@
+"""Kernels of serving engines alone: one query over a compressed cache, and devices whose tables no training uses."""
+
+import pytest
+
+from meshwright.calibrate.rows import measured
+from meshwright.calibrate.tables import TableRow
+from meshwright.cost.fitted import link, profiles
+from meshwright.spec.cluster import load_device
+from meshwright.work import AttentionCore, Gemm
+
+SERVE, TRAIN, FUSED = link(serving=True), link(), link(serving=True, fused=True)
+TEXT = {"source": "aiconfigurator", "hardware": "h200_sxm", "backend": "trtllm", "backend_version": "1.3.0rc20"}
+SIZES = {"batch": 64, "heads": 16, "kv_len": 4096, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "latency_us": 90.9}
+
+
+def row(scope="kernel", phase="decode", kv="bf16"):
+    return TableRow(2, TEXT | {"scope": scope, "phase": phase, "dtype": "bf16", "kv_dtype": kv}, dict(SIZES))
+
+
+def latent(batch, keys, heads, dtype="bf16"):
+    return AttentionCore(
+        batch=batch, q_len=1, kv_len=keys, heads=heads, kv_heads=1, head_dim=576, v_head_dim=512, pairs=keys,
+        dtype=dtype,
+    )  # fmt: skip
+
+
+def test_a_row_over_a_compressed_cache_is_the_core_that_decoding_lowers_to():
+    found = measured("ops_mla", row())
+    assert found.kernels == (latent(64, 4096, 16),) and (found.op, found.dtype) == ("latent", "bf16")
+    assert measured("ops_mla", row(kv="fp8")).dtype == "fp8" and found.serving
+
+
+@pytest.mark.parametrize(("scope", "phase"), [("module", "decode"), ("kernel", "prefill"), ("bmm_pre", "decode")])
+def test_whole_layers_and_prompts_are_not_that_kernel(scope, phase):
+    assert measured("ops_mla", row(scope, phase)) is None
+
+
+# Rows of ops_mla.csv.gz, TensorRT-LLM 1.3.0rc20: (sequences, keys, heads, cache), microseconds.
+MEASURED = [
+    ("h200_sxm", (64, 4096, 16, "bf16"), 90.9),
+    ("h200_sxm", (64, 4096, 16, "fp8"), 70.3),
+    ("h200_sxm", (128, 16384, 16, "bf16"), 568.9),
+    ("b200_sxm", (64, 4096, 16, "bf16"), 72.8),
+    ("b200_sxm", (128, 16384, 16, "fp8"), 196.8),
+]
+
+
+@pytest.mark.parametrize(("device", "shape", "us"), MEASURED)
+def test_one_query_over_a_compressed_cache_takes_what_its_table_says(device, shape, us):
+    found = SERVE(latent(*shape), load_device(device))
+    assert found.seconds == pytest.approx(us * 1e-6, rel=0.2) and " latent " in found.source
+
+
+def test_a_latent_is_read_once_for_all_heads():
+    # twice the heads are twice the products over the same bytes: far from twice the time where bytes decide
+    few, many = (SERVE(latent(128, 8192, heads), load_device("h200_sxm")).seconds for heads in (8, 16))
+    assert many < 1.1 * few
+
+
+def test_tables_of_serving_kernels_alone_do_not_price_training():
+    work, device = Gemm(m=4096, n=8192, k=8192), load_device("b200_sxm")
+    assert SERVE(work, device).source.startswith("fitted: b200_sxm gemm bf16") and TRAIN(work, device) is None
+    assert {"b200_sxm", "l40s", "rtx_pro_6000_server"} == set(profiles(serving=True)[0]) - set(profiles()[0])
+
+
+def test_a_product_of_fused_operands_starts_as_one_of_16_bits():
+    # the B200's rows in fp8 contain a kernel that quantises: 12.1 us before anything is multiplied, 2.0 us in bf16
+    work, device = Gemm(m=16, n=1280, k=1024, dtype="fp8"), load_device("b200_sxm")
+    apart, fused = (which(work, device).seconds for which in (SERVE, FUSED))
+    assert 9e-6 < apart - fused < 11e-6
+    wide = Gemm(m=16, n=1280, k=1024)
+    assert SERVE(wide, device).seconds == FUSED(wide, device).seconds
