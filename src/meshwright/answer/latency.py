@@ -115,7 +115,7 @@ def with_intervals(
     factor for each class of errors and one for the engine, log-normal and stratified as those of a step are."""
     first = shares[0].first(DRAWN_REQUESTS if replica.policy.code else DRAWN_PLAINLY)
     base = serving_metrics(serve, [first], [simulate(replica, first)])
-    found = [serving_metrics(serve, [first], [simulate(one, first)]) for one in _drawn(replica, profile)]
+    found = [serving_metrics(serve, [first], [simulate(one, first)]) for one in drawn(replica, profile)]
 
     def interval(mean: float, name: str) -> tuple[float, float]:
         usual = _value(base, name)
@@ -140,8 +140,8 @@ def _value(metrics: ServingMetrics, name: str) -> float:
     return found.mean if isinstance(found, Summary) else found
 
 
-def _drawn(replica: Replica, profile: EngineProfile) -> list[Replica]:
-    """The replica under draws of the errors: deterministic."""
+def drawn(replica: Replica, profile: EngineProfile) -> list[Replica]:
+    """Return the replica under draws of the errors, the same for the same costs and profile."""
     table, rng = replica.costs, np.random.default_rng(0)
     normal = np.array([NormalDist().inv_cdf((i + 0.5) / NUM_DRAWS) for i in range(NUM_DRAWS)])
     seconds, spread = table.linear_parts.sum(axis=0), table.linear_spread.sum(axis=0)

@@ -6,8 +6,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all
-from meshwright.errors import Diagnostic
+from meshwright.cli.question import GOAL, OPTIONAL, SERVE, WANTED, WORLD, asked, read_all, unserved
 
 DESCRIPTION = """Predict one training step: does the plan fit, how long does it take, where does the time go.
 
@@ -58,7 +57,8 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.serving import predict_served
 
         return predict_served(question, given, wrong)
-    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict") + _unserved(given)
+    wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
+    wrong += unserved(given, ("slo", "records"), "predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     wrong += unwritable(given.job_trace, "--job-trace")
     if given.job_trace:
@@ -73,20 +73,6 @@ def run(argv: list[str]) -> int:
         render(prediction, console())
     _write_files(prediction, given)
     return 0 if prediction.good else 1
-
-
-def _unserved(given: PredictOptions) -> list[Diagnostic]:
-    """X004 for options that are of serving, where requests are not said."""
-    return [
-        Diagnostic(
-            code="X004",
-            message=f"--{name} is of requests, and nothing is served",
-            place="meshwright predict",
-            help="say --serve, or drop it",
-        )
-        for name in ("slo", "records")
-        if getattr(given, name)
-    ]
 
 
 def _write_files(prediction, given: PredictOptions) -> None:

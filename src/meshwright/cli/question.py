@@ -353,6 +353,20 @@ def read_goal(question: Question, parts: Iterable[Any]) -> tuple[Goal, list[Diag
     return goal, wrong + unanswerable(goal, train, clusters)
 
 
+def unserved(given: Any, names: Iterable[str], command: str) -> list[Diagnostic]:
+    """Return X004 for options of serving that are given where requests are not said."""
+    return [
+        Diagnostic(
+            code="X004",
+            message=f"--{name} is of requests, and nothing is served",
+            place=f"meshwright {command}",
+            help="say --serve, or drop it",
+        )
+        for name in names
+        if getattr(given, name)
+    ]
+
+
 def _overlapped(plan: Plan, cluster: Cluster, text: str, framework: Framework) -> Plan:
     """Return the plan with the overlap of the named framework, where the plan is words that leave that open."""
     from meshwright.cost.framework import overlapped_as_usual

@@ -62,7 +62,7 @@ def read(given: Any, wrong: list[Diagnostic]) -> AskedCurve:
     said = {"model": question.model, "on": words, "train": question.train}
     wrong += options.missing(said, WANTED, command="search")
     parts, found = read_parts(msgspec.structs.replace(question, on="", plan="", price=""))
-    curves, of_clusters = _curves(words, question)
+    curves, of_clusters = clusters_of(words, question)
     clusters = [cluster for curve in curves for _, cluster in curve.clusters]
     goal, of_goal = read_goal(question, [*parts, *clusters])
     wrong += found + of_clusters + of_goal
@@ -75,7 +75,7 @@ def read(given: Any, wrong: list[Diagnostic]) -> AskedCurve:
     return AskedCurve(question, *parts, tuple(curves), goal)
 
 
-def _curves(words: tuple[str, ...], question: Question) -> tuple[list[ScalingRange], list[Diagnostic]]:
+def clusters_of(words: tuple[str, ...], question: Question) -> tuple[list[ScalingRange], list[Diagnostic]]:
     """The clusters of each word at the price that was said, and what is wrong with any of them."""
     from meshwright.search.scaling import ScalingRange
     from meshwright.spec.cluster_range import load_all

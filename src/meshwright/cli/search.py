@@ -16,6 +16,7 @@ from meshwright.cli import options, scaling
 from meshwright.cli.demands import Said
 from meshwright.cli.guard import INTERRUPTED
 from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import asked, unserved
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan.facets import fields
 
@@ -31,6 +32,8 @@ With --tokens it also answers how long the training run takes and what it costs;
 that is in time and in budget. Over several clusters, --on 8..512xh100 or --on given several times, it compares them:
 time and cost over the number of devices, the cheapest that is in time, the fastest that is in budget.
 
+With --serve in place of --train: how many devices, which layout, replicas and scheduler keep --slo.
+
 Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question is wrong; 130: stopped before anything
 was found.
 Ctrl-C ends the search with what was found, a second one at once."""
@@ -44,6 +47,11 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     model: options.positional("MODEL", "Catalog name, Hugging Face config.json, or a question.toml.") = ""
     on: options.repeated("CLUSTER", "64xh100, a catalog name or a .toml file; a range: 8..512xh100, 8,64xh100.") = ()
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    serve: options.text(
+        "REQUESTS", "rate=20,prompt=1024,output=256 or trace=FILE,rate=20: meshwright explain serve."
+    ) = ""
+    slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
+    goodput: options.switch("With --serve: the greatest rate at which each of the best keeps them.") = False
     tokens: options.TOKENS = ""
     days: options.DAYS = ""
     budget: options.BUDGET = ""
@@ -58,8 +66,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     framework: options.text("NAME", "Whose time and memory: meshwright catalog frameworks.") = ""
     headroom: options.text("AMOUNT", "Memory that plans leave on every device: 5% or 4GiB.") = ""
     strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""
-    objective: options.text("NAME", "step (default), cost or energy.") = ""
-    pareto: options.text("A,B", "Objectives of the Pareto front among step, cost, energy, headroom.") = ""
+    objective: options.text("NAME", "step, cost, energy; of serving devices, cost, goodput, throughput, e2e.") = ""
+    pareto: options.text("A,B", "Objectives of the Pareto front: step,headroom; with --serve cost,throughput,e2e.") = ""
     top: options.text("COUNT", "How many families of plans to show; 5 if left out.") = ""
     variants: options.switch("Show single plans, not the best of each family.") = False
     save: options.text("FILE", "Write the recommended plan as a plan file, plan.toml.") = ""
@@ -79,6 +87,12 @@ def run(argv: list[str]) -> int:
         if wrong:
             raise MeshwrightError(wrong)
         return _ask(given)
+    question = asked({field: getattr(given, field) for field in ("model", "serve")} | {"on": ""})
+    if question.serve:
+        from meshwright.cli.search_serving import search_served
+
+        return search_served(question, given, wrong)
+    wrong += unserved(given, ("slo", "goodput"), "search")
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)
     kept = _as_kept(given, ask)

@@ -28,7 +28,7 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
         wrong += unwritable(getattr(given, option), f"--{option}")
     if given.slo:
         question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
-        wrong += _no_bounds(given.slo)
+        wrong += no_bounds(given.slo)
     prediction = _answered(question, wrong)
     if given.json:
         print_json(prediction.to_json())
@@ -52,8 +52,8 @@ def _of_training(question: Question, given: Any) -> list[Diagnostic]:
     ]
 
 
-def _no_bounds(text: str) -> list[Diagnostic]:
-    """W001 for words of an objective that are none."""
+def no_bounds(text: str) -> list[Diagnostic]:
+    """Return W001 for every word of an objective that is none."""
     keys = [part.partition("=")[0].strip().lower() for part in text.split(",") if part.strip()]
     help = "ttft=, tpot= and e2e=, such as ttft=500ms,tpot=50ms@p90"
     return [

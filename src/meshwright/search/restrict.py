@@ -7,7 +7,7 @@ default space leaves out (another precision, balanced stages).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
@@ -26,13 +26,16 @@ def restricted(
     bound: Iterable[str] = (),
     exclude: Iterable[str] = (),
     allow: Iterable[str] = (),
+    forms: Mapping[str, Form] | None = None,
 ) -> Space:
-    """The space with every restriction applied: first what is allowed besides, then the others.
+    """The space with every restriction applied: first what is allowed besides, then the others. `forms` says which
+    facets there are and how their values are written, those of training plans unless said.
 
     Raises:
         MeshwrightError: R001 unknown facet, R002 unknown value, R003 a word that is no restriction; all at once. R005
             when nothing is left of a facet.
     """
+    forms = forms or training_forms()
     found: list[Diagnostic] = []
     for words, option, apply in (
         (allow, "--allow", _allowed),
@@ -42,35 +45,40 @@ def restricted(
     ):
         for word in words:
             try:
-                space = _applied(space, word, option, apply)
+                space = _applied(space, word, option, apply, forms)
             except MeshwrightError as error:
                 found += error.diagnostics
     if found:
         raise MeshwrightError(found)
-    for facet in FACETS:
+    for facet in forms:
         if space[facet] == ():
             help = "take back a --bound or an --exclude"
             raise MeshwrightError.one("R005", f"no value of {facet} is left", place=facet, help=help)
     return space
 
 
-def _applied(space: Space, word: str, option: str, apply: Callable) -> Space:
+def training_forms() -> dict[str, Form]:
+    """Return how the values of every facet of training plans are written."""
+    return {name: count() if name == DEVICES else fields()[name].form for name in FACETS}
+
+
+def _applied(space: Space, word: str, option: str, apply: Callable, forms: Mapping[str, Form]) -> Space:
     match, place = _WORD.fullmatch(word), f"{option} {word}"
     if not match or (match[2] != "=") != (option == "--bound"):
-        form = "pp<=16" if option == "--bound" else "tp=8 or schedule=1f1b,zb-h1"
-        raise MeshwrightError.one("R003", f"{word!r} is not a restriction", place=place, help=f"write {option} {form}")
+        shape = "pp<=16" if option == "--bound" else "tp=8 or schedule=1f1b,zb-h1"
+        raise MeshwrightError.one("R003", f"{word!r} is not a restriction", place=place, help=f"write {option} {shape}")
     facet = match[1].lower()
-    if facet not in FACETS:
-        raise MeshwrightError.one("R001", f"no facet {facet!r}", place=place, help=nearest(facet, list(FACETS)))
-    if option == "--bound" and (not _form(facet).ordered or "," in match[3]):
-        ordered = ", ".join(name for name in FACETS if _form(name).ordered)
+    if facet not in forms:
+        raise MeshwrightError.one("R001", f"no facet {facet!r}", place=place, help=nearest(facet, list(forms)))
+    if option == "--bound" and (not forms[facet].ordered or "," in match[3]):
+        ordered = ", ".join(name for name, form in forms.items() if form.ordered)
         raise MeshwrightError.one(
             "R003",
             f"{word!r} is not a bound: it is one number, of a facet whose values are numbers",
             place=place,
             help=f"bounds are of {ordered}; of others say --fix or --exclude {facet}=",
         )
-    return apply(space, facet, match[2], _values(facet, match[3], place))
+    return apply(space, facet, match[2], _values(facet, match[3], place, forms[facet]))
 
 
 def _fixed(space: Space, facet: str, _: str, values: tuple) -> Space:
@@ -106,17 +114,13 @@ def _listed(space: Space, facet: str) -> tuple:
     most = max(space[DEVICES])
     if facet == "vpp":
         return tuple(range(1, 129))
-    least = 0 if _form(facet).read("0") == 0 else 1
+    least = 0 if fields()[facet].form.read("0") == 0 else 1
     return tuple(n for n in range(least, most + 1) if n == 0 or most % n == 0)
 
 
-def _form(facet: str) -> Form:
-    return count() if facet == DEVICES else fields()[facet].form
-
-
-def _values(facet: str, text: str, place: str) -> tuple[Any, ...]:
+def _values(facet: str, text: str, place: str, form: Form) -> tuple[Any, ...]:
     """The values that a restriction lists: commas lie between them, so that those inside one are written ``+``."""
-    form, search = _form(facet), () if facet == DEVICES else fields()[facet].search
+    search = fields()[facet].search if facet in fields() else ()
     if text in search:
         return (text,)
     parts = [text] if form.whole else text.split(",")

@@ -1,0 +1,172 @@
+"""``meshwright search --serve``: how many devices, which layout, how many replicas and which scheduler."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.cli import options
+from meshwright.cli.guard import INTERRUPTED
+from meshwright.cli.output import console, note, print_json, unwritable
+from meshwright.cli.question import Question, beside, path_of, read_parts
+from meshwright.cli.scaling import clusters_of
+from meshwright.cli.serving import no_bounds
+from meshwright.errors import Diagnostic, MeshwrightError
+
+if TYPE_CHECKING:
+    from meshwright.search.serving.found import ServingFound
+    from meshwright.search.serving.walk import ServingWalk
+    from meshwright.spec.cluster import Cluster
+    from meshwright.spec.model import Model
+    from meshwright.spec.requests import Requests
+    from meshwright.spec.serve import Serve
+
+WANTED = {
+    "model": "MODEL, a catalog name, a config.json or a question.toml (meshwright catalog models)",
+    "on": "--on CLUSTER, such as 64xh100 (meshwright catalog clusters)",
+}
+#: Options of a search that are of training alone.
+OF_TRAINING = (
+    "train",
+    "tokens",
+    "days",
+    "budget",
+    "for_",
+    "framework",
+    "headroom",
+    "strategy",
+    "variants",
+    "pick",
+    "report",
+    "plot",
+    "store",
+)
+
+
+class AskedServing(msgspec.Struct, frozen=True):
+    """The question of a search for a serving plan: the texts, and what they mean. ``said`` are the keys of the workload
+    that were said, which the search leaves as they are."""
+
+    question: Question
+    on: tuple[str, ...]
+    model: Model
+    clusters: tuple[Cluster, ...]
+    serve: Serve
+    requests: Requests
+    said: tuple[str, ...]
+
+
+def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
+    """Search and print as the options say; 0 when a plan keeps the objectives, 1 when none does, 130 when it was
+    stopped before one was found."""
+    ask = read(question, given, wrong)
+    found = _found(ask, given)
+    if given.json:
+        print_json(found.to_json())
+    else:
+        from meshwright.report.search_serving_text import render
+
+        render(found, console())
+    if given.save and found.best:
+        _save(found, ask, given.save)
+    if found.good:
+        return 0
+    return INTERRUPTED if found.stopped else 1
+
+
+def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServing:
+    """Read the question that the options ask.
+
+    Raises:
+        MeshwrightError: `wrong`, and everything that is wrong with the question.
+    """
+    from meshwright.answer.serving_check import oversized
+    from meshwright.spec.serve import parse
+
+    words = given.on or ((question.on,) if question.on else ())
+    wrong = [*wrong, *options.missing({"model": question.model, "on": words}, WANTED, command="search")]
+    wrong += _of_training(given) + unwritable(given.save, "--save")
+    if given.top and not (given.top.isdecimal() and int(given.top)):
+        wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
+    text = question.serve
+    if given.slo:
+        text, wrong = f"{text},{given.slo}", wrong + no_bounds(given.slo)
+    question = msgspec.structs.replace(question, price=given.price or question.price, serve=text)
+    parts, found = read_parts(
+        msgspec.structs.replace(question, on="", train="", plan="", price="", framework="", tokens="")
+    )
+    curves, of_clusters = clusters_of(words, question)
+    wrong += found + of_clusters
+    serve = requests = None
+    try:
+        serve = parse(text, base=question.base)
+        requests = serve.drawn()
+    except MeshwrightError as error:
+        wrong += error.diagnostics
+    if parts and requests is not None:
+        wrong += oversized(parts[0], requests)
+    if wrong:
+        raise MeshwrightError(wrong)
+    said = tuple(part.partition("=")[0].strip().lower() for part in text.split(","))
+    largest = tuple(curve.clusters[-1][1] for curve in curves)
+    return AskedServing(question, tuple(words), parts[0], largest, serve, requests, said)
+
+
+def _of_training(given: Any) -> list[Diagnostic]:
+    """X004 for options that are of training alone."""
+    return [
+        Diagnostic(
+            code="X004",
+            message=f"--{name.rstrip('_')} is of training",
+            place="meshwright search --serve",
+            help="drop it, or drop --serve",
+        )
+        for name in OF_TRAINING
+        if getattr(given, name)
+    ]
+
+
+def _found(ask: AskedServing, given: Any) -> ServingFound:
+    """The answer on every cluster together."""
+    from meshwright.search.restrict import restricted
+    from meshwright.search.serving.find import alone, find_serving
+    from meshwright.search.serving.space import default, forms
+
+    clusters = tuple(island for cluster in ask.clusters for island in alone(cluster))
+    words = {"fix": given.fix, "bound": given.bound, "exclude": given.exclude, "allow": given.allow}
+    spaces = [restricted(default(ask.model, c, ask.serve, ask.said), **words, forms=forms()) for c in clusters]
+    return find_serving(
+        ask.model,
+        clusters,
+        ask.serve,
+        spaces=spaces,
+        requests=ask.requests,
+        objective=given.objective or "devices",
+        front=tuple(given.pareto.split(",")) if given.pareto else (),
+        most_rates=given.goodput,
+        top=int(given.top or 5),
+        report=progress,
+    )
+
+
+def progress(walk: ServingWalk) -> None:
+    """Write one line over and over on a terminal, a line now and then elsewhere."""
+    if sys.stderr.isatty():
+        said = "" if walk.ended else walk.progress()
+        print(f"\r\033[K{said}", end="", file=sys.stderr, flush=True)
+    elif not walk.ended and walk.due():
+        note(walk.progress())
+
+
+def _save(found: ServingFound, ask: AskedServing, path: str) -> None:
+    """Write the best plan as a plan file with its question."""
+    from meshwright.plan.toml import save
+
+    best = found.best[0]
+    on = ask.on[0] if len(ask.on) == 1 and len(found.clusters) == 1 else best.cluster.name
+    said = {"model": ask.question.model, "on": on, "serve": best.prediction.serve.text()}
+    texts = {field: path_of(text, ask.question.base) for field, text in said.items()}
+    save(best.prediction.plan, path, {field: beside(text, path) for field, text in texts.items()})
+    note(f"wrote {path}: meshwright predict {path} says more")

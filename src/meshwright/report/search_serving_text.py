@@ -1,0 +1,170 @@
+"""The answer of a search for a serving plan as text: the best plans, how sure they are, why the others lost."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.quantity import seconds
+from meshwright.report.page import Page
+from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound
+from meshwright.search.serving.space import ServingCandidate, engine_words, words
+
+#: Plans of the front, and losing layouts, that are listed.
+SHOWN = 8
+HEADS = ("devices", "TTFT p90", "TPOT p90", "E2E p90", "goodput", "cost", "sure")
+
+
+def render(found: ServingFound, console: Console) -> None:
+    """Print the whole answer to `console`."""
+    with Page(console) as page:
+        page.print(Text(verdict(found), "bold green" if found.good else "bold red"))
+        page.print(Text(coverage(found), "dim"))
+        for remark in found.remarks:
+            page.print(Text(remark, "dim"))
+        if found.best:
+            page.title(f"Best of each layout: {OBJECTIVES[found.objective]}")
+            _table(found, found.best, page)
+            _latencies(found.best[0], page)
+            _front(found, page)
+        elif found.nearest is not None:
+            page.title("Nearest")
+            _table(found, (found.nearest,), page)
+            for one in found.nearest.prediction.objectives:
+                page.print(Text(_objective(one)), indent=5)
+        _losers(found, page)
+
+
+def verdict(found: ServingFound) -> str:
+    """Return the answer in one line."""
+    if not found.best:
+        if found.stopped:
+            return "stopped before a plan was found that keeps the objectives: whether there is one is not known"
+        return "no plan keeps the objectives" if found.nearest is not None else "nothing fits"
+    best = found.best[0]
+    devices = best.candidate.num_devices
+    sure = "proven best under the cost model" if found.proven else "best of what was looked at, not proven"
+    parts = [f"{devices} device{'s' if devices > 1 else ''}", said(found, best.candidate)]
+    if best.most_rate is not None:
+        parts.append(f"up to {best.most_rate:.3g} requests/s ({best.most_rate / devices:.3g} a device)")
+    return f"{': '.join(parts[:2])}{''.join(', ' + part for part in parts[2:])}, {sure}"
+
+
+def coverage(found: ServingFound) -> str:
+    """Return how much of the space was looked at, in words."""
+    return (
+        f"{found.covered:,} plans in the space: {found.simulated:,} simulations, {len(found.losers):,} rejected, "
+        f"in {seconds(found.seconds)}"
+    )
+
+
+def said(found: ServingFound, candidate: ServingCandidate) -> str:
+    """Return a candidate in words: its plan, its engine, and its cluster where there are several."""
+    where = f" on {found.clusters[candidate.where].name}" if len(found.clusters) > 1 else ""
+    return f"{words(candidate.plan)} {engine_words(candidate.engine, found.serve)}{where}"
+
+
+def _cells(one: RankedServing) -> tuple[str, ...]:
+    metrics = one.prediction.metrics
+    usd = one.usd_per_million_tokens
+    goodput = metrics.goodput_req_per_s if one.most_rate is None else one.most_rate
+    return (
+        str(one.candidate.num_devices),
+        *(seconds(getattr(metrics, name).p90) for name in ("ttft_s", "tpot_s", "e2e_s")),
+        f"{goodput:.3g}/s",
+        "-" if usd is None else f"${usd:.3g}/Mtok",
+        "-" if one.sure is None else f"{one.sure:.0%}",
+    )
+
+
+def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> None:
+    """Numbers on one line and the plan under them, so that its words stay together on narrow terminals."""
+    lines = [("", *HEADS), *(("=" if r.tie else str(i + 1), *_cells(r)) for i, r in enumerate(best))]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADS) + 1)]
+    for line, ranked in zip(lines, [None, *best]):
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
+        page.print(Text(shown, "dim" if ranked is None else ""), indent=2, one_line=True)
+        if ranked is None:
+            continue
+        page.print(Text(said(found, ranked.candidate), "bold" if ranked is best[0] else ""), indent=5)
+        if ranked.variants:
+            page.print(Text(f"{ranked.variants} other engines keep them on as many devices", "dim"), indent=5)
+        if ranked.tie is not None:
+            apart = f"{ranked.tie.low:+.0%} to {ranked.tie.high:+.0%}"
+            page.print(Text(f"a tie with 1: {apart} of an objective (80%)", "dim"), indent=5)
+    if any(one.sure is not None for one in best):
+        page.quiet("sure: draws of what the costs are unsure of in which every objective is kept")
+
+
+def _latencies(one: RankedServing, page: Page) -> None:
+    """The latencies of the best plan with their intervals."""
+    metrics = one.prediction.metrics
+    page.title("Latency of a request with the first of them")
+    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in _LATENCY_HEADS)]
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        summary = getattr(metrics, name)
+        low, high = summary.mean_interval or (summary.mean, summary.mean)
+        cells = (seconds(summary.mean), f"{seconds(low)} to {seconds(high)}")
+        cells += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
+        rows.append((Text(name[:-2].upper()), *(Text(cell, justify="right") for cell in cells)))
+    page.rows(rows)
+    for kept in one.prediction.objectives:
+        page.quiet(_objective(kept))
+    page.quiet(
+        f"{metrics.throughput_tokens_per_s:,.0f} tokens/s, goodput {metrics.goodput_req_per_s:.3g} requests/s "
+        f"({metrics.attainment:.1%}), batches of up to {one.prediction.peak_batch}"
+    )
+
+
+_LATENCY_HEADS = ("", "mean", "80% interval", "p50", "p90", "p99")
+
+
+def _objective(kept) -> str:
+    name = f"{kept.metric[:-2].upper()} p{kept.share * 100:g} {seconds(kept.value_s)}"
+    over = kept.value_s / kept.bound_s
+    return f"{name} within {seconds(kept.bound_s)}" if kept.met else f"{name} is {over:.3g} x {seconds(kept.bound_s)}"
+
+
+def _front(found: ServingFound, page: Page) -> None:
+    front = found.pareto
+    if len(front) < 2:
+        return
+    page.title(f"Pareto front of {', '.join(FRONT[name] for name in found.front)} (simulated plans)")
+    lines = [tuple(_value(name, v) for name, v in zip(found.front, values)) for _, values in front[:SHOWN]]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    for line, (candidate, _) in zip(lines, front):
+        cells = "  ".join(cell.rjust(width) for cell, width in zip(line, widths))
+        page.print(Text(f"{cells}  {said(found, candidate)}"), indent=2)
+    if len(front) > SHOWN:
+        page.quiet(f"and {len(front) - SHOWN} more: --json")
+
+
+def _value(name: str, value: float) -> str:
+    """Return a value of the front with its unit."""
+    if name == "devices":
+        return f"{value:g} devices"
+    if name == "cost":
+        return f"${value:.4g}/h"
+    return f"{value:,.4g} {FRONT[name]}" if name in MORE else f"{FRONT[name]} {seconds(value)}"
+
+
+def _losers(found: ServingFound, page: Page) -> None:
+    """How many lost for each reason, and why the best candidate of every layout that is not shown did."""
+    page.title("Why plans were rejected")
+    rows = sorted(found.reasons.items(), key=lambda item: -item[1])
+    page.rows([(Text(f"{n:,}", justify="right"), Text(why)) for why, n in rows])
+    shown = {one.candidate.family for one in found.best}
+    first: dict[tuple, object] = {}
+    for loser in found.losers:
+        if loser.candidate.family not in shown:
+            first.setdefault(loser.candidate.family, loser)
+    if first:
+        page.title("Layouts that lost")
+        page.rows(
+            [
+                (Text(words(one.candidate.phases[0].plan).replace(" dp1", "")), Text(one.why, "dim"))
+                for one in list(first.values())[: 2 * SHOWN]
+            ]
+        )
+        if len(first) > 2 * SHOWN:
+            page.quiet(f"and {len(first) - 2 * SHOWN} more: --json has why for every plan")

@@ -1,0 +1,186 @@
+"""Evaluate serving candidates: each simulated as ``predict --serve`` does it, and no further than the verdict needs.
+
+Replicas are engines of their own, simulated one after the other; where so many requests have missed an objective that
+its percentile is lost whatever the others do, the rest is left out. Prices are shared by all candidates whose replicas
+are alike, whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright import serving
+from meshwright.answer.latency import drawn, objectives_kept, serving_metrics, times_of
+from meshwright.answer.replica import BuiltReplica, built, dealt, served_by
+from meshwright.answer.serving_answer import Kept, ServingMetrics
+from meshwright.cost import Costs
+from meshwright.cost.engine import EngineProfile
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
+from meshwright.quantity import gibibytes, seconds
+from meshwright.search.serving.bounds import ReplicaBounds, most_misses
+from meshwright.search.serving.space import Phase, ServingCandidate
+from meshwright.simulate.iterations import IterationCosts
+from meshwright.simulate.serve import refuse_oversized, simulate
+from meshwright.simulate.served import Replica
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.model import Model
+from meshwright.spec.requests import Requests
+from meshwright.spec.serve import EngineWords, Serve
+
+#: Requests that are served again under draws of errors.
+DRAWN = 4000
+#: The rate of a plan that keeps its objectives is known within this share.
+TOLERANCE = 0.01
+#: Factors on the rate beyond which all requests come at once, as good as.
+MOST_SPEED = 1e6
+
+
+class Judged(NamedTuple):
+    """The verdict on a candidate: whether it keeps every objective, the largest value over its bound (infinite where
+    the simulation ended early), why not, and the metrics (None where it ended early)."""
+
+    good: bool
+    ratio: float
+    why: str
+    metrics: ServingMetrics | None
+
+
+class ServingEvaluator:
+    """The candidates of one question on one cluster."""
+
+    def __init__(
+        self, model: Model, cluster: Cluster, serve: Serve, requests: Requests, costs: Costs, profile: EngineProfile
+    ):
+        self.model, self.cluster, self.serve, self.requests = model, cluster, serve, requests
+        self.costs, self.profile = costs, profile
+        self.tables: dict[Hashable, IterationCosts] = {}
+        self.simulated = 0
+        self._built: dict[tuple[Plan, EngineWords], BuiltReplica] = {}
+        self._bounds: dict[tuple[Plan, EngineWords], ReplicaBounds] = {}
+
+    def built(self, phase: Phase, engine: EngineWords) -> BuiltReplica:
+        """Return the replica of a phase."""
+        key = (phase.plan, engine)
+        if key not in self._built:
+            serve = msgspec.structs.replace(self.serve, engine=engine)
+            self._built[key] = built(
+                self.model, self.cluster, serve, phase.plan, self.requests, self.costs, self.profile, self.tables
+            )
+        return self._built[key]
+
+    def bounds(self, phase: Phase, engine: EngineWords) -> ReplicaBounds:
+        """Return the bounds of the replicas of a phase, which has room for them."""
+        key = (phase.plan, engine)
+        if key not in self._bounds:
+            self._bounds[key] = ReplicaBounds(self.built(phase, engine).replica, self.requests, self.serve)
+        return self._bounds[key]
+
+    def no_room(self, phase: Phase, engine: EngineWords) -> str:
+        """Return why a replica cannot hold its weights or its longest request; "" where it can."""
+        made = self.built(phase, engine)
+        if not made.fits:
+            tight = min(made.memory, key=lambda rank: rank.headroom_bytes)
+            held = sum(size for name, size in tight.alive.items() if name != "keys and values")
+            room = tight.capacity_bytes * self.serve.engine.memory
+            return f"{gibibytes(held)} without the cache of a request, and {gibibytes(room)} are for serving"
+        try:
+            refuse_oversized(made.replica, self.requests)
+        except MeshwrightError as error:
+            return error.diagnostics[0].message
+        return ""
+
+    def judged(self, candidate: ServingCandidate, speed: float = 1.0, *, whole: bool = False) -> Judged:
+        """Return the verdict on a candidate, with arrivals `speed` times as fast; of the `whole` simulation even where
+        it is lost before."""
+        (phase,) = candidate.phases
+        serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
+        requests = faster(self.requests, speed)
+        self.simulated += 1
+        if phase.replicas > 1 and serving.get("routing", serve.engine.routing).looks:
+            shares, served = served_by(serve, replica, requests, phase.replicas)
+        else:
+            shares, served = dealt(serve, requests, phase.replicas), []
+            lost = _Misses(serve, requests)
+            for share in shares:
+                served.append(simulate(replica, share))
+                why = lost.after(times_of(share, served[-1]))
+                if why and not whole and len(served) < len(shares):
+                    return Judged(False, np.inf, why, None)
+        kept = objectives_kept(serve, shares, served)
+        ratio = max((one.value_s / one.bound_s for one in kept), default=0.0)
+        why = "; ".join(missed(one) for one in kept if not one.met)
+        return Judged(all(one.met for one in kept), ratio, why, serving_metrics(serve, shares, served))
+
+    def most_rate(self, candidate: ServingCandidate, least: float = 0.0) -> float:
+        """Return the greatest factor on the rate at which a candidate keeps every objective, to within
+        :data:`TOLERANCE`, by bisection; 0 where it keeps them at none above `least`. A plan that misses an objective
+        at a rate is taken to miss it at greater ones."""
+        (phase,) = candidate.phases
+        most = min(self.bounds(phase, candidate.engine).most_speed(phase.replicas), MOST_SPEED)
+        low = least * (1 + TOLERANCE)
+        if low and (low > most or not self.judged(candidate, low).good):
+            return 0.0
+        high = max(low, min(most, 1.0)) or 1.0
+        while high < most and self.judged(candidate, high).good:
+            low, high = high, min(most, high * 2)
+        if high >= most and self.judged(candidate, most).good:
+            return most
+        while not low:  # nothing is known to be kept yet
+            half = high / 2
+            if half < 1e-4:
+                return 0.0
+            low, high = (half, high) if self.judged(candidate, half).good else (0.0, half)
+        while high > low * (1 + TOLERANCE):
+            middle = (low * high) ** 0.5
+            low, high = (middle, high) if self.judged(candidate, middle).good else (low, middle)
+        return low
+
+    def draws(self, candidate: ServingCandidate) -> np.ndarray:
+        """Return the largest value over its bound of the first requests under draws of the errors of the costs, the
+        same errors for every candidate: [draws]."""
+        (phase,) = candidate.phases
+        serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
+        first = self.requests.first(min(len(self.requests), DRAWN * phase.replicas))
+        share = dealt(serve, first, phase.replicas)[0]
+        return np.array([_ratio(serve, one, share) for one in [replica, *drawn(replica, self.profile)]])
+
+
+def _ratio(serve: Serve, replica: Replica, share: Requests) -> float:
+    kept = objectives_kept(serve, [share], [simulate(replica, share)])
+    return max((one.value_s / one.bound_s for one in kept), default=0.0)
+
+
+def faster(requests: Requests, speed: float) -> Requests:
+    """Return the requests with gaps between arrivals divided by `speed`."""
+    if speed == 1.0:
+        return requests
+    return msgspec.structs.replace(requests, arrival_s=requests.arrival_s / speed)
+
+
+def missed(kept: Kept) -> str:
+    """Return the objective that a simulation missed, in words."""
+    name = kept.metric[:-2].upper()
+    return f"simulated: {name} p{kept.share * 100:g} {seconds(kept.value_s)} misses {seconds(kept.bound_s)}"
+
+
+class _Misses:
+    """Requests over the bounds so far, and how many may be."""
+
+    def __init__(self, serve: Serve, requests: Requests):
+        judged = {"tpot_s": int((requests.output > 1).sum())}
+        self.objectives = serve.objectives
+        self.left = {n: most_misses(o.share, judged.get(n, len(requests))) for n, o in self.objectives.items()}
+
+    def after(self, times: object) -> str:
+        """Return which objective is lost behind the times of another replica's requests; "" while none is."""
+        for name, objective in self.objectives.items():
+            self.left[name] -= int((getattr(times, name[:-2]) > objective.seconds).sum())
+            if self.left[name] < 0:
+                over = f"more than {1 - objective.share:.3g} of the requests are over {seconds(objective.seconds)}"
+                return f"simulated: {name[:-2].upper()}: {over}"
+        return ""

@@ -1,0 +1,173 @@
+"""Objectives of a serving search: the order in which candidates are looked at, and when the others cannot win.
+
+A rule appends its choices, the best of each layout, to a list that outlives it when somebody stops the search.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from meshwright.quantity import seconds
+from meshwright.search.serving.space import ServingCandidate
+from meshwright.search.serving.walk import Line, ServingWalk
+
+SAME = "fewer replicas of the same layout keep the objectives"
+MORE = "needs more than the best"
+ROOM = "keeps the objectives with less room than another engine on as many devices"
+
+
+class Chosen(NamedTuple):
+    """A candidate that may be shown, where it stands among the others, and ``why`` it would lose to a better one; the
+    greatest ``rate`` in requests a second at which it keeps the objectives, where that was asked."""
+
+    candidate: ServingCandidate
+    order: tuple
+    why: str
+    rate: float | None = None
+    variants: int = 0
+
+
+Rule = Callable[[ServingWalk, list[Chosen], int], None]
+
+
+def _plainness(candidate: ServingCandidate) -> tuple:
+    """Fewer words first."""
+    text = candidate.plan.text()
+    engine = candidate.engine
+    return (len(text.split()), text, engine.budget, engine.policy)
+
+
+def fewest(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
+    """Choose the candidates with the fewest devices that keep the objectives: all with fewer are looked at first."""
+    _least(walk, chosen, top, lambda candidate: (candidate.num_devices,), "devices")
+
+
+def cheapest(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
+    """Choose the candidates that cost least an hour; all that cost less are looked at first."""
+    price = [e.cluster.total_price_usd_hour() / e.cluster.num_devices for e in walk.evaluators]
+    _least(walk, chosen, top, lambda c: (round(price[c.where] * c.num_devices, 9),), "dollars an hour")
+
+
+def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, unit: str) -> None:
+    levels: dict[tuple, list[ServingCandidate]] = defaultdict(list)
+    for line in walk.bounded():
+        for count in line.counts:
+            levels[key(line.at(count))].append(line.at(count))
+    met: dict[tuple, float] = {}
+    for level in sorted(levels):
+        left = [c for c in levels[level] if c.family not in met]
+        for c in levels[level]:
+            if c.family in met:
+                walk.lose(c, SAME, f"the same layout keeps the objectives with {met[c.family]:g} {unit}")
+        if len(met) >= top:
+            first = chosen[0].order[0][0]
+            for c in left:
+                walk.lose(c, MORE, f"{level[0]:g} {unit}, and the best needs {first:g}")
+            continue
+        good: dict[tuple, list[ServingCandidate]] = defaultdict(list)
+        for candidate in left:
+            if walk.judge(candidate).good:
+                good[candidate.family].append(candidate)
+        for family, some in good.items():
+            some.sort(key=lambda c: (walk.judged[c].ratio, _plainness(c)))
+            met[family] = level[0]
+            for other in some[1:]:
+                ratio, least = walk.judged[other].ratio, walk.judged[some[0]].ratio
+                walk.lose(other, ROOM, f"uses {ratio:.0%} of an objective, and {some[0].engine.policy} {least:.0%}")
+            order = (level, walk.judged[some[0]].ratio, _plainness(some[0]))
+            why = f"keeps the objectives with {level[0]:g} {unit}"
+            chosen.append(Chosen(some[0], order, why, variants=len(some) - 1))
+            walk.best = walk.best or f"{level[0]:g} {unit}"
+
+
+def most_goodput(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
+    """Choose the candidates that keep the objectives at the greatest rate, on as many replicas as there is room for."""
+    families: dict[tuple, list[tuple[float, Line]]] = defaultdict(list)
+    for line in walk.lines:
+        for count in line.counts[:-1]:
+            walk.lose(line.at(count), "more replicas answer more", f"{line.counts[-1]} replicas have room")
+    for line in _roomy(walk):
+        bounds = walk.of(line).bounds(line.phase, line.engine)
+        families[line.at(1).family].append((bounds.most_speed(line.counts[-1]), line))
+    base = len(walk.evaluators[0].requests) / max(1e-9, float(walk.evaluators[0].requests.arrival_s[-1]))
+    ordered = sorted(families.values(), key=lambda some: -max(speed for speed, _ in some))
+    for some in ordered:
+        best, winner, others = 0.0, None, []
+        known = sorted((one.rate for one in chosen), reverse=True)
+        least = known[top - 1] / base if len(known) >= top else 0.0
+        for speed, line in sorted(some, key=lambda one: (-one[0], _plainness(one[1].at(1)))):
+            walk.look()
+            candidate = line.at(line.counts[-1])
+            if speed <= max(best, least):
+                walk.lose(candidate, MORE_RATE, f"at most {speed * base:.3g} requests/s can be done in time (bound)")
+                continue
+            found = walk.of(line).most_rate(candidate, max(best, least))
+            if found > 0:
+                if winner is not None:
+                    others.append(winner)
+                best, winner = found, candidate
+            else:
+                others.append(candidate)
+        for other in others:
+            walk.lose(other, MORE_RATE, f"does not keep the objectives at {max(best, least) * base:.3g} requests/s")
+        if winner is not None:
+            rate = best * base
+            walk.judge(winner)
+            chosen.append(Chosen(winner, (-rate, _plainness(winner)), f"keeps them at {rate:.3g} requests/s", rate))
+            walk.best = f"{max(one.rate for one in chosen):.3g} requests/s"
+
+
+MORE_RATE = "another plan keeps the objectives at a greater rate"
+
+
+def _roomy(walk: ServingWalk) -> list[Line]:
+    """The lines with room for their weights and requests whose least latencies keep the objectives."""
+    found = []
+    for line in walk.lines:
+        walk.look()
+        candidate, evaluator = line.at(line.counts[-1]), walk.of(line)
+        why = evaluator.no_room(line.phase, line.engine)
+        floors = [] if why else evaluator.bounds(line.phase, line.engine).floors()
+        floor = next((floor for floor in floors if floor.missed), None)
+        if why:
+            walk.lose(candidate, "no room for weights and a request", why)
+        elif floor is not None:
+            walk.lose(candidate, "an objective is out of reach (bound)", floor.why)
+        else:
+            found.append(line)
+    return found
+
+
+def _whole(value: Callable[[object], float], said: Callable[[float], str]) -> Rule:
+    """A rule that simulates every layout and engine on as many replicas as there is room for."""
+
+    def rule(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
+        best: dict[tuple, Chosen] = {}
+        for line in _roomy(walk):
+            candidate = line.at(line.counts[-1])
+            for count in line.counts[:-1]:
+                walk.lose(line.at(count), "more replicas answer more", f"{line.counts[-1]} replicas have room")
+            walk.look()
+            judged = walk.judged[candidate] = walk.of(candidate).judged(candidate, whole=True)
+            order = (value(judged.metrics), _plainness(candidate))
+            one = Chosen(candidate, order, said(order[0]))
+            before = best.get(candidate.family)
+            if before is None or one.order < before.order:
+                best[candidate.family], one = one, before
+                chosen[:] = best.values()
+            if one is not None:
+                walk.lose(one.candidate, "another engine is better with the same layout", one.why)
+
+    return rule
+
+
+#: Objective -> its rule.
+RULES: dict[str, Rule] = {
+    "devices": fewest,
+    "cost": cheapest,
+    "goodput": most_goodput,
+    "throughput": _whole(lambda m: -m.throughput_tokens_per_s, lambda v: f"{-v:,.0f} tokens/s"),
+    "e2e": _whole(lambda m: m.e2e_s.mean, lambda v: f"{seconds(v)} from arrival to the last token on average"),
+}

@@ -1,0 +1,160 @@
+"""The walk over candidates of a serving search: what is known of each, and the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import NamedTuple
+
+from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
+from meshwright.quantity import seconds
+from meshwright.search.serving.evaluate import Judged, ServingEvaluator
+from meshwright.search.serving.found import Loser
+from meshwright.search.serving.space import REPLICAS, Phase, ServingCandidate, engines, layouts, most_replicas
+from meshwright.search.space import Space
+from meshwright.search.walk import StopFlag, Stopped
+from meshwright.spec.serve import EngineWords
+
+NO_ROOM = "no room for weights and a request"
+FLOOR = "an iteration or a prompt takes longer than an objective allows (bound)"
+WORK = "the replicas cannot do the work in time (bound)"
+MISSED = "an objective is missed (simulated)"
+#: Seconds between looks of somebody who shows progress, and between lines where lines stay.
+TELL_S, LINES_S = 0.2, 5.0
+
+
+class Line(NamedTuple):
+    """Candidates that differ in the number of replicas alone."""
+
+    where: int
+    plan: Plan
+    engine: EngineWords
+    counts: tuple[int, ...]
+
+    def at(self, replicas: int) -> ServingCandidate:
+        """The candidate of so many replicas."""
+        return ServingCandidate((Phase(self.plan, replicas),), self.engine, self.where)
+
+    @property
+    def phase(self) -> Phase:
+        """One replica."""
+        return Phase(self.plan, 1)
+
+
+class ServingWalk:
+    """Every candidate is judged by simulation, or lost for a reason."""
+
+    def __init__(self, evaluators: Sequence[ServingEvaluator], space: Sequence[Space], report: Callable | None = None):
+        self.evaluators, self.report = evaluators, report
+        self.stop, self.ended, self.started = StopFlag(), False, monotonic()
+        self.lost: dict[ServingCandidate, tuple[str, str]] = {}
+        self.judged: dict[ServingCandidate, Judged] = {}
+        self.best = ""
+        self._looked, self._told = 0.0, monotonic()
+        self.lines = [
+            Line(where, plan, engine, counts)
+            for where, (evaluator, one) in enumerate(zip(evaluators, space))
+            for plan in layouts(one, evaluator.model, evaluator.cluster, evaluator.serve)
+            if (counts := _counts(one, plan, evaluator))
+            for engine in engines(one, evaluator.serve)
+        ]
+        self.covered = sum(len(line.counts) for line in self.lines)
+
+    @property
+    def simulated(self) -> int:
+        """Runs of the simulator."""
+        return sum(evaluator.simulated for evaluator in self.evaluators)
+
+    def of(self, line: Line | ServingCandidate) -> ServingEvaluator:
+        """The evaluator of a candidate's cluster."""
+        return self.evaluators[line.where]
+
+    def lose(self, candidate: ServingCandidate, reason: str, why: str) -> None:
+        """Note why a candidate is none of the best."""
+        self.lost[candidate] = (reason, why)
+
+    def bounded(self) -> Iterator[Line]:
+        """Yield the lines that bounds leave, each with the numbers of replicas that they leave."""
+        for line in self.lines:
+            self.look()
+            evaluator = self.of(line)
+            why = evaluator.no_room(line.phase, line.engine)
+            if why:
+                for count in line.counts:
+                    self.lose(line.at(count), NO_ROOM, why)
+                continue
+            bounds = evaluator.bounds(line.phase, line.engine)
+            floor = next((floor for floor in bounds.floors() if floor.missed), None)
+            least = bounds.least_replicas()
+            for count in line.counts:
+                if floor is not None:
+                    self.lose(line.at(count), FLOOR, f"{floor.why} (bound)")
+                elif count < least:
+                    self.lose(line.at(count), WORK, f"at least {least} replicas can do the work in time (bound)")
+            counts = tuple(count for count in line.counts if count >= least)
+            if floor is None and counts:
+                yield line._replace(counts=counts)
+
+    def judge(self, candidate: ServingCandidate) -> Judged:
+        """Simulate a candidate; one that misses an objective is lost."""
+        self.look()
+        found = self.judged.get(candidate)
+        if found is None:
+            found = self.judged[candidate] = self.of(candidate).judged(candidate)
+            if not found.good:
+                self.lose(candidate, MISSED, found.why)
+        return found
+
+    def losers(self, best: set[ServingCandidate]) -> tuple[Loser, ...]:
+        """Every candidate that lost, in the order of the space."""
+        return tuple(
+            Loser(candidate=c, reason=reason, why=why) for c, (reason, why) in self.lost.items() if c not in best
+        )
+
+    def look(self) -> None:
+        """Show progress now and then.
+
+        Raises:
+            Stopped: somebody asked for the end.
+        """
+        if self.stop.asked:
+            raise Stopped
+        now = monotonic()
+        if self.report is not None and now - self._looked > TELL_S:
+            self._looked = now
+            self.report(self)
+
+    def due(self) -> bool:
+        """Whether it is time for another line where lines stay."""
+        now = monotonic()
+        if now - self._told < LINES_S:
+            return False
+        self._told = now
+        return True
+
+    def end(self) -> None:
+        """Tell those who show the progress that it is over."""
+        self.ended = True
+        if self.report is not None:
+            self.report(self)
+
+    def progress(self) -> str:
+        """``812 of 3,400 plans, 75 simulated, best 16 devices``."""
+        done = len(self.lost.keys() | self.judged.keys())
+        best = f", best {self.best}" if self.best else ""
+        since = seconds(monotonic() - self.started)
+        return f"{done:,} of {self.covered:,} plans, {self.simulated:,} simulated in {since}{best}"
+
+
+def _counts(space: Space, plan: Plan, evaluator: ServingEvaluator) -> tuple[int, ...]:
+    """The numbers of replicas of a plan that the space has and the cluster has room for."""
+    most = most_replicas(plan, evaluator.cluster)
+    return tuple(count for count in range(1, most + 1) if space.allows(REPLICAS, count))
+
+
+def nothing_legal(model: str, where: str, serve: str) -> MeshwrightError:
+    """R005 where no plan of the space is legal."""
+    help = "free a facet, or say a cluster that a replica fits on"
+    message = f"no serving plan of this space is legal for {model} on {where} with {serve}"
+    return MeshwrightError.one("R005", message, help=help)
