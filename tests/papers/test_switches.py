@@ -11,6 +11,7 @@ from meshwright.papers.record import papers
 from meshwright.papers.shipped import shipped
 from meshwright.papers.state import USABLE
 from meshwright.plan import parse
+from meshwright.spec.serve import parse as parse_serve
 
 SWITCHED = [p for p in papers().values() if p.switch]
 SMALL = {
@@ -44,14 +45,18 @@ def test_a_switch_is_a_command_that_runs_with_its_words_in_it(row, own, capsys):
     commands = [shlex.split(text) for text in (row.switch.first, row.switch.command) if text]
     if any(argv[0] == "run" for argv in commands):
         pytest.importorskip("torch")
-    assert set(shlex.split(row.switch.words)) <= {word for arg in commands[-1] for word in (arg, *arg.split())}
+    said = {word for arg in commands[-1] for word in (arg, *arg.split(), *arg.split(","))}
+    assert set(shlex.split(row.switch.words)) <= said
     for argv in commands:
         assert main([own.get(word, word) for word in argv]) in (0, 1), capsys.readouterr().err
 
 
 @pytest.mark.parametrize("row", [p for p in SWITCHED if p.switch.command.startswith("predict")], ids=lambda p: p.id)
-def test_the_words_of_a_switch_change_the_plan(row):
-    argv = shlex.split(row.switch.command)
+def test_the_words_of_a_switch_change_the_plan_or_the_requests(row):
+    argv, words = shlex.split(row.switch.command), row.switch.words.split()
     plan = argv[argv.index("--plan") + 1]
-    rest = " ".join(word for word in plan.split() if word not in row.switch.words.split())
-    assert parse(plan) != parse(rest)
+    changed = parse(plan) != parse(" ".join(word for word in plan.split() if word not in words))
+    if "--serve" in argv:
+        serve = argv[argv.index("--serve") + 1]
+        changed |= parse_serve(serve) != parse_serve(",".join(word for word in serve.split(",") if word not in words))
+    assert changed

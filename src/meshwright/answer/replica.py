@@ -18,11 +18,12 @@ from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
+from meshwright.serving.kv_budget import KvShares
 from meshwright.simulate.iterations import IterationCosts, priced
 from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.hardware import Device
+from meshwright.spec.hardware import Device, Node
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
@@ -60,6 +61,7 @@ def built(
     """Return the replica of a legal plan for requests. `tables` keeps prices that replicas alike share: those of the
     same model, cluster, costs and profile."""
     policy = serving.get("batching", serve.engine.policy)
+    kept = kv_shares(serve, model)
     device, one = cluster.islands[0].device, alone(plan)
     forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
     length = requests.prompt + requests.output
@@ -69,7 +71,13 @@ def built(
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
     budget = serve.engine.budget or policy.budget
-    limits = EngineLimits(max_batch=serve.engine.max_batch, budget=budget, block=serve.engine.block, blocks=blocks)
+    limits = EngineLimits(
+        max_batch=serve.engine.max_batch,
+        budget=budget,
+        block=serve.engine.block,
+        blocks=blocks,
+        device_share=kept.device,
+    )
     most = {"tokens": min(tokens, blocks * limits.block + batch), "batch": batch, "context": int(length.max())}
     key = (one, serve.engine.kv, *most.values())
     table = None if tables is None else tables.get(key)
@@ -79,6 +87,7 @@ def built(
             table = table.scaled(np.full(len(PRICED), profile.kernels), profile.kernels)
         if tables is not None:
             tables[key] = table
+    node = cluster.islands[0].node
     block_bytes = max(forward.kv_bytes(stage) for stage in range(plan.layout.pp)) * limits.block
     replica = Replica(
         policy=policy,
@@ -88,9 +97,30 @@ def built(
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
         rules=cache_rules(serve, requests, block_bytes),
-        block_s=block_bytes / (cluster.islands[0].node.pcie_gb_s * 1e9),
+        block_s=block_bytes / (node.pcie_gb_s * 1e9),
+        kv_read=kept.read,
+        fetch_s=fetched_s(kept, node, block_bytes / limits.block),
+        in_drive=kept.in_drive,
     )
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
+
+
+def kv_shares(serve: Serve, model: Model) -> KvShares:
+    """Return what the workload's KV budget keeps, reads and fetches of a context; all of it where there is none."""
+    name, _, number = serve.engine.kv_budget.partition(":")
+    if not name:
+        return KvShares()
+    budget = serving.get("kv_budget", name)
+    width = max(spec.kv_heads * spec.head_dim for spec in model.attentions)
+    return budget.shares(float(number) if number else budget.usual, width)
+
+
+def fetched_s(kept: KvShares, node: Node, token_bytes: float) -> float:
+    """Return the seconds that one token of a context adds to each next token on other links than the device's: a rank's
+    host link, or its part of the node's drives."""
+    if kept.in_drive:
+        return kept.read * token_bytes / (node.nvme_gb_s * 1e9 / node.devices)
+    return kept.fetched * token_bytes / (node.pcie_gb_s * 1e9)
 
 
 def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRules:

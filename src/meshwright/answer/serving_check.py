@@ -17,7 +17,7 @@ from meshwright.plan import Layout, Memory, Pipeline, Plan, check
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, numbered
-from meshwright.spec.serve import Serve
+from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 
 
@@ -27,6 +27,8 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     words = serve.engine
     for axis, name in (("batching", words.policy), ("order", words.order), ("routing", words.routing)):
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
+    if words.kv_budget:
+        found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))
     if not model.is_decoder:
         what = "a decoder of attention and MLP or experts is served, and nothing else is yet"
@@ -83,6 +85,19 @@ def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="P011", message=message, place=f"plan.layout.adp = {layout.adp}", help="drop adp; dp makes replicas"
         )
+
+
+def _of_budget(words: EngineWords, cluster: Cluster) -> list[Diagnostic]:
+    """Return faults of a KV budget: an unknown one, drives where there are none, a cache that shares prefixes."""
+    name = words.kv_budget.partition(":")[0]
+    found = _tried(lambda: serving.get("kv_budget", name))
+    if not found and serving.get("kv_budget", name).shares(0.5, 128).in_drive and not cluster.islands[0].node.nvme_gb_s:
+        help = "a device whose nodes have drives, or another budget"
+        found.append(_bad(f"the nodes of {cluster.name} have no drives", f"--serve kv_budget={name}", help))
+    if words.prefix_cache:
+        help = "drop one of them: what a budget keeps of a prefix depends on what follows it"
+        found.append(_bad("a KV budget and shared prefixes", f"--serve kv_budget={name},prefix_cache=yes", help))
+    return found
 
 
 def _tried(get) -> list[Diagnostic]:

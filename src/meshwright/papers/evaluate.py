@@ -13,11 +13,13 @@ import numpy as np
 
 from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
+from meshwright.answer.serving import predict_serving
+from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
 from meshwright.cost import load_framework, standard
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
-from meshwright.papers.published import OrderQuestion, Published, StepQuestion, Words
+from meshwright.papers.published import OrderQuestion, Published, ServeQuestion, StepQuestion, Words
 from meshwright.papers.record import Paper
 from meshwright.plan import parse as parse_plan
 from meshwright.schedules import build, get
@@ -27,9 +29,10 @@ from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
 from meshwright.spec.model import load as load_model
+from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 
-Asked = TypeVar("Asked", StepQuestion, OrderQuestion)
+Asked = TypeVar("Asked", StepQuestion, ServeQuestion, OrderQuestion)
 #: The mean of other figures' errors.
 MEAN_ERROR = "mean error"
 #: A quantity of a predicted step: its unit, and how it is read.
@@ -45,6 +48,38 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "parameters of the last rank": ("bytes", lambda p: p.memory[-1].alive["parameters"]),
     "fits": ("", lambda p: float(p.fits)),
 }
+
+
+#: A quantity of served requests, likewise; times are means unless a percentile is said.
+SERVED: Mapping[str, tuple[str, Callable[[ServingPrediction], float]]] = {
+    "fits": ("", lambda p: float(p.fits)),
+    "batch": ("requests", lambda p: float(p.peak_batch)),
+    "cache blocks": ("blocks", lambda p: float(p.kv_blocks)),
+    "preemptions": ("", lambda p: float(p.preemptions)),
+    "hit rate": ("", lambda p: p.hit_rate),
+    "throughput": ("tokens/s", lambda p: served_metrics(p).throughput_tokens_per_s),
+    "requests": ("requests/s", lambda p: served_metrics(p).throughput_req_per_s),
+    "goodput": ("requests/s", lambda p: served_metrics(p).goodput_req_per_s),
+    "attainment": ("", lambda p: served_metrics(p).attainment),
+    "decode throughput": ("tokens/s", lambda p: p.peak_batch / served_metrics(p).itl_s.p50),
+    "TTFT": ("s", lambda p: served_metrics(p).ttft_s.mean),
+    "TPOT": ("s", lambda p: served_metrics(p).tpot_s.mean),
+    "E2E": ("s", lambda p: served_metrics(p).e2e_s.mean),
+    "TTFT p99": ("s", lambda p: served_metrics(p).ttft_s.p99),
+    "E2E p99": ("s", lambda p: served_metrics(p).e2e_s.p99),
+    "ITL p99": ("s", lambda p: served_metrics(p).itl_s.p99),
+}
+
+
+def served_metrics(prediction: ServingPrediction) -> ServingMetrics:
+    """The metrics of a serving prediction.
+
+    Raises:
+        MeshwrightError: J008 where the model leaves no room for a request.
+    """
+    if prediction.metrics is None:
+        raise MeshwrightError.one("J008", "the weights leave no room for a request", place="plan", help="more devices")
+    return prediction.metrics
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -114,7 +149,7 @@ def evaluate(paper: Paper) -> Outcome:
 
 
 def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> Figure:
-    table: Mapping[str, Any] = ORDER if one.order else STEP
+    table: Mapping[str, Any] = ORDER if one.order else SERVED if _serves(paper, one) else STEP
     known = [MEAN_ERROR] if one.of else list(table)
     wrong = []
     if one.quantity not in known:
@@ -164,6 +199,10 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
     )
 
 
+def _serves(paper: Paper, one: Published) -> bool:
+    return "serve" in (paper.ask | one.ask)
+
+
 def _answers(paper: Paper, one: Published) -> list[Any]:
     """The answer to a figure's question and, where it is a ratio, to its baseline's."""
     own, shared = (one.order, paper.order) if one.order else (one.ask, paper.ask)
@@ -171,14 +210,19 @@ def _answers(paper: Paper, one: Published) -> list[Any]:
     if one.order:
         return [_ordered(_question(words, OrderQuestion)) for words in asked]
     models = [paper.models.get(str(words.get("model"))) for words in asked]
-    full = [_question(words | _added(words, shared), StepQuestion) for words in asked]
+    kind = ServeQuestion if _serves(paper, one) else StepQuestion
+    full = [_question(words | _added(words, shared), kind) for words in asked]
     return [_predicted(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
 
 
 def _added(words: Words, shared: Words) -> Words:
-    """The plan of a question that only adds to the row's."""
-    plan = str(words.get("plan", ""))
-    return {"plan": f"{shared.get('plan', '')} {plan[1:].strip()}"} if plan.startswith("+") else {}
+    """The plan and the requests of a question that only adds to the row's."""
+    found: Words = {}
+    for name, between in (("plan", " "), ("serve", ",")):
+        text = str(words.get(name, ""))
+        if text.startswith("+"):
+            found[name] = f"{shared.get(name, '')}{between}{text[1:].strip()}"
+    return found
 
 
 def _question(words: Words, kind: type[Asked]) -> Asked:
@@ -190,8 +234,9 @@ def _question(words: Words, kind: type[Asked]) -> Asked:
 
 
 @lru_cache(maxsize=256)
-def _predicted(question: StepQuestion, sizes: str) -> Prediction:
-    """The predicted step; `sizes` are those of a model of the row's own as JSON, ``null`` for one of the catalog.
+def _predicted(question: StepQuestion | ServeQuestion, sizes: str) -> Prediction | ServingPrediction:
+    """The predicted step, or what becomes of requests; `sizes` are those of a model of the row's own as JSON, ``null``
+    for one of the catalog.
 
     Raises:
         MeshwrightError: everything that is wrong with the question.
@@ -209,12 +254,17 @@ def _predicted(question: StepQuestion, sizes: str) -> Prediction:
         given = msgspec.json.decode(sizes)
         return load_model(name) if given is None else transformer(**given, name=name)
 
-    words = {"model": own, "on": load_cluster, "train": parse_train, "plan": parse_plan}
+    words: dict[str, Callable[[str], Any]] = {"model": own, "on": load_cluster, "plan": parse_plan}
+    words |= {"serve": parse_serve} if isinstance(question, ServeQuestion) else {"train": parse_train}
     parts = [read(what, how) for what, how in words.items()]
+    if isinstance(question, ServeQuestion) and not wrong:
+        model, where, plan, serve = parts
+        return predict_serving(model, where, serve, plan, detail=False)
     costs = read("framework", lambda name: standard(load_framework(name)))
     if wrong:
         raise MeshwrightError(wrong)
-    return predict(*parts, costs=costs, detail=False)
+    model, where, plan, train = parts
+    return predict(model, where, train, plan, costs=costs, detail=False)
 
 
 @lru_cache(maxsize=256)

@@ -1,9 +1,10 @@
 """Published figures as data: what a paper measured, and the question that Meshwright answers in its place.
 
-A row carries its figures as ``[[figures]]``. A figure asks either about a training step (``ask``: model, on, train,
-plan and framework, in the words of ``meshwright predict``) or about a pipeline order in its own clock (``order``:
-schedule, ranks, microbatches and the times of an action). What figures of a row share stands once in its ``[ask]`` or
-``[order]``; a plan that begins with ``+`` adds words to the row's. With ``against`` the figure is a ratio: the
+A row carries its figures as ``[[figures]]``. A figure asks about a training step (``ask``: model, on, train, plan and
+framework, in the words of ``meshwright predict``), about requests that are served (``ask`` with ``serve`` in place of
+``train``) or about a pipeline order in its own clock (``order``: schedule, ranks, microbatches and the times of an
+action). What figures of a row share stands once in its ``[ask]`` or ``[order]``; a plan or a serve that begins with
+``+`` adds words to the row's. With ``against`` the figure is a ratio: the
 quantity of the question over that of the same question with those words in place of its own."""
 
 from __future__ import annotations
@@ -26,6 +27,15 @@ class StepQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     framework: str = "default"
 
 
+class ServeQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Requests to serve, in the words of ``meshwright predict --serve``."""
+
+    model: str
+    on: str
+    serve: str
+    plan: str
+
+
 class OrderQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A pipeline order to time in its own clock: what one of ``ranks`` equal stages takes for a forward, a backward to
     the inputs and one to the weights (any one unit), what a transfer delays the next stage, and the share of an
@@ -45,11 +55,12 @@ class OrderQuestion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One figure of a paper.
 
-    ``quantity`` is a name of :data:`meshwright.papers.evaluate.STEP` or ``ORDER``, or ``mean error``: then it is the
-    mean distance of the figures at the place ``of`` from their papers' values, relative. ``paper`` is the paper's value
-    (left out where it gives none), ``place`` the table or section it stands in. ``judge`` is one of
-    :data:`meshwright.papers.outcome.JUDGES`: within ``tolerance`` of the paper's (relative), at most or at least
-    ``bound`` times it (``bound`` itself where it gives none), and so on; both are set before anybody looks.
+    ``quantity`` is a name of :data:`meshwright.papers.evaluate.STEP`, ``SERVED`` or ``ORDER``, or
+    ``mean error``: then it is the mean distance of the figures at the place ``of`` from their papers' values, relative.
+    ``paper`` is the paper's value (left out where it gives none), ``place`` the table or section it stands in.
+    ``judge`` is one of :data:`meshwright.papers.outcome.JUDGES`: within ``tolerance`` of the paper's (relative), at
+    most or at least ``bound`` times it (``bound`` itself where it gives none), and so on; both are set before anybody
+    looks.
     ``headline``: it is what the paper claims of itself. ``restated``: it follows from the paper's own numbers or
     definition, so that agreeing with it proves nothing. ``why`` says where a miss comes from.
     """
@@ -70,4 +81,4 @@ class Published(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     why: str = ""
 
 
-__all__ = ["OrderQuestion", "Published", "StepQuestion", "Word", "Words"]
+__all__ = ["OrderQuestion", "Published", "ServeQuestion", "StepQuestion", "Word", "Words"]

@@ -6,6 +6,8 @@ Blocks are given out one by one, as tokens are computed (paged attention: Kwon e
 
 from __future__ import annotations
 
+from math import ceil, inf
+
 import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
@@ -13,21 +15,28 @@ from meshwright.serving.engine_request import EngineRequest
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a serving engine: at most ``max_batch`` sequences at a time and ``budget`` tokens an iteration, and
-    ``blocks`` cache blocks of ``block`` tokens."""
+    ``blocks`` cache blocks of ``block`` tokens. ``device_share``: what a KV budget keeps of a context on the device."""
 
     max_batch: int
     budget: int
     block: int
     blocks: int
+    device_share: float = 1.0
 
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that hold so many tokens."""
+        if self.device_share != 1.0:
+            tokens = ceil(tokens * self.device_share)
         return -(-tokens // self.block)
 
+    def holds(self, blocks: int) -> float:
+        """Return the tokens that so many blocks hold."""
+        return blocks * self.block / self.device_share if self.device_share else inf
+
     @property
-    def tokens(self) -> int:
+    def tokens(self) -> float:
         """Tokens that all blocks hold."""
-        return self.blocks * self.block
+        return self.holds(self.blocks)
 
     @property
     def watermark(self) -> int:

@@ -137,14 +137,14 @@ def refuse_oversized(replica: Replica, requests: Requests) -> None:
     from meshwright.spec.requests import numbered
 
     limits = replica.limits
-    room = (limits.blocks - (limits.watermark if replica.policy.watermark else 0)) * limits.block
+    room = limits.holds(limits.blocks - (limits.watermark if replica.policy.watermark else 0))
     over = np.flatnonzero(requests.prompt + requests.output > room)
     if len(over):
         where = numbered(requests.line[over]) if len(requests.line) else f"{len(over):,} of {len(requests):,} requests"
         longest = int((requests.prompt + requests.output).max())
         raise MeshwrightError.one(
             "W012",
-            f"requests of up to {longest:,} tokens, and the cache of a replica holds {max(room, 0):,}: {where}",
+            f"requests of up to {longest:,} tokens, and the cache of a replica holds {max(room, 0):,.0f}: {where}",
             place=f"--serve {requests.source}".strip(),
             help="more devices to a replica (tp, pp), a smaller or quantised model, kv=fp8, or shorter requests",
         )

@@ -63,13 +63,17 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share], moved_blocks: i
     decode = prefill = slope = 0.0
     room = inf
     if decoding:
-        mean, node = sum(decoding) / len(decoding), costs.context_node
+        context, share = sum(decoding), replica.kv_read
+        mean, node = context / len(decoding) * share, costs.context_node
         low = min(max(int(node.searchsorted(mean, side="right")) - 1, 0), len(node) - 2)
         row = costs.decode_s[-(-len(decoding) // parts)]
         slope = float((row[low + 1] - row[low]) / (node[low + 1] - node[low]))
         decode = float(row[low]) + (mean - float(node[low])) * slope
         if low + 2 < len(node):
-            room = float(node[low + 1]) - mean
+            room = (float(node[low + 1]) - mean) / share
+        slope *= share
+        if replica.fetch_s:
+            decode, slope, room = _fetched(replica, decode, slope, room, context, len(decoding))
     if prompts:
         queries = sum(s.new for s in prompts)
         prefill = costs.prefilling(
@@ -87,6 +91,20 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share], moved_blocks: i
     if drafted and replica.guessing is not None:
         added += replica.guessing.seconds(len(shares), drafted)
     return Took(linear, head, decode, prefill, added, moved_blocks * replica.block_s, at, slope, growth, room)
+
+
+def _fetched(
+    replica: Replica, decode: float, slope: float, room: float, context: int, sequences: int
+) -> tuple[float, float, float]:
+    """Attention beside what it fetches over other links, layer by layer: the longer of the two."""
+    fetch, growth = replica.fetch_s * context, replica.fetch_s * sequences
+    if replica.in_drive:
+        return fetch, growth, inf
+    crossing = (fetch - decode) / (slope - growth) if slope != growth else inf
+    crossing = crossing if crossing > 0 else inf
+    if fetch >= decode:
+        return fetch, growth, min(room, crossing) if crossing < inf else inf
+    return decode, slope, min(room, crossing)
 
 
 class Clock:
@@ -214,8 +232,8 @@ class Clock:
         if times > 1:
             gap = one + took.growth * times / 2.0
             self.gaps[max(int(GAP_EDGES.searchsorted(gap, side="right")) - 1, 0)] += counted * (times - 1)
-            block = self.replica.limits.block
-            used += sum(-(-(s.past + times) // block) - -(-(s.past + 1) // block) for s in run.shares)
+            blocks_for = self.replica.limits.blocks_for
+            used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
         self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
         self.now = end
         return finished

@@ -46,7 +46,9 @@ class Guessing(Protocol):
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One replica: its policies, limits, iteration costs, pipeline stages and host.
 
-    ``block_s`` are the seconds in which a cache block goes to the host's memory or comes back.
+    ``block_s`` are the seconds in which a cache block goes to the host's memory or comes back. Under a KV budget a next
+    token's attention reads the share ``kv_read`` of its context, for each token of which ``fetch_s`` seconds of other
+    links pass; where drives compute it (``in_drive``) it takes the device no time.
     """
 
     policy: BatchPolicy
@@ -59,11 +61,20 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftPolicy | None = None
     guessing: Guessing | None = None
     block_s: float = 0.0
+    kv_read: float = 1.0
+    fetch_s: float = 0.0
+    in_drive: bool = False
 
     @property
     def compiled(self) -> bool:
         """Whether the compiled loop knows all of its policies."""
-        return bool(self.policy.code) and self.order is FCFS and self.rules == CacheRules() and self.drafts is None
+        return (
+            bool(self.policy.code)
+            and self.order is FCFS
+            and self.rules == CacheRules()
+            and self.drafts is None
+            and (self.kv_read, self.fetch_s) == (1.0, 0.0)
+        )
 
     def decider(self, *, parks: bool = False) -> Batching:
         """Return what decides over its iterations."""

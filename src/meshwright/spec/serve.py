@@ -54,8 +54,8 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are
     replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
     prefix are shared and kept. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes``
-    of the host's memory for each rank, where shared blocks that leave the device go too. ``profile`` names the engine
-    whose host times are meant.
+    of the host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of
+    each context alone, which is approximate. ``profile`` names the engine whose host times are meant.
     """
 
     policy: str = "vllm-v1"
@@ -72,6 +72,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache: bool = False
     preempt: str = "recompute"
     host_bytes: float = 0.0
+    kv_budget: str = ""
 
 
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
@@ -273,6 +274,14 @@ def _name(text: str) -> str | None:
     return name if re.fullmatch(r"[a-z][a-z0-9-]*", name) else None
 
 
+def _numbered(text: str) -> str | None:
+    """Read ``h2o`` or ``h2o:0.2``, a name with a number from 0 to 1."""
+    name, colon, number = text.strip().lower().partition(":")
+    if _name(name) is None or (colon and _positive(number, 1.0) is None):
+        return None
+    return f"{_name(name)}:{_positive(number, 1.0):g}" if colon else _name(name)
+
+
 def _yes_no(text: str) -> bool | None:
     return {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}.get(text.lower())
 
@@ -318,6 +327,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "order": ("engine.order", _name, "a policy of who is served first, such as fcfs"),
     "prefix_cache": ("engine.prefix_cache", _yes_no, "yes or no"),
     "preempt": ("engine.preempt", _one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
+    "kv_budget": ("engine.kv_budget", _numbered, "a KV budget with its number if need be, such as h2o:0.2"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
 #: Keys that a serving workload may say.

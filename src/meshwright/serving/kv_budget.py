@@ -1,0 +1,35 @@
+"""KV budgets: how much of a context's keys and values an engine keeps on the device, and reads for the next token.
+
+A budget is approximate: answers differ from those of the whole cache, and what they lose is in its paper. The shares
+are of a token's bytes of keys and values, over all layers.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+
+class KvShares(msgspec.Struct, frozen=True):
+    """Shares of the keys and values of a context: ``device`` is kept on the device, ``read`` by each next token's
+    attention, ``fetched`` from the host's memory for each next token. Where they lie in drives that compute attention
+    themselves (``in_drive``) a next token takes none of the device's time for it."""
+
+    device: float = 1.0
+    read: float = 1.0
+    fetched: float = 0.0
+    in_drive: bool = False
+
+
+class KvBudget(Protocol):
+    """A budget: :meth:`shares` of a model whose keys of one token in one layer are `width` numbers, as are its values.
+    ``usual`` is its number where nobody says one, and ``wanted`` what that number is."""
+
+    name: str
+    title: str
+    usual: float
+    wanted: str
+
+    def shares(self, number: float, width: int) -> KvShares:
+        """Return the shares."""

@@ -1,0 +1,35 @@
+"""ShadowKV: keys of low rank on the device, values in the host's memory (Sun et al., ICML 2025, 2410.21465).
+
+Of every token the device keeps its key as ``RANK`` numbers, and of every chunk of ``CHUNK`` tokens one mean key
+(landmark). A next token scores the landmarks, rebuilds the keys of the best chunks and fetches their values over PCIe,
+but for those that the step before had fetched.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.serving.kv_budget import KvShares
+
+#: Rank of the keys and tokens of a chunk (section 4.1), and the share of chosen chunks that the step before had already
+#: (section 4.2: "over 60%").
+RANK, CHUNK, KEPT = 160, 8, 0.6
+
+
+class ShadowKV(msgspec.Struct, frozen=True):
+    """The budget; 1.56% is the paper's sparse budget (section 5.1)."""
+
+    name: str = "shadowkv"
+    title: str = "low-rank keys on the device, values in host memory (ShadowKV)"
+    usual: float = 0.0156
+    wanted: str = "the share of tokens that attention reads"
+
+    def shares(self, number: float, width: int) -> KvShares:
+        """Return the shares, of keys and values of twice `width` numbers."""
+        both = 2.0 * width
+        landmarks = width / CHUNK / both
+        keys = min(RANK, width) / both
+        return KvShares(keys + landmarks, landmarks + number, number * 0.5 * (1 - KEPT))
+
+
+POLICY = ShadowKV()

@@ -1,0 +1,70 @@
+"""KV budgets: shares worked out by hand, and what they change in the simulator."""
+
+import msgspec
+import pytest
+
+from meshwright import serving
+from meshwright.errors import MeshwrightError
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.serve_pool import served_alone
+from meshwright.spec.serve import parse
+from tests.serving.costs import linear_costs, replica, requests
+
+
+def test_shares_of_the_published_budgets():
+    # a token has 2 x 1024 numbers: ShadowKV keeps 160 of the key and 1024 / 8 of a landmark, reads the landmarks and
+    # the budget, and fetches the values (half of a token) of the two fifths that are new in each step
+    shadow = serving.get("kv_budget", "shadowkv").shares(0.0156, 1024)
+    assert shadow.device == pytest.approx((160 + 128) / 2048)
+    assert shadow.read == pytest.approx(128 / 2048 + 0.0156)
+    assert shadow.fetched == pytest.approx(0.0156 / 2 * 0.4)
+    assert (serving.get("kv_budget", "h2o").shares(0.2, 64).device, serving.get("kv_budget", "scalekv").usual) == (
+        0.2,
+        0.1,
+    )
+    assert serving.get("kv_budget", "instinfer").shares(0.125, 64).in_drive
+
+
+def kept(share, **more):
+    one = replica("orca", linear_costs(base=1.0, decode=0.01), blocks=more.pop("blocks", 10_000))
+    return msgspec.structs.replace(
+        one, limits=msgspec.structs.replace(one.limits, device_share=share), kv_read=share, **more
+    )
+
+
+def test_a_fifth_of_the_cache_holds_five_times_the_requests():
+    # 80 tokens are 5 blocks of 16, and a fifth of them is one: of 10 blocks 2 requests against 10
+    asked = requests(*((0.0, 70, 10) for _ in range(12)))
+    assert served_alone(kept(1.0, blocks=10), asked).peak_batch == 2
+    assert served_alone(kept(0.2, blocks=10), asked).peak_batch == 10
+
+
+def test_attention_reads_the_kept_share_of_the_context():
+    # a second an iteration and 10 ms for each token that is read: the last of 3 tokens is behind 101 of context
+    whole, fifth = (simulate(kept(share), requests((0.0, 99, 3))) for share in (1.0, 0.2))
+    assert whole.end_s[0] == pytest.approx(3 + 0.01 * (100 + 101))
+    assert fifth.end_s[0] == pytest.approx(3 + 0.01 * 0.2 * (100 + 101))
+
+
+def test_what_is_fetched_runs_beside_attention_and_the_longer_of_the_two_counts():
+    served = simulate(kept(0.2, fetch_s=0.005), requests((0.0, 99, 3)))
+    assert served.end_s[0] == pytest.approx(3 + 0.005 * (100 + 101))
+    hidden = simulate(kept(0.2, fetch_s=0.001), requests((0.0, 99, 3)))
+    assert hidden.end_s[0] == pytest.approx(3 + 0.002 * (100 + 101))
+
+
+@pytest.mark.parametrize("fetch_s", [0.0, 1e-3, 2e-3, 3e-3])
+@pytest.mark.parametrize("in_drive", [False, True])
+def test_runs_under_a_budget_are_what_their_iterations_are(fetch_s, in_drive):
+    asked = requests(*((0.4 * i, 40 + 7 * i, 30 + i) for i in range(20)))
+    one = kept(0.2, fetch_s=fetch_s, in_drive=in_drive and fetch_s > 0, blocks=40)
+    skipped, plain = (served_alone(one, asked, skips=skips) for skips in (True, False))
+    assert skipped.runs < plain.runs and skipped.end_s == pytest.approx(plain.end_s, rel=1e-9)
+    assert skipped.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("word", ["h2o:2", "h2o:", ":0.2", "h2o:x"])
+def test_a_budget_that_is_no_share_is_refused(word):
+    with pytest.raises(MeshwrightError) as caught:
+        parse(f"rate=1,prompt=8,output=8,kv_budget={word}")
+    assert caught.value.diagnostics[0].code == "W002"
