@@ -17,6 +17,15 @@ from tests.serving.costs import replica, requests
 NAMES = serving.names("batching")
 
 
+def computed(decisions):
+    """The (request, new tokens) of the next iteration, and who generates a token in it."""
+    for d in decisions:
+        if isinstance(d, Iterate):
+            parts = [(number, 1) for number in d.decoding] + [(s.number, s.new) for s in d.shares]
+            return parts, [*d.decoding, *(s.number for s in d.shares if s.samples)]
+    return [], []
+
+
 def plans(policy, arrivals, *, iterations, answers=None, **limits):
     """The (request, new tokens) of every iteration, where requests end after so many answers."""
     decider = Batching(policy=serving.get("batching", policy), limits=EngineLimits(**limits))
@@ -24,12 +33,12 @@ def plans(policy, arrivals, *, iterations, answers=None, **limits):
     event = Arrived(tuple(NewRequest(*one) for one in arrivals))
     for _ in range(iterations):
         state, decisions = decider.decide(state, event)
-        shares = next((d.shares for d in decisions if isinstance(d, Iterate)), ())
-        found.append([(s.number, s.new) for s in shares])
-        for s in shares:
-            made[s.number] = made.get(s.number, 0) + s.samples
+        parts, sampled = computed(decisions)
+        found.append(parts)
+        for number in sampled:
+            made[number] = made.get(number, 0) + 1
         ends = answers or {number: limit for number, _, limit in arrivals}
-        event = Computed(tuple(s.number for s in shares if s.samples and made[s.number] == ends[s.number]))
+        event = Computed(tuple(number for number in sampled if made[number] == ends[number]))
     return found
 
 
@@ -68,7 +77,7 @@ def test_vllm_v0_computes_prompts_apart_from_next_tokens():
     state, third = decider.decide(state, Computed())
     state, fourth = decider.decide(state, Computed())
     assert nothing == ()
-    shares = [[(s.number, s.new) for s in one[-1].shares] for one in (first, second, third, fourth)]
+    shares = [computed(one)[0] for one in (first, second, third, fourth)]
     assert shares == [[(0, 60)], [(1, 60)], [(2, 60)], [(0, 1), (1, 1), (2, 1)]]
 
 

@@ -121,34 +121,55 @@ def test_gaps_between_tokens_fall_into_their_bins():
     assert len(bins) == 1 and GAP_EDGES[bins[0]] <= 0.02 < GAP_EDGES[bins[0] + 1] and served.gaps.sum() == 100
 
 
-def test_runs_of_equal_iterations_change_nothing():
-    # sessions, priorities, shared prefixes, a host tier: every run that is skipped is what its iterations are
+def shared_sessions():
+    """Sessions, priorities, tenants and shared prefixes."""
     rng = np.random.default_rng(8)
     asked = requests(*zip(np.cumsum(rng.exponential(0.04, 80)), rng.integers(20, 900, 80), rng.integers(1, 90, 80)))
     chains = [np.concatenate([np.arange(6) + 100 * (i % 3), 10_000 + 100 * i + np.arange(60)]) for i in range(80)]
-    asked = msgspec.structs.replace(
+    return msgspec.structs.replace(
         asked,
         priority=rng.integers(0, 3, 80),
+        tenant=rng.integers(0, 3, 80),
         after=np.where(np.arange(80) % 5 == 4, np.arange(80) - 2, -1),
         hashes=np.concatenate(chains),
         hash_ptr=np.arange(81) * 66,
     )
-    rules = CacheRules(prefix=True, unit=16, host_blocks=60)
-    for order, host in (("fcfs", rules), ("priority", CacheRules(swap=True, host_blocks=40))):
+
+
+RULES = {
+    "plain": CacheRules(),
+    "prefix": CacheRules(prefix=True, unit=16),
+    "host": CacheRules(prefix=True, unit=16, host_blocks=60),
+    "swap": CacheRules(swap=True, host_blocks=40),
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"),
+    [*((name, "fcfs") for name in serving.names("batching")), *(("vllm-v1", name) for name in serving.names("order"))],
+)
+def test_runs_of_equal_iterations_and_sequences_advanced_together_change_nothing(policy, order):
+    # every rule of the cache with every policy and order: what is skipped is what its iterations are, one by one
+    asked = shared_sessions()
+    for name, rules in RULES.items():
         one = msgspec.structs.replace(
-            replica("vllm-v1", COSTS, blocks=180, budget=300),
+            replica(policy, COSTS, blocks=180, budget=300),
             order=serving.get("order", order),
-            rules=host,
+            rules=rules,
             block_s=1e-4,
         )
         skipped, plain = served_alone(one, asked), plainly(one, asked)
-        assert skipped.runs < skipped.iterations == plain.iterations
-        for name in TIMES:
-            assert getattr(skipped, name) == pytest.approx(getattr(plain, name), rel=1e-9), name
+        assert skipped.runs < skipped.iterations == plain.iterations or not getattr(one.policy, "steady", True)
+        for time in TIMES:
+            assert getattr(skipped, time) == pytest.approx(getattr(plain, time), rel=1e-9), (name, time)
         assert skipped.spent_s == pytest.approx(plain.spent_s, rel=1e-9)
-        assert (skipped.evictions, skipped.swaps, skipped.cached.tolist()) == (
-            plain.evictions,
-            plain.swaps,
-            plain.cached.tolist(),
-        )
-        assert skipped.evictions > 0 and (order == "fcfs") == (skipped.cached.sum() > 0) == (skipped.swaps == 0)
+        for count in ("evictions", "swaps", "peak_blocks", "peak_batch"):
+            assert getattr(skipped, count) == getattr(plain, count), (name, count)
+        assert skipped.evicted.tolist() == plain.evicted.tolist()
+        assert skipped.cached.tolist() == plain.cached.tolist()
+        assert skipped.gaps.sum() == plain.gaps.sum() == (asked.output - 1).sum()
+        if policy == "vllm-v1" and order == "fcfs":
+            assert skipped.evictions > 0
+            assert (skipped.cached.sum() > 0) == (name in ("prefix", "host")) and (skipped.swaps > 0) == (
+                name == "swap"
+            )

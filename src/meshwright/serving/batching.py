@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
+from meshwright.serving.cohort import Cohort
 from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.fcfs import OrderPolicy, WaitingQueue
@@ -60,13 +61,21 @@ class Withdrawn(msgspec.Struct, frozen=True, tag=True):
 class Iterate(msgspec.Struct, frozen=True, tag=True):
     """Compute an iteration, after ``moved_in`` and ``moved_out`` cache blocks went from the host's memory and there.
 
-    As far as the engine can see the same follows ``repeat`` times, each sequence with one token more, if nobody comes
-    or leaves."""
+    Those ``decoding`` compute their last token alone and generate one, behind ``context`` tokens together; all others
+    have ``shares``. As far as the engine can see the same follows ``repeat`` times, each sequence with one token more,
+    if nobody comes or leaves."""
 
     shares: tuple[Share, ...]
     repeat: int = 1
     moved_in: int = 0
     moved_out: int = 0
+    decoding: tuple[int, ...] = ()
+    context: int = 0
+
+    @property
+    def sequences(self) -> int:
+        """How many sequences take part."""
+        return len(self.decoding) + len(self.shares)
 
 
 class Evict(msgspec.Struct, frozen=True, tag=True):
@@ -85,12 +94,14 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
 
 class EngineState:
     """The state of an engine: who waits, who runs, the cache, the iteration under way, and the lengths of the last
-    answers. ``parked`` are answered here and keep their cache until it is sent."""
+    answers. ``busy``: an iteration is under way. ``parked`` are answered here and keep their cache until it is sent.
+    """
 
-    def __init__(self, queue: WaitingQueue, cache: KvCache):
-        self.waiting, self.cache = queue, cache
+    def __init__(self, queue: WaitingQueue, cache: KvCache, cohort: Cohort):
+        self.waiting, self.cache, self.cohort = queue, cache, cohort
         self.running: list[EngineRequest] = []
         self.shares: tuple[Share, ...] = ()
+        self.busy = self.unsorted = False
         self.history: deque[int] = deque(maxlen=REMEMBERED)
         self.parked: dict[int, EngineRequest] = {}
         self.came = 0
@@ -106,7 +117,8 @@ class NextBatch:
 
     def __init__(self, state: EngineState, drafts: DraftPolicy | None):
         self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
-        self.history, self.drafts = state.history, drafts
+        self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
+        self.together = 0
         self.shares: list[Share] = []
         self.evicted: list[Evict] = []
         self.admitted: list[Admit] = []
@@ -143,8 +155,23 @@ class NextBatch:
         self.running.append(one)
         return one
 
+    def decode_together(self, budget: int) -> int:
+        """Put the next tokens of those at the front that decode into the iteration, if they fit into a budget of tokens
+        and there are blocks for all; returns how many sequences that were. The others are to be computed one by one."""
+        cohort, running = self.cohort, self.running
+        cohort.on = self.drafts is None and cohort.allowed
+        count, blocks = len(cohort), cohort.growth(1)
+        if not count or count > budget or blocks > self.cache.free or any(one in cohort for one in running[count:]):
+            cohort.disband()
+            return 0
+        self.cache.take(blocks)
+        cohort.ahead, self.together = 1, count
+        return count
+
     def compute(self, one: EngineRequest, new: int) -> int:
         """Put so many tokens of a sequence into the iteration; returns them."""
+        if one in self.cohort:
+            self.cohort.leave(one)
         need = one.target - one.computed
         one.drafted = new - need if new > need else 0
         self.shares.append(Share(one.number, new, one.computed, new >= need, one.drafted))
@@ -153,6 +180,8 @@ class NextBatch:
     def evict(self) -> EngineRequest:
         """Take the cache blocks of the last of those who run, which then waits; returns it."""
         last = self.running.pop()
+        if last in self.cohort:
+            self.cohort.leave(last)
         last.running = False
         self.cache.evict(last)
         self.waiting.back(last)
@@ -201,7 +230,7 @@ class BatchPolicy(Protocol):
         """Write the next iteration into a plan: its shares, who is admitted, who is evicted."""
 
     def keeps(self, finished: bool, others: bool) -> bool:
-        """Return whether a sequence stays in its place; `others`: some of its batch are not answered yet."""
+        """Return whether a finished sequence stays in its place; `others`: some of its batch are not answered yet."""
 
 
 class Batching(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,6 +238,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     It moves its state on in place; the log of what it was told replays from the beginning. An engine that ``parks``
     keeps the cache of whoever it answered until it is :class:`Withdrawn`, as the prefill half of a divided one does.
+    Without ``together`` every sequence is advanced by itself, which comes to the same.
     """
 
     policy: BatchPolicy
@@ -217,11 +247,14 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     rules: CacheRules = CacheRules()
     drafts: DraftPolicy | None = None
     parks: bool = False
+    together: bool = True
 
     def begin(self) -> EngineState:
         """The state of an engine that nobody asked anything."""
         cache = PrefixCache if self.rules.prefix else KvCache
-        return EngineState(self.order.open(), cache(self.limits, self.rules))
+        even = self.limits.blocks_for(1000 * self.limits.block) == 1000  # each token takes as much as the next one
+        cohort = Cohort(self.limits.block, grows=not self.policy.reserves, allowed=self.together and even)
+        return EngineState(self.order.open(), cache(self.limits, self.rules), cohort)
 
     def decide(
         self, state: EngineState, event: Arrived | Computed | Withdrawn
@@ -232,57 +265,61 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 for said in new:
                     state.waiting.add(EngineRequest(said, state.came))
                     state.came += 1
-                return (state, ()) if state.shares else self._next(state)
+                return (state, ()) if state.busy else self._next(state)
             case Computed():
                 self._after(state, event)
                 return self._next(state)
             case Withdrawn(numbers=numbers):
                 self._leave(state, set(numbers))
-                return (state, ()) if state.shares else self._next(state)
+                return (state, ()) if state.busy else self._next(state)
 
     def _after(self, state: EngineState, event: Computed) -> None:
         """Move the state behind an iteration: what it computed, and without those that leave."""
         finished, times, cache, queue = set(event.finished), event.times, state.cache, state.waiting
-        guessed = dict(event.accepted)
-        at = {one.number: one for one in state.running} if len(state.shares) < len(state.running) else None
-        for i, share in enumerate(state.shares):
-            one = state.running[i] if at is None else at.get(share.number)
-            if one is None or one.number != share.number:
-                at = at or {other.number: other for other in state.running}
-                one = at.get(share.number)
-                if one is None:
-                    continue  # it was withdrawn meanwhile
+        guessed, cohort = dict(event.accepted), state.cohort
+        if cohort.ahead:
+            cohort.tick(times, cache)
+            queue.decoded(cohort.tenants, times)
+        pace = cohort.pace
+        at = {one.number: one for one in state.running if one.pace is not pace} if state.shares else {}
+        for share in state.shares:
+            one = at.get(share.number)
+            if one is None:
+                continue  # it was withdrawn meanwhile
             made = times if not share.drafted else 1 + guessed.get(share.number, 0)
             done = share.new - share.drafted + made - 1 if share.samples else share.new
             one.computed += done
-            if times > 1:
+            if times > 1 and not self.policy.reserves:
                 cache.hold(one, one.computed)
             if share.samples:
                 one.target += made
-            cache.grown(one)
+            if not one.done:
+                cache.grown(one)
             queue.computed(one, done, made if share.samples else 0)
-        state.shares = ()
+            if share.samples and cohort.on and cohort.takes(one):
+                cohort.join(one, cache)
+        state.shares, state.busy = (), False
         if finished:
             self._answered(state, finished)
 
     def _answered(self, state: EngineState, finished: set[int]) -> None:
         """Let those leave that are answered, where the policy lets them."""
-        others = False
         for one in state.running:
             if one.number in finished:
                 one.done = True
                 state.history.append(one.generated)
                 state.waiting.left(one)
-            others = others or not one.done
-        stay = []
-        for one in state.running:
-            if self.policy.keeps(one.done, others):
-                stay.append(one)
-            elif self.parks:
+        done = [one for one in state.running if one.done]
+        if self.policy.keeps(True, len(done) < len(state.running)):
+            return
+        state.running[:] = [one for one in state.running if not one.done]
+        for one in done:
+            if one in state.cohort:
+                state.cohort.leave(one)
+            if self.parks:
                 state.parked[one.number] = one
             else:
                 state.cache.drop(one)
-        state.running[:] = stay
 
     def _leave(self, state: EngineState, numbers: set[int]) -> None:
         """Let requests leave at once, wherever they are."""
@@ -296,25 +333,29 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         for one in [one for one in state.running if one.number in numbers]:
             state.running.remove(one)
             state.waiting.left(one)
+            if one in state.cohort:
+                state.cohort.leave(one)
             state.cache.drop(one)
 
     def _next(self, state: EngineState) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
         if not state.running and not len(state.waiting):
             return state, ()
-        if state.waiting.ranks:
+        if state.waiting.ranks and state.unsorted:
             state.running.sort(key=state.waiting.rank)
         plan = NextBatch(state, self.drafts)
         self.policy.plan(plan, self.limits)
-        state.shares = tuple(plan.shares)
+        state.shares, state.unsorted = tuple(plan.shares), bool(plan.admitted)
         moved_in, moved_out = state.cache.moved()
         found: tuple[Iterate | Evict | Admit, ...] = (*plan.evicted, *plan.admitted)
-        if state.shares:
-            found = (*found, Iterate(state.shares, self._repeat(state, plan), moved_in, moved_out))
+        if state.shares or plan.together:
+            state.busy = True
+            decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ()
+            found = (*found, Iterate(state.shares, self._repeat(state, plan), moved_in, moved_out, *decoding))
         return state, found
 
     def _repeat(self, state: EngineState, plan: NextBatch) -> int:
         """How often the same iteration follows, if nobody comes or leaves: as often as there are blocks to grow by."""
-        if plan.admitted or plan.evicted or len(state.shares) < len(state.running):
+        if plan.admitted or plan.evicted or plan.together + len(state.shares) < len(state.running):
             return 1
         if not getattr(self.policy, "steady", True) or (len(state.waiting) and not state.waiting.settled):
             return 1

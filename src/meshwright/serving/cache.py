@@ -88,6 +88,10 @@ class KvCache:
             self.bare -= wanted - one.blocks
             one.blocks = wanted
 
+    def take(self, blocks: int) -> None:
+        """Give out so many blocks; whoever asks knows to whom."""
+        self.bare -= blocks
+
     def drop(self, one: EngineRequest) -> None:
         """Take the blocks of a request."""
         self.bare += one.blocks
@@ -95,6 +99,10 @@ class KvCache:
 
     def grown(self, one: EngineRequest) -> None:
         """Note that more of a request is computed."""
+
+    def names_at(self, one: EngineRequest) -> int:
+        """Return how many computed tokens of a request it next wants to be told of, 0 for none."""
+        return 0
 
     def evict(self, one: EngineRequest) -> None:
         """Take the blocks of a request that goes on later: to the host where it swaps and has room, else they are lost

@@ -34,9 +34,22 @@ class NewRequest(msgspec.Struct, frozen=True):
     hashes: tuple[int, ...] = ()
 
 
+class Pace:
+    """The iterations that sequences have been through together (``ticks``): of each a token computed and generated."""
+
+    __slots__ = ("ticks",)
+
+    def __init__(self) -> None:
+        self.ticks = 0
+
+
+#: The pace of sequences that go on by themselves.
+STILL = Pace()
+
+
 class EngineRequest:
     """A request in the engine: tokens ``computed`` of its ``target`` (prompt and what was generated), and the cache
-    ``blocks`` that it holds.
+    ``blocks`` that it holds. Both counts grow with the ``pace`` that it follows, its blocks do when it leaves that.
 
     ``pinned`` are the shared blocks among those, ``matched`` those that the cache had of it when it was last looked at.
     ``swapped``: its blocks lie in host memory. ``done``: it is answered, and its place still taken. ``order`` is when
@@ -44,9 +57,10 @@ class EngineRequest:
     """
 
     __slots__ = (
+        "_computed",
+        "_target",
         "adapter",
         "blocks",
-        "computed",
         "done",
         "drafted",
         "limit",
@@ -54,22 +68,47 @@ class EngineRequest:
         "new",
         "number",
         "order",
+        "pace",
         "pinned",
         "prompt",
         "running",
         "swapped",
-        "target",
         "units",
     )
 
     def __init__(self, new: NewRequest, order: int = 0):
-        self.new, self.order = new, order
+        self.new, self.order, self.pace = new, order, STILL
         self.number, self.prompt, self.limit = new.number, new.prompt, new.limit
         self.adapter = new.adapter
-        self.computed, self.target = new.computed, new.prompt + new.generated
+        self._computed, self._target = new.computed, new.prompt + new.generated
         self.blocks = self.matched = self.units = self.drafted = 0
         self.pinned: list[int] = []
         self.done = self.swapped = self.running = False
+
+    @property
+    def computed(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+        return self._computed + self.pace.ticks
+
+    @computed.setter
+    def computed(self, tokens: int) -> None:
+        self._computed = tokens - self.pace.ticks
+
+    @property
+    def target(self) -> int:
+        """Tokens of the prompt and of what was generated."""
+        return self._target + self.pace.ticks
+
+    @target.setter
+    def target(self, tokens: int) -> None:
+        self._target = tokens - self.pace.ticks
+
+    def follow(self, pace: Pace) -> None:
+        """Go on at another pace, from where it stands."""
+        shift = self.pace.ticks - pace.ticks
+        self._computed += shift
+        self._target += shift
+        self.pace = pace
 
     @property
     def generated(self) -> int:
@@ -79,9 +118,9 @@ class EngineRequest:
     @property
     def need(self) -> int:
         """Tokens to be computed before the next one is generated."""
-        return self.target - self.computed
+        return self._target - self._computed
 
     @property
     def decodes(self) -> bool:
         """Whether its next iteration computes its last token alone."""
-        return self.computed > 0 and self.target - self.computed == 1
+        return self._target - self._computed == 1 and self.computed > 0

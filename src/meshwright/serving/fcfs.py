@@ -39,6 +39,10 @@ class WaitingQueue(Protocol):
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Note that so many tokens of a request were computed, and so many generated."""
 
+    def decoded(self, tenants: dict[int, int], times: int) -> None:
+        """Note that so many sequences of each tenant computed a token and generated one, so many times; they are told
+        of here alone."""
+
     def left(self, one: EngineRequest) -> None:
         """Note that a request is answered or withdrawn."""
 
@@ -90,6 +94,9 @@ class InOrder:
 
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Nothing depends on what is computed."""
+
+    def decoded(self, tenants: dict[int, int], times: int) -> None:
+        """Nothing depends on it."""
 
     def left(self, one: EngineRequest) -> None:
         """Nothing depends on who leaves."""

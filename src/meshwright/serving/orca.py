@@ -31,7 +31,7 @@ class Orca(msgspec.Struct, frozen=True):
             if one is None or not plan.fits(one, one.prompt + one.limit):
                 break
             plan.admit(one, one.prompt + one.limit)
-        for one in plan.running:
+        for one in plan.running[plan.decode_together(limits.max_batch) :]:
             plan.compute(one, one.need)
 
     def keeps(self, finished: bool, others: bool) -> bool:

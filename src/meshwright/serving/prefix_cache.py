@@ -119,6 +119,15 @@ class PrefixCache(KvCache):
                     self.host_free += self.unit_blocks
             one.units += 1
 
+    def names_at(self, one: EngineRequest) -> int:
+        """Return how many computed tokens make the next unit with a name."""
+        return (one.units + 1) * self.unit if one.units < len(one.new.hashes) else 0
+
+    def take(self, blocks: int) -> None:
+        """Give out so many blocks, those that nobody holds where no others are left."""
+        super().take(blocks)
+        self._make_bare()
+
     def drop(self, one: EngineRequest) -> None:
         """Take the blocks of a request; those with a name stay until their room is needed."""
         self.bare += one.blocks - self.unit_blocks * len(one.pinned)

@@ -49,6 +49,9 @@ class RankedQueue:
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Nothing depends on what is computed."""
 
+    def decoded(self, tenants: dict[int, int], times: int) -> None:
+        """Nothing depends on it."""
+
     def left(self, one: EngineRequest) -> None:
         """Nothing depends on who leaves."""
 

@@ -39,7 +39,7 @@ class VllmV0(msgspec.Struct, frozen=True):
                 break
         if plan.shares:
             return
-        place = 0
+        place = plan.decode_together(limits.max_batch)
         while place < len(plan.running):
             one = plan.running[place]
             new = plan.wanted(one)

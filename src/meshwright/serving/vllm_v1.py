@@ -45,7 +45,8 @@ class VllmV1(msgspec.Struct, frozen=True):
 def compute_running(plan: NextBatch, limits: EngineLimits) -> int:
     """Compute what those that run need, in order of admission, evicting from the end where blocks run out; returns what
     is left of the budget."""
-    left, place = limits.budget, 0
+    place = plan.decode_together(limits.budget)
+    left = limits.budget - place
     while place < len(plan.running) and left > 0:
         one = plan.running[place]
         new = min(plan.wanted(one), left)

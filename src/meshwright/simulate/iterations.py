@@ -11,7 +11,8 @@ through the stages: a round takes what the whole model takes for one of them.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from bisect import bisect_right
+from functools import cached_property, lru_cache
 from math import ceil, sqrt
 
 import msgspec
@@ -35,7 +36,7 @@ MOST_TOKENS = 1 << 21
 MOST_REMEMBERED = 64
 
 
-class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
+class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Seconds of a replica's iterations on its devices.
 
     ``linear_s`` [tokens] and ``sampled_s`` [sampled tokens]; ``decode_s`` [requests, contexts]; ``prefill_s``
@@ -70,14 +71,20 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
         low, high = self.decode_s[requests, at], self.decode_s[requests, at + 1]
         return float(low + (context - node[at]) * ((high - low) / (node[at + 1] - node[at])))
 
+    @cached_property
+    def nodes(self) -> tuple[list[float], list[float], list[float], list[float]]:
+        """The nodes of the tables as lists, to look up one place at a time: contexts, then the three of prefill."""
+        return tuple(n.tolist() for n in (self.context_node, self.batch_node, self.query_node, self.past_node))
+
     def prefilling(self, prompts: int, queries: float, past: float) -> float:
         """Return the attention of so many prompts, each of so many new tokens behind so many on average."""
-        found = self.prefill_s
-        for node, value in ((self.batch_node, prompts), (self.query_node, queries), (self.past_node, past)):
-            at = min(max(int(np.searchsorted(node, value, side="right")) - 1, 0), len(node) - 2)
-            share = max((value - node[at]) / (node[at + 1] - node[at]), 0.0)
-            found = found[at] * (1.0 - share) + found[at + 1] * share
-        return float(found) * queries
+        (i, x), (j, y), (k, z) = map(_between, self.nodes[1:], (prompts, queries, past))
+        one = self.prefill_s.item
+        near = (one(i, j, k) * (1.0 - x) + one(i + 1, j, k) * x) * (1.0 - y)
+        near += (one(i, j + 1, k) * (1.0 - x) + one(i + 1, j + 1, k) * x) * y
+        far = (one(i, j, k + 1) * (1.0 - x) + one(i + 1, j, k + 1) * x) * (1.0 - y)
+        far += (one(i, j + 1, k + 1) * (1.0 - x) + one(i + 1, j + 1, k + 1) * x) * y
+        return (near * (1.0 - z) + far * z) * queries
 
     def scaled(self, factors: np.ndarray, attention: float) -> IterationCosts:
         """Return the costs with every cause's seconds times its factor [causes], and attention's times `attention`."""
@@ -92,6 +99,12 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True):
             decode_s=self.decode_s * attention,
             prefill_s=self.prefill_s * attention,
         )
+
+
+def _between(node: list[float], value: float) -> tuple[int, float]:
+    """The node below a value and how far it is to the next one, as a share; beyond the last one further."""
+    at = min(max(bisect_right(node, value) - 1, 0), len(node) - 2)
+    return at, max((value - node[at]) / (node[at + 1] - node[at]), 0.0)
 
 
 class ForwardPrices:

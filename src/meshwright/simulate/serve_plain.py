@@ -8,6 +8,7 @@ way.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from math import ceil, inf
 from typing import NamedTuple
@@ -16,12 +17,14 @@ import numpy as np
 
 from meshwright.serving.batching import Admit, Arrived, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest
+from meshwright.simulate.serve_together import DecodingTogether
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
 #: Places of where time goes.
 IDLE, MOVES = SPENT.index("idle"), SPENT.index("moves")
+_EDGES = GAP_EDGES.tolist()
 
 
 class Took(NamedTuple):
@@ -48,32 +51,36 @@ class Took(NamedTuple):
         return self.linear + self.sampled + self.decode + self.prefill + self.host + self.moves
 
 
-def iteration_seconds(replica: Replica, shares: Sequence[Share], moved_blocks: int = 0) -> Took:
+def iteration_seconds(replica: Replica, run: Iterate) -> Took:
     """Return what an iteration takes: its tokens, those that decode with their contexts, its prompts, guesses of next
     tokens, and blocks that come from the host's memory and go there."""
-    costs, host = replica.costs, replica.host
-    decoding = [s.past + 1 for s in shares if s.new - s.drafted == 1 and s.past]
+    costs, host, shares = replica.costs, replica.host, run.shares
+    alone = [s.past + 1 for s in shares if s.new - s.drafted == 1 and s.past]
     prompts = [s for s in shares if s.new - s.drafted != 1 or not s.past]
-    parts = min(replica.stages, len(shares))
+    together, sequences = len(run.decoding), run.sequences
+    decoding, context = together + len(alone), run.context + together + sum(alone)
+    parts = min(replica.stages, sequences)
     drafted = sum(s.drafted for s in shares)
-    tokens, sampled = sum(s.new for s in shares), sum(s.samples for s in shares) + drafted
+    tokens = together + sum(s.new for s in shares)
+    sampled = together + sum(s.samples for s in shares) + drafted
     at = min(-(-tokens // parts), costs.most_tokens)
-    linear = float(costs.linear_s[at])
-    head = float(costs.sampled_s[min(-(-sampled // parts), len(costs.sampled_s) - 1)])
+    linear = costs.linear_s.item(at)
+    head = costs.sampled_s.item(min(-(-sampled // parts), len(costs.sampled_s) - 1))
     decode = prefill = slope = 0.0
     room = inf
     if decoding:
-        context, share = sum(decoding), replica.kv_read
-        mean, node = context / len(decoding) * share, costs.context_node
-        low = min(max(int(node.searchsorted(mean, side="right")) - 1, 0), len(node) - 2)
-        row = costs.decode_s[-(-len(decoding) // parts)]
-        slope = float((row[low + 1] - row[low]) / (node[low + 1] - node[low]))
-        decode = float(row[low]) + (mean - float(node[low])) * slope
+        share, node = replica.kv_read, costs.nodes[0]
+        mean = context / decoding * share
+        low = min(max(bisect_right(node, mean) - 1, 0), len(node) - 2)
+        row = -(-decoding // parts)
+        decode = costs.decode_s.item(row, low)
+        slope = (costs.decode_s.item(row, low + 1) - decode) / (node[low + 1] - node[low])
+        decode += (mean - node[low]) * slope
         if low + 2 < len(node):
-            room = (float(node[low + 1]) - mean) / share
+            room = (node[low + 1] - mean) / share
         slope *= share
         if replica.fetch_s:
-            decode, slope, room = _fetched(replica, decode, slope, room, context, len(decoding))
+            decode, slope, room = _fetched(replica, decode, slope, room, context, decoding)
     if prompts:
         queries = sum(s.new for s in prompts)
         prefill = costs.prefilling(
@@ -87,10 +94,17 @@ def iteration_seconds(replica: Replica, shares: Sequence[Share], moved_blocks: i
     if eager > device:
         growth = 0.0
         room = min(room, (eager - device) / slope) if slope > 0 else room
-    added = host.step_s + host.request_s * len(shares) + max(0.0, eager - device)
+    added = host.step_s + host.request_s * sequences + max(0.0, eager - device)
     if drafted and replica.guessing is not None:
-        added += replica.guessing.seconds(len(shares), drafted)
-    return Took(linear, head, decode, prefill, added, moved_blocks * replica.block_s, at, slope, growth, room)
+        added += replica.guessing.seconds(sequences, drafted)
+    return Took(
+        linear, head, decode, prefill, added, (run.moved_in + run.moved_out) * replica.block_s, at, slope, growth, room
+    )
+
+
+def _bin(gap: float) -> int:
+    """The place of a gap between tokens in the histogram."""
+    return max(bisect_right(_EDGES, gap) - 1, 0)
 
 
 def _fetched(
@@ -110,12 +124,15 @@ def _fetched(
 class Clock:
     """One replica on a virtual clock: its decider, the iterations under way, and the times recorded of every request.
 
-    Without ``skips`` every iteration is simulated by itself. An engine that ``parks`` is the first half of a divided
-    one: its requests end with their first token and keep their cache until they are withdrawn."""
+    Without ``skips`` every iteration is simulated by itself, and every sequence in it. One that ``logs`` keeps what it
+    tells its decider. An engine that ``parks`` is the first half of a divided one: its requests end with their first
+    token and keep their cache until they are withdrawn."""
 
-    def __init__(self, replica: Replica, requests: Requests, *, skips: bool = True, parks: bool = False):
-        self.replica, self.requests, self.skips = replica, requests, skips
-        self.decider = replica.decider(parks=parks)
+    def __init__(
+        self, replica: Replica, requests: Requests, *, skips: bool = True, parks: bool = False, logs: bool = False
+    ):
+        self.replica, self.requests, self.skips, self.logs = replica, requests, skips, logs
+        self.decider = replica.decider(parks=parks, together=skips)
         self.state, self.iterate = self.decider.begin(), None
         count = len(requests)
         self.now, self.answered = 0.0, 0
@@ -124,19 +141,21 @@ class Clock:
         self.scheduled, self.first, self.end = (np.full(count, -1.0) for _ in range(3))
         self.evicted, self.cached = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.last, self.generated = [-1.0] * count, [0] * count
-        self.gaps, self.spent = np.zeros(len(GAP_EDGES), np.int64), np.zeros(len(SPENT))
+        self.together = DecodingTogether(self.output, self.generated, self.last)
+        self.gaps, self.spent = [0] * len(GAP_EDGES), [0.0] * len(SPENT)
         self.seen = np.zeros(replica.costs.most_tokens + 1)
         self.iterations = self.runs = self.peak_blocks = self.peak_batch = self.swaps = 0
         self.samples: list[tuple[float, int, int, int]] = []
         self.log: list[LogEntry] = []
         self.took: Took | None = None
-        self.times = 0
+        self.times, self.one = 0, 0.0
         self.accepted: tuple[tuple[int, int], ...] = ()
 
     def tell(self, event: Arrived | Computed | Withdrawn) -> None:
         """Tell the decider what happened, and note what it decides."""
         self.state, decisions = self.decider.decide(self.state, event)
-        self.log.append(LogEntry(event, decisions))
+        if self.logs:
+            self.log.append(LogEntry(event, decisions))
         if isinstance(event, Computed):
             self.iterate = None
         for decision in decisions:
@@ -144,6 +163,7 @@ class Clock:
                 self.iterate = decision
             elif isinstance(decision, Evict):
                 self.evicted[decision.number] += 1
+                self.together.leave(decision.number)
                 self.swaps += decision.swapped
             elif isinstance(decision, Admit) and self.scheduled[decision.number] < 0:
                 self.scheduled[decision.number] = self.now
@@ -158,20 +178,25 @@ class Clock:
         """Begin the iteration that was decided, and as many as are the same; returns when they end."""
         assert self.iterate is not None
         run = self.iterate
-        took = iteration_seconds(self.replica, run.shares, run.moved_in + run.moved_out)
+        for share in run.shares:
+            self.together.leave(share.number)
+        if run.decoding:
+            self.together.follow(run.decoding)
+        took = iteration_seconds(self.replica, run)
         times = 1
         if self.skips and run.repeat > 1:
             made, output = self.generated, self.output
             rest = (output[s.number] - made[s.number] for s in run.shares)
-            times = min((left for left in rest if left > 0), default=1)
-            times = max(1, int(min(times, run.repeat, took.room + 1 if took.room < times else times)))
-        self.took, self.times = took, times
+            first = self.together.left() if run.decoding else inf
+            first = min((left for left in rest if left > 0), default=first) if run.shares else first
+            times = max(1, int(min(first, run.repeat, took.room + 1 if took.room < first else first)))
+        self.took, self.times, self.one = took, times, took.seconds
         return self.ends(times)
 
     def ends(self, times: int) -> float:
         """Return when so many of the iterations under way are over."""
         assert self.took is not None
-        return self.now + times * self.took.seconds + self.took.growth * times * (times - 1) / 2.0
+        return self.now + times * self.one + self.took.growth * times * (times - 1) / 2.0
 
     def cut(self, at_s: float) -> float:
         """End the run behind the iteration under way at that time, as somebody comes; returns when."""
@@ -192,18 +217,25 @@ class Clock:
         if len(self.samples) > 2 * MOST_SAMPLES:
             del self.samples[1::2]
         end, series = self.ends(times), times * (times - 1) / 2.0
-        self.spent[:5] += [times * part for part in took[:5]]
-        self.spent[2] += took.slope * series
-        self.spent[4] -= (took.slope - took.growth) * series
-        self.spent[MOVES] += took.moves
+        spent = self.spent
+        for part in range(5):
+            spent[part] += times * took[part]
+        spent[2] += took.slope * series
+        spent[4] -= (took.slope - took.growth) * series
+        spent[MOVES] += took.moves
         self.seen[took.tokens] += times
         self.iterations += times
         self.runs += 1
-        one = took.seconds
-        counted, finished = 0, []
+        one = self.one
+        counted, finished = len(run.decoding), []
         self.accepted = self._accepted(run.shares)
         guessed = dict(self.accepted)
         gap_of: dict[float, int] = {}
+        if run.decoding:
+            gap_of, finished = self.together.tick(times, self.now + one, end)
+            for i in finished:
+                self.end[i] = end
+            self.answered += len(finished)
         made, output, last = self.generated, self.output, self.last
         for share in run.shares:
             if not share.samples:
@@ -228,12 +260,14 @@ class Clock:
                 self.answered += 1
                 finished.append(i)
         for gap, count in gap_of.items():
-            self.gaps[max(int(GAP_EDGES.searchsorted(gap, side="right")) - 1, 0)] += count
+            self.gaps[_bin(gap)] += count
         if times > 1:
             gap = one + took.growth * times / 2.0
-            self.gaps[max(int(GAP_EDGES.searchsorted(gap, side="right")) - 1, 0)] += counted * (times - 1)
-            blocks_for = self.replica.limits.blocks_for
-            used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
+            self.gaps[_bin(gap)] += counted * (times - 1)
+            if not self.replica.policy.reserves:
+                blocks_for = self.replica.limits.blocks_for
+                used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
+                used += self.state.cohort.growth(times - 1)
         self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
         self.now = end
         return finished
@@ -261,8 +295,8 @@ class Clock:
             first_s=self.first,
             end_s=self.end,
             evicted=self.evicted,
-            gaps=self.gaps,
-            spent_s=self.spent,
+            gaps=np.array(self.gaps),
+            spent_s=np.array(self.spent),
             tokens_seen=self.seen,
             iterations=self.iterations,
             runs=self.runs,

@@ -62,9 +62,16 @@ class ReplicaPool:
     """The events to come of several replicas, and where every request went."""
 
     def __init__(
-        self, replica: Replica, replicas: int, requests: Requests, router: Router | None = None, *, skips: bool = True
+        self,
+        replica: Replica,
+        replicas: int,
+        requests: Requests,
+        router: Router | None = None,
+        *,
+        skips: bool = True,
+        logs: bool = False,
     ):
-        self.clocks = [Clock(replica, requests, skips=skips) for _ in range(replicas)]
+        self.clocks = [Clock(replica, requests, skips=skips, logs=logs) for _ in range(replicas)]
         self.seen = [ReplicaSeen(clock.state) for clock in self.clocks]
         self.version = [0] * replicas
         self.requests, self.router, self.said = requests, router, said_of(requests)
@@ -148,12 +155,14 @@ class ReplicaPool:
 
 def served_alone(replica: Replica, requests: Requests, *, skips: bool = True) -> ServedRequests:
     """Return what becomes of requests that one replica serves; without `skips` every iteration by itself."""
-    return served_logged(replica, requests, skips=skips)[0]
-
-
-def served_logged(replica: Replica, requests: Requests, *, skips: bool = True) -> tuple[ServedRequests, list[LogEntry]]:
-    """Return the same, with the decider's log, which replays."""
     pool = ReplicaPool(replica, 1, requests, skips=skips)
+    pool.run()
+    return pool.clocks[0].served()
+
+
+def served_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests, list[LogEntry]]:
+    """Return the same, with the decider's log, which replays."""
+    pool = ReplicaPool(replica, 1, requests, logs=True)
     pool.run()
     return pool.clocks[0].served(), pool.clocks[0].log
 

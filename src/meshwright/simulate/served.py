@@ -76,7 +76,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             and (self.kv_read, self.fetch_s) == (1.0, 0.0)
         )
 
-    def decider(self, *, parks: bool = False) -> Batching:
+    def decider(self, *, parks: bool = False, together: bool = True) -> Batching:
         """Return what decides over its iterations."""
         return Batching(
             policy=self.policy,
@@ -85,6 +85,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             rules=self.rules,
             drafts=self.drafts,
             parks=parks,
+            together=together,
         )
 
 
