@@ -222,7 +222,9 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     def flops(self) -> float:
         """Operations of the algorithm by chunks, products within a chunk in full; a backward is two and a half."""
         q, k, v = self.chunk, self.k_dim, self.v_dim
-        if self.rule == "selective":
+        if self.seq_len == 1:  # decay, an outer product, a product with the query: seven operations for each number
+            each = 7.0 * k * v
+        elif self.rule == "selective":
             each = 9.0 * k
         elif self.rule == "ssd":
             each = 2.0 * q * v + 4.0 * k * v + 2.0 * q * k * self.groups / self.heads
@@ -236,6 +238,8 @@ class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         tokens = float(self.batch) * self.seq_len
         moved = tokens * 2.0 * (2 * self.groups * self.k_dim + 2 * self.heads * self.v_dim + 2 * self.heads)
         states = 0.0 if self.rule == "selective" else tokens / self.chunk * self.heads * self.k_dim * self.v_dim * 8.0
+        if self.seq_len == 1:  # one step: every sequence's state is read and written
+            states = self.batch * self.heads * self.k_dim * self.v_dim * 8.0
         return (moved + states) * (2.5 if self.backward else 1.0)
 
 

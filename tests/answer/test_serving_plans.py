@@ -53,6 +53,10 @@ def test_a_skewed_router_takes_longer():
         ("llama3-8b", "1xa100-80", "fp8", "P022|a100_80gb_sxm does not multiply fp8|bf16 weights=fp8"),
         ("llama3-8b", "1xh100", "nvfp4", "P022|does not multiply nvfp4|bf16 weights=nvfp4"),
         ("llama3-8b", "1xh100", "fp8 weights=int8", "P022|weights=int8 stores 1 bytes a weight, and fp8 has 1"),
+        ("llama3-8b", "4xh100", "cp4 ulysses", "P015|split by heads is tensor parallelism|say ring or allgather"),
+        ("mamba2-2.7b", "2xh100", "cp2", "P027|go from token to token|say cp1"),
+        ("t5-base", "1xh100", "tp1", "W014|reads 2 streams of tokens (encoder, decoder)|a decoder is served"),
+        ("vit-huge-patch14", "1xh100", "tp1", "W014|no tokens of a request's own length"),
         ("falcon-7b", "2xh100", "tp1 adp1 dp2", ""),
     ],
 )
@@ -67,7 +71,44 @@ def test_a_plan_that_cannot_be_served_is_refused_with_the_way_out(model, on, pla
     assert all(part in text for part in said.split("|")), text
 
 
+def test_a_budget_of_keys_needs_keys():
+    with pytest.raises(
+        MeshwrightError, match="kv_budget=h2o keeps a part of keys and values, and mamba2-2.7b has none"
+    ):
+        asked(WORDS + ",kv_budget=h2o", model="mamba2-2.7b")
+
+
 def test_everything_that_is_wrong_with_a_plan_is_said_at_once():
     with pytest.raises(MeshwrightError) as caught:
         asked(model="mixtral-8x7b", on="8xa100-80", plan="tp8 ep2 etp2 fp8 dispatch=sent")
     assert {"P018", "P017", "P022"} <= {d.code for d in caught.value.diagnostics}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rate=2,prompt=128,output=4,policy=orca", "bert-base generates no tokens, and 4 are asked for|output=1"),
+        ("rate=2,prompt=128,output=1", "policy=vllm-v1 may cut a prompt|static, orca or vllm-v0"),
+    ],
+)
+def test_an_encoder_answers_in_one_pass_over_a_whole_prompt(words, said):
+    with pytest.raises(MeshwrightError) as caught:
+        asked(words, model="bert-base")
+    assert [d.code for d in caught.value.diagnostics] == ["W014"]
+    assert all(part in str(caught.value) for part in said.split("|"))
+    found = asked("rate=200,prompt=256,output=1,requests=200,policy=orca", model="bert-base")
+    # 2 x 85e6 weights x 256 tokens at the H100's 989 TFLOP/s, at least
+    assert found.metrics.ttft_s.p50 > 2 * 85e6 * 256 / 989e12 and found.preemptions == 0
+
+
+def test_a_scan_decodes_as_fast_behind_any_context():
+    state, grown = (asked(f"batch=1,prompt={n},output=64", model="mamba2-2.7b").metrics for n in (64, 8192))
+    assert grown.tpot_s.mean == pytest.approx(state.tpot_s.mean, rel=1e-6)  # decoding does not know what came before
+
+
+def test_context_parallel_ranks_answer_a_long_prompt_sooner():
+    one, four = (
+        asked("batch=1,prompt=100000,output=4", model="llama3.1-8b", on=on, plan=plan).metrics.ttft_s.mean
+        for on, plan in (("1xh100", "tp1"), ("4xh100", "cp4"))
+    )
+    assert 2.5 < one / four < 4

@@ -10,7 +10,7 @@ from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.lower.served_experts import load
 from meshwright.spec.workload import WEIGHT_BYTES
-from meshwright.work import Collective, Gemm, GroupedGemm
+from meshwright.work import Collective, Convolution, Gemm, GroupedGemm, Scan
 
 
 def forward(plan, model="llama3-8b", on="8xh200", **changed):
@@ -138,5 +138,68 @@ def test_a_token_is_cached_by_one_attention_group():
 def test_an_attention_group_has_its_part_of_the_requests_with_all_heads():
     found = forward("tp8 adp8 ep8", "deepseek-v3")
     [mixing] = found.mixing
-    core = found.core(mixing.spec, 64, 1, 1023)
+    [core] = [entry.work for entry in found.cores(mixing, 64, 1, 1023)]
     assert (core.batch, core.heads, core.kv_heads) == (8, 128, 1)
+
+
+def test_a_request_keeps_what_its_windows_see_again():
+    # Gemma 3 12B: 8 of 48 layers see all, 40 the last 1,024 tokens; 8 key-value heads 256 wide, 2 bytes
+    found, token = forward("tp1", "gemma3-12b", "1xh100"), 2 * 8 * 256 * 2
+    assert found.request_bytes(0, 512) == 48 * token * 512
+    assert found.request_bytes(0, 8192) == token * (8 * 8192 + 40 * 1024)
+
+
+def test_a_request_keeps_a_state_of_fixed_size_in_scans():
+    # Mamba-2 2.7B: 64 layers of 80 heads of 64 x 128 numbers and 3 taps of 5120 + 2 * 128 channels, 4 bytes each
+    found = forward("tp1", "mamba2-2.7b", "1xh100")
+    state = 64 * (80 * 64 * 128 + 3 * (5120 + 256)) * 4.0
+    assert found.request_bytes(0, 100) == found.request_bytes(0, 100_000) == state and found.kv_bytes(0) == 0
+    assert forward("tp2", "mamba2-2.7b", "2xh100").request_bytes(0, 1) == state / 2
+
+
+def test_a_decoding_scan_reads_and_writes_every_requests_state():
+    found = forward("tp1", "mamba2-2.7b", "1xh100")
+    [mixing] = found.mixing
+    works = {type(e.work): e.work for e in found.cores(mixing, 32, 1, 5000)}
+    states = 32 * 80 * 64 * 128 * 8.0
+    assert (works[Scan].batch, works[Scan].seq_len) == (32, 1) and 0 < works[Scan].num_bytes / states - 1 < 0.05
+    assert found.cores(mixing, 32, 1, 5000) == found.cores(mixing, 32, 1, 50)  # whatever came before
+    assert not any(isinstance(e.work, Scan | Convolution) for e in found.tokenwise(0, 32))
+
+
+def test_attention_behind_a_window_reads_no_more_than_it():
+    found = forward("tp1", "gemma3-12b", "1xh100")
+    near, far = sorted(found.mixing, key=lambda mixing: -mixing.layers)
+    assert (near.layers, far.layers) == (40, 8)
+    [short], [long] = (found.cores(mixing, 1, 1, 8191) for mixing in (near, far))
+    assert (short.work.kv_len, short.work.pairs, long.work.kv_len) == (1024, 1024, 8192)
+
+
+def test_context_parallel_ranks_share_a_prompt_and_its_cache():
+    one, four = forward("tp1", on="1xh100"), forward("cp4", on="4xh100")
+    assert four.kv_bytes(0) == one.kv_bytes(0) / 4 and four.weight_bytes(0) == one.weight_bytes(0)
+    [mixing] = four.mixing
+    ring = four.cores(mixing, 1, 4096, 0)
+    assert [e.queue for e in ring].count("compute") == 4 and [e.queue for e in ring].count("cp") == 3
+    pairs = 4096 * 4097 / 2
+    assert sum(e.work.pairs for e in ring if e.queue == "compute") == pytest.approx(pairs / 4)
+    gathered = forward("cp4 allgather", on="4xh100").cores(mixing, 1, 4096, 0)
+    assert [(e.name, e.work.num_bytes) for e in gathered[:1]] == [("keys gather", 4096 * 2 * 8 * 128 * 2)]
+    assert gathered[1].work.q_len == 1024 and gathered[1].work.kv_len == 4096
+    queries, core, merged = four.cores(mixing, 8, 1, 4095)
+    assert (queries.work.op, core.work.kv_len, merged.work.op) == ("all_gather", 1024, "reduce_scatter")
+    assert four.tokenwise(0, 4096)[0].work == one.tokenwise(0, 1024)[0].work
+
+
+def test_an_encoders_tokens_see_all_others_and_nothing_is_kept():
+    found = forward("tp1", "bert-base", "1xh100")
+    [mixing] = found.mixing
+    [core] = [entry.work for entry in found.cores(mixing, 4, 256, 0)]
+    assert core.pairs == 256 * 256 and found.request_bytes(0, 256) == 0.0
+
+
+def test_shared_blocks_of_a_hybrid_keep_keys_of_every_place():
+    found = forward("tp1", "zamba2-2.7b", "1xh100")
+    attention = [mixing for mixing in found.mixing if mixing.spec is not None]
+    assert sum(mixing.layers for mixing in attention) == 9  # 9 places in 54 layers, 32 heads 160 wide
+    assert found.kv_bytes(0) == 9 * 2 * 32 * 160 * 2

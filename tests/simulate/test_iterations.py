@@ -40,17 +40,17 @@ def test_requests_of_unequal_contexts_take_what_their_mean_does(llama):
     rng = np.random.default_rng(0)
     for count in (4, 24, 100):
         contexts = rng.integers(64, 8000, count)
-        spec, layers = forward.mixing[0]
-        groups = tuple(forward.core(spec, 1, 1, int(c) - 1) for c in contexts)
-        exact = costs.price(VarlenAttention(groups=groups), device).seconds * layers
+        [mixing] = forward.mixing
+        groups = tuple(forward.cores(mixing, 1, 1, int(c) - 1)[0].work for c in contexts)
+        exact = costs.price(VarlenAttention(groups=groups), device).seconds * mixing.layers
         assert table.decoding(count, float(contexts.mean())) == pytest.approx(exact, rel=0.08), count
 
 
 def test_a_prompt_behind_cached_tokens_takes_what_its_kernel_does(llama):
     forward, costs, device, table = llama
-    spec, layers = forward.mixing[0]
+    [mixing] = forward.mixing
     for new, past in ((300, 0), (512, 700), (1500, 3000), (2000, 0)):
-        exact = costs.price(forward.core(spec, 1, new, past), device).seconds * layers
+        exact = costs.price(forward.cores(mixing, 1, new, past)[0].work, device).seconds * mixing.layers
         assert table.prefilling(1, new, past) == pytest.approx(exact, rel=0.12), (new, past)
 
 

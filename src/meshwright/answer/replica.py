@@ -66,7 +66,7 @@ def built(
     forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
     length = requests.prompt + requests.output
     tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
-    memory, blocks = kv_memory(forward, device, profile, serve, min(tokens, 1 << 20), batch)
+    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch)
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
@@ -88,7 +88,7 @@ def built(
         if tables is not None:
             tables[key] = table
     node = cluster.islands[0].node
-    block_bytes = max(forward.kv_bytes(stage) for stage in range(plan.layout.pp)) * limits.block
+    block_bytes = max(_block_bytes(forward, stage, serve, length) for stage in range(plan.layout.pp))
     replica = Replica(
         policy=policy,
         limits=limits,
@@ -145,11 +145,25 @@ def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:
     )
 
 
+def _block_bytes(forward: Forward, stage: int, serve: Serve, length: np.ndarray) -> float:
+    """Return the bytes of a block on a rank: a request of the mean length is in so many that they hold what is kept of
+    it. Sliding windows keep less of its tokens, and scans a state of fixed size beside them."""
+    mean = float(length.mean())
+    return forward.request_bytes(stage, mean) * serve.engine.block / mean
+
+
 def kv_memory(
-    forward: Forward, device: Device, profile: EngineProfile, serve: Serve, tokens: int, batch: int
+    forward: Forward,
+    device: Device,
+    profile: EngineProfile,
+    serve: Serve,
+    length: np.ndarray,
+    tokens: int,
+    batch: int,
 ) -> tuple[tuple[RankMemory, ...], int]:
-    """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica: those for which there is
-    room on all, or as many as were said."""
+    """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica for requests of so many
+    tokens [requests]: those for which there is room on all, or as many as were said. Where nothing is kept of a
+    request there are as many as a full batch of the longest could want."""
     layout, capacity = forward.plan.layout, float(device.memory_bytes)
     groups = (layout.tp > 1) + (layout.pp > 1)
     fixed, room = [], []
@@ -160,10 +174,11 @@ def kv_memory(
             "engine context": profile.context_bytes,
             "communication buffers": groups * profile.communicator_bytes,
         }
-        each = forward.kv_bytes(stage) * serve.engine.block
+        each = _block_bytes(forward, stage, serve, length)
         left = capacity * serve.engine.memory - sum(held.values())
         fixed.append((held, each))
-        room.append(int(left / each) if each and left > 0 else 0)
+        wanted = -(-int(length.max()) // serve.engine.block) * serve.engine.max_batch
+        room.append((int(left / each) if each else wanted) if left > 0 else 0)
     blocks = serve.engine.kv_blocks or max(0, min(room))
     memory = tuple(
         RankMemory(

@@ -54,7 +54,7 @@ def predict_serving(
     """
     plan = plan.on(cluster.num_devices)
     requests = requests if requests is not None else serve.drawn()
-    found = refused(plan, model, cluster, serve) + oversized(model, requests)
+    found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine)
     if found:
         raise MeshwrightError(found)
     profile, costs = profile or engine_profile(serve.engine.profile), costs or serving_costs()
@@ -85,7 +85,7 @@ def predict_serving(
         swaps=sum(one.swaps for one in served),
         attribution=_attribution(replica.costs, served),
         memory=made.memory,
-        assumptions=_assumptions(profile, costs),
+        assumptions=_assumptions(profile, costs, model),
         warnings=_warnings(metrics, serve, shares, model),
         timeline=_timeline(shares, served, who) if detail else Timeline.bare(identity=who),
         identity=who,
@@ -152,12 +152,16 @@ def _engine_assumption(profile: EngineProfile) -> Assumption:
     return Assumption(f"engine profile {profile.name!r}", said, profile.source, profile.flagged)
 
 
-def _assumptions(profile: EngineProfile, costs: Costs) -> tuple:
+def _assumptions(profile: EngineProfile, costs: Costs, model: Model) -> tuple:
     kernels = Assumption("kernels", costs.profile, "meshwright catalog, docs/cost-model.md")
     answers = Assumption(
         "lengths of answers", "as the workload says them; admission that reserves knows them", "the workload"
     )
-    return (_engine_assumption(profile), kernels, answers)
+    found = (_engine_assumption(profile), kernels, answers)
+    if any(a.window for a in model.attentions) or any(block.mixer is not None for block in model.blocks):
+        said = "blocks of the mean request: as many of its tokens as are seen again, and states of scans in fp32"
+        found += (Assumption("cache", said, "its layers; engines free what has left a sliding window"),)
+    return found
 
 
 def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
@@ -168,8 +172,6 @@ def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], mod
             f"requests arrive faster ({sum(offered):.3g}/s) than they are answered "
             f"({metrics.throughput_req_per_s:.3g}/s): latencies grow with the length of the run"
         )
-    if any(a.window for a in model.attentions):
-        found.append("the cache of layers with a sliding window is counted whole")
     return tuple(found)
 
 

@@ -15,10 +15,15 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
 from meshwright.plan import Layout, Memory, Pipeline, Plan, check
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.ends import Contrastive, Embedding
+from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, numbered
 from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
+
+#: Batching policies that never cut a prompt.
+WHOLE_PROMPTS = ("static", "orca", "vllm-v0")
 
 
 def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:
@@ -30,9 +35,13 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if words.kv_budget:
         found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))
-    if not model.is_decoder:
-        what = "a decoder of attention and MLP or experts is served, and nothing else is yet"
-        found.append(_bad(f"{model.name} is no plain decoder", f"model {model.name}", what))
+    unlike = list(_unserved(model))
+    if unlike:
+        what = "a decoder is served, or an encoder of one stream of tokens in one pass"
+        found.append(_bad(f"{model.name} {' and '.join(unlike)}", f"model {model.name}", what))
+    if words.kv_budget and not model.attentions:
+        message = f"kv_budget={words.kv_budget} keeps a part of keys and values, and {model.name} has none"
+        found.append(_bad(message, "--serve kv_budget", "drop kv_budget="))
     if len(cluster.islands) > 1:
         help = "say one of its islands: replicas of unlike devices are not served together yet"
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
@@ -40,16 +49,45 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if words:
         help = "tp, adp, pp, ep and dp (replicas) lay out serving, and a precision its weights"
         found.append(_bad(f"the plan says {', '.join(words)}", f"--plan {plan.text()}", help))
-    if found or not model.is_decoder:
+    if found:
         return found
     layout, spread = plan.layout, Spread.of(plan)
-    train = Train(global_batch=max(1, layout.dp), seq_len=max(1, layout.tp), causal=True)
+    each = 2 * layout.tp * layout.cp  # a length that every rank can have a part of: real ones are rounded up
+    train = Train(global_batch=max(1, layout.dp), seq_len=each, causal=True)
     etp = spread.etp if model.mixtures else plan.experts.etp
     whole = msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, etp=etp))
     wrong = check(whole, model, cluster, train, serving=True)
     if layout.num_ranks <= cluster.num_devices:  # replicas need not fill a cluster
         wrong = [d for d in wrong if d.code != "P010"]
-    return [*_multiplied(plan, cluster), *_experts(plan, model), *wrong]
+    wrong = [d for d in wrong if d.code != "W006"]  # the requests' own lengths are checked
+    return [*_multiplied(plan, cluster), *_experts(plan, model), *_contexts(plan, model), *wrong]
+
+
+def _unserved(model: Model) -> Iterator[str]:
+    """Yield why a model cannot answer requests for tokens, in words that follow its name."""
+    flow = model.flows[0]
+    if len(model.flows) > 1:
+        yield f"reads {len(model.flows)} streams of tokens ({', '.join(one.name for one in model.flows)})"
+    elif flow.tokens or not isinstance(model.embedding, Embedding):
+        yield f"reads {flow.name} and no tokens of a request's own length"
+    if isinstance(model.head, Contrastive):
+        yield "ends in a loss over pairs"
+    for block in model.blocks:
+        if len(model.flows) == 1 and not all(isinstance(part, SharedTransformer) for part in block.before):
+            yield "has layers between its stacks"
+            return
+
+
+def _contexts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield what is wrong with how a request's context lies on ranks."""
+    cp = plan.layout.cp
+    if cp > 1 and plan.head_swap > 1:
+        message = "a cache split by heads is tensor parallelism: context-parallel ranks share a request by its tokens"
+        help = "say ring or allgather, or a larger tp"
+        yield Diagnostic(code="P015", message=message, place=f"plan.sequence = cp{cp}", help=help)
+    if cp > 1 and any(block.mixer is not None for block in model.blocks):
+        message = f"the scans of {model.name} go from token to token, and cp={cp} ranks would wait for one another"
+        yield Diagnostic(code="P027", message=message, place=f"plan.layout.cp = {cp}", help="say cp1")
 
 
 def _multiplied(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
@@ -111,14 +149,33 @@ def _tried(get) -> list[Diagnostic]:
 def _training_words(plan: Plan) -> list[str]:
     """The words of a plan that are of training alone."""
     usual, layout = Layout(), plan.layout
-    said = [name for name in ("cp", "zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
+    said = [name for name in ("zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
     said += [name for name in ("recompute", "attention") if getattr(plan.memory, name) != getattr(Memory(), name)]
     return said
 
 
-def oversized(model: Model, requests: Requests) -> list[Diagnostic]:
-    """Return W012 for requests that are longer than the model's context, by their lines."""
+def oversized(model: Model, requests: Requests, words: EngineWords) -> list[Diagnostic]:
+    """Return W012 for requests that are longer than the model's context, by their lines, and W014 for what an encoder
+    does not do."""
+    return [*_too_long(model, requests), *_of_encoders(model, requests, words)]
+
+
+def _of_encoders(model: Model, requests: Requests, words: EngineWords) -> Iterator[Diagnostic]:
+    """Yield W014 for answers of more than one pass, and for policies that cut a prompt whose tokens see all others."""
+    if model.flows[model.head.stream].causal:
+        return
+    longest = int(requests.output.max())
+    if longest > 1:
+        help = "say output=1: its answer is there after one pass over the prompt"
+        yield _bad(f"{model.name} generates no tokens, and {longest} are asked for", "--serve output", help)
+    if words.policy not in WHOLE_PROMPTS:
+        message = f"policy={words.policy} may cut a prompt, and every token of {model.name} sees all others of it"
+        help = f"say policy={', '.join(WHOLE_PROMPTS[:-1])} or {WHOLE_PROMPTS[-1]}"
+        yield _bad(message, f"--serve policy={words.policy}", help)
+
+
+def _too_long(model: Model, requests: Requests) -> list[Diagnostic]:
     longest = model.max_seq_len
     over = np.flatnonzero(requests.prompt + requests.output > longest) if longest else np.empty(0, np.int64)
     if not len(over):

@@ -106,7 +106,7 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
     except MeshwrightError as error:
         wrong += error.diagnostics
     if parts and requests is not None:
-        wrong += oversized(parts[0], requests)
+        wrong += oversized(parts[0], requests, serve.engine)
     if wrong:
         raise MeshwrightError(wrong)
     said = tuple(part.partition("=")[0].strip().lower() for part in text.split(","))

@@ -91,7 +91,7 @@ def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
     if len(parts) == 3:
         model, cluster, plan = parts
         wrong += refused(plan.on(cluster.num_devices), model, cluster, serve or Serve())
-        wrong += oversized(model, requests) if requests is not None else []
+        wrong += oversized(model, requests, serve.engine) if requests is not None else []
     if wrong:
         raise MeshwrightError(wrong)
     return model, cluster, serve, plan, requests

@@ -99,7 +99,7 @@ def point(work: Work, *, serving: bool = False, ops: tuple[str, ...] = ()) -> Po
         return _grouped(work, serving)
     if isinstance(work, AttentionCore):
         return _attention(work, serving, ops)
-    if isinstance(work, Scan) and work.rule == "delta":
+    if isinstance(work, Scan) and work.rule == "delta" and work.seq_len > 1:
         sizes = (work.batch, work.seq_len, work.heads, work.groups, work.k_dim, work.v_dim, work.chunk)
         return Points(("scan",), (*sizes, work.flops, work.num_bytes), "bf16")
     if isinstance(work, Convolution):

@@ -141,6 +141,8 @@ def attention_seconds(work: AttentionCore, device: Device) -> float:
 def scan_seconds(work: Scan, device: Device) -> float:
     """Seconds of a scan by chunks: a few dependent kernels of small products, or the vector units token by token."""
     memory = work.num_bytes / _memory(device)
+    if work.seq_len == 1:  # a fused step, on the vector units
+        return max(work.flops / peak_flops(device, "fp32"), memory) + KERNEL_FLOOR_S
     if work.rule == "selective":
         compute = work.flops / (peak_flops(device, "fp32") * SCAN_OF_PEAK["selective"])
         return max(compute, memory) + KERNEL_FLOOR_S

@@ -13,18 +13,12 @@ from meshwright.layers.attention import state as attention_state
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import dense
 from meshwright.layers.pieces import Context, Piece, leave, linear, norm
-from meshwright.spec.layers import Attention
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.workload import Train
 from meshwright.work import Elementwise
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
-
-
-def _attention(spec: SharedTransformer) -> Attention:
-    width = spec.head_dim
-    return Attention(heads=spec.heads, kv_heads=spec.kv_heads, head_dim=width, v_head_dim=width, rotary=spec.rotary)
 
 
 def pieces(c: Context, spec: SharedTransformer) -> list[Piece]:
@@ -34,7 +28,7 @@ def pieces(c: Context, spec: SharedTransformer) -> list[Piece]:
         name="concatenate", forward=Elementwise(num_bytes=4 * size), backward=Elementwise(num_bytes=4 * size)
     )
     wide = msgspec.structs.replace(c, hidden=2 * c.hidden)
-    attention = attention_pieces(wide, _attention(spec))
+    attention = attention_pieces(wide, spec.attention)
     (out,) = [i for i, piece in enumerate(attention) if piece.name == "attention out"]
     kept = c.tokens * spec.heads // c.tp * spec.head_dim * c.element
     projected = linear(c, "attention out", c.hidden, spec.heads // c.tp * spec.head_dim, saved=kept, held=kept)
@@ -75,12 +69,12 @@ def params(spec: SharedTransformer, c: Context) -> Held:
 def flops(spec: SharedTransformer, tokens: Tokens) -> Flops:
     """Shared weights multiply every token wherever they are borrowed."""
     used = spec.own_params(tokens.hidden) + spec.shared_params(tokens.hidden)
-    return Flops(weights=2 * used * tokens.count, mixing=attention_flops(_attention(spec), tokens).mixing)
+    return Flops(weights=2 * used * tokens.count, mixing=attention_flops(spec.attention, tokens).mixing)
 
 
 def state(spec: SharedTransformer) -> Cache:
     """Keys and values of every place."""
-    return attention_state(_attention(spec))
+    return attention_state(spec.attention)
 
 
 def rules(spec: SharedTransformer, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:

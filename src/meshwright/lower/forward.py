@@ -9,35 +9,26 @@ head computes sampled tokens alone, as serving engines do.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import NamedTuple
 
 import msgspec
 
 from meshwright import layers
-from meshwright.layers.attention import kv_heads
 from meshwright.layers.head import logits
-from meshwright.layers.pieces import Context, Piece, norm, residual
+from meshwright.layers.pieces import Context, Piece, linear, norm, residual
 from meshwright.lower import served_experts
 from meshwright.lower.layer import Entry, program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.served_experts import Spread
+from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings
 from meshwright.plan import Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.items import Item
-from meshwright.spec.layers import Attention as Spec
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.serve import KV_BYTES
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
-from meshwright.work import AttentionCore, Collective, Group, VarlenAttention, Work, pairs
-
-
-class Mixing(NamedTuple):
-    """One kind of attention, and how many layers have it."""
-
-    spec: Spec
-    layers: int
+from meshwright.work import Collective, Group
 
 
 class Forward:
@@ -64,35 +55,36 @@ class Forward:
         return self._context(-(-tokens // self.plan.layout.adp), self._inside, self._group)
 
     def _context(self, tokens: int, plan: Plan, tp_group: Group) -> Context:
-        none = self.mesh.group()
+        none, cp = self.mesh.group(), plan.layout.cp
         return Context.of(
             self.model.head.stream,
-            ((Item(1, 1.0), tokens),),
+            ((Item(1, 1.0), -(-tokens // cp) * cp),),
             self.model,
             plan,
             self.train,
             tp_group=tp_group,
             cp_inner=none,
-            cp_outer=none,
+            cp_outer=self.mesh.group("cp") if cp > 1 else none,
             ep_group=none,
             etp_group=none,
         )
 
-    def tokenwise(self, kind: int, tokens: int) -> list[Entry]:
-        """Return the operators of a layer on so many tokens, in order, without its attention core."""
+    def tokenwise(self, kind: int, tokens: int, most: int = 0) -> list[Entry]:
+        """Return the operators of a layer on so many tokens, in order, without what mixes them. `most` of them are of
+        the attention group that has most (0: its part)."""
         layer = self.model.layer(kind)
-        pieces = (
-            layers.of(layer).pieces(self.context(tokens), layer) if kind == EMBEDDING else self._block(layer, tokens)
-        )
+        own = self.context(most * self.plan.layout.adp or tokens)
+        pieces = layers.of(layer).pieces(own, layer) if kind == EMBEDDING else self._block(layer, own, tokens)
         return _chained(program(pieces, "F"))
 
-    def _block(self, block: Block, tokens: int) -> list[Piece]:
+    def _block(self, block: Block, own: Context, tokens: int) -> list[Piece]:
         """Return the pieces of a block; experts are those of the busiest rank, and their outputs summed once."""
-        own, moe = self.context(tokens), block.mlp
+        moe = block.mlp
         if isinstance(moe, Moe):
             attention = layers.of(block).pieces(own, msgspec.structs.replace(block, mlp=None))
             groups = self.mesh.group("tp"), self._beside
-            experts = served_experts.pieces(own, tokens, moe, self.spread, groups)
+            routed = -(-tokens // own.plan.layout.cp)
+            experts = served_experts.pieces(own, routed, moe, self.spread, groups)
             return [*attention, norm(own, "mlp norm"), *experts, residual(own, "mlp residual")]
         if self.plan.layout.adp == 1 or self.model.mixtures or moe is None:
             return layers.of(block).pieces(own, block)
@@ -117,8 +109,18 @@ class Forward:
         return [*attention, norm(own, "mlp norm"), *exchanged, residual(own, "mlp residual")]
 
     def head(self, tokens: int) -> list[Entry]:
-        """Return the operators that turn the last hidden states of so many requests into tokens."""
-        return program(logits(self.context(tokens), self.model.head), "F")
+        """Return the operators that turn the last hidden states of so many requests into tokens, or into what an
+        encoder answers: a vector, or scores of classes."""
+        c, head = self.context(tokens), self.model.head
+        if c.causal:
+            return program(logits(c, head), "F")
+        pieces = [norm(c, "final norm")]
+        if getattr(head, "pooler", -1) not in (-1, False):
+            pieces += linear(c, "pooler", c.hidden, c.hidden, bias=True)
+        classes = head.rows if getattr(head, "pooled", False) else getattr(head, "width", 0)
+        if classes:
+            pieces += linear(c, "head", classes, c.hidden)
+        return program(pieces, "F")
 
     def send(self, tokens: int) -> Collective | None:
         """Return the message of hidden states to the next pipeline stage; None where there is none."""
@@ -130,36 +132,14 @@ class Forward:
 
     @cached_property
     def mixing(self) -> tuple[Mixing, ...]:
-        """The distinct kinds of attention."""
-        count: dict[Spec, int] = {}
-        for kind, times in enumerate(self.model.layers_by_kind):
-            for spec in self.model.blocks[kind].attentions:
-                count[spec] = count.get(spec, 0) + times
-        return tuple(Mixing(spec, times) for spec, times in count.items())
+        """The distinct kinds of what mixes a request's tokens, and how many layers have each."""
+        return mixings(self._one, self.model.blocks, self.model.layers_by_kind)
 
-    def core(self, spec: Spec, batch: int, new: int, past: int) -> Work:
-        """Return the attention of `batch` requests that compute `new` tokens each behind `past` others on a rank."""
-        c, heads = self._one, spec.heads // self.plan.layout.attention_tp
-        window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else 0
-        window = window or spec.window or spec.index_top_k
-        kv, width, v_width = kv_heads(c, spec), spec.head_dim, spec.v_head_dim
-        if spec.kv_lora_rank:
-            # decoding reads the latent once for all heads (DeepSeek-V2, 2405.04434, section 2.1.2); prompts expand it
-            kv = 1 if new == 1 else heads
-            width, v_width = (
-                (spec.kv_lora_rank + spec.rope_head_dim, spec.kv_lora_rank) if new == 1 else (width, v_width)
-            )
-        return AttentionCore(
-            batch=-(-batch // self.plan.layout.adp),
-            q_len=new,
-            kv_len=past + new,
-            heads=heads,
-            kv_heads=min(heads, kv),
-            head_dim=width,
-            v_head_dim=v_width,
-            pairs=pairs(new, past + new, causal=True, window=window),
-            dtype="fp8" if self.kv == "fp8" and new == 1 else c.attention_dtype,
-        )
+    def cores(self, mixing: Mixing, batch: int, new: int, past: int) -> list[Entry]:
+        """Return the tasks that mix the tokens of `batch` requests, `new` of each behind `past` others, on a rank of
+        the attention group that has most of them."""
+        group = -(-batch // self.plan.layout.adp)
+        return entries(self._one, mixing, group, new, past, low=KV_BYTES[self.kv] < 2)
 
     @cached_property
     def _one(self) -> Context:
@@ -197,17 +177,16 @@ class Forward:
             total += held.expert / (self.spread.ep * self.spread.etp) * expert
         return total
 
+    def request_bytes(self, stage: int, tokens: float) -> float:
+        """Return the bytes that a rank of a stage keeps of a request of so many tokens: what its attention sees again,
+        and the states of its scans. Of several attention groups one keeps it: this is the mean over them."""
+        blocks = [self.model.blocks[kind] for kind in self.stages[stage] if kind >= 0]
+        kept = sum(kept_bytes(self._one, block, tokens, KV_BYTES[self.kv]) for block in blocks)
+        return kept / self.plan.layout.adp
+
     def kv_bytes(self, stage: int) -> float:
-        """Return the bytes that a rank of a stage keeps of one token: keys and values of its heads, or the latent. Of
-        several attention groups one keeps it: this is the mean over them."""
-        total = 0.0
-        for kind in self.stages[stage]:
-            if kind < 0:
-                continue
-            for spec in self.model.blocks[kind].attentions:
-                share = 1.0 if spec.kv_lora_rank else kv_heads(self._one, spec) / spec.kv_heads
-                total += layers.of(spec).state(spec).per_token * share
-        return total * KV_BYTES[self.kv] / self.plan.layout.adp
+        """Return the bytes that a rank of a stage keeps of a request's first token beside its state."""
+        return self.request_bytes(stage, 1.0) - self.request_bytes(stage, 0.0)
 
     def workspace_bytes(self, tokens: int, sampled: int) -> float:
         """Return the most bytes that an iteration's activations take: the two widest results of a layer beside the
@@ -215,14 +194,14 @@ class Forward:
         c = self.context(max(1, tokens))
         widest = 0.0
         for block in self.model.blocks:
-            outputs = sorted((sum(p.outputs) for p in self._block(block, max(1, tokens))), reverse=True)
+            outputs = sorted((sum(p.outputs) for p in self._block(block, c, max(1, tokens))), reverse=True)
             widest = max(widest, sum(outputs[:2]))
         hidden = 2.0 * c.tokens * c.hidden * c.element
         mine = -(-sampled // self.plan.layout.adp)
         return max(hidden + widest, hidden + mine * self.model.vocab * (4.0 + c.element))
 
 
-def _chained(entries: list[Entry]) -> list[Entry]:
-    """Return the entries without attention cores, each after the one before it, so that these leave no gap."""
-    kept = [e for e in entries if not isinstance(e.work, AttentionCore | VarlenAttention)]
+def _chained(found: list[Entry]) -> list[Entry]:
+    """Return the entries without those that mix tokens, each after the one before it, so that these leave no gap."""
+    kept = [e for e in found if not isinstance(e.work, MIXED)]
     return [e._replace(after=(i - 1,) if i else ()) for i, e in enumerate(kept)]

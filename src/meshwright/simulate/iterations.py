@@ -113,7 +113,7 @@ class ForwardPrices:
 
     def __init__(self, forward: Forward, device: Device, costs: Costs):
         self.forward, self.device, self.costs = forward, device, costs
-        self._linear: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._linear: dict[int | tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._sampled: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._mixed: dict[tuple[int, int, int], float] = {}
 
@@ -132,21 +132,38 @@ class ForwardPrices:
         return found
 
     def mixed(self, batch: int, new: int, past: int) -> float:
-        """Return seconds of the attention cores of all layers."""
+        """Return seconds of what mixes the tokens of requests in all layers."""
         key = batch, max(new, 1), past
         found = self._mixed.get(key)
         if found is None:
             found = self._mixed[key] = sum(
-                self.costs.price(self.forward.core(spec, *key), self.device).seconds * count
-                for spec, count in self.forward.mixing
+                self._seconds(self.forward.cores(mixing, *key)) * mixing.layers for mixing in self.forward.mixing
             )
+        return found
+
+    def _seconds(self, entries: list[Entry]) -> float:
+        if all(entry.queue == "compute" for entry in entries):
+            return sum(self.costs.price(entry.work, self.device).seconds for entry in entries)
+        return float(_parts(entries, self.device, self.costs)[0].sum())
+
+    def prompts(self, batch: int, new: int, past: int) -> float:
+        """Return seconds of what mixes the tokens of prompts, and of the tokens by which the attention group with most
+        of them has more than its part: a prompt is one group's."""
+        found, groups = self.mixed(batch, new, past), self.forward.plan.layout.adp
+        if groups > 1 and batch % groups:
+            most = -(-batch // groups) * new
+            known = self._linear.get((batch * new, most))
+            if known is None:
+                known = _tokenwise(self.forward, self.device, self.costs, batch * new, most)
+                self._linear[batch * new, most] = known
+            found += max(0.0, float(known[0].sum() - self.linear(batch * new)[0].sum()))
         return found
 
     def sigma(self, batch: int, context: int) -> float:
         """Return the relative error of decoding attention for a batch and a context of middle size, geometrically."""
         middle = max(1, int(sqrt(batch))), 1, max(16, int(sqrt(context) * 4))
-        cores = [self.forward.core(spec, *middle) for spec, _ in self.forward.mixing]
-        return max((self.costs.price(core, self.device).sigma for core in cores), default=0.0)
+        entries = [entry for mixing in self.forward.mixing for entry in self.forward.cores(mixing, *middle)]
+        return max((self.costs.price(entry.work, self.device).sigma for entry in entries), default=0.0)
 
 
 def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPrices:
@@ -175,7 +192,7 @@ def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch
     decode = np.array([[price.mixed(n, 1, int(c) - 1) for c in contexts] for n in requests])
     prompts, queries = doubling(1.0, min(max(batch, 2.0), 64.0), 1.0), doubling(1.0, float(max(tokens, 2)), 2.0)
     pasts = np.array([p for i, p in enumerate(PASTS) if i < 2 or PASTS[i - 1] < context])
-    prefill = np.array([[[price.mixed(int(b), round(q), int(p)) / q for p in pasts] for q in queries] for b in prompts])
+    prefill = [[[price.prompts(int(b), round(q), int(p)) / q for p in pasts] for q in queries] for b in prompts]
     whole = np.arange(tokens + 1)
     alone = np.arange(max(batch, 2) + 1)
     return IterationCosts(
@@ -187,7 +204,7 @@ def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch
         sampled_spread=_filled(sample_node, np.array([s for _, s in sampled]), alone),
         decode_s=_filled(np.array(requests), decode, np.arange(batch + 1)),
         context_node=contexts,
-        prefill_s=prefill,
+        prefill_s=np.array(prefill),
         batch_node=prompts,
         query_node=queries,
         past_node=pasts,
@@ -236,12 +253,15 @@ def _parts(entries: list[Entry], device: Device, costs: Costs) -> tuple[np.ndarr
     return found.parts, found.spread
 
 
-def _tokenwise(forward: Forward, device: Device, costs: Costs, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds by cause of all layers' token-wise part, and those times their relative errors."""
+def _tokenwise(
+    forward: Forward, device: Device, costs: Costs, tokens: int, most: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds by cause of all layers' token-wise part, and those times their relative errors, where `most` of the
+    tokens are one attention group's (0: equal parts)."""
     parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
     kinds = [(EMBEDDING, 1), *enumerate(forward.model.layers_by_kind)]
     for kind, count in kinds:
-        mine, uncertain = _parts(forward.tokenwise(kind, int(tokens)), device, costs)
+        mine, uncertain = _parts(forward.tokenwise(kind, int(tokens), most), device, costs)
         parts += mine * count
         spread += uncertain * count
     message = forward.send(int(tokens))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.spec.layers import Attention
+
 
 class Mamba(msgspec.Struct, frozen=True, kw_only=True):
     """A selective state-space layer: every channel of ``inner`` keeps ``state`` numbers, and a step size of rank
@@ -136,6 +138,12 @@ class SharedTransformer(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     borrows: bool = False
     number: int = 0
+
+    @property
+    def attention(self) -> Attention:
+        """The attention inside it."""
+        width = self.head_dim
+        return Attention(heads=self.heads, kv_heads=self.kv_heads, head_dim=width, v_head_dim=width, rotary=self.rotary)
 
     def shared_params(self, hidden: int) -> int:
         """Parameters that the places share: four projections, the MLP and both norms."""
