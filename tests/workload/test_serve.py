@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.request_draws import weibull_shape
 from meshwright.spec.request_files import read
+from meshwright.spec.request_gaps import weibull_shape
 from meshwright.spec.requests import COLUMNS, Requests, numbered
 from meshwright.spec.serve import Objective, duration_s, parse
 

@@ -23,7 +23,7 @@ class CatalogOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright catalog``."""
 
     kind: options.positional(
-        "KIND", "models, devices, clusters, schedules, frameworks, links or presets; all of them if left out."
+        "KIND", "models, devices, clusters, schedules, frameworks, links, presets or traces; all of them if left out."
     ) = ""
     name: options.positional("NAME", "One entry in full; for clusters also a short name such as 64xh100.") = ""
     toml: options.switch("A cluster as a commented TOML file, to change and to give to --on.") = False

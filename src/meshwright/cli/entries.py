@@ -229,6 +229,21 @@ def _preset(name: str) -> dict[str, Any]:
     return {"name": plain(name), **said, "command": f"meshwright predict {plain(name)}"}
 
 
+def _traces() -> list[dict[str, Any]]:
+    from meshwright.spec.request_catalog import entry
+
+    columns = ("name", "rows", "published", "licence", "title", "source")
+    return [{key: getattr(entry(name), key) for key in columns} for name in catalog.names("traces")]
+
+
+def _trace(name: str) -> dict[str, Any]:
+    """The entry, and how it is said."""
+    from meshwright.spec.request_catalog import entry
+
+    one = entry(name)
+    return msgspec.to_builtins(one) | {"said": one.said}
+
+
 KINDS = {
     "models": EntryKind(_models, _model),
     "devices": EntryKind(_devices, _device),
@@ -237,6 +252,7 @@ KINDS = {
     "frameworks": EntryKind(_frameworks, _framework),
     "links": EntryKind(_links, _link),
     "presets": EntryKind(_presets, _preset),
+    "traces": EntryKind(_traces, _trace),
 }
 
 

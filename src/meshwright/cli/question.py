@@ -177,7 +177,10 @@ def with_lengths(text: str, change: Callable[[str], str]) -> str:
     parts = text.split(",")
     for i, part in enumerate(parts):
         key, _, value = part.partition("=")
-        if key.strip().lower() in ("lengths", "trace") and is_file(value):
+        word = key.strip().lower()
+        if not value and word.endswith(".toml"):  # a file of a serving workload's words, in front of others
+            parts[i] = change(part.strip())
+        elif (word in ("lengths", "trace", "windows") and is_file(value)) or (word == "data" and value):
             name, hash, column = value.strip().partition("#")
             parts[i] = f"{key.strip()}={change(name)}{hash}{column}"
     return ",".join(parts)

@@ -59,7 +59,7 @@ def no_bounds(text: str) -> list[Diagnostic]:
     return [
         Diagnostic(code="W001", message=f"{key!r} is no objective", place=f"--slo {text}", help=help)
         for key in keys
-        if key not in BOUNDS
+        if key.partition(".")[0] not in BOUNDS
     ]
 
 

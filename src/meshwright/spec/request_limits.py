@@ -4,3 +4,7 @@
 USUAL_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
 #: Largest length in tokens and largest rate in requests a second: above, a slip of the keyboard.
 LONGEST, FASTEST = 10**9, 1e6
+#: Most tenants, adapters or groups of equal prefixes.
+MOST_OF_A_KIND = 10**6
+#: Most block hashes of all requests together: 1 GiB.
+MOST_HASHES = 1 << 27

@@ -65,6 +65,10 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
         hashes, hash_ptr = _ragged(self.hashes, self.hash_ptr, which)
         return msgspec.structs.replace(self, **kept, hashes=hashes, hash_ptr=hash_ptr)
 
+    def earliest_s(self) -> np.ndarray:
+        """Return when each request would arrive [n] if no answer took any time."""
+        return _waiting(self, np.empty(0, np.int64))[0]
+
 
 #: Names of the columns [n].
 COLUMNS = ("arrival_s", "prompt", "output", "tenant", "priority", "adapter", "program", "after", "slo", "line")
@@ -95,9 +99,9 @@ def _ragged(values: np.ndarray, ptr: np.ndarray, which: np.ndarray) -> tuple[np.
     return values[np.repeat(begins - new[:-1], lengths) + np.arange(new[-1])], new
 
 
-def numbered(lines: np.ndarray) -> str:
-    """Return line numbers as text, neighbours as a range: ``lines 3, 7-9``."""
+def numbered(lines: np.ndarray, what: str = "line") -> str:
+    """Return line numbers as text, neighbours as a range: ``lines 3, 7-9``; or those of entries."""
     values = np.unique(lines)
     cuts = np.flatnonzero(np.diff(values) > 1) + 1
     runs = [f"{run[0]}" if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in np.split(values, cuts)]
-    return ("line " if len(values) == 1 else "lines ") + ", ".join(runs)
+    return (what if len(values) == 1 else {"line": "lines", "entry": "entries"}[what]) + " " + ", ".join(runs)

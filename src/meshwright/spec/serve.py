@@ -1,16 +1,19 @@
 """The serving workload: which requests arrive when, how long they are, and how fast they have to be answered.
 
 ``rate=8,prompt=1024,output=256,requests=2000`` is 2,000 requests at random times, 8 a second on average. Arrivals are
-Poisson's, bursts (``cv=``), a closed loop (``concurrency=``), one static batch (``batch=``), or those of a recorded
-trace (``trace=``); lengths are fixed, those of a file, or the trace's. ``ttft=500ms,tpot=50ms@p90`` is the service
-level objective (SLO). The words of the engine (``policy=``, ``budget=``) are :class:`EngineWords`'s.
+Poisson's, bursts (``cv=``), a closed loop (``concurrency=``), one static batch (``batch=``), those of a recorded trace
+(``trace=``), or of many clients whose rates change from window to window (``windows=``); lengths are fixed, drawn,
+those of a file, or the trace's. Requests are turns of conversations (``turns=``), samples of one query
+(``samples=``), begin alike (``prefix=``), and are of tenants, priorities and adapters. ``ttft=500ms,tpot=50ms@p90`` is
+the service level objective (SLO), ``ttft.1=200ms`` that of priority 1. The words of the engine (``policy=``,
+``budget=``) are :class:`EngineWords`'s. ``FILE.toml`` in front of the words is a file of them
+(:mod:`meshwright.spec.serve_file`).
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +21,47 @@ import msgspec
 
 from meshwright.catalog import meant
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.quantity import parse_bytes, parse_count
+from meshwright.quantity import parse_bytes
+from meshwright.spec import serve_file
+from meshwright.spec.lengths import Lengths
+from meshwright.spec.lengths import is_file as is_file_of_lengths
+from meshwright.spec.lengths import read as read_lengths
 from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
+from meshwright.spec.serve_rules import contradictions
+from meshwright.spec.serve_values import (
+    Objective,
+    Pause,
+    Population,
+    SharedPrefix,
+    Turns,
+    count,
+    duration_s,
+    file_name,
+    num_requests,
+    numbered_name,
+    objective,
+    one_of,
+    pause,
+    policy_name,
+    population,
+    positive,
+    prefix,
+    priorities,
+    seed,
+    turns,
+    yes_no,
+)
 
 if TYPE_CHECKING:
     from meshwright.spec.requests import Requests
 
-#: Share of the requests that has to meet an SLO where nobody says.
-USUAL_SHARE = 0.9
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
 BURSTS = ("gamma", "weibull")
 #: Bytes of a number in the cache of keys and values.
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(us|ms|s|m|min|h)?", re.IGNORECASE)
-_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-
-
-class Objective(msgspec.Struct, frozen=True):
-    """A bound in seconds that ``share`` of the requests has to keep."""
-
-    seconds: float
-    share: float = USUAL_SHARE
-
-    def text(self) -> str:
-        """Return the form that :func:`parse` reads back."""
-        return f"{self.seconds:g}s@p{self.share * 100:g}"
+BOUNDS = ("ttft", "tpot", "e2e")
+_BOUND_OF_A_CLASS = re.compile(r"(ttft|tpot|e2e)\.(-?\d{1,9})")
 
 
 class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,15 +93,37 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     kv_budget: str = ""
 
 
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """The objectives of requests of one ``priority``, or of one client; None where there is none."""
+
+    priority: int = 0
+    ttft: Objective | None = None
+    tpot: Objective | None = None
+    e2e: Objective | None = None
+
+    def metrics(self) -> dict[str, Objective]:
+        """Return the bounds that were said, by the name of their metric."""
+        return {f"{name}_s": bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
+
+
 class Serve(msgspec.Struct, frozen=True, kw_only=True):
     """One serving workload: requests, objectives and the engine's words. A number that was not said is 0 or "".
 
     ``rate`` counts requests a second and ``cv`` is the coefficient of variation of the gaps between them (1: Poisson),
     drawn from the family ``burst``. The first requests of a closed loop come evenly over ``ramp_s`` (0: all at once),
-    so that they are not answered in step. ``window_s`` keeps the requests of the first so many seconds, ``scale``
-    multiplies the rate of a trace. ``base`` is the folder that files lie in.
+    so that they are not answered in step. ``begin_s`` leaves out what arrives before, ``window_s`` keeps the requests
+    of so many seconds from there, ``scale`` multiplies the rate of a trace. ``data`` is the folder of published files,
+    which are read whole where the catalog has a part of them.
+
+    Requests of conversations wait for the answer before them and for ``think``; ``rate`` counts all of them, and
+    ``prompt`` the tokens that a turn adds. ``samples`` requests ask the same at once. ``hash_block`` is how many tokens
+    a block hash names (0: a block of the engine's cache; 512 in a trace). ``classes`` are objectives of priorities.
+
+    ``clients`` are workloads on top of each other, each with its ``name``; ``file`` is where they and other words were
+    read, ``keys`` which of their own it says. ``base`` is the folder that files lie in.
     """
 
+    name: str = ""
     rate: float = 0.0
     cv: float = 1.0
     burst: str = "gamma"
@@ -91,17 +131,33 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     ramp_s: float = 0.0
     batch: int = 0
     trace: str = ""
+    windows: str = ""
+    data: str = ""
     scale: float = 1.0
+    begin_s: float = 0.0
     window_s: float = 0.0
-    prompt: int = 0
-    output: int = 0
+    prompt: int | Lengths = 0
+    output: int | Lengths = 0
     lengths: str = ""
     requests: int = 0
+    turns: Turns | None = None
+    think: Pause | None = None
+    prefix: SharedPrefix | None = None
+    hash_block: int = 0
+    samples: int = 1
+    tenants: Population | None = None
+    priority: Population | None = None
+    adapters: Population | None = None
+    adapter_rank: int = 16
     seed: int = 0
     ttft: Objective | None = None
     tpot: Objective | None = None
     e2e: Objective | None = None
+    classes: tuple[Bounds, ...] = ()
     engine: EngineWords = EngineWords()
+    clients: tuple[Serve, ...] = ()
+    file: str = ""
+    keys: tuple[str, ...] = ()
     base: Path = Path()
 
     @property
@@ -110,11 +166,20 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         said = {"ttft_s": self.ttft, "tpot_s": self.tpot, "e2e_s": self.e2e}
         return {name: bound for name, bound in said.items() if bound is not None}
 
+    @property
+    def objective_classes(self) -> list[dict[str, Objective]]:
+        """The bounds of each class of objectives, by the name of their metric, in the order that ``slo`` of the
+        requests counts them: those of the workload, then those of its priorities or clients, which have the
+        workload's where they say none of their own."""
+        found = [self.objectives, *(self.objectives | one.metrics() for one in self.classes)]
+        return found + [self.objectives | bounds for client in self.clients for bounds in client.objective_classes]
+
     def drawn(self) -> Requests:
         """Return the requests, the same for the same workload.
 
         Raises:
-            MeshwrightError: W011 for a file that cannot be read, and for every row of it that is wrong.
+            MeshwrightError: W011 for a file that cannot be read, and for every row of it that is wrong; W015 for a
+                trace that is not known, W016 for more block hashes than are drawn.
         """
         from meshwright.spec.request_draws import draw
 
@@ -122,56 +187,109 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
     def text(self) -> str:
         """Return the form that :func:`parse` reads back."""
-        default, parts = Serve(), []
+        default, parts = Serve(), [self.file] if self.file else []
         for key, (name, _, _) in _READERS.items():
             part, _, field = name.rpartition(".")
             ours, usual = (getattr(o, part) if part else o for o in (self, default))
             value = getattr(ours, field)
-            if value != getattr(usual, field) and not any(p.startswith(f"{key}=") for p in parts):
+            if value != getattr(usual, field) or key in self.keys:
                 parts.append(f"{key}={_written(value, field)}")
+        for one in self.classes:
+            parts += [f"{n}.{one.priority}={b.text()}" for n in BOUNDS if (b := getattr(one, n)) is not None]
         return ",".join(parts)
 
 
 def _written(value: Any, field: str) -> str:
-    if isinstance(value, Objective):
+    if hasattr(value, "text"):
         return value.text()
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return f"{value:g}s" if field.endswith("_s") else f"{value:.12g}" if isinstance(value, float) else str(value)
+    return f"{value:.12g}" + ("s" if field.endswith("_s") else "") if isinstance(value, float) else str(value)
 
 
 def parse(text: str, *, place: str = "--serve", base: Path = Path()) -> Serve:
-    """Return the workload of ``rate=8,prompt=1024,output=256,requests=2000,tpot=50ms@p90``; files lie in `base`.
+    """Return the workload of ``rate=8,prompt=1024,output=256,requests=2000,tpot=50ms@p90``, of ``FILE.toml``, or of
+    such a file with words after it, which are put over the file's; files lie in `base`.
 
     Raises:
-        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key, W005 contradiction; all of them at once.
+        MeshwrightError: W001 unknown key, W002 bad value, W003 missing key, W005 contradiction, X006 to X008 for a file
+            of words that is none; all of them at once.
     """
-    given, wrong = _pairs(text, place)
+    head, _, rest = text.partition(",")
+    if not head.strip().endswith(".toml") or "=" in head:
+        given, wrong = _pairs(text, place)
+        return _read(given, wrong, f"{place} {text!r}", base=base)
+    name = head.strip()
+    said, clients = serve_file.load(base / name, name)
+    given, wrong = _pairs(rest, place)
+    read = []
+    for number, words in enumerate(clients, 1):
+        title = words.pop("name", f"client {number}")
+        wrong += _of_the_whole(words, f"{name} {title}")
+        try:
+            read.append(_read(words, [], f"{name} {title}", base=base, name=title))
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    return _read(
+        said | given, wrong, name, base=base, several=bool(clients), clients=tuple(read), file=name, keys=tuple(said)
+    )
+
+
+def _of_the_whole(words: dict[str, str], place: str) -> list[Diagnostic]:
+    """Take the words that are of the engine out of a client's, and return what is wrong with them."""
+    engines = [key for key in words if key in _READERS and _READERS[key][0].startswith("engine.")]
+    help = "say it above the clients: one engine serves all of them"
+    return [_bad("W005", f"{key}= is of the engine", f"{place} {key}={words.pop(key)}", help) for key in engines]
+
+
+def _read(
+    given: Mapping[str, str],
+    wrong: list[Diagnostic],
+    place: str,
+    *,
+    base: Path,
+    several: bool = False,
+    **more: Any,
+) -> Serve:
+    """Return the workload of words by their key, or raise everything that is wrong."""
     values: dict[str, Any] = {}
     engine: dict[str, Any] = {}
+    classes: dict[int, dict[str, Objective]] = {}
+    wrong = list(wrong)
     for key, value in given.items():
-        if key not in _READERS:
-            help = meant(key, list(_READERS))
-            wrong.append(_bad("W001", f"unknown serving key {key!r}", f"{place} {key}={value}", help))
+        of_class = _BOUND_OF_A_CLASS.fullmatch(key)
+        bound = of_class[1] if of_class else key
+        if bound not in _READERS:
+            wrong.append(_bad("W001", f"unknown serving key {key!r}", f"{place} {key}={value}", meant(key, KEYS)))
             continue
-        name, reader, wanted = _READERS[key]
-        read = reader(value)
+        name, reader, wanted = _READERS[bound]
+        try:
+            read = reader(value)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+            continue
         if read is None:
             help = f"write {key}=<{wanted}>"
             wrong.append(_bad("W002", f"{key} = {value!r} is not {wanted}", f"{place} {key}={value}", help))
+        elif of_class:
+            classes.setdefault(int(of_class[2]), {})[bound] = read
         elif name.startswith("engine."):
             engine[name[7:]] = read
         else:
             values[name] = read
-    wrong += _contradictions(given, f"{place} {text!r}")
+    wrong += contradictions(given, values, classes, place, several)
     if wrong:
         raise MeshwrightError(wrong)
-    shares = [o for o in given if o in ("ttft", "tpot", "e2e")]
-    said = [values[o].share for o in shares if "@" in given[o]]
-    for name in shares:  # a percentile behind one of them is meant for those without
-        if "@" not in given[name] and said:
-            values[name] = msgspec.structs.replace(values[name], share=said[-1])
-    return Serve(**values, engine=EngineWords(**engine), base=base)
+    said = {o: values[o].share for o in given if o in BOUNDS and "@" in given[o]}
+    for key in given if said else ():  # a percentile behind one of them is meant for those without
+        of_class = _BOUND_OF_A_CLASS.fullmatch(key)
+        holder = classes[int(of_class[2])] if of_class else values
+        bound = of_class[1] if of_class else key
+        if bound in BOUNDS and "@" not in given[key]:
+            share = said.get(bound, list(said.values())[-1])
+            holder[bound] = msgspec.structs.replace(holder[bound], share=share)
+    bounds = tuple(Bounds(priority=p, **classes[p]) for p in sorted(classes))
+    return Serve(**values, classes=bounds, engine=EngineWords(**engine), base=base, **more)
 
 
 def _pairs(text: str, place: str) -> tuple[dict[str, str], list[Diagnostic]]:
@@ -186,148 +304,67 @@ def _pairs(text: str, place: str) -> tuple[dict[str, str], list[Diagnostic]]:
     return given, wrong
 
 
-def _contradictions(given: dict[str, str], place: str) -> list[Diagnostic]:
-    """Return a diagnostic for each missing key of a serving workload, and for keys that exclude one another."""
-    wrong, has = [], given.keys()
-    sources = [key for key in ("rate", "concurrency", "batch", "trace") if key in has]
-    if not sources:
-        help = "for example rate=8, concurrency=32, batch=16, or trace=requests.csv"
-        wrong.append(_bad("W003", "the serving workload does not say when requests arrive", place, help))
-    if len(sources) > 1 and sources != ["rate", "trace"]:
-        said = " and ".join(sources)
-        wrong.append(_bad("W005", f"{said} each say when requests arrive", place, "keep one of them"))
-    if "trace" not in has:
-        for key, other in (("prompt", "1024"), ("output", "256")):
-            if key not in has and "lengths" not in has:
-                help = f"for example {key}={other}, or lengths=requests.csv"
-                wrong.append(_bad("W003", f"the serving workload does not say {key}", place, help))
-        if "scale" in has:
-            help = "drop it, or say rate= as it shall be"
-            wrong.append(_bad("W005", "scale= is of a trace, and there is none", place, help))
-    if "rate" in has and "scale" in has:
-        wrong.append(_bad("W005", "rate= and scale= both say how fast the trace is", place, "keep one of them"))
-    for key in ("cv", "burst"):
-        if key in has and ("rate" not in has or "trace" in has):
-            wrong.append(_bad("W005", f"{key}= is of arrivals drawn at a rate=", place, f"drop {key}, or say rate="))
-    for key in ("prompt", "output"):
-        if key in has and "lengths" in has:
-            wrong.append(_bad("W005", f"lengths= says {key} too", place, "keep one of them"))
-    if "ramp" in has and "concurrency" not in has:
-        wrong.append(_bad("W005", "ramp= is of a closed loop", place, "drop it, or say concurrency="))
-    if given.get("preempt") == "swap" and "host" not in has:
-        wrong.append(_bad("W003", "preempt=swap does not say to how much memory", place, "for example host=64GiB"))
-    if "window" in has and ("batch" in has or "concurrency" in has):
-        help = "say requests= instead"
-        wrong.append(_bad("W005", "window= is of arrivals over time", place, help))
-    return wrong
-
-
 def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
     return Diagnostic(code=code, message=message, place=place, help=help)
 
 
-def duration_s(text: str) -> float | None:
-    """Return ``500ms``, ``0.5s`` or ``10m`` in seconds, a bare number as seconds; None where it is none above 0."""
-    match = _DURATION.fullmatch(text.strip())
-    seconds = float(match[1]) * _UNITS[(match[2] or "s").lower()] if match else 0.0
-    return seconds if 0 < seconds < 1e10 else None
+def _tokens(text: str) -> int | Lengths | None:
+    """Read a length, or lengths and their shares."""
+    length = count(LONGEST)(text)
+    if length is not None or not text or is_file_of_lengths(text):
+        return length
+    found = read_lengths(text)
+    return None if found is None else msgspec.structs.replace(found, said=text)
 
 
-def _objective(text: str) -> Objective | None:
-    """Read ``50ms`` or ``50ms@p90``."""
-    bound, at, share = text.partition("@")
-    seconds = duration_s(bound)
-    percent = _positive(share.strip().lower().removeprefix("p")) if at else USUAL_SHARE * 100
-    if seconds is None or percent is None or percent >= 100:
-        return None
-    return Objective(seconds, percent / 100)
-
-
-def _positive(text: str, most: float = math.inf) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 < value <= most and math.isfinite(value) else None
-
-
-def _count(most: int) -> Callable[[str], int | None]:
-    def read(text: str) -> int | None:
-        value = parse_count(text, binary_k=True)
-        return value if value is not None and 0 < value <= most else None
-
-    return read
-
-
-def _requests(text: str) -> int | None:
-    value = parse_count(text)
-    return value if value is not None and 0 < value <= MOST_REQUESTS else None
-
-
-def _one_of(choices: tuple[str, ...] | dict[str, Any]) -> Callable[[str], str | None]:
-    return lambda text: text.lower() if text.lower() in choices else None
-
-
-def _name(text: str) -> str | None:
-    """Read the name of a policy, with underscores for hyphens; which there are is not known here."""
-    name = text.strip().lower().replace("_", "-")
-    return name if re.fullmatch(r"[a-z][a-z0-9-]*", name) else None
-
-
-def _numbered(text: str) -> str | None:
-    """Read ``h2o`` or ``h2o:0.2``, a name with a number from 0 to 1."""
-    name, colon, number = text.strip().lower().partition(":")
-    if _name(name) is None or (colon and _positive(number, 1.0) is None):
-        return None
-    return f"{_name(name)}:{_positive(number, 1.0):g}" if colon else _name(name)
-
-
-def _yes_no(text: str) -> bool | None:
-    return {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}.get(text.lower())
-
-
-def _file(text: str) -> str | None:
-    return text or None
-
-
-def _seed(text: str) -> int | None:
-    return int(text) if text.isdecimal() and len(text) <= 9 else None
-
-
-_TOKENS = f"a positive number of tokens up to {LONGEST:.0e}"
+_TOKENS = f"a positive number of tokens up to {LONGEST:.0e}, 512:0.5;2048:0.5, or lognormal:mean=1024;sigma=1"
 _BOUND = "a duration such as 500ms or 0.5s, with a percentile behind it if need be: 500ms@p90"
+_WHO = "a positive number such as 4, 4:zipf=1, or names with weights such as chat:3+code:1"
+#: Key -> (field of :class:`Serve`, or of its engine; reader of the value; what is wanted).
 _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
-    "rate": ("rate", lambda t: _positive(t, FASTEST), "a positive number of requests a second up to 1e6"),
-    "cv": ("cv", lambda t: _positive(t, 100.0), "a coefficient of variation above 0 up to 100"),
-    "burst": ("burst", _one_of(BURSTS), f"one of {', '.join(BURSTS)}"),
-    "concurrency": ("concurrency", _count(10**6), "a positive number of requests that are open at a time"),
+    "rate": ("rate", lambda t: positive(t, FASTEST), "a positive number of requests a second up to 1e6"),
+    "cv": ("cv", lambda t: positive(t, 100.0), "a coefficient of variation above 0 up to 100"),
+    "burst": ("burst", one_of(BURSTS), f"one of {', '.join(BURSTS)}"),
+    "concurrency": ("concurrency", count(10**6), "a positive number of requests that are open at a time"),
     "ramp": ("ramp_s", duration_s, "a duration such as 10s"),
-    "batch": ("batch", _count(10**6), "a positive number of requests of one batch"),
-    "trace": ("trace", _file, "a .csv or .jsonl file of requests"),
-    "scale": ("scale", lambda t: _positive(t, FASTEST), "a factor above 0 of a trace's rate"),
+    "batch": ("batch", count(10**6), "a positive number of requests of one batch"),
+    "trace": ("trace", file_name, "a .csv, .jsonl or .json file of requests, or a trace of the catalog"),
+    "windows": ("windows", file_name, "a .csv file of clients' rates, or a trace of the catalog that has them"),
+    "data": ("data", file_name, "the folder of a published trace"),
+    "scale": ("scale", lambda t: positive(t, FASTEST), "a factor above 0 of a trace's rate"),
+    "begin": ("begin_s", duration_s, "a duration such as 600s or 1h"),
     "window": ("window_s", duration_s, "a duration such as 600s or 1h"),
-    "prompt": ("prompt", _count(LONGEST), _TOKENS),
-    "output": ("output", _count(LONGEST), _TOKENS),
-    "lengths": ("lengths", _file, "a .csv or .jsonl file with prompt_tokens and output_tokens"),
-    "requests": ("requests", _requests, f"a positive number of requests up to {MOST_REQUESTS:,}"),
-    "seed": ("seed", _seed, "a whole number from 0 up to 999999999"),
-    "ttft": ("ttft", _objective, _BOUND),
-    "tpot": ("tpot", _objective, _BOUND),
-    "e2e": ("e2e", _objective, _BOUND),
-    "policy": ("engine.policy", _name, "a batching policy such as vllm-v1"),
-    "engine": ("engine.profile", _name, "an engine profile: meshwright catalog"),
-    "max_batch": ("engine.max_batch", _count(65536), "a positive number of requests up to 65,536"),
-    "budget": ("engine.budget", _count(10**7), "a positive number of tokens of an iteration"),
-    "block": ("engine.block", _count(4096), "a positive number of tokens of a block up to 4,096"),
-    "kv_blocks": ("engine.kv_blocks", _requests, "a positive number of blocks"),
-    "kv": ("engine.kv", _one_of(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),
-    "memory": ("engine.memory", lambda t: _positive(t, 1.0), "a share of the device's memory above 0 up to 1"),
-    "routing": ("engine.routing", _name, "a routing policy such as round-robin"),
-    "graphs": ("engine.graphs", _yes_no, "yes or no"),
-    "order": ("engine.order", _name, "a policy of who is served first, such as fcfs"),
-    "prefix_cache": ("engine.prefix_cache", _yes_no, "yes or no"),
-    "preempt": ("engine.preempt", _one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
-    "kv_budget": ("engine.kv_budget", _numbered, "a KV budget with its number if need be, such as h2o:0.2"),
+    "prompt": ("prompt", _tokens, _TOKENS),
+    "output": ("output", _tokens, _TOKENS),
+    "lengths": ("lengths", file_name, "a .csv, .jsonl or .json file of lengths, or a trace of the catalog"),
+    "requests": ("requests", num_requests, f"a positive number of requests up to {MOST_REQUESTS:,}"),
+    "turns": ("turns", turns, "a whole number of requests a conversation, or their mean, 3.5:geometric"),
+    "think": ("think", pause, "a duration such as 20s, with its variation if need be: 20s:cv=0.5"),
+    "prefix": ("prefix", prefix, "a number of tokens, of several groups if need be: 1024:groups=8:zipf=1"),
+    "hash_block": ("hash_block", count(10**6), "a positive number of tokens of a block that is shared"),
+    "samples": ("samples", count(10**4), "a positive number of answers to each query, up to 10,000"),
+    "tenants": ("tenants", lambda t: p if (p := population(t)) and p.share == 1 else None, _WHO),
+    "priority": ("priority", priorities, "a whole number, or several with weights: 1:0.2+0:0.8"),
+    "adapters": ("adapters", population, _WHO),
+    "adapter_rank": ("adapter_rank", count(65536), "a positive rank up to 65,536"),
+    "seed": ("seed", seed, "a whole number from 0 up to 999999999"),
+    "ttft": ("ttft", objective, _BOUND),
+    "tpot": ("tpot", objective, _BOUND),
+    "e2e": ("e2e", objective, _BOUND),
+    "policy": ("engine.policy", policy_name, "a batching policy such as vllm-v1"),
+    "engine": ("engine.profile", policy_name, "an engine profile: meshwright catalog"),
+    "max_batch": ("engine.max_batch", count(65536), "a positive number of requests up to 65,536"),
+    "budget": ("engine.budget", count(10**7), "a positive number of tokens of an iteration"),
+    "block": ("engine.block", count(4096), "a positive number of tokens of a block up to 4,096"),
+    "kv_blocks": ("engine.kv_blocks", num_requests, "a positive number of blocks"),
+    "kv": ("engine.kv", one_of(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),
+    "memory": ("engine.memory", lambda t: positive(t, 1.0), "a share of the device's memory above 0 up to 1"),
+    "routing": ("engine.routing", policy_name, "a routing policy such as round-robin"),
+    "graphs": ("engine.graphs", yes_no, "yes or no"),
+    "order": ("engine.order", policy_name, "a policy of who is served first, such as fcfs"),
+    "prefix_cache": ("engine.prefix_cache", yes_no, "yes or no"),
+    "preempt": ("engine.preempt", one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
+    "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget with its number if need be, such as h2o:0.2"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
 #: Keys that a serving workload may say.
