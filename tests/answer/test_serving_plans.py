@@ -73,7 +73,7 @@ def test_a_plan_that_cannot_be_served_is_refused_with_the_way_out(model, on, pla
 
 def test_a_budget_of_keys_needs_keys():
     with pytest.raises(
-        MeshwrightError, match="kv_budget=h2o keeps a part of keys and values, and mamba2-2.7b has none"
+        MeshwrightError, match=r"kv_budget=h2o keeps a part of keys and values, and mamba2-2\.7b has none"
     ):
         asked(WORDS + ",kv_budget=h2o", model="mamba2-2.7b")
 

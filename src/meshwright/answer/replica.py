@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
+from meshwright.answer.drafting import DraftPart, draft_part
 from meshwright.answer.prediction import RankMemory
 from meshwright.causes import PRICED
 from meshwright.cost import Costs
@@ -19,7 +20,7 @@ from meshwright.plan import Plan
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.kv_budget import KvShares
-from meshwright.simulate.iterations import IterationCosts, priced
+from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced
 from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
@@ -66,7 +67,10 @@ def built(
     forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
     length = requests.prompt + requests.output
     tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
-    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch)
+    token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written
+    largest = {"tokens": min(tokens, MOST_TOKENS), "batch": batch, "context": int(length.max())}
+    drafting = draft_part(serve.engine, one, cluster, costs, largest, token_s)
+    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting)
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
@@ -101,6 +105,8 @@ def built(
         kv_read=kept.read,
         fetch_s=fetched_s(kept, node, block_bytes / limits.block),
         in_drive=kept.in_drive,
+        drafts=drafting.drafts if drafting else None,
+        guessing=drafting.guesses if drafting else None,
     )
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
 
@@ -160,10 +166,11 @@ def kv_memory(
     length: np.ndarray,
     tokens: int,
     batch: int,
+    drafting: DraftPart | None = None,
 ) -> tuple[tuple[RankMemory, ...], int]:
     """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica for requests of so many
     tokens [requests]: those for which there is room on all, or as many as were said. Where nothing is kept of a
-    request there are as many as a full batch of the longest could want."""
+    request there are as many as a full batch of the longest could want. A draft model lies on the first stage."""
     layout, capacity = forward.plan.layout, float(device.memory_bytes)
     groups = (layout.tp > 1) + (layout.pp > 1)
     fixed, room = [], []
@@ -175,6 +182,9 @@ def kv_memory(
             "communication buffers": groups * profile.communicator_bytes,
         }
         each = _block_bytes(forward, stage, serve, length)
+        if drafting is not None and stage == 0:
+            held["weights of the draft model"] = drafting.weight_bytes
+            each += drafting.token_bytes * serve.engine.block
         left = capacity * serve.engine.memory - sum(held.values())
         fixed.append((held, each))
         wanted = -(-int(length.max()) // serve.engine.block) * serve.engine.max_batch
@@ -200,7 +210,7 @@ def _largest(serve: Serve, policy: BatchPolicy, requests: Requests) -> int:
     if not budget:
         return int(np.sort(requests.prompt)[::-1][: serve.engine.max_batch].sum())
     longest = int((requests.prompt + requests.output).max()) if policy.name == "vllm-v0" else 0
-    return max(budget, longest) + serve.engine.max_batch
+    return max(budget, longest) + serve.engine.max_batch * (1 + serve.engine.guesses)
 
 
 def served_by(

@@ -9,11 +9,13 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
+from meshwright.answer.drafting import NGRAM
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
 from meshwright.plan import Layout, Memory, Pipeline, Plan, check
+from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.ends import Contrastive, Embedding
 from meshwright.spec.mixers import SharedTransformer
@@ -32,6 +34,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     words = serve.engine
     for axis, name in (("batching", words.policy), ("order", words.order), ("routing", words.routing)):
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
+    found += _of_drafts(words, plan) if words.draft else []
     if words.kv_budget:
         found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))
@@ -123,6 +126,21 @@ def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="P011", message=message, place=f"plan.layout.adp = {layout.adp}", help="drop adp; dp makes replicas"
         )
+
+
+def _of_drafts(words: EngineWords, plan: Plan) -> list[Diagnostic]:
+    """Return faults of guesses: an unknown policy or draft model, many requests where one is taken at a time, a policy
+    of pipelines without one."""
+    name = words.speculation
+    found = _tried(lambda: serving.get("speculation", name))
+    if words.draft != NGRAM:
+        found += _tried(lambda: models.load(words.draft))
+    place = f"--serve speculation={name}"
+    if not found and serving.get("speculation", name).alone and words.max_batch > 1:
+        found.append(_bad(f"{name} is for one request at a time", place, "say max_batch=1, or another policy"))
+    if name == "pipeinfer" and plan.layout.pp == 1:
+        found.append(_bad("pipeinfer fills the stages of a pipeline, and there is one stage", place, "say pp4"))
+    return found
 
 
 def _of_budget(words: EngineWords, cluster: Cluster) -> list[Diagnostic]:

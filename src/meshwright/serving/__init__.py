@@ -15,6 +15,7 @@ from meshwright.errors import MeshwrightError, nearest
 MODULES = {
     "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future"),
     "order": ("fcfs", "priority"),
+    "speculation": ("speculative", "dsi", "pipeinfer", "eqspec", "exspec"),
     "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer"),
     "routing": ("round_robin", "least_loaded", "power_of_two"),
 }

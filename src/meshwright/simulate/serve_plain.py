@@ -65,7 +65,8 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
     sampled = together + sum(s.samples for s in shares) + drafted
     at = min(-(-tokens // parts), costs.most_tokens)
     linear = costs.linear_s.item(at)
-    head = costs.sampled_s.item(min(-(-sampled // parts), len(costs.sampled_s) - 1))
+    head, most = -(-sampled // parts), len(costs.sampled_s) - 1
+    head = costs.sampled_s.item(head) if head <= most else costs.sampled_s.item(most) * head / most
     decode = prefill = slope = 0.0
     room = inf
     if decoding:
@@ -95,8 +96,8 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
         growth = 0.0
         room = min(room, (eager - device) / slope) if slope > 0 else room
     added = host.step_s + host.request_s * sequences + max(0.0, eager - device)
-    if drafted and replica.guessing is not None:
-        added += replica.guessing.seconds(sequences, drafted)
+    if replica.guessing is not None and prompts:
+        added += replica.guessing.prompt_s(shares)
     return Took(
         linear, head, decode, prefill, added, (run.moved_in + run.moved_out) * replica.block_s, at, slope, growth, room
     )
@@ -184,6 +185,9 @@ class Clock:
             self.together.follow(run.decoding)
         took = iteration_seconds(self.replica, run)
         times = 1
+        self.accepted = self._accepted(run.shares)
+        if self.accepted:
+            took = self._guessed(run.shares, took)
         if self.skips and run.repeat > 1:
             made, output = self.generated, self.output
             rest = (output[s.number] - made[s.number] for s in run.shares)
@@ -228,7 +232,6 @@ class Clock:
         self.runs += 1
         one = self.one
         counted, finished = len(run.decoding), []
-        self.accepted = self._accepted(run.shares)
         guessed = dict(self.accepted)
         gap_of: dict[float, int] = {}
         if run.decoding:
@@ -271,6 +274,19 @@ class Clock:
         self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
         self.now = end
         return finished
+
+    def _guessed(self, shares: Sequence[Share], took: Took) -> Took:
+        """Return the times of an iteration with guesses: the rest of a round is the host's; where the round is shorter
+        than its verification, which then runs beside others, its parts are."""
+        guessing = self.replica.guessing
+        assert guessing is not None
+        device = took.linear + took.sampled + took.decode + took.prefill
+        seconds = guessing.round_s(shares, [count for _, count in self.accepted], device)
+        if seconds >= device:
+            return took._replace(host=took.host + seconds - device)
+        share = seconds / device
+        parts = {name: getattr(took, name) * share for name in ("linear", "sampled", "decode", "prefill")}
+        return took._replace(**parts)
 
     def _accepted(self, shares: Sequence[Share]) -> tuple[tuple[int, int], ...]:
         """The guessed tokens of an iteration that come true."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 import numpy as np
 
@@ -11,6 +9,7 @@ from meshwright.serving.batching import Batching, BatchPolicy, DraftPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.fcfs import OrderPolicy
+from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.iterations import IterationCosts
 
 #: Samples of the state over time that are kept of a replica.
@@ -33,16 +32,6 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     graph_tokens: int = 0
 
 
-class Guessing(Protocol):
-    """The guesses of next tokens: their cost, and which of them come true."""
-
-    def seconds(self, sequences: int, guesses: int) -> float:
-        """Return the seconds in which so many tokens are guessed, of so many sequences in all."""
-
-    def come_true(self, number: int, generated: int, drafted: int) -> int:
-        """Return how many of the guesses behind the `generated` tokens of a request come true, the first ones."""
-
-
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One replica: its policies, limits, iteration costs, pipeline stages and host.
 
@@ -59,7 +48,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     order: OrderPolicy = FCFS
     rules: CacheRules = CacheRules()
     drafts: DraftPolicy | None = None
-    guessing: Guessing | None = None
+    guessing: Guesses | None = None
     block_s: float = 0.0
     kv_read: float = 1.0
     fetch_s: float = 0.0

@@ -73,7 +73,9 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
     prefix are shared and kept. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes``
     of the host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of
-    each context alone, which is approximate. ``profile`` names the engine whose host times are meant.
+    each context alone, which is approximate. The model ``draft`` (or ``ngram``) guesses so many tokens ahead
+    (``guesses``, 0: as the policy of ``speculation`` usually does), each of which comes true with the chance
+    ``accept``; ``targets`` copies of the model verify. ``profile`` names the engine whose host times are meant.
     """
 
     policy: str = "vllm-v1"
@@ -91,6 +93,11 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     preempt: str = "recompute"
     host_bytes: float = 0.0
     kv_budget: str = ""
+    draft: str = ""
+    speculation: str = "speculative"
+    guesses: int = 0
+    accept: float = 0.0
+    targets: int = 1
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -365,6 +372,11 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "prefix_cache": ("engine.prefix_cache", yes_no, "yes or no"),
     "preempt": ("engine.preempt", one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
     "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget with its number if need be, such as h2o:0.2"),
+    "draft": ("engine.draft", file_name, "a model that guesses next tokens, or ngram"),
+    "speculation": ("engine.speculation", policy_name, "a policy of speculation such as speculative"),
+    "guesses": ("engine.guesses", count(64), "a positive number of guessed tokens up to 64"),
+    "accept": ("engine.accept", lambda t: positive(t, 1.0), "the share of guesses that come true, above 0 up to 1"),
+    "targets": ("engine.targets", count(1024), "a positive number of copies of the model that verify"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
 #: Keys that a serving workload may say.

@@ -83,9 +83,18 @@ def contradictions(
 
 
 def _engine(given: Mapping[str, str], place: str) -> list[Diagnostic]:
+    wrong = []
     if given.get("preempt") == "swap" and "host" not in given:
-        return [_bad("W003", "preempt=swap does not say to how much memory", place, "for example host=64GiB")]
-    return []
+        wrong.append(_bad("W003", "preempt=swap does not say to how much memory", place, "for example host=64GiB"))
+    if "draft" in given and "accept" not in given:
+        help = (
+            "for example accept=0.7, the share of its guesses that come true; it depends on both models and the texts"
+        )
+        wrong.append(_bad("W003", "draft= does not say how often its guesses come true", place, help))
+    for key in ("speculation", "guesses", "accept", "targets"):
+        if key in given and "draft" not in given:
+            wrong.append(_bad("W005", f"{key}= is of guessed tokens", place, f"say draft= too, or drop {key}"))
+    return wrong
 
 
 def _arrivals(given: Mapping[str, str], place: str) -> list[Diagnostic]:

@@ -1,0 +1,68 @@
+"""The guesses of next tokens in the simulator: which come true, and what a round of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright.serving.batching import Share
+from meshwright.serving.speculative import GuessTimes, SpeculationPolicy
+from meshwright.simulate.iterations import IterationCosts
+
+#: Multipliers of the hash that says whether a guess comes true (Knuth's, and one of SplitMix64).
+SPREAD, MIX = 2654435769, 0xBF58476D1CE4E5B9
+
+
+class Guesses(msgspec.Struct, frozen=True, kw_only=True):
+    """The guesses of an engine: each comes true with the chance ``accept``, whatever the others do.
+
+    ``draft`` are the costs of the draft model's iterations; None where guesses cost nothing. ``realign_s`` is what it
+    takes to move the cache of one token."""
+
+    policy: SpeculationPolicy
+    accept: float
+    draft: IterationCosts | None = None
+    targets: int = 1
+    realign_s: float = 0.0
+
+    def come_true(self, number: int, generated: int, drafted: int) -> int:
+        """Return how many of the guesses behind the `generated` tokens of a request come true, the first ones."""
+        for i in range(drafted):
+            if chance(number, generated + i) >= self.accept:
+                return i
+        return drafted
+
+    def round_s(self, shares: Sequence[Share], accepted: Sequence[int], verify_s: float) -> float:
+        """Return the seconds of an iteration with guesses, of which the model's own take `verify_s`."""
+        guessed = [share for share in shares if share.drafted]
+        contexts = [share.past + 1 for share in guessed]
+        times = GuessTimes(
+            self._step_s(contexts), verify_s, realign_s=self.realign_s * sum(contexts), targets=self.targets
+        )
+        return self.policy.round_s(max(share.drafted for share in guessed), accepted, times)
+
+    def prompt_s(self, shares: Sequence[Share]) -> float:
+        """Return the seconds in which the draft model reads prompts."""
+        prompts = [share for share in shares if not share.drafted and share.new > 1]
+        if self.draft is None or not prompts:
+            return 0.0
+        tokens = sum(share.new for share in prompts)
+        past = sum(share.past for share in prompts) / len(prompts)
+        own = float(self.draft.linear_s[min(tokens, self.draft.most_tokens)])
+        return own + self.draft.prefilling(len(prompts), tokens / len(prompts), past)
+
+    def _step_s(self, contexts: Sequence[int]) -> float:
+        """Seconds of one step of the draft model."""
+        if self.draft is None:
+            return 0.0
+        n = len(contexts)
+        own = float(self.draft.linear_s[n] + self.draft.sampled_s[n])
+        return own + self.draft.decoding(n, sum(contexts) / n)
+
+
+def chance(number: int, position: int) -> float:
+    """Return a number from 0 to 1 that looks random and is always the same for a token of a request."""
+    mixed = ((number + 1) * SPREAD + (position + 1) * MIX) % 2**64
+    mixed = (mixed ^ mixed >> 30) * MIX % 2**64
+    return ((mixed ^ mixed >> 27) * SPREAD % 2**64 >> 11) / 2**53
