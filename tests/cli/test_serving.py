@@ -92,3 +92,38 @@ def test_wrong_rows_of_a_trace_are_exit_code_2(capsys, tmp_path, rows):
     assert main([*BASE, "--serve", f"trace={tmp_path / 'bad.csv'}"]) == 2
     said = capsys.readouterr().err
     assert "W011" in said and "line 3" in said
+
+
+def test_a_trace_has_a_process_for_every_replica_with_its_requests_and_counters(tmp_path, capsys):
+    from meshwright.trace import read
+
+    trace = tmp_path / "trace.json"
+    words = [*BASE[:3], "2xh100", *BASE[4:]]
+    assert main([*words, "--serve", WORDS, "--trace", str(trace)]) == 0
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "replica 0", 1: "replica 1"}
+    assert {e["pid"] for e in events if e["ph"] == "C"} == {0, 1}
+    spans = [e for e in events if e["ph"] in "be" and e["id"] == 3]
+    assert [e["name"] for e in spans] == [
+        "request 3", "waiting", "waiting", "prompt", "prompt", "answer", "answer", "request 3",
+    ]  # fmt: skip
+    assert [e["ts"] for e in spans] == sorted(e["ts"] for e in spans)
+    assert len(read(trace).records["requests"]["end_s"]) == 60
+
+
+def test_parquet_without_its_library_is_said_before_the_work(tmp_path, capsys, monkeypatch):
+    import importlib.util
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main([*BASE, "--serve", WORDS, "--records", str(tmp_path / "r.parquet")]) == 2
+    said = capsys.readouterr().err
+    assert "error[K006]" in said and "meshwright[import]" in said
+
+
+def test_records_may_be_parquet(tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is an extra")
+    out = tmp_path / "r.parquet"
+    assert main([*BASE, "--serve", WORDS, "--records", str(out)]) == 0
+    table = parquet.read_table(out).to_pydict()
+    assert len(table["end_s"]) == 60 and table["prompt_tokens"] == [256] * 60

@@ -12,6 +12,7 @@ from meshwright.answer.prediction import Assumption
 from meshwright.answer.replica import built, served_by
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
 from meshwright.answer.serving_check import oversized, refused
+from meshwright.answer.usage import usage
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile, engine_profile
@@ -19,12 +20,12 @@ from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.simulate.iterations import IterationCosts
-from meshwright.simulate.served import ServedRequests
+from meshwright.simulate.served import GAP_EDGES, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
-from meshwright.timeline import Counter, Identity, Timeline
+from meshwright.timeline import Counter, Identity, RankClass, Timeline
 from meshwright.version import VERSION
 
 #: Causes of a serving replica's time, in the order they are shown.
@@ -84,10 +85,11 @@ def predict_serving(
         hit_rate=sum(int(one.cached.sum()) for one in served) / max(int(requests.prompt.sum()), 1),
         swaps=sum(one.swaps for one in served),
         attribution=_attribution(replica.costs, served),
+        usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=made.memory,
         assumptions=_assumptions(profile, costs, model),
         warnings=_warnings(metrics, serve, shares, model),
-        timeline=_timeline(shares, served, who) if detail else Timeline.bare(identity=who),
+        timeline=_timeline(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
     )
 
@@ -157,7 +159,8 @@ def _assumptions(profile: EngineProfile, costs: Costs, model: Model) -> tuple:
     answers = Assumption(
         "lengths of answers", "as the workload says them; admission that reserves knows them", "the workload"
     )
-    found = (_engine_assumption(profile), kernels, answers)
+    power = Assumption("power", "rated while devices compute, idle power when not", "catalog devices", True)
+    found = (_engine_assumption(profile), kernels, answers, power)
     if any(a.window for a in model.attentions) or any(block.mixer is not None for block in model.blocks):
         said = "blocks of the mean request: as many of its tokens as are seen again, and states of scans in fp32"
         found += (Assumption("cache", said, "its layers; engines free what has left a sliding window"),)
@@ -175,14 +178,19 @@ def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], mod
     return tuple(found)
 
 
-def _timeline(shares: list[Requests], served: list[ServedRequests], who: Identity) -> Timeline:
-    """The state of the first replica over time, and a record of every request."""
-    first = served[0]
+def _timeline(
+    shares: list[Requests], served: list[ServedRequests], plan: Plan, cluster: Cluster, who: Identity
+) -> Timeline:
+    """The state of every replica over time, a record of every request, and how often each gap between tokens was."""
     names = (("running", "requests"), ("waiting", "requests"), ("cache blocks", "blocks"))
     counters = tuple(
-        Counter(name=name, unit=unit, time_s=first.sample_s, value=first.sample[:, i].astype(np.float64))
+        Counter(name=name, unit=unit, time_s=one.sample_s, value=one.sample[:, i].astype(np.float64), rank=place)
+        for place, one in enumerate(served)
         for i, (name, unit) in enumerate(names)
     )
+    gaps = sum(one.gaps for one in served)
+    device, each = cluster.islands[0].device.name, plan.layout.tp * plan.layout.pp
+    found = np.flatnonzero(gaps)
     replica = np.concatenate([np.full(len(s), i, np.int64) for i, s in enumerate(shares)])
     columns = {"replica": replica}
     for name in ("prompt", "output"):
@@ -191,7 +199,13 @@ def _timeline(shares: list[Requests], served: list[ServedRequests], who: Identit
         columns[name] = np.concatenate([getattr(s, name) for s in served])
     order = np.argsort(columns["arrival_s"], kind="stable")
     return Timeline.bare(
+        ranks=tuple(
+            RankClass(label=f"replica {place}", device=device, multiplicity=each) for place in range(len(served))
+        ),
         counters=counters,
-        records={"requests": {name: column[order] for name, column in columns.items()}},
+        records={
+            "requests": {name: column[order] for name, column in columns.items()},
+            "gaps": {"gap_s": GAP_EDGES[found] * 1.01, "count": gaps[found]},
+        },
         identity=who,
     )

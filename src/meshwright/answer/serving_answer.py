@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright.answer.prediction import Assumption, RankMemory
+from meshwright.answer.usage import Usage
 from meshwright.plan import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
@@ -65,8 +66,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
     metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all, of which ``swaps`` went to the host's memory.
     ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
-    replicas by cause (``idle``: nobody to serve). ``timeline`` has the state of the first replica over time and a
-    record of every request.
+    replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``timeline`` has the state of every
+    replica over time, a record of every request and the gaps between tokens.
     """
 
     model: Model
@@ -85,6 +86,7 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float
     swaps: int
     attribution: dict[str, float]
+    usage: Usage | None = None
     memory: tuple[RankMemory, ...]
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
@@ -118,6 +120,7 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "iterations": self.iterations,
             "hit_rate": self.hit_rate,
             "swaps": self.swaps,
+            **self._used(),
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
             "memory": msgspec.to_builtins(self.memory),
             "attribution": self.attribution,
@@ -130,3 +133,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "warnings": list(self.warnings),
             "identity": self.identity.said(),
         }
+
+    def _used(self) -> dict[str, Any]:
+        """The use of devices as plain values."""
+        found = msgspec.to_builtins(self.usage) if self.usage else dict.fromkeys(Usage.__struct_fields__)
+        return found | {"usage_source": found.pop("source")}

@@ -42,7 +42,7 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
-    records: options.text("FILE", "With --serve: write the times of every request, requests.csv.") = ""
+    records: options.text("FILE", "With --serve: write the times of every request, requests.csv or .parquet.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     job_trace: options.text("FILE", "Write what the run meets in the first draw of --world, event by event.") = ""
     json: options.JSON = False

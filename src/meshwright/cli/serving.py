@@ -9,10 +9,12 @@ import msgspec
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.cli.records import lacking, write_records
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
     from meshwright.answer.serving import ServingPrediction
+    from meshwright.spec.requests import Requests
 
 #: Times that an objective bounds.
 BOUNDS = ("ttft", "tpot", "e2e")
@@ -24,12 +26,14 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
     """Answer the question and print it as the options say; 0 when it fits and keeps its objectives, 1 when not."""
     wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), SERVED, command="predict")]
     wrong += _of_training(question, given)
-    for option in ("records", "trace"):
+    for option in ("records", "trace", "report"):
         wrong += unwritable(getattr(given, option), f"--{option}")
+    wrong += lacking(given.records)
     if given.slo:
         question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
         wrong += no_bounds(given.slo)
-    prediction = _answered(question, wrong)
+    parts = read_served(question, wrong)
+    prediction = _answered(*parts)
     if given.json:
         print_json(prediction.to_json())
     else:
@@ -37,13 +41,14 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
 
         render(prediction, console())
     _write(prediction, given)
+    if given.report:
+        _report(prediction, parts[-1], question, given.report)
     return 0 if prediction.good else 1
 
 
 def _of_training(question: Question, given: Any) -> list[Diagnostic]:
     """X004 for what is of training alone: said beside requests, one of the two is meant."""
     said = [f"--{name}" for name in ("train", *GOAL, "world") if getattr(question, name)]
-    said += ["--report"] if given.report else []
     help = "drop them, or drop --serve"
     return [
         Diagnostic(code="X004", message=f"{name} is of a training step", place="meshwright predict --serve", help=help)
@@ -63,12 +68,20 @@ def no_bounds(text: str) -> list[Diagnostic]:
     ]
 
 
-def _answered(question: Question, wrong: list[Diagnostic]) -> ServingPrediction:
-    """The answer, or everything that is wrong at once."""
+def _answered(model, cluster, serve, plan, requests) -> ServingPrediction:
     from meshwright.answer.serving import predict_serving
 
-    model, cluster, serve, plan, requests = read_served(question, wrong)
     return predict_serving(model, cluster, serve, plan, requests=requests)
+
+
+def _report(prediction: ServingPrediction, requests: Requests, question: Question, path: str) -> None:
+    """Write the report, with the requests served at other rates as well."""
+    from meshwright.answer.rates import rate_curve
+    from meshwright.report.serving_html import write
+
+    words = {name: getattr(question, name) for name in ("model", "on", "serve", "plan", "price")}
+    write(prediction, path, rate_curve(prediction, requests), words)
+    note(f"wrote {path}")
 
 
 def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
@@ -106,13 +119,3 @@ def _write(prediction: ServingPrediction, given: Any) -> None:
 
         write_trace(prediction.timeline, given.trace)
         note(f"wrote {given.trace}")
-
-
-def write_records(prediction: ServingPrediction, path: str) -> None:
-    """Write a row for every request, in order of arrival: a table with a header."""
-    from meshwright.atomic import write_bytes
-
-    columns = prediction.timeline.records.get("requests", {})
-    lines = [",".join(columns)]
-    lines += [",".join(f"{value:.9g}" for value in row) for row in zip(*(c.tolist() for c in columns.values()))]
-    write_bytes(path, ("\n".join(lines) + "\n").encode())

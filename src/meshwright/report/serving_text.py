@@ -9,6 +9,7 @@ from meshwright.answer.serving_answer import ServingPrediction, Summary
 from meshwright.causes import WORDS
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.bars import bar
+from meshwright.report.facts import usd
 from meshwright.report.page import Page
 
 #: The times of a request, in words.
@@ -24,7 +25,7 @@ LATENCIES = {
 def render(prediction: ServingPrediction, console: Console) -> None:
     """Print the whole prediction to `console`."""
     with Page(console) as page:
-        for part in (_verdict, _latencies, _attribution, _memory, _assumptions):
+        for part in (_verdict, _latencies, _attribution, _usage, _memory, _assumptions):
             part(prediction, page)
 
 
@@ -36,14 +37,21 @@ def _verdict(prediction: ServingPrediction, page: Page) -> None:
     page.print(Text("\n".join(lines), "bold green" if prediction.good else "bold red"))
     for warning in prediction.warnings:
         page.print(Text(f"! {warning}", "yellow"), indent=2)
-    layout = prediction.plan.layout
-    served = f"{prediction.num_requests:,} requests by {layout.dp} replica{'s' if layout.dp > 1 else ''} of "
-    served += f"{layout.tp * layout.pp} device{'s' if layout.tp * layout.pp > 1 else ''}"
     rows = [("model", prediction.model.name), ("cluster", prediction.cluster.name), ("plan", prediction.plan.text())]
     page.print()
     page.rows(
-        [(Text(a, "dim"), Text(b)) for a, b in [*rows, ("requests", prediction.serve.text()), ("served", served)]]
+        [
+            (Text(a, "dim"), Text(b))
+            for a, b in [*rows, ("requests", prediction.serve.text()), ("served", served(prediction))]
+        ]
     )
+
+
+def served(prediction: ServingPrediction) -> str:
+    """How many requests, by which replicas."""
+    layout = prediction.plan.layout
+    said = f"{prediction.num_requests:,} requests by {layout.dp} replica{'s' if layout.dp > 1 else ''} of "
+    return said + f"{layout.tp * layout.pp} device{'s' if layout.tp * layout.pp > 1 else ''}"
 
 
 def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
@@ -89,19 +97,58 @@ def _row(words: str, summary: Summary) -> tuple[Text, ...]:
     return Text(words), *(Text(value, justify="right") for value in values)
 
 
-def _attribution(prediction: ServingPrediction, page: Page) -> None:
+def causes(prediction: ServingPrediction) -> list[tuple[str, str, float, float]]:
+    """(name, what, seconds, share) of every cause that takes any of the replicas' time."""
     total = sum(prediction.attribution.values())
-    if not total:
+    words = WORDS | {"host": "the engine's host", "idle": "idle: nobody to serve"}
+    return [(name, words.get(name, name), s, s / total) for name, s in prediction.attribution.items() if s]
+
+
+def _attribution(prediction: ServingPrediction, page: Page) -> None:
+    found = causes(prediction)
+    if not found:
         return
     page.title("Where the replicas' time goes")
-    words = WORDS | {"host": "the engine's host", "idle": "idle: nobody to serve"}
     width = max(page.width - 70, 8)
-    rows = []
-    for name, spent in prediction.attribution.items():
-        if spent:
-            drawn = Text(bar(0.0, spent / total, width, unicode=page.unicode), "blue")
-            rows.append((Text(words.get(name, name)), Text(f"{spent / total:.1%}", justify="right"), drawn))
-    page.rows(rows)
+    page.rows(
+        [
+            (
+                Text(what),
+                Text(f"{share:.1%}", justify="right"),
+                Text(bar(0.0, share, width, unicode=page.unicode), "blue"),
+            )
+            for _, what, _, share in found
+        ]
+    )
+
+
+def _usage(prediction: ServingPrediction, page: Page) -> None:
+    rows = used(prediction)
+    if not rows:
+        return
+    page.title("Use of the devices")
+    page.rows([(Text(what), Text(value, justify="right"), Text(about, "dim")) for what, value, about in rows])
+
+
+def used(prediction: ServingPrediction) -> list[tuple[str, str, str]]:
+    """(what, value, note) of the use of the devices; empty where nothing was served."""
+    found = prediction.usage
+    if found is None:
+        return []
+    rows = [
+        ("devices compute", f"{found.busy:.1%}", "of the time, the rest waits for the host or for requests"),
+        ("operations (MFU)", f"{found.mfu:.1%}", "of the peak, those that answers need"),
+        ("memory traffic (MBU)", f"{found.mbu:.1%}", "of the memory's rate, weights and cache read"),
+    ]
+    cost, energy = "not included", "not included"
+    if found.usd_per_million_tokens is not None:
+        cost = usd(found.usd_per_million_tokens)
+    if found.joules_per_token is not None:
+        energy = f"{found.joules_per_token / 3.6:,.3g} kWh"  # a joule a million times, in kWh
+    said = found.source.split("; ")
+    rows.append(("cost", cost, f"for a million tokens of answers; {said[0]}"))
+    rows.append(("energy", energy, f"for as many; {said[-1]}"))
+    return rows
 
 
 def _memory(prediction: ServingPrediction, page: Page) -> None:

@@ -2,8 +2,9 @@
 
 One process a rank class, one thread a queue; every span is a complete event ("X") with ``ts`` and ``dur`` in
 microseconds; arrows follow a send from the task that made it to the task it let start; memory and other counters are
-counters ("C"), instants are instants ("i"). What concerns no one rank has a process of its own, behind the others.
-What viewers do not need but a Timeline has (cost keys, parts, records) is in the entry ``meshwright``.
+counters ("C"), instants are instants ("i"). Requests that were served are asynchronous events ("b", "e") of their
+replica: waiting, prompt and answer below one another. What concerns no one rank has a process of its own, behind the
+others. What viewers do not need but a Timeline has (cost keys, parts, records) is in the entry ``meshwright``.
 Format: Trace Event Format (Google, 2016); categories and arguments as Kineto writes them.
 """
 
@@ -26,6 +27,8 @@ FORMAT_VERSION = 2
 SCHEMA_VERSION = 1
 #: Event category by kind of task; kernels where nothing else is said.
 CATEGORIES = {"host": "cpu_op", "copy": "gpu_memcpy"}
+#: Served requests that are drawn; the records of all are in the entry ``meshwright``.
+MOST_REQUESTS = 5000
 _US = 1e6
 
 
@@ -92,6 +95,7 @@ def events(timeline: Timeline) -> Iterator[dict[str, Any]]:
     yield from _arrows(timeline)
     yield from _counters(timeline)
     yield from _instants(timeline)
+    yield from _requests(timeline)
 
 
 def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
@@ -208,3 +212,20 @@ def _instants(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _process(timeline: Timeline, rank: int) -> int:
     return rank if rank >= 0 else len(timeline.ranks)
+
+
+def _requests(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    """The first :data:`MOST_REQUESTS` served requests, each from its arrival to its last token."""
+    table = timeline.records.get("requests", {})
+    if not {"replica", "arrival_s", "scheduled_s", "first_s", "end_s"} <= table.keys():
+        return
+    first = {name: column[:MOST_REQUESTS].tolist() for name, column in table.items()}
+    for i, where in enumerate(first["replica"]):
+        said = {name: column[i] for name, column in first.items()}
+        times = [said[name] * _US for name in ("arrival_s", "scheduled_s", "first_s", "end_s")]
+        event = {"cat": "request", "id": i, "pid": where, "tid": 0}
+        yield event | {"ph": "b", "name": f"request {i}", "ts": times[0], "args": said}
+        for name, begin, end in zip(("waiting", "prompt", "answer"), times, times[1:]):
+            yield event | {"ph": "b", "name": name, "ts": begin}
+            yield event | {"ph": "e", "name": name, "ts": end}
+        yield event | {"ph": "e", "name": f"request {i}", "ts": times[3]}

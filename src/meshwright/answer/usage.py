@@ -1,0 +1,145 @@
+"""The use of devices by a serving workload: operations and memory traffic against their peaks, energy, money.
+
+Utilisation counts what answers need, not what was executed: two operations for each parameter of the matrix products
+that a token passes, those of the head for tokens of answers alone, and pairs of tokens that attend (Chowdhery et al.
+2204.02311, appendix B, forward only). Traffic counts what iterations have to read: the weights once each, of experts
+those that some token is routed to, and the cached tokens behind every new one.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from meshwright import layers
+from meshwright.answer.outlook import price_source
+from meshwright.answer.prediction import RankMemory
+from meshwright.answer.replica import BuiltReplica
+from meshwright.cost.roofline import peak_flops
+from meshwright.layers.kind import Tokens
+from meshwright.plan import Plan
+from meshwright.simulate.served import ServedRequests
+from meshwright.spec.cluster import Cluster
+from meshwright.spec.layers import Attention, Moe
+from meshwright.spec.model import Model
+from meshwright.spec.requests import Requests
+from meshwright.spec.workload import Train
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """The use of a plan's devices from the first arrival to the last token.
+
+    ``busy`` is the share of the time that they compute, ``mfu`` and ``mbu`` the shares of their peak operations and of
+    their memory's rate that answers need. ``power_w`` is drawn by devices and hosts on average; energy and money are
+    for tokens of answers. None where the catalog has no power or price; ``source`` says which those are.
+    """
+
+    busy: float
+    mfu: float
+    mbu: float
+    power_w: float | None
+    joules_per_token: float | None
+    usd_per_million_tokens: float | None
+    source: str
+
+
+def usage(
+    model: Model,
+    cluster: Cluster,
+    plan: Plan,
+    made: BuiltReplica,
+    shares: list[Requests],
+    served: list[ServedRequests],
+) -> Usage:
+    """Return the use of the devices of all replicas, each as it was `made`, that served these requests."""
+    device, devices = cluster.islands[0].device, plan.layout.num_ranks
+    replicas = plan.layout.dp
+    span = float(max(one.end_s.max() for one in served) - min(one.arrival_s.min() for one in served))
+    working = sum(float(one.spent_s.sum() - one.spent_s[4] - one.spent_s[5]) for one in served)
+    busy = min(1.0, working / (span * replicas))
+    answers = sum(int(share.output.sum()) for share in shares)
+    compute = plan.precision.compute or Train(global_batch=1, seq_len=1).dtype
+    needed = sum(_flops(model, share, one) for share, one in zip(shares, served))
+    read = sum(_weights_read(model, one) for one in served) * _held(made.memory, "weights") / replicas
+    cache_tokens = made.blocks * made.replica.limits.block
+    if cache_tokens:
+        pairs = sum(float(_pairs(share.prompt + 1, share.prompt + share.output - 1).sum()) for share in shares)
+        read += pairs * _held(made.memory, "keys and values") / replicas / cache_tokens
+    watts, said = _watts(cluster, busy)
+    drawn = None if watts is None else watts * devices * (cluster.pue or 1.0)
+    hourly = cluster.total_price_usd_hour()
+    usd = None if hourly is None else hourly * devices / cluster.num_devices / 3600 * span / answers * 1e6
+    return Usage(
+        busy=busy,
+        mfu=needed / (span * devices * peak_flops(device, compute)),
+        mbu=read / (span * devices * device.memory_gb_s * 1e9),
+        power_w=drawn,
+        joules_per_token=None if drawn is None else drawn * span / answers,
+        usd_per_million_tokens=usd,
+        source=f"{price_source(cluster)}; {said}"
+        + (f", PUE {cluster.pue:g}" if cluster.pue else ", without the site's overhead (PUE not known)"),
+    )
+
+
+def _held(memory: tuple[RankMemory, ...], what: str) -> float:
+    """Bytes of a kind on all ranks."""
+    return sum(rank.alive.get(what, 0.0) * rank.multiplicity for rank in memory)
+
+
+def _pairs(first: np.ndarray, last: np.ndarray, window: int = 0) -> np.ndarray:
+    """Return how many tokens are seen by those at positions `first` to `last` (counted from 1) together [n]."""
+
+    def until(n: np.ndarray) -> np.ndarray:
+        n = np.maximum(n, 0).astype(np.float64)
+        if not window:
+            return n * (n + 1) / 2
+        inside = np.minimum(n, window)
+        return inside * (inside + 1) / 2 + (n - inside) * window
+
+    return until(last) - until(first - 1)
+
+
+def _flops(model: Model, requests: Requests, served: ServedRequests) -> float:
+    """The operations that the answers of a replica need."""
+    last = requests.prompt + requests.output - 1  # the last token of an answer is never computed on
+    tokens, answers = float((last - served.cached).sum()), float(requests.output.sum())
+    train, total = Train(global_batch=1, seq_len=1), 0.0
+    for count, layer in model.all_layers:
+        one = Tokens(model=model, batch=train.microbatch(1), rows=1, stream=layer.stream)
+        each = float(layers.of(layer).flops(layer, one).weights)
+        total += count * each * (answers if layer == model.head else tokens)
+    for kind, count in enumerate(model.layers_by_kind):
+        for spec in model.blocks[kind].attentions:
+            pairs = float(_pairs(served.cached + 1, last, _seen(spec)).sum())
+            total += count * pairs * 2.0 * spec.heads * (spec.head_dim + spec.v_head_dim)
+    return total
+
+
+def _seen(spec: Attention) -> int:
+    """The most tokens that one attends to, 0 for all."""
+    return min(filter(None, (spec.window, spec.index_top_k)), default=0)
+
+
+def _weights_read(model: Model, served: ServedRequests) -> float:
+    """Return how many times a replica's weights are read: once an iteration, of experts those with any token."""
+    count = served.tokens_seen
+    mixtures = [(n, b) for n, b in zip(model.layers_by_kind, model.blocks) if isinstance(b.mlp, Moe)]
+    found = float(count.sum())
+    for layers_of_kind, block in mixtures:
+        moe = block.mlp
+        share = layers_of_kind * moe.experts * moe.expert_params(model.width(block.stream)) / model.num_params
+        unread = (1.0 - moe.top_k / moe.experts) ** np.arange(len(count))
+        found -= share * float(count @ unread)
+    return found
+
+
+def _watts(cluster: Cluster, busy: float) -> tuple[float | None, str]:
+    """The mean power of a device with its part of the host, and where that is from; None where no vendor says."""
+    device, node = cluster.islands[0].device, cluster.islands[0].node
+    if device.tdp_w is None:
+        return None, "rated power of the device not known"
+    idle, said = device.idle_w, "idle power when not"
+    if idle is None:
+        idle, said = device.tdp_w, "also when not (no idle power known)"
+    watts = idle + (device.tdp_w - idle) * busy + node.power_w / node.devices
+    return watts, f"rated power while devices compute, the most they draw, {said}"

@@ -1,0 +1,115 @@
+"""The serving report: one file that asks for nothing, complete, and the same as the answer."""
+
+import re
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+import meshwright as mw
+from meshwright.answer.rates import rate_curve
+from meshwright.answer.serving import predict_serving
+from meshwright.cli import main
+from meshwright.quantity import seconds
+from meshwright.report import palette, serving_html, serving_plot
+from meshwright.report.line_plot import Scale, spanned
+from meshwright.report.serving_text import LATENCIES, verdict
+from meshwright.spec.serve import parse
+from tests.report.test_report_html import Page
+
+WORDS = "rate=8,prompt=256,output=32,requests=200,ttft=300ms,tpot=20ms@p95"
+
+
+def made(words, model="llama3-8b", on="2xh100", plan="tp1"):
+    serve = parse(words)
+    requests = serve.drawn()
+    answer = predict_serving(mw.load_model(model), mw.load_cluster(on), serve, mw.parse_plan(plan), requests=requests)
+    return answer, rate_curve(answer, requests)
+
+
+@pytest.fixture(scope="module")
+def answered():
+    return made(WORDS)
+
+
+@pytest.fixture(scope="module")
+def page(answered):
+    question = {"model": "llama3-8b", "on": "2xh100", "serve": WORDS, "plan": "tp1 nosp", "price": ""}
+    return serving_html.render(*answered, question)
+
+
+def test_the_page_is_one_file_that_asks_for_nothing(page):
+    read = Page(page)
+    assert not read.open
+    outside = [
+        a for _, a in read.elements if any(str(a.get(k, "")).startswith(("http", "//")) for k in ("src", "href"))
+    ]
+    assert outside == []
+    assert "default-src 'none'" in page and "url(" not in page
+
+
+def test_the_page_says_what_the_answer_says(page, answered):
+    prediction, curve = answered
+    text = " ".join(" ".join(Page(page).text).split())
+    for piece in (*verdict(prediction), *LATENCIES.values(), prediction.plan.text(), "goodput"):
+        assert piece in text, piece
+    for one in prediction.objectives:
+        assert seconds(one.value_s) in text and f"{one.share:.1%}" in text
+    for point in curve:
+        assert f"{point.metrics.goodput_req_per_s:.3g}" in text
+    for assumption in prediction.assumptions:
+        assert assumption.name in text
+    assert "meshwright predict llama3-8b --on 2xh100 --serve rate=8" in text and "--plan 'tp1 nosp'" in text
+
+
+def test_every_drawing_has_its_words_and_the_colours_of_the_page(page):
+    drawings = re.findall(r"<svg xmlns.*?</svg>", page, re.S)
+    assert len(drawings) == 4 + 2 + 2
+    known = {f"mark-{name}" for name in palette.MARKS["light"]} | set(palette.THEMES["light"])
+    for drawing in drawings:
+        assert ElementTree.fromstring(drawing).get("aria-label")
+        assert set(re.findall(r"var\(--([\w-]+)\)", drawing)) <= known and "#" not in drawing
+
+
+def test_distributions_end_where_the_metrics_say(answered):
+    prediction, _ = answered
+    for name, (values, shares) in serving_plot.latencies(prediction).items():
+        summary = getattr(prediction.metrics, name)
+        at = float(values[np.searchsorted(shares, 0.9)])
+        assert at == pytest.approx(summary.p90, rel=0.05), name
+        assert shares[-1] == pytest.approx(1.0) and (np.diff(values) >= 0).all()
+
+
+def test_an_answer_that_does_not_fit_has_a_page_without_latencies():
+    prediction, curve = made("batch=4,prompt=64,output=8", model="llama3-70b", on="1xh100")
+    page = serving_html.render(prediction, curve)
+    assert curve == () and "does not fit" in page and 'id="latency"' not in page and 'id="memory"' in page
+
+
+def test_names_from_files_are_escaped(answered):
+    import msgspec
+
+    prediction, curve = answered
+    evil = msgspec.structs.replace(prediction.model, name="<script>alert(1)</script>")
+    page = serving_html.render(msgspec.structs.replace(prediction, model=evil), curve)
+    assert "<script>alert" not in page
+
+
+def test_a_thinned_step_function_keeps_its_peaks():
+    time, value = np.arange(5000.0), np.zeros(5000)
+    value[1234] = 7.0
+    kept = serving_plot.thinned(time, value)
+    assert len(kept) <= serving_plot.MOST_POINTS and (1234.0, 7.0) in kept
+
+
+def test_an_axis_has_round_values_and_places_by_its_scale():
+    linear, steep = spanned([20.0], "", str), Scale(low=1.0, high=100.0, title="", text=str, logarithmic=True)
+    assert linear.ticks == [0.0, 5.0, 10.0, 15.0, 20.0]
+    assert (steep.share(10.0), steep.share(1000.0), linear.share(-1.0)) == (0.5, 1.0, 0.0)
+
+
+def test_the_command_writes_the_report(tmp_path, capsys):
+    out = tmp_path / "served.html"
+    asked = ["llama3-8b", "--on", "1xh100", "--plan", "tp1", "--serve", "batch=2,prompt=64,output=8"]
+    assert main(["predict", *asked, "--report", str(out)]) == 0
+    assert "served on" in out.read_text() and f"wrote {out}" in capsys.readouterr().err
