@@ -7,7 +7,6 @@ import pytest
 from meshwright import serving
 from meshwright.answer.latency import objectives_kept, times_of
 from meshwright.search.serving.bounds import ReplicaBounds, most_misses
-from meshwright.search.serving.evaluate import faster
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.served import HostTimes
 from meshwright.spec.requests import Requests
@@ -59,7 +58,7 @@ def test_a_plan_of_fewer_replicas_than_the_bound_says_misses():
     serve = parse("rate=1,prompt=1,output=1,ttft=100ms@p90,tpot=25ms@p90")
     found = 0
     for seed in range(4):
-        many = faster(drawn(seed, 400), 12.0)
+        many = drawn(seed, 400).faster(12.0)
         bounds = ReplicaBounds(asked("vllm-v1", blocks=4000, costs=DEAR), many, serve)
         least = bounds.least_replicas()
         for replicas in range(1, least):
@@ -76,7 +75,7 @@ def test_no_rate_above_the_bound_is_kept():
     bounds = ReplicaBounds(asked("sarathi", blocks=4000), many, serve)
     most = bounds.most_speed(1)
     assert 0 < most < np.inf
-    over = faster(many, most * 1.001)
+    over = many.faster(most * 1.001)
     kept = objectives_kept(serve, [over], [simulate(bounds.replica, over)])
     assert not all(one.met for one in kept)
 

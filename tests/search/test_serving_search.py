@@ -9,7 +9,7 @@ import meshwright as mw
 from meshwright.answer.serving import predict_serving
 from meshwright.errors import MeshwrightError
 from meshwright.search.restrict import restricted
-from meshwright.search.serving.evaluate import ServingEvaluator, faster
+from meshwright.search.serving.evaluate import ServingEvaluator
 from meshwright.search.serving.find import alone, find_serving, usd_hour
 from meshwright.search.serving.space import default, engines, forms, layouts, most_replicas, words
 from meshwright.search.serving.walk import ServingWalk
@@ -112,7 +112,7 @@ def test_the_greatest_rate_is_kept_and_a_little_more_is_not():
 
     def good(speed):
         question = msgspec.structs.replace(serve, engine=best.candidate.engine)
-        requests = faster(many, speed)
+        requests = many.faster(speed)
         return predict_serving(MODEL, cluster(), question, best.candidate.plan, requests=requests, detail=False).good
 
     assert good(speed) and not good(speed * 1.03)

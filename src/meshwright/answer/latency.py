@@ -14,7 +14,7 @@ from meshwright.cost.engine import EngineProfile
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.served import GAP_EDGES, Replica, ServedRequests
 from meshwright.spec.requests import Requests
-from meshwright.spec.serve import Serve
+from meshwright.spec.serve import Objective, Serve
 
 #: Draws of the errors behind the intervals, and the requests of each: the first of the workload's.
 NUM_DRAWS, DRAWN_REQUESTS = 16, 4000
@@ -78,9 +78,9 @@ def serving_metrics(serve: Serve, shares: list[Requests], served: list[ServedReq
     """Return the metrics of what the replicas served, without intervals."""
     times, span = times_of_all(shares, served), float(_span(shares, served))
     good = np.ones(len(times.ttft), bool)
-    for name, bound in serve.objectives.items():
+    for name, bound, _, judged in _judged(serve, shares):
         values = getattr(times, name[:-2])
-        good &= ~(values > bound.seconds)  # an answer of one token has no time per output token to keep
+        good &= ~(judged & (values > bound.seconds))  # an answer of one token has no time per output token to keep
     tokens = sum(int(share.output.sum()) for share in shares)
     return ServingMetrics(
         ttft_s=_summary(times.ttft),
@@ -97,14 +97,29 @@ def serving_metrics(serve: Serve, shares: list[Requests], served: list[ServedReq
 
 
 def objectives_kept(serve: Serve, shares: list[Requests], served: list[ServedRequests]) -> list[Kept]:
-    """Return every objective with the value at its percentile."""
+    """Return every objective with the value at its percentile, of the requests that it is of."""
     times = times_of_all(shares, served)
     found = []
-    for name, bound in serve.objectives.items():
-        values = getattr(times, name[:-2])
+    for name, bound, whose, judged in _judged(serve, shares):
+        values = getattr(times, name[:-2])[judged]
         values = values[~np.isnan(values)]
         at = float(np.quantile(values, bound.share)) if len(values) else 0.0
-        found.append(Kept(name, bound.seconds, bound.share, at))
+        found.append(Kept(name, bound.seconds, bound.share, at, whose))
+    return found
+
+
+def _judged(serve: Serve, shares: list[Requests]) -> list[tuple[str, Objective, str, np.ndarray]]:
+    """Return (metric, bound, whose, which requests it is of) of every objective that any request has: those of the
+    workload, of everybody who has none of their own, then those of priorities and clients."""
+    slo = np.concatenate([s.slo if len(s.slo) else np.zeros(len(s), np.int64) for s in shares])
+    classes, names, found = serve.objective_classes, serve.class_names, []
+    for metric in dict.fromkeys(name for one in classes for name in one):
+        general = serve.objectives.get(metric)
+        alike = [i for i, one in enumerate(classes) if one.get(metric) == general]
+        groups = [("", general, np.isin(slo, alike))] if general else []
+        own = [i for i, one in enumerate(classes) if metric in one and i not in alike]
+        groups += [(names[i], classes[i][metric], slo == i) for i in own]
+        found += [(metric, bound, whose, judged) for whose, bound, judged in groups if judged.any()]
     return found
 
 

@@ -170,6 +170,7 @@ def _assumptions(profile: EngineProfile, costs: Costs, model: Model) -> tuple:
 def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
     found = []
     offered = [len(s) / float(s.arrival_s[-1] - s.arrival_s[0]) for s in shares if len(s) > 50 and s.arrival_s[-1] > 0]
+    offered = [] if any(len(s.after) for s in shares) else offered  # who waits for an answer does not come faster
     if offered and metrics.throughput_req_per_s < 0.9 * sum(offered):
         found.append(
             f"requests arrive faster ({sum(offered):.3g}/s) than they are answered "

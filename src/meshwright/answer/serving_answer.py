@@ -46,13 +46,19 @@ class ServingMetrics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(NamedTuple):
-    """An objective and how it comes out: the metric, its bound in seconds, the share that has to keep it and the value
-    at that percentile."""
+    """An objective and how it comes out: the metric, its bound in seconds, the share that has to keep it, the value at
+    that percentile, and whose it is, a priority or a client, where it is not everybody's."""
 
     metric: str
     bound_s: float
     share: float
     value_s: float
+    of: str = ""
+
+    @property
+    def said(self) -> str:
+        """The metric, its percentile and whose it is: ``TTFT p90 of priority 1``."""
+        return f"{self.metric[:-2].upper()} p{self.share * 100:g}" + (f" of {self.of}" if self.of else "")
 
     @property
     def met(self) -> bool:

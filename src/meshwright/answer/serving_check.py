@@ -200,7 +200,7 @@ def _too_long(model: Model, requests: Requests) -> list[Diagnostic]:
         return []
     where = numbered(requests.line[over]) if len(requests.line) else f"{len(over):,} of {len(requests):,} requests"
     message = f"prompt and answer are longer than the {longest:,} tokens of {model.name}'s context: {where}"
-    help = "leave them out, or take a model with a longer context"
+    help = f"leave them out with longest={longest}, or take a model with a longer context"
     return [Diagnostic(code="W012", message=message, place=f"--serve {requests.source}".strip(), help=help)]
 
 

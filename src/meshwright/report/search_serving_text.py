@@ -120,7 +120,7 @@ _LATENCY_HEADS = ("", "mean", "80% interval", "p50", "p90", "p99")
 
 
 def _objective(kept) -> str:
-    name = f"{kept.metric[:-2].upper()} p{kept.share * 100:g} {seconds(kept.value_s)}"
+    name = f"{kept.said} {seconds(kept.value_s)}"
     over = kept.value_s / kept.bound_s
     return f"{name} within {seconds(kept.bound_s)}" if kept.met else f"{name} is {over:.3g} x {seconds(kept.bound_s)}"
 

@@ -62,8 +62,7 @@ def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
         return (f"does not fit: {held} of {gibibytes(tight.capacity_bytes)} without the cache of a request",)
     said = ["fits" if prediction.fits else f"does not fit: {gibibytes(-prediction.tightest.headroom_bytes)} over"]
     for one in prediction.objectives:
-        name = one.metric[:-2].upper()
-        at = f"{name} p{one.share * 100:g} {seconds(one.value_s)}"
+        at = f"{one.said} {seconds(one.value_s)}"
         said.append(f"{at} within {seconds(one.bound_s)}" if one.met else f"{at} misses {seconds(one.bound_s)}")
     metrics = prediction.metrics
     said.append(f"{metrics.throughput_tokens_per_s:,.0f} tokens/s")

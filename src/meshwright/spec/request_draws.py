@@ -64,7 +64,20 @@ def _drawn(serve: Serve, seeds: tuple[int, ...], *, among_others: bool = False) 
         found = in_sessions(serve, rng, lambda count: _arrivals(serve, rng, count, among_others), _lengths)
     else:
         found = _plain(serve, rng, among_others)
+    if serve.longest:
+        found = _up_to(serve, found)
     return with_belongings(serve, found, seeds)
+
+
+def _up_to(serve: Serve, requests: Requests) -> Requests:
+    """Return the requests that are no longer than the workload allows; an answer that is left out takes no time."""
+    kept = np.flatnonzero(requests.prompt + requests.output <= serve.longest)
+    if not len(kept):
+        least = int((requests.prompt + requests.output).min())
+        message = f"every request is longer than {serve.longest:,} tokens"
+        help = f"the shortest has {least:,} tokens of prompt and answer"
+        raise MeshwrightError.one("W011", message, place=f"--serve longest={serve.longest}", help=help)
+    return requests.chosen(kept)
 
 
 def _plain(serve: Serve, rng: np.random.Generator, among_others: bool) -> Requests:
@@ -156,8 +169,7 @@ def _of_trace(serve: Serve) -> Requests:
     if serve.rate:
         span = float(found.arrival_s[alone].max())
         scale = serve.rate * span / (len(found) - 1) if span > 0 else 1.0
-    at = np.where(alone, found.arrival_s / scale, found.arrival_s)
-    found = msgspec.structs.replace(found, arrival_s=at)
+    found = found.faster(scale)
     if serve.begin_s or serve.window_s:
         earliest = found.earliest_s()
         end = serve.begin_s + (serve.window_s or math.inf)

@@ -143,16 +143,17 @@ def _said(
 
 
 def _named(cells: Sequence, who: Population | None, none: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return numbers for names: their own where all cells are numbers, else that of the name in `who`, else in the
-    order in which names come. An empty cell is `none`, and wrong where there is no such number."""
+    """Return numbers for names: their place in `who` where that has names, else their own where they are numbers, else
+    in the order in which names come. An empty cell is `none`, and wrong where there is no such number."""
     texts = [str(cell).strip() for cell in cells]
     empty = np.array([text in ("", "none", "-1") for text in texts], bool)
     used = [text for text in texts if text not in ("", "none", "-1")]
     most = who.count if who else MOST_OF_A_KIND + 1
     if who is not None and who.names:
         places = {name: i for i, name in enumerate(who.names)}
-    elif all(text.isdecimal() for text in used):
-        places = {text: int(text) for text in dict.fromkeys(used) if len(text) < 18 and int(text) < most}
+    elif (any if who else all)(text.isdecimal() for text in used):
+        numbers = [text for text in dict.fromkeys(used) if text.isdecimal() and len(text) < 18]
+        places = {text: int(text) for text in numbers if int(text) < most}
     else:
         places = {name: i for i, name in enumerate(list(dict.fromkeys(used))[:most])}
     values = np.array([places.get(text, -1) for text in texts], np.int64)

@@ -126,8 +126,9 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     ``prompt`` the tokens that a turn adds. ``samples`` requests ask the same at once. ``hash_block`` is how many tokens
     a block hash names (0: a block of the engine's cache; 512 in a trace). ``classes`` are objectives of priorities.
 
-    ``clients`` are workloads on top of each other, each with its ``name``; ``file`` is where they and other words were
-    read, ``keys`` which of their own it says. ``base`` is the folder that files lie in.
+    ``longest`` leaves out requests of more tokens, prompt and answer together (0: none), as benchmarks do for models of
+    a short context. ``clients`` are workloads on top of each other, each with its ``name``; ``file`` is where they and
+    other words were read, ``keys`` which of them it says above its clients. ``base`` is the folder that files lie in.
     """
 
     name: str = ""
@@ -147,6 +148,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     output: int | Lengths = 0
     lengths: str = ""
     requests: int = 0
+    longest: int = 0
     turns: Turns | None = None
     think: Pause | None = None
     prefix: SharedPrefix | None = None
@@ -180,6 +182,19 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         workload's where they say none of their own."""
         found = [self.objectives, *(self.objectives | one.metrics() for one in self.classes)]
         return found + [self.objectives | bounds for client in self.clients for bounds in client.objective_classes]
+
+    @property
+    def class_names(self) -> list[str]:
+        """Whose objectives those of each class are, in the same order; "" for those of the workload."""
+        found = ["", *(f"priority {one.priority}" for one in self.classes)]
+        return found + [f"{c.name} {name}".rstrip() for c in self.clients for name in c.class_names]
+
+    def common(self) -> Serve:
+        """Return the workload with the objectives that all of its requests have, and no others."""
+        every = self.objective_classes
+        said = {name: bound for name in BOUNDS if (bound := getattr(self, name)) is not None}
+        kept = {n: b if all(one[f"{n}_s"] == b for one in every) else None for n, b in said.items()}
+        return msgspec.structs.replace(self, **kept, classes=(), clients=())
 
     def drawn(self) -> Requests:
         """Return the requests, the same for the same workload.
@@ -345,6 +360,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "output": ("output", _tokens, _TOKENS),
     "lengths": ("lengths", file_name, "a .csv, .jsonl or .json file of lengths, or a trace of the catalog"),
     "requests": ("requests", num_requests, f"a positive number of requests up to {MOST_REQUESTS:,}"),
+    "longest": ("longest", count(LONGEST), f"a positive number of tokens up to {LONGEST:.0e}"),
     "turns": ("turns", turns, "a whole number of requests a conversation, or their mean, 3.5:geometric"),
     "think": ("think", pause, "a duration such as 20s, with its variation if need be: 20s:cv=0.5"),
     "prefix": ("prefix", prefix, "a number of tokens, of several groups if need be: 1024:groups=8:zipf=1"),

@@ -44,8 +44,8 @@ NEEDED: dict[str, tuple[tuple[str, ...], str, str]] = {
 #: Words of the requests of one client: of a file of several they stand in its table.
 OF_A_CLIENT = (
     *SOURCES,
-    *("cv", "burst", "ramp", "data", "scale", "begin", "prompt", "output", "lengths", "turns", "think", "prefix"),
-    *("samples", "tenants", "priority", "adapters", "adapter_rank"),
+    *("cv", "burst", "ramp", "data", "scale", "begin", "prompt", "output", "lengths", "longest", "turns", "think"),
+    *("prefix", "samples", "tenants", "priority", "adapters", "adapter_rank"),
 )
 
 

@@ -131,9 +131,10 @@ class ReplicaBounds:
 
     def demand(self) -> tuple[float, float]:
         """Return the least seconds of replicas' time that must have been spent so that every objective can be kept, and
-        by how long after the last arrival; (0, infinity) where objectives do not say by when a request is done."""
+        by how long after the last arrival; (0, infinity) where objectives do not say by when a request is done, or
+        where requests wait for answers."""
         serve, count = self.serve, len(self.requests)
-        if serve.ttft is None and serve.e2e is None:
+        if (serve.ttft is None and serve.e2e is None) or len(self.requests.after):
             return 0.0, inf
         allowed = sum(most_misses(o.share, self._judged(name)) for name, o in serve.objectives.items())
         kept = max(0, count - allowed)

@@ -77,7 +77,7 @@ class ServingEvaluator:
         """Return the bounds of the replicas of a phase, which has room for them."""
         key = (phase.plan, engine)
         if key not in self._bounds:
-            self._bounds[key] = ReplicaBounds(self.built(phase, engine).replica, self.requests, self.serve)
+            self._bounds[key] = ReplicaBounds(self.built(phase, engine).replica, self.requests, self.serve.common())
         return self._bounds[key]
 
     def no_room(self, phase: Phase, engine: EngineWords) -> str:
@@ -99,7 +99,7 @@ class ServingEvaluator:
         it is lost before."""
         (phase,) = candidate.phases
         serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
-        requests = faster(self.requests, speed)
+        requests = self.requests.faster(speed)
         self.simulated += 1
         if phase.replicas > 1 and serving.get("routing", serve.engine.routing).looks:
             shares, served = served_by(serve, replica, requests, phase.replicas)
@@ -155,17 +155,9 @@ def _ratio(serve: Serve, replica: Replica, share: Requests) -> float:
     return max((one.value_s / one.bound_s for one in kept), default=0.0)
 
 
-def faster(requests: Requests, speed: float) -> Requests:
-    """Return the requests with gaps between arrivals divided by `speed`."""
-    if speed == 1.0:
-        return requests
-    return msgspec.structs.replace(requests, arrival_s=requests.arrival_s / speed)
-
-
 def missed(kept: Kept) -> str:
     """Return the objective that a simulation missed, in words."""
-    name = kept.metric[:-2].upper()
-    return f"simulated: {name} p{kept.share * 100:g} {seconds(kept.value_s)} misses {seconds(kept.bound_s)}"
+    return f"simulated: {kept.said} {seconds(kept.value_s)} misses {seconds(kept.bound_s)}"
 
 
 class _Misses:
@@ -173,7 +165,7 @@ class _Misses:
 
     def __init__(self, serve: Serve, requests: Requests):
         judged = {"tpot_s": int((requests.output > 1).sum())}
-        self.objectives = serve.objectives
+        self.objectives = serve.common().objectives
         self.left = {n: most_misses(o.share, judged.get(n, len(requests))) for n, o in self.objectives.items()}
 
     def after(self, times: object) -> str:

@@ -133,9 +133,9 @@ def _tellable(
             help = nearest(name, list(FRONT))
             raise MeshwrightError.one("R004", f"no value {name!r} of a front", place="--pareto", help=help)
     wrong = []
-    if (objective in BOUNDED or most_rates) and not serve.objectives:
+    if (objective in BOUNDED or most_rates) and not any(serve.objective_classes):
         wrong.append(("no bounds on latencies are said", "add --slo ttft=500ms,tpot=50ms@p90"))
-    if (objective in AT_RATE or most_rates) and not (serve.rate or serve.trace):
+    if (objective in AT_RATE or most_rates) and not (serve.rate or serve.trace or serve.windows or serve.clients):
         wrong.append(("requests come at no rate", "say rate= or trace=, or ask for --objective throughput"))
     if "cost" in (objective, *front) and any(c.total_price_usd_hour() is None for c in clusters):
         without = ", ".join(c.name for c in clusters if c.total_price_usd_hour() is None)
@@ -212,7 +212,7 @@ def _ranked(walk: ServingWalk, chosen: Chosen, most_rates: bool) -> RankedServin
         tables=evaluator.tables,
     )
     sure = None
-    if serve.objectives:
+    if any(serve.objective_classes):
         sure = float((evaluator.draws(candidate)[1:] <= 1.0).mean())
     return RankedServing(
         candidate=candidate,
@@ -226,8 +226,8 @@ def _ranked(walk: ServingWalk, chosen: Chosen, most_rates: bool) -> RankedServin
 
 
 def _rate(requests: Requests) -> float:
-    """Requests a second of the arrivals."""
-    span = float(requests.arrival_s[-1])
+    """Requests a second of the arrivals, as they would be if no answer took any time."""
+    span = float(requests.earliest_s()[-1])
     return len(requests) / span if span > 0 else inf
 
 
@@ -237,7 +237,7 @@ def _with_ties(walk: ServingWalk, best: list[RankedServing]) -> list[RankedServi
     out = []
     for one in best:
         tie = None
-        if out and one.prediction.serve.objectives and _alike(one, best[0]):
+        if out and one.prediction.objectives and _alike(one, best[0]):
             difference = walk.of(one.candidate).draws(one.candidate) - walk.of(best[0].candidate).draws(
                 best[0].candidate
             )
