@@ -105,6 +105,30 @@ def test_stored_weights_are_read_from_the_checkpoint_which_the_notes_ask_for():
         ask("trtllm", "llama3-8b", "1xh100", "tp1 weights=nvfp4", "")
 
 
+def test_a_draft_guesses_as_many_tokens_as_were_said():
+    words = "draft=llama3.2-1b,guesses=3,accept=0.7"
+    said = {t: ask(t, "llama3-8b", "2xh100", "tp2", words) for t in ("vllm", "sglang", "trtllm", "dynamo")}
+    tables = {target: yaml.safe_load(exported.text) for target, exported in said.items()}
+    assert tables["vllm"]["speculative-config"] == {
+        "method": "draft_model", "model": "<DRAFT>", "num_speculative_tokens": 3,
+    }  # fmt: skip
+    assert tables["sglang"]["speculative-num-draft-tokens"] == 4 and tables["sglang"]["speculative-num-steps"] == 3
+    assert tables["trtllm"]["speculative_config"]["max_draft_len"] == 3
+    assert all(any("<DRAFT>" in note for note in exported.notes) for exported in said.values())
+    worker = tables["dynamo"]["spec"]["components"][1]["podTemplate"]["spec"]["containers"][0]
+    (flag,) = [one for one in worker["args"] if one.startswith("--speculative-config=")]
+    assert json.loads(flag.partition("=")[2]) == tables["vllm"]["speculative-config"]
+    ngram = yaml.safe_load(ask("sglang", "llama3-8b", "2xh100", "tp2", "draft=ngram,accept=0.3").text)
+    assert ngram["speculative-algorithm"] == "NGRAM" and "speculative-draft-model-path" not in ngram
+
+
+def test_words_that_no_engine_has_are_refused_and_not_left_out():
+    with pytest.raises(Infeasible) as refused:
+        ask("vllm", "llama3-8b", "1xh100", "tp1", "kv_budget=h2o:0.2")
+    (found,) = refused.value.diagnostics
+    assert "kv_budget" in found.message and "no setting" in found.message
+
+
 def test_sglang_computes_whole_prompts_alone_where_the_policy_does_and_replays_no_graph():
     table = read("sglang")
     assert (table["chunked-prefill-size"], table["max-prefill-tokens"]) == (-1, 4096)

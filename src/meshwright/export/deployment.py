@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright import serving
+from meshwright.answer.drafting import USUAL
 from meshwright.answer.prediction import RankMemory
 from meshwright.plan import Layout, Plan
 from meshwright.serving.batching import BatchPolicy
@@ -83,6 +84,11 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     def compute(self) -> str:
         """Precision of the matrix products."""
         return self.plan.precision.compute or Train(global_batch=1, seq_len=1).dtype
+
+    @property
+    def guesses(self) -> int:
+        """Tokens that are guessed ahead, 0 without a draft."""
+        return (self.engine.guesses or USUAL) if self.engine.draft else 0
 
     @property
     def cache_share(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 
 import msgspec
@@ -12,10 +13,13 @@ from meshwright.export.target import load
 from meshwright.plan import Plan
 from meshwright.spec.serve import EngineWords
 
+#: The draft that guesses from the prompt.
+NGRAM = "ngram"
 #: Words of an engine that exporters write, or that say something about the prediction alone (``profile``).
 WRITTEN = (
     *("policy", "profile", "max_batch", "budget", "block", "kv_blocks", "kv", "memory", "routing", "graphs"),
     *("order", "prefix_cache", "preempt", "host_bytes"),
+    *("draft", "speculation", "guesses", "accept", "targets"),
 )
 #: Fields of a plan that exporters write; ``sp`` and ``order`` change nothing in serving.
 LAID_OUT = {
@@ -117,6 +121,26 @@ def cache(d: Deployment) -> Iterator[Gap]:
 def orders(d: Deployment, known: tuple[str, ...]) -> Iterator[Gap]:
     """Yield the gap of an order of who is served first that is none of `known`."""
     yield from one_of(d, "order", dict.fromkeys(known, ""), f"it serves by {' or '.join(known)}", "fcfs")
+
+
+def guesses(d: Deployment) -> Iterator[Gap]:
+    """Yield the gap of a policy of speculation other than to guess and then verify."""
+    if d.engine.draft and d.engine.speculation != "speculative":
+        yield Gap(
+            facet=f"--serve speculation={d.engine.speculation}",
+            value=f"speculation={d.engine.speculation}",
+            reason="it guesses, and then verifies all guesses at once",
+            help="say speculation=speculative",
+            mend={"engine.speculation": "speculative", "engine.targets": 1},
+        )
+
+
+def guessed(d: Deployment) -> Iterator[str]:
+    """Yield what is to be said of speculative decoding."""
+    if d.engine.draft:
+        if d.engine.draft != NGRAM:
+            yield f"fill in <DRAFT>: the draft model, planned as {d.engine.draft}"
+        yield f"accept={d.engine.accept:g} is an assumption about the draft, there is nothing to set"
 
 
 def precisions(d: Deployment, known: Mapping[str, str], reason: str) -> Iterator[Gap]:
@@ -252,5 +276,5 @@ def flagged(name: str, settings: Mapping[str, object]) -> list[str]:
         if isinstance(value, bool):
             flags += [f"--{key}"] if value else [f"--no-{key}"]
         else:
-            flags.append(f"--{key}={value}")
+            flags.append(f"--{key}={json.dumps(value) if isinstance(value, dict) else value}")
     return flags

@@ -49,6 +49,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.experts(d)
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
+    yield from shared.guesses(d)
     yield from shared.orders(d, ("fcfs", "priority"))
     yield from shared.nodes(d, several=True)
     yield from replicas.routing(d)
@@ -85,6 +86,13 @@ def settings(d: Deployment) -> dict[str, object]:
         found |= {"enable-hierarchical-cache": True, "hicache-size": max(1, round(d.engine.host_bytes / 1e9))}
     if not whole:
         found["enable-mixed-chunk"] = True
+    if d.guesses:
+        ngram = d.engine.draft == shared.NGRAM
+        found["speculative-algorithm"] = "NGRAM" if ngram else "STANDALONE"
+        if not ngram:
+            found |= {"speculative-draft-model-path": "<DRAFT>", "speculative-num-steps": d.guesses}
+            found["speculative-eagle-topk"] = 1
+        found["speculative-num-draft-tokens"] = d.guesses + 1
     if d.engine.kv_blocks:
         found["max-total-tokens"] = -(-d.engine.kv_blocks // d.layout.adp) * d.engine.block
     if d.engine.graphs:
@@ -109,6 +117,7 @@ def _notes(d: Deployment) -> Iterator[str]:
     if d.serve.engine.profile != NAME:
         yield f"predicted with the host times of engine={d.engine.profile}; engine=sglang has SGLang's"
     yield from shared.checkpoints(d)
+    yield from shared.guessed(d)
     if d.compute == "int8":
         yield "MODEL is a checkpoint of 8-bit weights and activations"
     elif PRECISIONS[d.compute][1]:

@@ -50,6 +50,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.groups(d, alone=True)
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
+    yield from shared.guesses(d)
     yield from shared.orders(d, ("fcfs",))
     yield from shared.nodes(d, False, "servers of several nodes are started by MPI, and no such launch is written")
     yield from replicas.routing(d)
@@ -77,6 +78,12 @@ def settings(d: Deployment) -> dict[str, object]:
         found["enable_attention_dp"] = True
     if d.plan.experts.ep > 1:
         found["moe_expert_parallel_size"] = d.plan.experts.ep
+    if d.guesses:
+        ngram = d.engine.draft == shared.NGRAM
+        draft = (
+            {"decoding_type": "NGram"} if ngram else {"decoding_type": "Draft_Target", "speculative_model": "<DRAFT>"}
+        )
+        found["speculative_config"] = {**draft, "max_draft_len": d.guesses}
     graphs = {"max_batch_size": min(d.engine.max_batch, 512), "enable_padding": True}
     return found | {
         "dtype": DTYPES.get(d.compute, "auto"),
@@ -105,6 +112,7 @@ def _notes(d: Deployment) -> Iterator[str]:
     if d.compute in CHECKPOINTS:
         yield f"MODEL is a checkpoint whose hf_quant_config.json says {CHECKPOINTS[d.compute]}: precision is read there"
     yield from shared.checkpoints(d)
+    yield from shared.guessed(d)
     if d.layout.adp > 1:
         yield f"limits are those of an attention group, of which a replica has {d.layout.adp}"
     yield "free_gpu_memory_fraction is of what weights and workspace leave: the predicted cache, in its words"

@@ -54,6 +54,7 @@ def engine_limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.groups(d, alone=False)
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
+    yield from shared.guesses(d)
     yield from shared.orders(d, ("fcfs", "priority"))
 
 
@@ -85,6 +86,9 @@ def settings(d: Deployment) -> dict[str, object]:
     }
     if d.engine.host_bytes:
         found["kv-offloading-size"] = d.engine.host_bytes * d.devices / 2**30
+    if d.guesses:
+        model = {"method": "ngram"} if d.engine.draft == shared.NGRAM else {"method": "draft_model", "model": "<DRAFT>"}
+        found["speculative-config"] = {**model, "num_speculative_tokens": d.guesses}
     if d.engine.kv_blocks:
         found["num-gpu-blocks-override"] = -(-d.engine.kv_blocks // groups)
     if d.engine.graphs:
@@ -113,6 +117,7 @@ def notes(d: Deployment) -> Iterator[str]:
     if d.compute == "int8":
         yield "MODEL is a checkpoint of 8-bit weights and activations: the engine reads that there"
     yield from shared.checkpoints(d)
+    yield from shared.guessed(d)
     if d.layout.adp > 1:
         yield f"limits are those of an attention group, of which a replica has {d.layout.adp}"
     if d.engine.order == "priority":
