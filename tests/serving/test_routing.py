@@ -2,10 +2,12 @@
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 
 from meshwright import serving
+from meshwright.serving.cache import CacheRules
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.power_of_two import two_of
 from meshwright.simulate.serve_pool import pooled
@@ -17,10 +19,14 @@ class Load(NamedTuple):
     waiting: int
     running: int
     tokens: int
+    blocks: int = 0
 
     @property
     def open(self):
         return self.waiting + self.running
+
+    def cached(self, hashes):
+        return min(self.blocks, len(hashes))
 
 
 LOADS = [Load(2, 3, 900), Load(0, 4, 100), Load(1, 3, 50)]
@@ -55,6 +61,46 @@ def test_power_of_two_takes_the_less_loaded_of_its_two():
         assert router.choose(asked_of(i), LOADS) in (a, b) and LOADS[router.choose(asked_of(i), LOADS)].open == min(
             LOADS[a].open, LOADS[b].open
         )
+
+
+def test_a_request_follows_its_prefix_unless_little_is_there_or_the_replica_is_overloaded():
+    router = serving.get("routing", "prefix-aware")
+    asked = NewRequest(0, 160, 2, hashes=tuple(range(10)))
+    loads = [Load(0, 90, 0, blocks=8), Load(0, 40, 0, blocks=4), Load(0, 60, 0)]
+    assert router.choose(asked, loads) == 0  # 90 open requests are 50 more than 40, not 64
+    assert router.choose(asked, [Load(0, 110, 0, blocks=8), *loads[1:]]) == 1  # 70 more, and 2.75 times as many
+    assert router.choose(asked, [Load(0, 90, 0, blocks=3), Load(0, 40, 0)]) == 1  # 3 of 10 blocks are no more than 30%
+    assert router.choose(NewRequest(0, 160, 2), loads) == 1  # no prefix is known
+
+
+def test_a_tenant_leaves_its_prefix_where_its_credit_there_is_used_up():
+    # a quantum of 100: 40 tokens of prompt, of which 20 are at replica 0, and 2 x 30 for the answer are 80 there
+    router = serving.get("routing", "d2lpm:100").open()
+    asked = NewRequest(0, 40, 30, tenant=5, hashes=(1, 2))
+    loads = [Load(0, 9, 0, blocks=1), Load(0, 3, 0)]
+    assert [router.choose(asked, loads) for _ in range(2)] == [0, 0] and router.left == {(5, 0): -60, (5, 1): 100}
+    assert router.choose(asked, loads) == 1 and router.left == {(5, 0): -60, (5, 1): 0}
+    assert router.choose(asked, loads) == 0 and router.left == {(5, 0): -40, (5, 1): 100}  # a quantum each: 40 - 80
+    assert router.choose(NewRequest(1, 40, 30, tenant=6, hashes=(1, 2)), loads) == 0  # another tenant's own credit
+
+
+def test_following_prefixes_finds_more_in_the_caches_than_by_load():
+    rng = np.random.default_rng(2)
+    group = rng.integers(0, 6, 60)
+    asked = msgspec.structs.replace(
+        requests(*((0.9 * i, 160, 4) for i in range(60))),
+        tenant=group,
+        hashes=np.concatenate(
+            [[100 * g + k if k < 9 else 1000 + 100 * i for k in range(10)] for i, g in enumerate(group)]
+        ),
+        hash_ptr=np.arange(61) * 10,
+    )
+    one = msgspec.structs.replace(replica("vllm-v1", blocks=60), rules=CacheRules(prefix=True))
+
+    def found(routing):
+        return sum(s.cached.sum() for s in pooled(one, 3, asked, serving.get("routing", routing))[1])
+
+    assert found("prefix-aware") > 1.2 * found("least-loaded") > 0 and found("d2lpm") > found("least-loaded")
 
 
 @pytest.mark.parametrize("concurrency", [0, 9])

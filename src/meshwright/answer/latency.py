@@ -128,7 +128,8 @@ def with_intervals(
 ) -> ServingMetrics:
     """The metrics with 80% intervals: the first requests served again under draws of the errors of the costs, one
     factor for each class of errors and one for the engine, log-normal and stratified as those of a step are."""
-    first = shares[0].first(DRAWN_REQUESTS if replica.policy.code else DRAWN_PLAINLY)
+    compiled = replica.compiled and not len(shares[0].after)
+    first = shares[0].first(DRAWN_REQUESTS if compiled else DRAWN_PLAINLY)
     base = serving_metrics(serve, [first], [simulate(replica, first)])
     found = [serving_metrics(serve, [first], [simulate(one, first)]) for one in drawn(replica, profile)]
 

@@ -101,6 +101,7 @@ def built(
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
         rules=cache_rules(serve, requests, block_bytes),
+        wanted_s=wanted_s(serve),
         block_s=block_bytes / (node.pcie_gb_s * 1e9),
         kv_read=kept.read,
         fetch_s=fetched_s(kept, node, block_bytes / limits.block),
@@ -127,6 +128,13 @@ def fetched_s(kept: KvShares, node: Node, token_bytes: float) -> float:
     if kept.in_drive:
         return kept.read * token_bytes / (node.nvme_gb_s * 1e9 / node.devices)
     return kept.fetched * token_bytes / (node.pcie_gb_s * 1e9)
+
+
+def wanted_s(serve: Serve) -> tuple[float, ...]:
+    """Return the seconds in which a first token is wanted by class of objectives, 0 for any time; nothing where no
+    class wants it."""
+    found = tuple(bounds["ttft_s"].seconds if "ttft_s" in bounds else 0.0 for bounds in serve.objective_classes)
+    return found if any(found) else ()
 
 
 def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRules:

@@ -9,15 +9,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+import msgspec
+
 from meshwright.errors import MeshwrightError, nearest
 
 #: The files of this package that define policies, by axis, each as ``POLICY``: a new one is a file and its name here.
 MODULES = {
     "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future"),
-    "order": ("fcfs", "priority"),
+    "order": ("fcfs", "priority", "sjf", "deadline", "vtc", "lpm", "dlpm"),
     "speculation": ("speculative", "dsi", "pipeinfer", "eqspec", "exspec"),
     "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer"),
-    "routing": ("round_robin", "least_loaded", "power_of_two"),
+    "routing": ("round_robin", "least_loaded", "power_of_two", "prefix_aware", "d2lpm"),
 }
 
 #: Words of a serving workload that name a policy, where they are not the axis.
@@ -44,15 +46,22 @@ def register(axis: str, policy: Any) -> Any:
 
 
 def get(axis: str, name: str) -> Any:
-    """The policy of that name.
+    """The policy of that name; ``dlpm:4096`` is the one called dlpm with that ``number``.
 
     Raises:
-        MeshwrightError: W013 when there is none; names the nearest.
+        MeshwrightError: W013 when there is none, and names the nearest; or when it has no number.
     """
+    said, (name, _, number) = name, name.partition(":")
     found = policies(axis).get(name)
+    place = f"--serve {WORDS.get(axis, axis)}={said}"
     if found is None:
-        help = nearest(name, list(names(axis)))
         raise MeshwrightError.one(
-            "W013", f"no {axis} policy {name!r}", place=f"--serve {WORDS.get(axis, axis)}={name}", help=help
+            "W013", f"no {axis} policy {name!r}", place=place, help=nearest(name, list(names(axis)))
         )
-    return found
+    if not number:
+        return found
+    if not hasattr(found, "number"):
+        raise MeshwrightError.one(
+            "W013", f"the {axis} policy {name!r} has no number", place=place, help=f"write {name}"
+        )
+    return msgspec.structs.replace(found, number=float(number))

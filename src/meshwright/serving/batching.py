@@ -7,7 +7,7 @@ same for all.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Protocol
 
 import msgspec
@@ -15,14 +15,12 @@ import msgspec
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
 from meshwright.serving.cohort import Cohort
 from meshwright.serving.engine_request import EngineRequest, NewRequest
+from meshwright.serving.fcfs import FOR_EVER, OrderPolicy, WaitingQueue
 from meshwright.serving.fcfs import POLICY as FCFS
-from meshwright.serving.fcfs import OrderPolicy, WaitingQueue
 from meshwright.serving.prefix_cache import PrefixCache
 
 #: Past answers whose lengths an engine remembers.
 REMEMBERED = 1000
-#: Iterations of a run of equal ones, at most.
-MOST_REPEATS = 1 << 40
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -357,10 +355,21 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         """How often the same iteration follows, if nobody comes or leaves: as often as there are blocks to grow by."""
         if plan.admitted or plan.evicted or plan.together + len(state.shares) < len(state.running):
             return 1
-        if not getattr(self.policy, "steady", True) or (len(state.waiting) and not state.waiting.settled):
+        if not getattr(self.policy, "steady", True):
             return 1
         if not all(s.new == 1 and s.past and s.samples for s in state.shares):
             return 1
+        found = (
+            state.waiting.unchanged(Counter(one.new.tenant for one in state.running))
+            if len(state.waiting)
+            else FOR_EVER
+        )
         if self.policy.reserves:
-            return MOST_REPEATS
-        return state.cache.quiet // len(state.running) * self.limits.block + 1
+            return found
+        reads = len(state.waiting) and state.waiting.reads_cache
+        if reads and state.shares:
+            return 1  # nobody says when the cache next has something new
+        room = state.cache.bare if reads else state.cache.quiet
+        if reads:
+            found = min(found, state.cohort.until_named)
+        return max(min(found, max(room, 0) // len(state.running) * self.limits.block + 1), 1)

@@ -74,6 +74,10 @@ class KvCache:
         """Blocks that can be given out without one that goes to the host's memory."""
         return self.bare
 
+    def has(self, hashes: tuple[int, ...]) -> int:
+        """Return how many blocks of a prefix are here: none, as those of whoever left are not kept."""
+        return 0
+
     def look(self, one: EngineRequest) -> None:
         """Find what the cache has of a request that waits: here nothing that it did not bring."""
 

@@ -11,6 +11,7 @@ import heapq
 
 from meshwright.serving.cache import KvCache
 from meshwright.serving.engine_request import STILL, EngineRequest, Pace
+from meshwright.serving.fcfs import FOR_EVER
 
 
 class Cohort:
@@ -83,6 +84,11 @@ class Cohort:
         cycles, rest = divmod(times, self.block)
         first = self.pace.ticks + self.ahead
         return cycles * len(self.members) + sum(self.phase[-(first + i) % self.block] for i in range(rest))
+
+    @property
+    def until_named(self) -> int:
+        """Iterations until the cache next names what one of them has computed."""
+        return self.wakes[0][0] - self.pace.ticks if self.wakes else FOR_EVER
 
     def tick(self, times: int, cache: KvCache) -> None:
         """Note that the iteration under way is over, and as many after it as make so many."""

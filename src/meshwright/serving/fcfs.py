@@ -13,16 +13,19 @@ from meshwright.serving.engine_request import EngineRequest
 if TYPE_CHECKING:
     from meshwright.serving.cache import KvCache
 
+#: More iterations than any run of equal ones has.
+FOR_EVER = 1 << 40
+
 
 class WaitingQueue(Protocol):
     """The requests that wait at one engine, in an order.
 
-    ``settled``: whom it would let run next does not change while others are computed. ``ranks``: those who run are kept
-    in order of :meth:`rank`, so that the last of them is evicted first; without it they are in order of admission.
+    ``ranks``: those who run are kept in order of :meth:`rank`, so that the last of them is evicted first; without it
+    they are in order of admission. ``reads_cache``: who is first depends on the cache.
     """
 
-    settled: bool
     ranks: bool
+    reads_cache: bool
 
     def add(self, one: EngineRequest) -> None:
         """Let a request wait."""
@@ -46,6 +49,10 @@ class WaitingQueue(Protocol):
     def left(self, one: EngineRequest) -> None:
         """Note that a request is answered or withdrawn."""
 
+    def unchanged(self, decoding: dict[int, int]) -> int:
+        """Return the iterations in which so many sequences of each tenant decode, and nothing else is computed, that
+        leave whom it would let run next the same as far as the cache stays as it is."""
+
     def rank(self, one: EngineRequest) -> object:
         """Return a key by which those who run are sorted, the most important first."""
 
@@ -67,8 +74,8 @@ class OrderPolicy(Protocol):
 class InOrder:
     """A queue in order of arrival; what was evicted stands before all others."""
 
-    settled = True
     ranks = False
+    reads_cache = False
 
     def __init__(self) -> None:
         self.waiting: deque[EngineRequest] = deque()
@@ -100,6 +107,10 @@ class InOrder:
 
     def left(self, one: EngineRequest) -> None:
         """Nothing depends on who leaves."""
+
+    def unchanged(self, decoding: dict[int, int]) -> int:
+        """Return for ever: who comes first is decided when it comes."""
+        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> int:
         """Return when it came."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
-from meshwright.serving.fcfs import WaitingQueue
+from meshwright.serving.fcfs import FOR_EVER, WaitingQueue
 
 if TYPE_CHECKING:
     from meshwright.serving.cache import KvCache
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class RankedQueue:
     """A queue in order of a rank that a request keeps."""
 
-    settled = True
     ranks = True
+    reads_cache = False
 
     def __init__(self) -> None:
         self.heap: list[tuple[object, int, EngineRequest]] = []
@@ -54,6 +54,10 @@ class RankedQueue:
 
     def left(self, one: EngineRequest) -> None:
         """Nothing depends on who leaves."""
+
+    def unchanged(self, decoding: dict[int, int]) -> int:
+        """Return for ever: a rank is kept."""
+        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> object:
         """Return its priority, the highest first."""

@@ -47,3 +47,9 @@ class Router(Protocol):
 
     def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:
         """Return the replica of a request, of a policy that looks."""
+
+
+def opened(router: Router) -> Router:
+    """Return a router for one run: of a policy that counts what it did (``open``) one that did nothing yet."""
+    begin = getattr(router, "open", None)
+    return router if begin is None else begin()

@@ -10,11 +10,12 @@ import heapq
 from collections.abc import Sequence
 from itertools import count
 
+import msgspec
 import numpy as np
 
 from meshwright.serving.batching import Arrived, EngineState
 from meshwright.serving.engine_request import NewRequest
-from meshwright.serving.routing import Router
+from meshwright.serving.routing import Router, opened
 from meshwright.simulate.serve_plain import Clock, said_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
@@ -74,7 +75,7 @@ class ReplicaPool:
         self.clocks = [Clock(replica, requests, skips=skips, logs=logs) for _ in range(replicas)]
         self.seen = [ReplicaSeen(clock.state) for clock in self.clocks]
         self.version = [0] * replicas
-        self.requests, self.router, self.said = requests, router, said_of(requests)
+        self.requests, self.router, self.said = requests, router and opened(router), said_of(requests)
         self.where = np.full(len(requests), -1)
         self.order = count()
         self.following = min(requests.concurrency or len(requests), len(requests))
@@ -114,6 +115,8 @@ class ReplicaPool:
         clock = self.clocks[chosen]
         for one in requests:
             self.where[one.number], clock.arrival[one.number] = chosen, now
+        if clock.replica.wanted_s:
+            requests = [self._wanted(one, clock.replica.wanted_s, now) for one in requests]
         idle = clock.iterate is None
         if idle:
             clock.idle_until(now)
@@ -122,6 +125,11 @@ class ReplicaPool:
             self.start(chosen)
         elif clock.times > 1 and len(clock.state.running) < clock.replica.limits.max_batch:
             self._until(chosen, clock.cut(now))
+
+    def _wanted(self, one: NewRequest, wanted_s: Sequence[float], now: float) -> NewRequest:
+        """A request with the time by which its first token is wanted, by its class of objectives; 0 for none."""
+        bound = wanted_s[self.requests.slo[one.number] if len(self.requests.slo) else 0]
+        return msgspec.structs.replace(one, deadline_s=now + bound) if bound else one
 
     def end(self, which: int, now: float) -> None:
         """End a run of iterations: those come who waited for what it answered, then the next one is planned."""

@@ -35,9 +35,10 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """One replica: its policies, limits, iteration costs, pipeline stages and host.
 
-    ``block_s`` are the seconds in which a cache block goes to the host's memory or comes back. Under a KV budget a next
-    token's attention reads the share ``kv_read`` of its context, for each token of which ``fetch_s`` seconds of other
-    links pass; where drives compute it (``in_drive``) it takes the device no time.
+    ``wanted_s`` are the seconds in which a first token is wanted, by class of objectives (0: any time). ``block_s`` are
+    the seconds in which a cache block goes to the host's memory or comes back. Under a KV budget a next token's
+    attention reads the share ``kv_read`` of its context, for each token of which ``fetch_s`` seconds of other links
+    pass; where drives compute it (``in_drive``) it takes the device no time.
     """
 
     policy: BatchPolicy
@@ -49,6 +50,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     rules: CacheRules = CacheRules()
     drafts: DraftPolicy | None = None
     guessing: Guesses | None = None
+    wanted_s: tuple[float, ...] = ()
     block_s: float = 0.0
     kv_read: float = 1.0
     fetch_s: float = 0.0

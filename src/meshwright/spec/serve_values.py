@@ -168,6 +168,14 @@ def numbered_name(text: str) -> str | None:
     return f"{policy_name(name)}:{positive(number, 1.0):g}" if colon else policy_name(name)
 
 
+def counted_name(text: str) -> str | None:
+    """Read ``dlpm`` or ``dlpm:4096``, a name with a positive number."""
+    name, colon, number = text.strip().lower().partition(":")
+    if policy_name(name) is None or (colon and positive(number, 1e12) is None):
+        return None
+    return f"{policy_name(name)}:{positive(number, 1e12):.12g}" if colon else policy_name(name)
+
+
 def yes_no(text: str) -> bool | None:
     """Read yes or no."""
     return {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}.get(text.lower())
