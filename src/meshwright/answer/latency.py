@@ -50,7 +50,8 @@ def times_of_all(shares: list[Requests], served: list[ServedRequests]) -> Times:
     return Times(*(np.concatenate(columns) for columns in zip(*found)))
 
 
-def _summary(values: np.ndarray) -> Summary:
+def summary(values: np.ndarray) -> Summary:
+    """Return the mean and the percentiles of times, of those that are no NaN."""
     values = values[~np.isnan(values)]
     if not len(values):
         return Summary(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
@@ -77,23 +78,29 @@ def _span(shares: list[Requests], served: list[ServedRequests]) -> float:
 def serving_metrics(serve: Serve, shares: list[Requests], served: list[ServedRequests]) -> ServingMetrics:
     """Return the metrics of what the replicas served, without intervals."""
     times, span = times_of_all(shares, served), float(_span(shares, served))
-    good = np.ones(len(times.ttft), bool)
-    for name, bound, _, judged in _judged(serve, shares):
-        values = getattr(times, name[:-2])
-        good &= ~(judged & (values > bound.seconds))  # an answer of one token has no time per output token to keep
+    good = kept_objectives(serve, shares, times)
     tokens = sum(int(share.output.sum()) for share in shares)
     return ServingMetrics(
-        ttft_s=_summary(times.ttft),
-        tpot_s=_summary(times.tpot),
+        ttft_s=summary(times.ttft),
+        tpot_s=summary(times.tpot),
         itl_s=_gap_summary(sum(one.gaps for one in served)),
-        e2e_s=_summary(times.e2e),
-        queue_s=_summary(times.queue),
+        e2e_s=summary(times.e2e),
+        queue_s=summary(times.queue),
         throughput_tokens_per_s=tokens / span,
         throughput_interval=None,
         throughput_req_per_s=len(good) / span,
         goodput_req_per_s=float(good.sum()) / span,
         attainment=float(good.mean()),
     )
+
+
+def kept_objectives(serve: Serve, shares: list[Requests], times: Times) -> np.ndarray:
+    """Return whether each request [n] kept every objective that it is held to."""
+    good = np.ones(len(times.ttft), bool)
+    for name, bound, _, judged in _judged(serve, shares):
+        values = getattr(times, name[:-2])
+        good &= ~(judged & (values > bound.seconds))  # an answer of one token has no time per output token to keep
+    return good
 
 
 def objectives_kept(serve: Serve, shares: list[Requests], served: list[ServedRequests]) -> list[Kept]:
@@ -142,8 +149,8 @@ def with_intervals(
 
     said = {}
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s", "queue_s"):
-        summary = getattr(metrics, name)
-        said[name] = msgspec.structs.replace(summary, mean_interval=interval(summary.mean, name))
+        found_s = getattr(metrics, name)
+        said[name] = msgspec.structs.replace(found_s, mean_interval=interval(found_s.mean, name))
     return msgspec.structs.replace(
         metrics,
         **said,

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.latency import objectives_kept, serving_metrics, with_intervals
 from meshwright.answer.prediction import Assumption
 from meshwright.answer.replica import built, served_by
@@ -85,6 +86,8 @@ def predict_serving(
         hit_rate=sum(int(one.cached.sum()) for one in served) / max(int(requests.prompt.sum()), 1),
         swaps=sum(one.swaps for one in served),
         attribution=_attribution(replica.costs, served),
+        groups=group_metrics(serve, shares, served) if detail else (),
+        fairness=fairness(shares, served) if detail else None,
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=made.memory,
         assumptions=_assumptions(profile, costs, model),

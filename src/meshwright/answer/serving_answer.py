@@ -66,14 +66,40 @@ class Kept(NamedTuple):
         return self.value_s <= self.bound_s
 
 
+class GroupMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """The metrics of some requests: those of one tenant, priority or class of objectives (``kind``). ``attainment`` is
+    the share that kept the objectives it is held to."""
+
+    kind: str
+    name: str
+    requests: int
+    ttft_s: Summary
+    tpot_s: Summary
+    e2e_s: Summary
+    attainment: float
+
+
+class Fairness(msgspec.Struct, frozen=True, kw_only=True):
+    """The fairness between tenants. Service is tokens of prompts and twice those generated.
+
+    ``service_gap_tokens`` is the largest difference of service that two tenants had in any time through which both
+    waited, ``jain_index`` Jain's of the service a second that tenants had while others waited too (1: all the same,
+    1/n: one of n had everything), ``contended`` the share of the time in which two or more waited."""
+
+    service_gap_tokens: float
+    jain_index: float
+    contended: float
+
+
 class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
     ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
     metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all, of which ``swaps`` went to the host's memory.
     ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
-    replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``timeline`` has the state of every
-    replica over time, a record of every request and the gaps between tokens.
+    replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``groups`` are the
+    metrics of tenants, priorities and classes of objectives where there are several. ``timeline`` has the state of
+    every replica over time, a record of every request and the gaps between tokens.
     """
 
     model: Model
@@ -93,6 +119,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     swaps: int
     attribution: dict[str, float]
     usage: Usage | None = None
+    groups: tuple[GroupMetrics, ...] = ()
+    fairness: Fairness | None = None
     memory: tuple[RankMemory, ...]
     assumptions: tuple[Assumption, ...]
     warnings: tuple[str, ...]
@@ -126,6 +154,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "iterations": self.iterations,
             "hit_rate": self.hit_rate,
             "swaps": self.swaps,
+            "groups": msgspec.to_builtins(self.groups),
+            "fairness": msgspec.to_builtins(self.fairness),
             **self._used(),
             "peak_memory_bytes": max(rank.peak_bytes for rank in self.memory),
             "memory": msgspec.to_builtins(self.memory),

@@ -12,6 +12,8 @@ from meshwright.report.bars import bar
 from meshwright.report.facts import usd
 from meshwright.report.page import Page
 
+#: Groups of requests that are listed.
+MOST_GROUPS = 12
 #: The times of a request, in words.
 LATENCIES = {
     "ttft_s": "time to first token (TTFT)",
@@ -25,7 +27,7 @@ LATENCIES = {
 def render(prediction: ServingPrediction, console: Console) -> None:
     """Print the whole prediction to `console`."""
     with Page(console) as page:
-        for part in (_verdict, _latencies, _attribution, _usage, _memory, _assumptions):
+        for part in (_verdict, _latencies, _groups, _attribution, _usage, _memory, _assumptions):
             part(prediction, page)
 
 
@@ -94,6 +96,29 @@ def _row(words: str, summary: Summary) -> tuple[Text, ...]:
     values = (seconds(summary.mean), f"{seconds(low)} to {seconds(high)}")
     values += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
     return Text(words), *(Text(value, justify="right") for value in values)
+
+
+def _groups(prediction: ServingPrediction, page: Page) -> None:
+    if not prediction.groups:
+        return
+    page.title("By whose requests they are")
+    head = ("", "requests", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "kept")
+    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in head)]
+    for one in prediction.groups[:MOST_GROUPS]:
+        times = (one.ttft_s.p50, one.ttft_s.p99, one.tpot_s.p50, one.tpot_s.p99, one.e2e_s.p50)
+        kept = f"{one.attainment:.1%}" if prediction.objectives else "-"
+        cells = (f"{one.requests:,}", *map(seconds, times), kept)
+        rows.append((Text(one.name), *(Text(cell, justify="right") for cell in cells)))
+    page.rows(rows)
+    if len(prediction.groups) > MOST_GROUPS:
+        page.quiet(f"{len(prediction.groups) - MOST_GROUPS} more are in --json")
+    fair = prediction.fairness
+    if fair is not None:
+        page.quiet(
+            f"tenants waited beside one another {fair.contended:.0%} of the time; two that both waited were up to "
+            f"{fair.service_gap_tokens:,.0f} tokens of service apart (a generated one counts twice), Jain's index of "
+            f"service {fair.jain_index:.3f}"
+        )
 
 
 def causes(prediction: ServingPrediction) -> list[tuple[str, str, float, float]]:
