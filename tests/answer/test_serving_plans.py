@@ -112,3 +112,77 @@ def test_context_parallel_ranks_answer_a_long_prompt_sooner():
         for on, plan in (("1xh100", "tp1"), ("4xh100", "cp4"))
     )
     assert 2.5 < one / four < 4
+
+
+@pytest.mark.parametrize(
+    ("words", "plan", "said"),
+    [
+        (WORDS, "tp1 slots=4", "P050|slots=4: no layer's weights come from elsewhere|weights_from=host, disk or peer"),
+        (WORDS, "tp1 weights_from=peer", "P050|has no neighbour with memory|say weights_from=host"),
+        (WORDS, "tp1 weights_from=host resident=31", "P050|2 slots and 31 resident layers of 32|all layers have room"),
+        (WORDS, "tp1 sums=star", "P051|ranks that split a token's work, and there is one"),
+        (WORDS, "tp1 act_order=gathered", "P051|reorders quantised weights, and none are|weights=int4"),
+        (WORDS, "tp1 padding=yes", "W014|padding=yes: policy=vllm-v1|policy=static"),
+        (WORDS, "tp1 shared_prefix=once", "W014|begin with nothing in common|say prefix="),
+    ],
+)
+def test_a_word_with_nothing_to_act_on_is_refused(words, plan, said):
+    with pytest.raises(MeshwrightError) as caught:
+        asked(words, plan=plan)
+    assert all(part in str(caught.value) for part in said.split("|")), caught.value
+
+
+def test_a_disk_needs_to_be_in_the_cluster():
+    with pytest.raises(MeshwrightError, match="says no drive that weights could come from"):
+        asked(on="1xrtx4090", plan="weights_from=disk")
+
+
+def test_streamed_weights_bound_an_iteration_by_the_link_they_come_over():
+    # Llama-3-70B: 80 layers of 855,638,016 + 16,384 parameters of 2 bytes over PCIe at the host's rate
+    cluster = mw.load_cluster("1xa100-80")
+    comes = 80 * 855_654_400 * 2 / (cluster.islands[0].node.pcie_gb_s * 1e9)
+    found = asked("batch=1,prompt=64,output=8", model="llama3-70b", on="1xa100-80", plan="weights_from=host")
+    assert found.fits and found.metrics.tpot_s.mean == pytest.approx(comes, rel=0.01)
+    half = asked("batch=1,prompt=64,output=8", model="llama3-70b", on="1xa100-80", plan="weights_from=host resident=32")
+    assert half.metrics.tpot_s.mean == pytest.approx(comes * 48 / 80, rel=0.01)
+
+
+def test_a_padded_engine_computes_every_prompt_as_long_as_the_longest(tmp_path):
+    (tmp_path / "l.csv").write_text("prompt_tokens,output_tokens\n" + "100,1\n" * 7 + "450,1\n")
+    words = f"batch=64,lengths={tmp_path / 'l.csv'},policy=static"
+    packed, padded, longest = (
+        asked(said, model="bert-base", plan=plan).metrics.e2e_s.mean
+        for said, plan in (
+            (words, "tp1"),
+            (words, "padding=yes"),
+            ("batch=64,prompt=450,output=1,policy=static", "tp1"),
+        )
+    )
+    assert padded == longest > 1.5 * packed
+
+
+def test_a_prefix_read_once_decodes_faster_the_more_requests_share_it():
+    def ratio(batch):
+        words = f"batch={batch},prompt=4096,output=32,prefix=4000,prefix_cache=yes,policy=static"
+        each, once = (asked(words, plan=plan).metrics.itl_s.p50 for plan in ("tp1", "shared_prefix=once"))
+        return each / once
+
+    assert ratio(4) < ratio(64) and ratio(64) > 1.5
+
+
+def test_nano_batches_answer_more_where_products_bound_and_less_where_reading_weights_does():
+    def ratio(words):
+        one, two = (
+            asked(words, model="llama2-70b", on="8xa100-80", plan=plan).metrics.throughput_tokens_per_s
+            for plan in ("tp8", "tp8 nano2")
+        )
+        return two / one
+
+    assert ratio("concurrency=600,prompt=512,output=64,requests=900,max_batch=1024,budget=2048") > 1.1
+    assert ratio("batch=4,prompt=64,output=16") < 0.75
+
+
+def test_streams_cost_less_than_as_many_models():
+    # ParScale (2505.10475): small batches wait for the weights, which all streams read once
+    one, eight = (asked("batch=1,prompt=64,output=64", plan=plan).metrics.tpot_s.mean for plan in ("tp1", "streams=8"))
+    assert one < eight < 1.5 * one

@@ -26,7 +26,7 @@ from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Node
 from meshwright.spec.model import Model
-from meshwright.spec.requests import Requests
+from meshwright.spec.requests import Requests, common_prefix
 from meshwright.spec.serve import Serve
 
 
@@ -64,7 +64,7 @@ def built(
     policy = serving.get("batching", serve.engine.policy)
     kept = kv_shares(serve, model)
     device, one = cluster.islands[0].device, alone(plan)
-    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
+    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, common_prefix(requests))
     length = requests.prompt + requests.output
     tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
     token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written
@@ -83,7 +83,7 @@ def built(
         device_share=kept.device,
     )
     most = {"tokens": min(tokens, blocks * limits.block + batch), "batch": batch, "context": int(length.max())}
-    key = (one, serve.engine.kv, *most.values())
+    key = (one, serve.engine.kv, forward.shared, *most.values())
     table = None if tables is None else tables.get(key)
     if table is None:
         table = priced(forward, device, costs, **most)
@@ -97,7 +97,7 @@ def built(
         policy=policy,
         limits=limits,
         costs=table,
-        host=host_times(profile, model, serve),
+        host=streaming(host_times(profile, model, serve), forward, cluster),
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
         rules=cache_rules(serve, requests, block_bytes),
@@ -135,6 +135,28 @@ def wanted_s(serve: Serve) -> tuple[float, ...]:
     class wants it."""
     found = tuple(bounds["ttft_s"].seconds if "ttft_s" in bounds else 0.0 for bounds in serve.objective_classes)
     return found if any(found) else ()
+
+
+def streaming(host: HostTimes, forward: Forward, cluster: Cluster) -> HostTimes:
+    """Return the host's times where layers' weights come from elsewhere: an iteration takes at least as long as they
+    do, over the rank's part of its host's drives, its own link to the host, or a neighbour's port."""
+    source, node = forward.plan.serving.stream, cluster.islands[0].node
+    if not source:
+        return host
+    ranks = min(node.devices, forward.plan.layout.num_ranks)
+    rate = {"disk": node.nvme_gb_s / ranks, "host": node.pcie_gb_s}
+    if source == "peer":
+        rate["peer"] = forward.mesh.pair(0, 1).hops[0].gb_s
+    comes_s = forward.streamed_bytes(0) / (rate[source] * 1e9)
+    return msgspec.structs.replace(host, eager_s=max(host.eager_s, comes_s), graph_tokens=0)
+
+
+def padded(requests: Requests, batch: int) -> Requests:
+    """Return requests whose prompts are as long as the longest of their batch, which takes so many as they arrive."""
+    prompt = requests.prompt.copy()
+    for first in range(0, len(prompt), batch):
+        prompt[first : first + batch] = prompt[first : first + batch].max()
+    return msgspec.structs.replace(requests, prompt=prompt)
 
 
 def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRules:

@@ -10,9 +10,9 @@ import numpy as np
 from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.latency import objectives_kept, serving_metrics, with_intervals
 from meshwright.answer.prediction import Assumption
-from meshwright.answer.replica import built, served_by
+from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
-from meshwright.answer.serving_check import oversized, refused
+from meshwright.answer.serving_check import oversized, refused, unshared
 from meshwright.answer.usage import usage
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
@@ -56,9 +56,11 @@ def predict_serving(
     """
     plan = plan.on(cluster.num_devices)
     requests = requests if requests is not None else serve.drawn()
-    found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine)
+    found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine) + unshared(plan, requests)
     if found:
         raise MeshwrightError(found)
+    if plan.serving.padded:
+        requests = padded(requests, serve.batch or serve.engine.max_batch)
     profile, costs = profile or engine_profile(serve.engine.profile), costs or serving_costs()
     made = built(model, cluster, serve, plan, requests, costs, profile, tables)
     who, replica = _identity(model, cluster, serve, plan), made.replica

@@ -20,7 +20,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.ends import Contrastive, Embedding
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.model import Model
-from meshwright.spec.requests import Requests, numbered
+from meshwright.spec.requests import Requests, common_prefix, numbered
 from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 
@@ -45,6 +45,9 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if words.kv_budget and not model.attentions:
         message = f"kv_budget={words.kv_budget} keeps a part of keys and values, and {model.name} has none"
         found.append(_bad(message, "--serve kv_budget", "drop kv_budget="))
+    if plan.serving.padded and not (serve.batch or words.policy == "static"):
+        message = f"padding=yes: policy={words.policy} computes the tokens of all requests one behind the other, packed"
+        found.append(_bad(message, "plan.serving.padded", "drop padding=, or say policy=static"))
     if len(cluster.islands) > 1:
         help = "say one of its islands: replicas of unlike devices are not served together yet"
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
@@ -171,6 +174,14 @@ def _training_words(plan: Plan) -> list[str]:
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
     said += [name for name in ("recompute", "attention") if getattr(plan.memory, name) != getattr(Memory(), name)]
     return said
+
+
+def unshared(plan: Plan, requests: Requests) -> list[Diagnostic]:
+    """Return W014 where a plan reads a common prefix once and the requests have none."""
+    if plan.serving.prefix == "each" or common_prefix(requests):
+        return []
+    help = "say prefix= of a workload, or a trace with block hashes; or drop shared_prefix="
+    return [_bad("shared_prefix=once, and the requests begin with nothing in common", "plan.serving.prefix", help)]
 
 
 def oversized(model: Model, requests: Requests, words: EngineWords) -> list[Diagnostic]:

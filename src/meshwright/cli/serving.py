@@ -90,7 +90,7 @@ def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
     Raises:
         MeshwrightError: `wrong`, and everything that is wrong with the question, at once.
     """
-    from meshwright.answer.serving_check import oversized, refused
+    from meshwright.answer.serving_check import oversized, refused, unshared
     from meshwright.spec.serve import Serve, parse
 
     parts, found = read_parts(msgspec.structs.replace(question, train="", framework=""))
@@ -104,7 +104,7 @@ def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
     if len(parts) == 3:
         model, cluster, plan = parts
         wrong += refused(plan.on(cluster.num_devices), model, cluster, serve or Serve())
-        wrong += oversized(model, requests, serve.engine) if requests is not None else []
+        wrong += oversized(model, requests, serve.engine) + unshared(plan, requests) if requests is not None else []
     if wrong:
         raise MeshwrightError(wrong)
     return model, cluster, serve, plan, requests

@@ -206,7 +206,14 @@ def _broadcast(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) ->
     return tuple(_ring(n, hops, fabrics, "broadcast"))
 
 
+def _star(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """An all-reduce over one rank: it receives every other's buffer and sends the sum to each, through its own port of
+    the outermost level."""
+    return tuple((2 * start, 2 * (n - 1) * rate) for start, rate in _send(n, hops, fabrics))
+
+
 _ALGORITHMS = {
+    "star": _star,
     "all_reduce": _all_reduce,
     "all_gather": _gather("all_gather"),
     "reduce_scatter": _gather("reduce_scatter"),

@@ -67,6 +67,12 @@ def contention(device: Device) -> float:
     return COLLECTIVE_SMS / max(COLLECTIVE_OF, device.num_sms)
 
 
+def streaming_share(device: Device) -> float:
+    """Share of the SMs whose own ports to the L2 carry what the device memory gives, at most 1: what a kernel that
+    waits for memory needs of the device, while others have the rest."""
+    return min(1.0, device.memory_gb_s * 1e9 / (device.num_sms * _l2_per_sm(device)))
+
+
 #: What the matrix units multiply in formats whose values share scales.
 ELEMENTS = {"fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
 

@@ -13,16 +13,16 @@ from functools import cached_property
 import msgspec
 
 from meshwright import layers
-from meshwright.layers.head import logits
 from meshwright.layers.pieces import Context, Piece, linear, norm, residual
-from meshwright.lower import served_experts
+from meshwright.lower import served_ends, served_experts
 from meshwright.lower.layer import Entry, program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.served_experts import Spread
-from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings
+from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings, prefix_once
 from meshwright.plan import Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
+from meshwright.spec.ends import Embedding, Head
 from meshwright.spec.items import Item
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
@@ -30,16 +30,20 @@ from meshwright.spec.serve import KV_BYTES
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 from meshwright.work import Collective, Group
 
+#: Learned tokens in front of each stream of a token (ParScale, 2505.10475, section 3).
+STREAM_PREFIX = 48
+
 
 class Forward:
-    """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache.
+    """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache, and
+    ``shared`` the tokens of a prefix that all requests have in common.
 
     Of several attention groups (``adp``) each has an equal part of an iteration's tokens and requests; dense MLPs
     beside experts, the embedding and the head are of each group's own tokens, MLPs of a model without experts of all.
     """
 
-    def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16"):
-        self.model, self.mesh, self.kv = model, mesh, kv
+    def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16", shared: int = 0):
+        self.model, self.mesh, self.kv, self.shared = model, mesh, kv, shared
         layout = plan.layout
         self.plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, sp=False))
         self.spread = Spread.of(plan)
@@ -72,10 +76,14 @@ class Forward:
     def tokenwise(self, kind: int, tokens: int, most: int = 0) -> list[Entry]:
         """Return the operators of a layer on so many tokens, in order, without what mixes them. `most` of them are of
         the attention group that has most (0: its part)."""
-        layer = self.model.layer(kind)
+        layer, serving = self.model.layer(kind), self.plan.serving
+        tokens *= 1 if kind == EMBEDDING else serving.streams
         own = self.context(most * self.plan.layout.adp or tokens)
-        pieces = layers.of(layer).pieces(own, layer) if kind == EMBEDDING else self._block(layer, own, tokens)
-        return _chained(program(pieces, "F"))
+        if kind == EMBEDDING:
+            pieces = served_ends.embedding(own, layer, self.mesh.group())
+        else:
+            pieces = served_ends.reordered(own, self._block(layer, own, tokens))
+        return served_ends.summed(_chained(program(pieces, "F")), serving.sums)
 
     def _block(self, block: Block, own: Context, tokens: int) -> list[Piece]:
         """Return the pieces of a block; experts are those of the busiest rank, and their outputs summed once."""
@@ -113,7 +121,8 @@ class Forward:
         encoder answers: a vector, or scores of classes."""
         c, head = self.context(tokens), self.model.head
         if c.causal:
-            return program(logits(c, head), "F")
+            joined = served_ends.joined(c, self.plan.serving.streams)
+            return program([*joined, *served_ends.scores(c, head, self.mesh.group())], "F")
         pieces = [norm(c, "final norm")]
         if getattr(head, "pooler", -1) not in (-1, False):
             pieces += linear(c, "pooler", c.hidden, c.hidden, bias=True)
@@ -139,7 +148,27 @@ class Forward:
         """Return the tasks that mix the tokens of `batch` requests, `new` of each behind `past` others, on a rank of
         the attention group that has most of them."""
         group = -(-batch // self.plan.layout.adp)
-        return entries(self._one, mixing, group, new, past, low=KV_BYTES[self.kv] < 2)
+        return self._cores(mixing, group, new, past)
+
+    def _cores(self, mixing: Mixing, group: int, new: int, past: int) -> list[Entry]:
+        streams, low = self.plan.serving.streams, KV_BYTES[self.kv] < 2
+        if streams > 1:
+            past += STREAM_PREFIX
+        if not self._read_once(mixing, new, past):
+            return entries(self._one, mixing, group * streams, new, past, low=low)
+        own = entries(self._one, mixing, group, new, past - self.shared, low=low)
+        return [*own, *prefix_once(self._one, mixing, group, self.shared, len(own))]
+
+    def _read_once(self, mixing: Mixing, new: int, past: int) -> bool:
+        """Whether decoding reads a prefix that all requests share once for all of them."""
+        spec = mixing.spec
+        return (
+            self.plan.serving.prefix == "once"
+            and new == 1
+            and spec is not None
+            and not (spec.window or spec.index_top_k or spec.kv_lora_rank)
+            and 0 < self.shared <= past
+        )
 
     @cached_property
     def _one(self) -> Context:
@@ -156,8 +185,21 @@ class Forward:
 
     def weight_bytes(self, stage: int) -> float:
         """Return the bytes of the weights that a rank of a stage holds; those multiplied below 16 bits, and those
-        stored so, take what their format does."""
-        return sum(self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage])
+        stored so, take what their format does. Of layers that are streamed it has room for a few."""
+        serving, c = self.plan.serving, self._one
+        ends = sum(self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind < 0)
+        each = [self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind >= 0]
+        held = ends + (max(each) * (serving.slots + serving.resident) if serving.stream else sum(each))
+        if serving.streams > 1:
+            prefixes = serving.streams * STREAM_PREFIX * self.kv_bytes(stage) / serving.streams
+            held += served_ends.joined_bytes(c.hidden, serving.streams, c.element) + prefixes
+        return held
+
+    def streamed_bytes(self, stage: int) -> float:
+        """Return the bytes of weights that come to a rank of a stage in every iteration."""
+        serving = self.plan.serving
+        each = [self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind >= 0]
+        return sum(each) * (1 - serving.resident / len(each)) if serving.stream else 0.0
 
     def _held_bytes(self, layer: msgspec.Struct) -> float:
         c, precision = self._one, self.plan.precision
@@ -170,19 +212,26 @@ class Forward:
             parts = [msgspec.structs.replace(layer, mlp=None), layer.mlp]
         total = 0.0
         for part in parts:
-            held = layers.of(part).params(part, c)
+            held = layers.of(part).params(part, self._ends(part))
             shared = isinstance(part, Dense) and not self.model.mixtures
-            split = held.split / (self.plan.layout.tp if shared else c.tp)
+            split = held.split / (self.plan.layout.tp if shared else self._ends(part).tp)
             total += held.whole * c.element + (split + held.extra) * (dense if held.low else c.element)
             total += held.expert / (self.spread.ep * self.spread.etp) * expert
         return total
+
+    def _ends(self, part: msgspec.Struct) -> Context:
+        """Return the ranks that share a part's parameters: one alone has a table that is not split, and the head on the
+        rank with the table."""
+        tables = self.plan.serving.tables
+        whole = (isinstance(part, Embedding) and tables != "split") or (isinstance(part, Head) and tables == "master")
+        return served_ends.alone(self._one, self.mesh.group()) if whole else self._one
 
     def request_bytes(self, stage: int, tokens: float) -> float:
         """Return the bytes that a rank of a stage keeps of a request of so many tokens: what its attention sees again,
         and the states of its scans. Of several attention groups one keeps it: this is the mean over them."""
         blocks = [self.model.blocks[kind] for kind in self.stages[stage] if kind >= 0]
         kept = sum(kept_bytes(self._one, block, tokens, KV_BYTES[self.kv]) for block in blocks)
-        return kept / self.plan.layout.adp
+        return kept * self.plan.serving.streams / self.plan.layout.adp
 
     def kv_bytes(self, stage: int) -> float:
         """Return the bytes that a rank of a stage keeps of a request's first token beside its state."""

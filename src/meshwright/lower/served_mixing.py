@@ -18,7 +18,7 @@ from meshwright.layers.pieces import Context
 from meshwright.lower.layer import Entry
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.mixers import SharedTransformer
-from meshwright.work import AttentionCore, Collective, Convolution, Scan, VarlenAttention, Work, pairs
+from meshwright.work import AttentionCore, Collective, Convolution, Elementwise, Scan, VarlenAttention, Work, pairs
 
 #: Work on a request's tokens together, which tokens one by one do not have.
 MIXED = (AttentionCore, VarlenAttention, Scan, Convolution)
@@ -136,6 +136,22 @@ def _prompted(c: Context, spec: Attention, whole: AttentionCore) -> list[Entry]:
             found.append(Entry(f"keys to the next {step + 1}", "cp", sent, arrived))
             arrived = (len(found) - 1,)
     return found
+
+
+def prefix_once(c: Context, mixing: Mixing, batch: int, shared: int, behind: int) -> list[Entry]:
+    """Return the tasks that attend from the next token of each of `batch` requests to a prefix that all share, as one
+    product of all queries with its keys (Juravsky et al. 2402.05099); `behind` entries stand before them. Joining both
+    results by their sums reads and writes each a few times."""
+    spec = mixing.spec
+    together = core(c, spec, 1, max(batch, 2), 0, low=False)  # a prompt's kernel: many queries at a time
+    together = msgspec.structs.replace(together, q_len=batch, kv_len=shared, pairs=float(batch) * shared)
+    outputs = 2.0 * batch * together.heads * together.v_head_dim * c.element
+    merged = Elementwise(num_bytes=1.5 * outputs + 4.0 * batch * together.heads, fused=True)
+    after = (behind - 1,) if behind else ()
+    return [
+        Entry("shared prefix", "compute", together, after),
+        Entry("prefix merge", "compute", merged, (behind,)),
+    ]
 
 
 def _chain(tasks: list[tuple[str, str, Work]]) -> list[Entry]:

@@ -14,6 +14,7 @@ from meshwright.plan.facets.overlap import Overlap
 from meshwright.plan.facets.pipeline import Pipeline
 from meshwright.plan.facets.precision import Precision
 from meshwright.plan.facets.sequence import Sequence
+from meshwright.plan.facets.serving import ServingPlan
 from meshwright.plan.facets.sync import Sync
 from meshwright.plan.pool import Pool, PoolLink
 from meshwright.plan.record import FACETS, Plan, joined
@@ -30,6 +31,7 @@ __all__ = [
     "PoolLink",
     "Precision",
     "Sequence",
+    "ServingPlan",
     "Sync",
     "check",
     "joined",

@@ -20,12 +20,15 @@ import numpy as np
 
 from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
+from meshwright.cost.roofline import contention, streaming_share
 from meshwright.lower.forward import Forward
 from meshwright.lower.layer import Entry
 from meshwright.simulate.layer import cost
 from meshwright.spec.architecture import EMBEDDING
 from meshwright.spec.hardware import Device
 
+#: Causes whose exchanges may run beside products.
+EXCHANGES = [CAUSE["tp"], CAUSE["ep"]]
 #: Tokens of an iteration at which the token-wise part is priced: CUDA graphs' sizes, then ever fewer.
 TOKEN_STEPS = ((1, 1, 8), (8, 8, 64), (64, 16, 256), (256, 64, 1024), (1024, 256, 4096), (4096, 1024, 16384))
 #: Cached tokens in front of a prompt at which prefill is priced.
@@ -121,8 +124,31 @@ class ForwardPrices:
         """Return seconds by cause of all layers' token-wise part, and those times their relative errors."""
         found = self._linear.get(tokens)
         if found is None:
-            found = self._linear[tokens] = _tokenwise(self.forward, self.device, self.costs, tokens)
+            parts = min(self.forward.plan.serving.nano, tokens)
+            whole = _tokenwise(self.forward, self.device, self.costs, -(-tokens // parts))
+            found = self._linear[tokens] = whole if parts == 1 else self._overlapped(*whole, parts)
         return found
+
+    def _overlapped(self, parts: np.ndarray, spread: np.ndarray, times: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return those of an iteration in so many nano-batches: exchanges of one run beside products of another, and
+        keep a part of the device from them."""
+        parts, spread = parts * times, spread * times
+        hidden = _hidden(float(parts[EXCHANGES].sum()), float(parts[CAUSE["gemm"]]), contention(self.device))
+        left = 1.0 - hidden / max(float(parts[EXCHANGES].sum()), 1e-30)
+        parts[EXCHANGES] *= left
+        spread[EXCHANGES] *= left
+        return parts, spread
+
+    def decoding(self, requests: int, context: int) -> float:
+        """Return seconds of what mixes the next tokens of so many requests. Of nano-batches it runs beside products of
+        another one as far as these last, and takes the share of the device that reading memory needs; the products of
+        these tokens alone are counted, though prompts bring more."""
+        found, nano = self.mixed(requests, 1, context - 1), self.forward.plan.serving.nano
+        if min(nano, requests) == 1:
+            return found
+        parts, _ = self.linear(requests)
+        products = max(0.0, float(parts[CAUSE["gemm"]] - parts[EXCHANGES].sum()))
+        return found - _hidden(found, products, streaming_share(self.device))
 
     def sampled(self, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the same of the head on so many sampled tokens."""
@@ -166,12 +192,18 @@ class ForwardPrices:
         return max((self.costs.price(entry.work, self.device).sigma for entry in entries), default=0.0)
 
 
+def _hidden(seconds: float, products: float, share: float) -> float:
+    """Return the seconds that other work saves by running beside so many of products, on a share of the device that it
+    keeps from them all the while."""
+    return min(seconds, products) * (1.0 - share)
+
+
 def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPrices:
     """Return the prices of a forward pass, which questions of one model, plan and cluster share while they share their
     `costs`."""
     known = costs.remembered
     where = msgspec.msgpack.encode((forward.mesh.cluster, device))
-    key = forward.model, forward.plan, forward.kv, where
+    key = forward.model, forward.plan, forward.kv, forward.shared, where
     found = known.pop(key, None) or ForwardPrices(forward, device, costs)
     known[key] = found  # the last one asked for is forgotten last
     if len(known) > MOST_REMEMBERED:
@@ -189,7 +221,7 @@ def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch
     sampled = [price.sampled(int(n)) for n in sample_node]
     contexts = doubling(16.0, max(float(context), 32.0), 2.0)
     requests = _halving(batch)
-    decode = np.array([[price.mixed(n, 1, int(c) - 1) for c in contexts] for n in requests])
+    decode = np.array([[price.decoding(n, int(c)) for c in contexts] for n in requests])
     prompts, queries = doubling(1.0, min(max(batch, 2.0), 64.0), 1.0), doubling(1.0, float(max(tokens, 2)), 2.0)
     pasts = np.array([p for i, p in enumerate(PASTS) if i < 2 or PASTS[i - 1] < context])
     prefill = [[[price.prompts(int(b), round(q), int(p)) / q for p in pasts] for q in queries] for b in prompts]

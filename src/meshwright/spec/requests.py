@@ -106,6 +106,17 @@ def _ragged(values: np.ndarray, ptr: np.ndarray, which: np.ndarray) -> tuple[np.
     return values[np.repeat(begins - new[:-1], lengths) + np.arange(new[-1])], new
 
 
+def common_prefix(requests: Requests) -> int:
+    """Return the tokens that all prompts begin with alike, as far as the names of their blocks say."""
+    begins = requests.hash_ptr[:-1]
+    if len(begins) < 2 or not len(requests.hashes):
+        return 0
+    blocks = int(np.diff(requests.hash_ptr).min())
+    same = [np.ptp(requests.hashes[begins + i]) == 0 for i in range(blocks)]
+    alike = same.index(False) if False in same else blocks
+    return min(alike * requests.hash_block, int(requests.prompt.min()))
+
+
 def numbered(lines: np.ndarray, what: str = "line") -> str:
     """Return line numbers as text, neighbours as a range: ``lines 3, 7-9``; or those of entries."""
     values = np.unique(lines)

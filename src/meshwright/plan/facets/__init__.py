@@ -21,6 +21,7 @@ MODULES = [
     "meshwright.plan.facets.precision",
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
+    "meshwright.plan.facets.serving",
 ]
 """The files that define a facet, each as ``FACET``: a new facet is a file and its name here."""
 
