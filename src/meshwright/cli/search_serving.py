@@ -39,7 +39,6 @@ OF_TRAINING = (
     "strategy",
     "variants",
     "pick",
-    "report",
     "plot",
     "store",
 )
@@ -69,6 +68,11 @@ def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         from meshwright.report.search_serving_text import render
 
         render(found, console())
+    if given.report:
+        from meshwright.report.search_serving_html import write
+
+        write(found, given.report)
+        note(f"wrote {given.report}")
     if given.save and found.best:
         _save(found, ask, given.save)
     if found.good:
@@ -87,7 +91,7 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
 
     words = given.on or ((question.on,) if question.on else ())
     wrong = [*wrong, *options.missing({"model": question.model, "on": words}, WANTED, command="search")]
-    wrong += _of_training(given) + unwritable(given.save, "--save")
+    wrong += _of_training(given) + unwritable(given.save, "--save") + unwritable(given.report, "--report")
     if given.top and not (given.top.isdecimal() and int(given.top)):
         wrong.append(Diagnostic(code="R002", message=f"{given.top!r} is not a count", place=f"--top {given.top}"))
     text = question.serve

@@ -40,7 +40,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlotLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A named curve through points; ``dots``: each is marked; ``stepped``: it keeps a value until the next point."""
+    """A named curve through points; ``dots``: each is marked, with its text in ``titles`` if there are any;
+    ``stepped``: it keeps a value until the next point. ``joined``: without that it is a cloud of dots."""
 
     name: str
     colour: str
@@ -48,6 +49,9 @@ class PlotLine(msgspec.Struct, frozen=True, kw_only=True):
     dots: bool = False
     stepped: bool = False
     dashed: bool = False
+    joined: bool = True
+    titles: Sequence[str] = ()
+    radius: float = 3.0
 
 
 def spanned(values: Sequence[float], title: str, text: Callable[[float], str], logarithmic: bool = False) -> Scale:
@@ -113,11 +117,12 @@ def _curve(drawing: Drawing, line: PlotLine, at: Callable[[float, float], tuple[
     points = [at(a, b) for a, b in line.points]
     if line.stepped:
         points = [p for i, (a, b) in enumerate(points) for p in (((a, points[i - 1][1]),) if i else ()) + ((a, b),)]
-    if len(points) > 1:
+    if len(points) > 1 and line.joined:
         drawing.line(points, line.colour, width=2, dashed=line.dashed)
-    if line.dots or len(points) == 1:
-        for (a, b), place in zip(line.points, points):
-            drawing.dot(*place, line.colour, radius=3, title=f"{line.name}: {b:.4g} at {a:.4g}")
+    if line.dots or len(points) == 1 or not line.joined:
+        titles = line.titles or [f"{line.name}: {b:.4g} at {a:.4g}" for a, b in line.points]
+        for place, title in zip(points, titles):
+            drawing.dot(*place, line.colour, radius=line.radius, title=title)
 
 
 def _names(drawing: Drawing, lines: Sequence[PlotLine]) -> None:
@@ -127,6 +132,9 @@ def _names(drawing: Drawing, lines: Sequence[PlotLine]) -> None:
         width = 6.2 * len(line.name) + 30
         if place > LEFT and place + width > WIDTH:
             place, row = LEFT, row + 15
-        drawing.line([(place, row - 4), (place + 12, row - 4)], line.colour, width=3, dashed=line.dashed)
+        if line.joined:
+            drawing.line([(place, row - 4), (place + 12, row - 4)], line.colour, width=3, dashed=line.dashed)
+        else:
+            drawing.dot(place + 6, row - 4, line.colour, radius=4)
         drawing.text(place + 17, row, line.name, role="muted", size=11)
         place += width

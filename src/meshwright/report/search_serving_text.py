@@ -31,7 +31,7 @@ def render(found: ServingFound, console: Console) -> None:
             page.title("Nearest")
             _table(found, (found.nearest,), page)
             for one in found.nearest.prediction.objectives:
-                page.print(Text(_objective(one)), indent=5)
+                page.print(Text(kept_text(one)), indent=5)
         _losers(found, page)
 
 
@@ -64,7 +64,8 @@ def said(found: ServingFound, candidate: ServingCandidate) -> str:
     return f"{words(candidate.plan)} {engine_words(candidate.engine, found.serve)}{where}"
 
 
-def _cells(one: RankedServing) -> tuple[str, ...]:
+def cells(one: RankedServing) -> tuple[str, ...]:
+    """Return the values of a plan under :data:`HEADS`."""
     metrics = one.prediction.metrics
     usd = one.usd_per_million_tokens
     goodput = metrics.goodput_req_per_s if one.most_rate is None else one.most_rate
@@ -79,7 +80,7 @@ def _cells(one: RankedServing) -> tuple[str, ...]:
 
 def _table(found: ServingFound, best: tuple[RankedServing, ...], page: Page) -> None:
     """Numbers on one line and the plan under them, so that its words stay together on narrow terminals."""
-    lines = [("", *HEADS), *(("=" if r.tie else str(i + 1), *_cells(r)) for i, r in enumerate(best))]
+    lines = [("", *HEADS), *(("=" if r.tie else str(i + 1), *cells(r)) for i, r in enumerate(best))]
     widths = [max(len(line[i]) for line in lines) for i in range(len(HEADS) + 1)]
     for line, ranked in zip(lines, [None, *best]):
         shown = "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip()
@@ -109,7 +110,7 @@ def _latencies(one: RankedServing, page: Page) -> None:
         rows.append((Text(name[:-2].upper()), *(Text(cell, justify="right") for cell in cells)))
     page.rows(rows)
     for kept in one.prediction.objectives:
-        page.quiet(_objective(kept))
+        page.quiet(kept_text(kept))
     page.quiet(
         f"{metrics.throughput_tokens_per_s:,.0f} tokens/s, goodput {metrics.goodput_req_per_s:.3g} requests/s "
         f"({metrics.attainment:.1%}), batches of up to {one.prediction.peak_batch}"
@@ -119,7 +120,8 @@ def _latencies(one: RankedServing, page: Page) -> None:
 _LATENCY_HEADS = ("", "mean", "80% interval", "p50", "p90", "p99")
 
 
-def _objective(kept) -> str:
+def kept_text(kept) -> str:
+    """Return an objective and how it comes out, in words."""
     name = f"{kept.said} {seconds(kept.value_s)}"
     over = kept.value_s / kept.bound_s
     return f"{name} within {seconds(kept.bound_s)}" if kept.met else f"{name} is {over:.3g} x {seconds(kept.bound_s)}"
@@ -130,7 +132,7 @@ def _front(found: ServingFound, page: Page) -> None:
     if len(front) < 2:
         return
     page.title(f"Pareto front of {', '.join(FRONT[name] for name in found.front)} (simulated plans)")
-    lines = [tuple(_value(name, v) for name, v in zip(found.front, values)) for _, values in front[:SHOWN]]
+    lines = [tuple(valued(name, v) for name, v in zip(found.front, values)) for _, values in front[:SHOWN]]
     widths = [max(map(len, column)) for column in zip(*lines)]
     for line, (candidate, _) in zip(lines, front):
         cells = "  ".join(cell.rjust(width) for cell, width in zip(line, widths))
@@ -139,7 +141,7 @@ def _front(found: ServingFound, page: Page) -> None:
         page.quiet(f"and {len(front) - SHOWN} more: --json")
 
 
-def _value(name: str, value: float) -> str:
+def valued(name: str, value: float) -> str:
     """Return a value of the front with its unit."""
     if name == "devices":
         return f"{value:g} devices"
