@@ -129,6 +129,20 @@ def test_words_that_no_engine_has_are_refused_and_not_left_out():
     assert "kv_budget" in found.message and "no setting" in found.message
 
 
+def test_routing_by_cached_prefixes_is_said_where_the_router_has_it():
+    words = "routing=prefix-aware,prefix_cache=yes"
+    values = yaml.safe_load(ask("llm-d", "llama3-8b", "4xh100", "tp2", words).files["router.values.yaml"])
+    (plugins,) = values["router"]["epp"]["pluginsCustomConfig"].values()
+    (profile,) = yaml.safe_load(plugins)["schedulingProfiles"]
+    assert [one["pluginRef"] for one in profile["plugins"]] == ["prefix-cache-affinity-filter", "token-load-scorer"]
+    front = yaml.safe_load(ask("dynamo", "llama3-8b", "4xh100", "tp2", words).text)["spec"]["components"][0]
+    assert front["podTemplate"]["spec"]["containers"][0]["env"] == [{"name": "DYN_ROUTER_MODE", "value": "kv"}]
+    with pytest.raises(Infeasible, match="cannot express routing=prefix-aware"):
+        ask("vllm", "llama3-8b", "4xh100", "tp2", words)
+    sglang = yaml.safe_load(ask("sglang", "llama3-8b", "2xh100", "tp2", "order=lpm,prefix_cache=yes").text)
+    assert sglang["schedule-policy"] == "lpm"
+
+
 def test_sglang_computes_whole_prompts_alone_where_the_policy_does_and_replays_no_graph():
     table = read("sglang")
     assert (table["chunked-prefill-size"], table["max-prefill-tokens"]) == (-1, 4096)

@@ -45,6 +45,18 @@ def test_a_number_with_a_fraction_stays_one(value):
     assert (read, type(read)) == (value, float)
 
 
+@given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126)), max_size=4).map("\n".join))
+def test_a_text_of_several_lines_reads_back_equal(text):
+    for value in (text, f"{text}\n"):
+        assert yaml.safe_load(dumps({"a": {"b": value}})) == {"a": {"b": value}}
+
+
+def test_plain_lines_stand_below_their_key_and_mappings_in_lists_begin_behind_the_dash():
+    assert dumps({"a-b/c": "x: 1\n  y\n", "l": [{"p": 1, "q": [2]}, {}]}) == (
+        "a-b/c: |\n  x: 1\n    y\nl:\n  - p: 1\n    q:\n      - 2\n  - {}\n"
+    )
+
+
 def test_the_subset_looks_like_this():
     assert dumps({"a": 1, "b": True, "c": "no", "d": {"e": None}, "f": ["x", 2], "no": 1.5}) == (
         'a: 1\nb: true\nc: "no"\nd:\n  e: null\nf:\n  - "x"\n  - 2\n"no": 1.5\n'

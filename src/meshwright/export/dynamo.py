@@ -18,7 +18,12 @@ from meshwright.export.yaml_text import dumps
 
 NAME, FILE, SECRET = "dynamo", "dynamo.yaml", "hf-token-secret"
 #: Routing policy -> the frontend's mode of that name.
-ROUTING = {"round-robin": "round-robin", "least-loaded": "least-loaded", "power-of-two": "power-of-two"}
+ROUTING = {
+    "round-robin": "round-robin",
+    "least-loaded": "least-loaded",
+    "power-of-two": "power-of-two",
+    "prefix-aware": "kv",
+}
 
 
 def limits(d: Deployment) -> Iterator[Gap]:

@@ -22,17 +22,12 @@ PORT = 8000
 SECRET = "llm-d-hf-token"
 #: The resource that a vendor's device plugin counts.
 RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu"}
-#: The router's plugins that send a request where fewest tokens are under way.
-PLUGINS = """apiVersion: llm-d.ai/v1alpha1
-kind: EndpointPickerConfig
-plugins:
-- type: inflight-load-producer
-- type: token-load-scorer
-schedulingProfiles:
-- name: default
-  plugins:
-  - pluginRef: token-load-scorer
-"""
+#: Routing policy -> the router's plugins that do so, in the order of the profile; the producers have no part in that.
+ROUTING = {
+    "least-loaded": ("token-load-scorer",),
+    "prefix-aware": ("prefix-cache-affinity-filter", "token-load-scorer"),
+}
+PRODUCERS = ("inflight-load-producer", "approx-prefix-cache-producer")
 
 
 def limits(d: Deployment) -> Iterator[Gap]:
@@ -40,14 +35,9 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from vllm.engine_limits(d)
     yield from shared.nodes(d, False, "a replica is one pod, and a pod lies on one node")
     yield from vendors(d)
-    if d.replicas > 1 and d.engine.routing != "least-loaded":
-        yield Gap(
-            facet=f"--serve routing={d.engine.routing}",
-            value=f"routing={d.engine.routing}",
-            reason="its router sends a request where fewest tokens are under way",
-            help="say routing=least-loaded",
-            mend={"engine.routing": "least-loaded"},
-        )
+    if d.replicas > 1:
+        reason = "its router sends a request where fewest tokens are under way, or where its prefix is cached"
+        yield from shared.one_of(d, "routing", dict.fromkeys(ROUTING, ""), reason, "least-loaded")
 
 
 def vendors(d: Deployment) -> Iterator[Gap]:
@@ -125,17 +115,24 @@ def write(d: Deployment) -> tuple[dict[str, str], list[str]]:
     about = load(NAME)
     comments = {**about_flags(), **about.comments}
     head = f"# Servers for {about.label}, written by Meshwright: kubectl apply -f {FILE}\n# {d.name}\n"
-    files = {FILE: commented(head + dumps(manifest), comments), ROUTER: _router(labels)}
+    files = {FILE: commented(head + dumps(manifest), comments), ROUTER: _router(d, labels)}
     return files, list(_notes(d))
 
 
-def _router(labels: dict[str, str]) -> str:
+def _router(d: Deployment, labels: dict[str, str]) -> str:
     """The values of the router's chart: whom it sends requests to, and by which rule."""
-    name = "meshwright-plugins.yaml"
+    name, chosen = "meshwright-plugins.yaml", ROUTING.get(d.engine.routing, ROUTING["least-loaded"])
+    producers = PRODUCERS if len(chosen) > 1 else PRODUCERS[:1]
+    plugins = {
+        "apiVersion": "llm-d.ai/v1alpha1",
+        "kind": "EndpointPickerConfig",
+        "plugins": [{"type": one} for one in (*producers, *chosen)],
+        "schedulingProfiles": [{"name": "default", "plugins": [{"pluginRef": one} for one in chosen]}],
+    }
     values = {
         "router": {
             "modelServers": {"matchLabels": labels},
-            "epp": {"pluginsConfigFile": name, "pluginsCustomConfig": {name: PLUGINS}},
+            "epp": {"pluginsConfigFile": name, "pluginsCustomConfig": {name: dumps(plugins)}},
         }
     }
     head = f"# Values of the router's chart for {load(NAME).label}, written by Meshwright.\n"

@@ -19,6 +19,7 @@ from meshwright.export.serving_limits import mended
 from meshwright.export.target import load
 from meshwright.export.written import Exported
 from meshwright.plan import Plan
+from meshwright.plan.pool import several
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
@@ -48,6 +49,8 @@ def export_serving(
         Infeasible: E001 for everything that the target cannot express, with the nearest question that it can.
     """
     exporter, about = server(name), load(name)
+    if plan.several:
+        raise several(tuple(pool.name for pool in plan.pools), f"an export to {about.label}")
     deployment = planned(model, cluster, serve, plan, requests if requests is not None else serve.drawn())
     gaps = list(exporter.limits(deployment))
     if gaps:

@@ -50,7 +50,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.guesses(d)
-    yield from shared.orders(d, ("fcfs", "priority"))
+    yield from shared.orders(d, ("fcfs", "priority", "lpm"))
     yield from shared.nodes(d, several=True)
     yield from replicas.routing(d)
 
@@ -76,7 +76,7 @@ def settings(d: Deployment) -> dict[str, object]:
         "max-running-requests": d.engine.max_batch,
         "max-prefill-tokens": -(-d.budget // d.layout.adp),
         "chunked-prefill-size": -1 if whole else d.budget,
-        "schedule-policy": "fcfs",
+        "schedule-policy": "lpm" if d.engine.order == "lpm" else "fcfs",
     }
     if d.engine.order == "priority":
         found["enable-priority-scheduling"] = True

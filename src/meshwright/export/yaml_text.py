@@ -1,7 +1,7 @@
 """Writing YAML: mappings and lists of texts, numbers and booleans, in what every YAML 1.1 and 1.2 reader agrees on.
 
-Texts are always in double quotes, with JSON's escapes where YAML shares them, so that no word is taken for a number, a
-date or a boolean; numbers have no exponent, which the versions read differently.
+Texts are in double quotes, with JSON's escapes where YAML shares them, so that no word is taken for a number, a date or
+a boolean; plain lines stand as they are below their key. Numbers have no exponent, which the versions read differently.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ def _lines(table: Mapping[str, Value], indent: str) -> Iterator[str]:
         if isinstance(value, Mapping) and value:
             yield f"{indent}{_key(key)}:"
             yield from _lines(value, indent + "  ")
+        elif isinstance(value, str) and LITERAL.fullmatch(value):
+            yield f"{indent}{_key(key)}: |"
+            yield from (f"{indent}  {line}".rstrip() for line in value.splitlines())
         elif isinstance(value, list | tuple) and value:
             yield f"{indent}{_key(key)}:"
             for item in value:
@@ -47,6 +50,8 @@ def _key(key: str) -> str:
 
 #: A key that needs no quotes.
 PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*(?:[./-][A-Za-z0-9_]+)*")
+#: A text of several plain lines, which is written as it is below its key.
+LITERAL = re.compile(r"[!-~](?:[ -~]*[!-~])?\n(?:[ -~]*[!-~]\n)+")
 RESERVED = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 """Words that YAML 1.1 reads as something else than themselves."""
 
