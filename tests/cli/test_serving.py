@@ -127,3 +127,52 @@ def test_records_may_be_parquet(tmp_path, capsys):
     assert main([*BASE, "--serve", WORDS, "--records", str(out)]) == 0
     table = parquet.read_table(out).to_pydict()
     assert len(table["end_s"]) == 60 and table["prompt_tokens"] == [256] * 60
+
+
+MIX = """format_version = 1
+requests = 60
+[[client]]
+name = "chat"
+rate = 8
+prompt = 64
+output = 8
+turns = 3
+think = "1s"
+ttft = "10s"
+[[client]]
+trace = "azure-conv"
+"""
+
+
+def test_a_file_of_clients_is_answered_with_the_objectives_of_each(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mix.toml").write_text(MIX)
+    assert main([*BASE, "--serve", "mix.toml,policy=sarathi", "--slo", "e2e=100s", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["requests"] == 60
+    assert {(one["metric"], one["of"]) for one in found["objectives"]} == {("e2e_s", ""), ("ttft_s", "chat")}
+
+
+def test_a_question_file_names_a_file_of_requests_beside_it(capsys, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    lines = ["format_version = 1", 'model = "llama3-8b"', 'on = "1xh100"', 'plan = "tp1"', 'serve = "mix.toml"']
+    (tmp_path / "there" / "q.toml").write_text("\n".join(lines))
+    (tmp_path / "there" / "mix.toml").write_text(MIX)
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "there/q.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 60
+    (tmp_path / "here.toml").write_text(MIX.replace("60", "30"))
+    assert main(["predict", "there/q.toml", "--serve", "here.toml,seed=3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["requests"] == 30
+
+
+def test_an_objective_of_a_priority_may_stand_apart(capsys):
+    words = "rate=8,prompt=64,output=8,requests=40,priority=1+0"
+    assert main([*BASE, "--serve", words, "--slo", "ttft=10s,ttft.1=1us"]) == 1
+    assert "of priority 1" in capsys.readouterr().out
+
+
+def test_an_answer_says_where_recorded_requests_are_from(capsys):
+    assert main([*BASE, "--serve", "trace=mooncake,longest=4096,requests=20"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Apache-2.0" in said and "3,000" in said

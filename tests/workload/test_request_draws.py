@@ -1,6 +1,7 @@
 """Draws of requests against their distributions: conversations, samples, populations, prefixes, clients' windows."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -236,3 +237,11 @@ def test_every_wrong_window_is_named_by_its_line(tmp_path):
         drawn("windows=w.csv,prompt=8,output=8", tmp_path)
     said = sorted(d.message.rpartition(": ")[2] for d in caught.value.diagnostics)
     assert said == ["line 3", "line 4", "line 7", "lines 5, 8", "lines 5, 8", "lines 6, 8", "lines 6, 8"]
+
+
+def test_a_million_requests_are_drawn_in_less_than_a_second():
+    for words in ("", ",cv=3,prompt=lognormal:mean=1024;sigma=1,tenants=8:zipf=1,adapters=100:zipf=1"):
+        serve = parse("rate=100,output=256,requests=1000000" + (words or ",prompt=1024"))
+        begin = time.process_time()
+        assert len(serve.drawn()) == 1_000_000
+        assert time.process_time() - begin < 1.0

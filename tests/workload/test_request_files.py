@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
+from meshwright.spec.request_catalog import hashed, known_blocks, packed, unpacked
 from meshwright.spec.request_files import read
 from meshwright.spec.serve import parse
 from meshwright.spec.serve_values import Population
@@ -252,3 +253,34 @@ def test_a_part_of_a_trace_begins_where_it_is_told(tmp_path):
 def test_requests_that_are_too_long_are_left_out(tmp_path):
     written(tmp_path, "t.csv", f"{HEAD}\n0,8,4\n1,80,4\n2,8,8\n")
     assert parse("trace=t.csv,longest=16", base=tmp_path).drawn().arrival_s.tolist() == [0, 2]
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 2000)), min_size=1, max_size=12)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+@given(rows=ROWS, chance=st.randoms(use_true_random=False))
+def test_packed_columns_and_block_hashes_are_read_back(rows, chance):
+    gap, prompt = (np.array(column) for column in zip(*rows))
+    at, blocks = np.cumsum(gap), -(-prompt // 512)
+    # chains as a trace numbers them: each goes on from a prefix of an earlier one, with new numbers
+    chains, used = [], 0
+    for count in blocks.tolist():
+        begin = chance.choice(chains)[:count] if chains and chance.random() < 0.7 else []
+        begin = begin[: chance.randint(0, len(begin))]
+        fresh = count - len(begin)
+        chains.append(begin + list(range(used, used + fresh)))
+        used += fresh
+    hashes, ptr = np.concatenate(chains).astype(int), np.concatenate([[0], np.cumsum(blocks)])
+    known, back = known_blocks(hashes, ptr)
+    content = packed({"at+": at, "prompt": prompt, "known": known, "back": back})
+    heads = [(head, len(rows)) for head in ("at+", "prompt", "known", "back")]
+    found = unpacked(content, heads)
+    assert np.array_equal(found["at"], at) and np.array_equal(found["prompt"], prompt)
+    again, ends = hashed(found["known"], found["back"], found["prompt"])
+    assert np.array_equal(again, hashes) and np.array_equal(ends, ptr)
+
+
+def test_hashes_that_are_not_numbered_as_they_come_are_not_packed():
+    with pytest.raises(ValueError, match="row 1"):
+        known_blocks(np.array([0, 1, 5]), np.array([0, 2, 3]))

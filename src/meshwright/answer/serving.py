@@ -92,7 +92,7 @@ def predict_serving(
         fairness=fairness(shares, served) if detail else None,
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=made.memory,
-        assumptions=_assumptions(profile, costs, model),
+        assumptions=_assumptions(profile, costs, model, serve),
         warnings=_warnings(metrics, serve, shares, model),
         timeline=_timeline(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
@@ -159,7 +159,7 @@ def _engine_assumption(profile: EngineProfile) -> Assumption:
     return Assumption(f"engine profile {profile.name!r}", said, profile.source, profile.flagged)
 
 
-def _assumptions(profile: EngineProfile, costs: Costs, model: Model) -> tuple:
+def _assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serve) -> tuple:
     kernels = Assumption("kernels", costs.profile, "meshwright catalog, docs/cost-model.md")
     answers = Assumption(
         "lengths of answers", "as the workload says them; admission that reserves knows them", "the workload"
@@ -169,7 +169,7 @@ def _assumptions(profile: EngineProfile, costs: Costs, model: Model) -> tuple:
     if any(a.window for a in model.attentions) or any(block.mixer is not None for block in model.blocks):
         said = "blocks of the mean request: as many of its tokens as are seen again, and states of scans in fp32"
         found += (Assumption("cache", said, "its layers; engines free what has left a sliding window"),)
-    return found
+    return found + tuple(Assumption("requests", said, source) for said, source in serve.origins().items())
 
 
 def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:

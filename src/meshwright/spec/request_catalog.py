@@ -78,6 +78,12 @@ def entry(name: str) -> TraceEntry:
     return msgspec.convert(table | {"name": plain}, TraceEntry)
 
 
+def origins(*names: str) -> dict[str, str]:
+    """Return where traces of the catalog are from, with their licence, by their label; names of files are left out."""
+    entries = [entry(name) for name in names if name and is_name(name)]
+    return {one.label: f"{one.source}; {one.licence}" for one in entries}
+
+
 def published(name: str, data: Path) -> Path:
     """Return the published file of a trace of the catalog in a folder, or below it.
 
@@ -105,10 +111,14 @@ def columns(name: str) -> dict[str, np.ndarray]:
         help = f"name one of its files, {', '.join(one.files)}, or their folder in data=DIR"
         message = f"nothing of the trace {one.name} comes with the package: {one.source}"
         raise MeshwrightError.one("W015", message, place=f"--serve {name}", help=help)
-    content = lzma.decompress(catalog.folder("traces").joinpath(f"{one.name}.xz").read_bytes())
-    found, at = {}, 0
     heads = [(head, one.rows) for head in one.columns]
     heads += [(f"lengths.{head}", one.length_rows) for head in one.lengths]
+    return unpacked(catalog.folder("traces").joinpath(f"{one.name}.xz").read_bytes(), heads)
+
+
+def unpacked(content: bytes, heads: list[tuple[str, int]]) -> dict[str, np.ndarray]:
+    """Return the columns that :func:`packed` made of numbers, given their names and how many rows each has."""
+    content, found, at = lzma.decompress(content), {}, 0
     for head, rows in heads:
         planes = np.frombuffer(content, np.uint8, 4 * rows, at).reshape(4, rows)
         values = np.ascontiguousarray(planes.T).view("<u4").ravel().astype(np.int64)
@@ -118,7 +128,7 @@ def columns(name: str) -> dict[str, np.ndarray]:
 
 
 def packed(said: dict[str, np.ndarray]) -> bytes:
-    """Return columns of numbers from 0 to 2^32 as the file that :func:`columns` reads, those with a ``+`` behind their
+    """Return columns of numbers from 0 to 2^32 as the file that :func:`unpacked` reads, those with a ``+`` behind their
     name as differences."""
     parts = []
     for head, values in said.items():

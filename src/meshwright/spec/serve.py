@@ -197,6 +197,15 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         kept = {n: b if all(one[f"{n}_s"] == b for one in every) else None for n, b in said.items()}
         return msgspec.structs.replace(self, **kept, classes=(), clients=())
 
+    def origins(self) -> dict[str, str]:
+        """Return where recorded requests and lengths are from, by how much of what they are."""
+        from meshwright.spec.request_catalog import origins
+
+        found = origins(self.trace, self.windows, self.lengths)
+        for client in self.clients:
+            found |= client.origins()
+        return found
+
     def drawn(self) -> Requests:
         """Return the requests, the same for the same workload.
 
