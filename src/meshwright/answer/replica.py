@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright import serving
 from meshwright.answer.drafting import DraftPart, draft_part
+from meshwright.answer.lora import adapter_rules, lora_part, reserved_bytes
 from meshwright.answer.prediction import RankMemory
 from meshwright.causes import PRICED
 from meshwright.cost import Costs
@@ -17,6 +18,7 @@ from meshwright.cost.engine import EngineProfile
 from meshwright.lower.forward import Forward
 from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
+from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.kv_budget import KvShares
@@ -69,8 +71,9 @@ def built(
     tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
     token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written
     largest = {"tokens": min(tokens, MOST_TOKENS), "batch": batch, "context": int(length.max())}
+    reserved = reserved_bytes(serve, requests, forward)
     drafting = draft_part(serve.engine, one, cluster, costs, largest, token_s)
-    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting)
+    memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting, reserved)
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
@@ -93,6 +96,7 @@ def built(
             tables[key] = table
     node = cluster.islands[0].node
     block_bytes = max(_block_bytes(forward, stage, serve, length) for stage in range(plan.layout.pp))
+    lora = lora_part(serve, requests, forward, device, node, costs)
     replica = Replica(
         policy=policy,
         limits=limits,
@@ -100,7 +104,7 @@ def built(
         host=streaming(host_times(profile, model, serve), forward, cluster),
         stages=plan.layout.pp,
         order=serving.get("order", serve.engine.order),
-        rules=cache_rules(serve, requests, block_bytes),
+        rules=cache_rules(serve, requests, block_bytes, adapter_rules(serve, requests, forward, block_bytes)),
         wanted_s=wanted_s(serve),
         block_s=block_bytes / (node.pcie_gb_s * 1e9),
         kv_read=kept.read,
@@ -108,6 +112,7 @@ def built(
         in_drive=kept.in_drive,
         drafts=drafting.drafts if drafting else None,
         guessing=drafting.guesses if drafting else None,
+        lora=lora,
     )
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
 
@@ -159,7 +164,9 @@ def padded(requests: Requests, batch: int) -> Requests:
     return msgspec.structs.replace(requests, prompt=prompt)
 
 
-def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRules:
+def cache_rules(
+    serve: Serve, requests: Requests, block_bytes: float, adapters: AdapterRules | None = None
+) -> CacheRules:
     """Return the rules of a replica's cache: the host has room for as many blocks as there are in the memory that was
     said, on each rank."""
     words = serve.engine
@@ -168,6 +175,7 @@ def cache_rules(serve: Serve, requests: Requests, block_bytes: float) -> CacheRu
         unit=requests.hash_block,
         swap=words.preempt == "swap",
         host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
+        adapters=adapters,
     )
 
 
@@ -197,10 +205,12 @@ def kv_memory(
     tokens: int,
     batch: int,
     drafting: DraftPart | None = None,
+    adapter_bytes: float = 0.0,
 ) -> tuple[tuple[RankMemory, ...], int]:
     """Return what the ranks of every pipeline stage hold, and the cache blocks of a replica for requests of so many
     tokens [requests]: those for which there is room on all, or as many as were said. Where nothing is kept of a
-    request there are as many as a full batch of the longest could want. A draft model lies on the first stage."""
+    request there are as many as a full batch of the longest could want. A draft model lies on the first stage,
+    beside slots for adapters of so many bytes on every one."""
     layout, capacity = forward.plan.layout, float(device.memory_bytes)
     groups = (layout.tp > 1) + (layout.pp > 1)
     fixed, room = [], []
@@ -211,6 +221,8 @@ def kv_memory(
             "engine context": profile.context_bytes,
             "communication buffers": groups * profile.communicator_bytes,
         }
+        if adapter_bytes:
+            held["slots of adapters"] = adapter_bytes / layout.pp
         each = _block_bytes(forward, stage, serve, length)
         if drafting is not None and stage == 0:
             held["weights of the draft model"] = drafting.weight_bytes

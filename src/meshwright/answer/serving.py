@@ -108,7 +108,7 @@ def _attribution(table: IterationCosts, served: list[ServedRequests]) -> dict[st
     found = {name: float(parts[CAUSE[name]]) for name in SERVING_CAUSES if name in CAUSE}
     found["attention"] += float(spent[2] + spent[3])
     found["host"] += float(spent[4])
-    moves = {"cache moves": float(spent[6])} if spent[6] else {}
+    moves = {name: float(spent[i]) for i, name in ((6, "cache moves"), (7, "adapters")) if spent[i]}
     return found | moves | {"idle": float(spent[5])}
 
 

@@ -35,6 +35,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     for axis, name in (("batching", words.policy), ("order", words.order), ("routing", words.routing)):
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
     found += _of_drafts(words, plan) if words.draft else []
+    found += _of_adapters(serve, model)
     if words.kv_budget:
         found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))
@@ -143,6 +144,18 @@ def _of_drafts(words: EngineWords, plan: Plan) -> list[Diagnostic]:
         found.append(_bad(f"{name} is for one request at a time", place, "say max_batch=1, or another policy"))
     if name == "pipeinfer" and plan.layout.pp == 1:
         found.append(_bad("pipeinfer fills the stages of a pipeline, and there is one stage", place, "say pp4"))
+    return found
+
+
+def _of_adapters(serve: Serve, model: Model) -> list[Diagnostic]:
+    """Return faults of adapters: layers whose projections are others, and a policy that takes whole batches."""
+    found = []
+    if serve.adapters and (not model.attentions or any(spec.kv_lora_rank for spec in model.attentions)):
+        what = "adapters are of query, key, value and output projections"
+        found.append(_bad(f"adapters of {model.name}, whose layers have others", f"model {model.name}", what))
+    if serve.adapters and serve.engine.policy == "static":
+        help = "say policy=orca, or another that admits requests one by one"
+        found.append(_bad("adapters in static batches", "--serve policy=static", help))
     return found
 
 

@@ -57,7 +57,8 @@ class Withdrawn(msgspec.Struct, frozen=True, tag=True):
 
 
 class Iterate(msgspec.Struct, frozen=True, tag=True):
-    """Compute an iteration, after ``moved_in`` and ``moved_out`` cache blocks went from the host's memory and there.
+    """Compute an iteration, after ``moved_in`` and ``moved_out`` cache blocks went from the host's memory and there,
+    and ``loads`` adapters were brought to the device.
 
     Those ``decoding`` compute their last token alone and generate one, behind ``context`` tokens together; all others
     have ``shares``. As far as the engine can see the same follows ``repeat`` times, each sequence with one token more,
@@ -69,6 +70,7 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
     moved_out: int = 0
     decoding: tuple[int, ...] = ()
     context: int = 0
+    loads: int = 0
 
     @property
     def sequences(self) -> int:
@@ -124,8 +126,9 @@ class NextBatch:
     def next(self) -> EngineRequest | None:
         """Return who is to run next, with what the cache has of it as computed; None where nobody waits."""
         one = self.waiting.first(self.cache)
-        if one is not None:
-            self.cache.look(one)
+        if one is None or not self.cache.allows(one):
+            return None
+        self.cache.look(one)
         return one
 
     def wanted(self, one: EngineRequest) -> int:
@@ -347,8 +350,10 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         found: tuple[Iterate | Evict | Admit, ...] = (*plan.evicted, *plan.admitted)
         if state.shares or plan.together:
             state.busy = True
-            decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ()
-            found = (*found, Iterate(state.shares, self._repeat(state, plan), moved_in, moved_out, *decoding))
+            decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)
+            loads = state.cache.adapters.loaded() if state.cache.adapters is not None else 0
+            repeat = self._repeat(state, plan)
+            found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, loads))
         return state, found
 
     def _repeat(self, state: EngineState, plan: NextBatch) -> int:

@@ -10,6 +10,7 @@ from math import ceil, inf
 
 import msgspec
 
+from meshwright.serving.adapters import AdapterPool, AdapterRules
 from meshwright.serving.engine_request import EngineRequest
 
 
@@ -48,12 +49,13 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of a cache. ``prefix``: blocks of a common prefix are shared, and kept when nobody holds them; a name
     (hash) stands for ``unit`` tokens. ``swap``: a request that is evicted is moved to the host's memory, of
     ``host_blocks`` blocks, where there is room, and not computed again; shared blocks that leave the device are kept
-    there too."""
+    there too. ``adapters``: requests use LoRA adapters."""
 
     prefix: bool = False
     unit: int = 16
     swap: bool = False
     host_blocks: int = 0
+    adapters: AdapterRules | None = None
 
 
 class KvCache:
@@ -63,16 +65,21 @@ class KvCache:
         self.limits, self.rules = limits, rules
         self.bare, self.host_free = limits.blocks, rules.host_blocks
         self.moved_in = self.moved_out = 0
+        self.adapters = AdapterPool(rules.adapters) if rules.adapters is not None else None
 
     @property
     def free(self) -> int:
-        """Blocks that can be given out."""
-        return self.bare
+        """Blocks that can be given out: empty ones, and those of adapters that nobody uses."""
+        return self.bare + (self.adapters.idle_blocks if self.adapters is not None else 0)
 
     @property
     def quiet(self) -> int:
         """Blocks that can be given out without one that goes to the host's memory."""
-        return self.bare
+        return self.free
+
+    def allows(self, one: EngineRequest) -> bool:
+        """Return whether a request may run beside those that do, if there are blocks for it."""
+        return self.adapters is None or self.adapters.allows(one)
 
     def has(self, hashes: tuple[int, ...]) -> int:
         """Return how many blocks of a prefix are here: none, as those of whoever left are not kept."""
@@ -83,23 +90,39 @@ class KvCache:
 
     def needs(self, one: EngineRequest, tokens: int) -> int:
         """Return the free blocks it takes to hold so many tokens of a request."""
-        return self.limits.blocks_for(tokens) - one.blocks
+        wanted = self.limits.blocks_for(tokens) - one.blocks
+        return wanted + self.adapters.needs(one) if self.adapters is not None and not one.running else wanted
 
     def hold(self, one: EngineRequest, tokens: int) -> None:
         """Give a request blocks until it holds so many tokens; there have to be as many as it :meth:`needs`."""
         wanted = self.limits.blocks_for(tokens)
+        if self.adapters is not None and not one.running:
+            self.bare -= self.adapters.use(one)
         if wanted > one.blocks:
             self.bare -= wanted - one.blocks
             one.blocks = wanted
+        self._make_bare()
 
     def take(self, blocks: int) -> None:
         """Give out so many blocks; whoever asks knows to whom."""
         self.bare -= blocks
+        self._make_bare()
+
+    def _make_bare(self) -> None:
+        """Empty blocks of adapters that nobody uses until what was given out is there."""
+        while self.bare < 0 and self.adapters is not None:
+            self.bare += self.adapters.give_up()
 
     def drop(self, one: EngineRequest) -> None:
         """Take the blocks of a request."""
         self.bare += one.blocks
         one.blocks = 0
+        self._release(one)
+
+    def _release(self, one: EngineRequest) -> None:
+        """Note that a request does not use its adapter any more."""
+        if self.adapters is not None:
+            self.adapters.release(one)
 
     def grown(self, one: EngineRequest) -> None:
         """Note that more of a request is computed."""

@@ -86,7 +86,9 @@ class InOrder:
 
     def first(self, cache: KvCache) -> EngineRequest | None:
         """Return the request that waits longest."""
-        return self.waiting[0] if self.waiting else None
+        if cache.adapters is None:
+            return self.waiting[0] if self.waiting else None
+        return next((one for one in self.waiting if cache.allows(one)), None)
 
     def take(self, one: EngineRequest) -> None:
         """Note that a request runs now."""

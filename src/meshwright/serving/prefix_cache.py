@@ -36,7 +36,7 @@ class PrefixCache(KvCache):
     @property
     def free(self) -> int:
         """Blocks that can be given out: empty ones, and those that nobody holds."""
-        return self.bare + self.unit_blocks * len(self.idle)
+        return super().free + self.unit_blocks * len(self.idle)
 
     @property
     def quiet(self) -> int:
@@ -59,7 +59,7 @@ class PrefixCache(KvCache):
 
     def needs(self, one: EngineRequest, tokens: int) -> int:
         """Return the free blocks it takes to hold so many tokens: units that others hold take none."""
-        wanted = self.limits.blocks_for(tokens) - one.blocks
+        wanted = super().needs(one, tokens)
         if one.running or not one.matched:
             return wanted
         refs = self.refs
@@ -70,7 +70,6 @@ class PrefixCache(KvCache):
         if one.matched and not one.running and not one.blocks:
             self._pin(one)
         super().hold(one, tokens)
-        self._make_bare()
 
     def _pin(self, one: EngineRequest) -> None:
         """Let a request hold the units of its prefix; those in host memory come back."""
@@ -89,12 +88,13 @@ class PrefixCache(KvCache):
         one.units = one.matched
 
     def _make_bare(self) -> None:
-        """Empty units that nobody holds until what was given out is there."""
-        while self.bare < 0:
+        """Empty units that nobody holds until what was given out is there, then adapters that nobody uses."""
+        while self.bare < 0 and self.idle:
             name, _ = self.idle.popitem(last=False)
             del self.refs[name]
             self.bare += self.unit_blocks
             self._to_host(name)
+        super()._make_bare()
 
     def _to_host(self, name: int) -> None:
         if self.rules.host_blocks < self.unit_blocks:
@@ -123,11 +123,6 @@ class PrefixCache(KvCache):
         """Return how many computed tokens make the next unit with a name."""
         return (one.units + 1) * self.unit if one.units < len(one.new.hashes) else 0
 
-    def take(self, blocks: int) -> None:
-        """Give out so many blocks, those that nobody holds where no others are left."""
-        super().take(blocks)
-        self._make_bare()
-
     def drop(self, one: EngineRequest) -> None:
         """Take the blocks of a request; those with a name stay until their room is needed."""
         self.bare += one.blocks - self.unit_blocks * len(one.pinned)
@@ -137,3 +132,4 @@ class PrefixCache(KvCache):
                 self.idle[name] = None
         one.pinned.clear()
         one.blocks = one.units = one.matched = 0
+        self._release(one)

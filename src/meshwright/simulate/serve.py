@@ -137,7 +137,9 @@ def refuse_oversized(replica: Replica, requests: Requests) -> None:
     from meshwright.spec.requests import numbered
 
     limits = replica.limits
-    room = limits.holds(limits.blocks - (limits.watermark if replica.policy.watermark else 0))
+    adapters = replica.rules.adapters
+    held = (limits.watermark if replica.policy.watermark else 0) + (adapters.blocks if adapters is not None else 0)
+    room = limits.holds(limits.blocks - held)
     over = np.flatnonzero(requests.prompt + requests.output > room)
     if len(over):
         where = numbered(requests.line[over]) if len(requests.line) else f"{len(over):,} of {len(requests):,} requests"

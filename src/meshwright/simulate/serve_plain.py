@@ -23,7 +23,7 @@ from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
 #: Places of where time goes.
-IDLE, MOVES = SPENT.index("idle"), SPENT.index("moves")
+IDLE, MOVES, ADAPTERS = (SPENT.index(name) for name in ("idle", "moves", "adapters"))
 _EDGES = GAP_EDGES.tolist()
 
 
@@ -44,11 +44,12 @@ class Took(NamedTuple):
     slope: float
     growth: float
     room: float
+    adapters: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole iteration."""
-        return self.linear + self.sampled + self.decode + self.prefill + self.host + self.moves
+        return self.linear + self.sampled + self.decode + self.prefill + self.host + self.moves + self.adapters
 
 
 def iteration_seconds(replica: Replica, run: Iterate) -> Took:
@@ -149,8 +150,10 @@ class Clock:
         self.samples: list[tuple[float, int, int, int]] = []
         self.log: list[LogEntry] = []
         self.took: Took | None = None
+        self.before = 0.0
         self.times, self.one = 0, 0.0
         self.accepted: tuple[tuple[int, int], ...] = ()
+        self.adapter = requests.adapter.tolist() if len(requests.adapter) else [-1] * count
 
     def tell(self, event: Arrived | Computed | Withdrawn) -> None:
         """Tell the decider what happened, and note what it decides."""
@@ -188,6 +191,8 @@ class Clock:
         self.accepted = self._accepted(run.shares)
         if self.accepted:
             took = self._guessed(run.shares, took)
+        if self.replica.lora is not None:
+            took = self._adapted(run, took)
         if self.skips and run.repeat > 1:
             made, output = self.generated, self.output
             rest = (output[s.number] - made[s.number] for s in run.shares)
@@ -227,10 +232,12 @@ class Clock:
         spent[2] += took.slope * series
         spent[4] -= (took.slope - took.growth) * series
         spent[MOVES] += took.moves
+        spent[ADAPTERS] += took.adapters * times
         self.seen[took.tokens] += times
         self.iterations += times
         self.runs += 1
         one = self.one
+        self.before = one + took.growth * (times - 1)
         counted, finished = len(run.decoding), []
         guessed = dict(self.accepted)
         gap_of: dict[float, int] = {}
@@ -274,6 +281,18 @@ class Clock:
         self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
         self.now = end
         return finished
+
+    def _adapted(self, run: Iterate, took: Took) -> Took:
+        """Return the times of an iteration with LoRA adapters: those that are loaded for it, and their products."""
+        lora, used, tokens = self.replica.lora, set(), 0
+        assert lora is not None
+        for number, new in (*((n, 1) for n in run.decoding), *((s.number, s.new) for s in run.shares)):
+            adapter = self.adapter[number]
+            if adapter >= 0:
+                used.add(adapter)
+                tokens += new
+        waited = lora.loading(run.loads, self.before) if run.loads else 0.0
+        return took._replace(adapters=lora.seconds(tokens, len(used)), moves=took.moves + waited)
 
     def _guessed(self, shares: Sequence[Share], took: Took) -> Took:
         """Return the times of an iteration with guesses: the rest of a round is the host's; where the round is shorter

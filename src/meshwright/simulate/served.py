@@ -11,13 +11,14 @@ from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.fcfs import OrderPolicy
 from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.iterations import IterationCosts
+from meshwright.simulate.lora import LoraCosts
 
 #: Samples of the state over time that are kept of a replica.
 MOST_SAMPLES = 2048
 #: Edges of the histogram of gaps between tokens, 2% apart.
 GAP_EDGES = 1e-5 * 1.02 ** np.arange(900)
 #: Names of where a replica's time goes, as the loop counts them.
-SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves")
+SPENT = ("linear", "sampled", "decode", "prefill", "host", "idle", "moves", "adapters")
 
 
 class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +52,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
     drafts: DraftPolicy | None = None
     guessing: Guesses | None = None
     wanted_s: tuple[float, ...] = ()
+    lora: LoraCosts | None = None
     block_s: float = 0.0
     kv_read: float = 1.0
     fetch_s: float = 0.0
@@ -64,6 +66,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             and self.order is FCFS
             and self.rules == CacheRules()
             and self.drafts is None
+            and self.lora is None
             and (self.kv_read, self.fetch_s) == (1.0, 0.0)
         )
 

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
+#: Ways to hold LoRA adapters.
+LORA = ("unified", "slots", "merged")
 BURSTS = ("gamma", "weibull")
 #: Bytes of a number in the cache of keys and values.
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -74,7 +76,9 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
     prefix are shared and kept. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes``
     of the host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of
-    each context alone, which is approximate. The model ``draft`` (or ``ngram``) guesses so many tokens ahead
+    each context alone, which is approximate. Adapters lie in the cache's memory (``lora`` unified), in so many
+    ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
+    they take its rank of memory. The model ``draft`` (or ``ngram``) guesses so many tokens ahead
     (``guesses``, 0: as the policy of ``speculation`` usually does), each of which comes true with the chance
     ``accept``; ``targets`` copies of the model verify. ``profile`` names the engine whose host times are meant.
     """
@@ -94,6 +98,9 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     preempt: str = "recompute"
     host_bytes: float = 0.0
     kv_budget: str = ""
+    lora: str = "unified"
+    adapter_slots: int = 4
+    adapter_pool: int = 0
     draft: str = ""
     speculation: str = "speculative"
     guesses: int = 0
@@ -398,6 +405,9 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "prefix_cache": ("engine.prefix_cache", yes_no, "yes or no"),
     "preempt": ("engine.preempt", one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
     "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget with its number if need be, such as h2o:0.2"),
+    "lora": ("engine.lora", one_of(LORA), f"one of {', '.join(LORA)}"),
+    "adapter_slots": ("engine.adapter_slots", count(65536), "a positive number of adapters that run at a time"),
+    "adapter_pool": ("engine.adapter_pool", count(65536), "a positive rank of the pool that adapters are built from"),
     "draft": ("engine.draft", file_name, "a model that guesses next tokens, or ngram"),
     "speculation": ("engine.speculation", policy_name, "a policy of speculation such as speculative"),
     "guesses": ("engine.guesses", count(64), "a positive number of guessed tokens up to 64"),

@@ -39,6 +39,9 @@ NEEDED: dict[str, tuple[tuple[str, ...], str, str]] = {
         "say which: trace=, windows= or lengths=",
     ),
     "adapter_rank": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
+    "lora": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
+    "adapter_slots": (("lora",), "of adapters in slots", "drop it, or say lora=slots"),
+    "adapter_pool": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
     "hash_block": (("prefix", "turns", "samples", "trace"), "of prompts that are shared", "drop it, or say prefix="),
 }
 #: Words of the requests of one client: of a file of several they stand in its table.
