@@ -5,7 +5,7 @@ import pytest
 
 from meshwright import serving
 from meshwright.errors import MeshwrightError
-from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate
+from meshwright.serving.batching import Arrived, Batching, Computed, Evict, Iterate, Withdrawn
 from meshwright.serving.cache import EngineLimits
 from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.past_future import future_peak, left_to_generate
@@ -181,3 +181,14 @@ def test_a_policy_of_ones_own_is_found_by_its_name_and_served():
         assert served.end_s.tolist() == [2.0, 4.0]  # two iterations of a second each, one request behind the other
     finally:
         serving._OWN["batching"].clear()
+
+
+def test_answered_requests_of_a_static_batch_leave_when_the_last_other_one_is_withdrawn():
+    decider = Batching(
+        policy=serving.get("batching", "static"), limits=EngineLimits(max_batch=2, budget=0, block=4, blocks=100)
+    )
+    state, _ = decider.decide(decider.begin(), Arrived((NewRequest(0, 8, 1), NewRequest(1, 8, 9), NewRequest(2, 8, 1))))
+    state, _ = decider.decide(state, Computed((0,)))
+    state, _ = decider.decide(state, Withdrawn((1,)))
+    state, decisions = decider.decide(state, Computed())
+    assert computed(decisions)[0] == [(2, 8)]

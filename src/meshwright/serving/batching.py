@@ -304,12 +304,16 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             self._answered(state, finished)
 
     def _answered(self, state: EngineState, finished: set[int]) -> None:
-        """Let those leave that are answered, where the policy lets them."""
+        """Note who is answered."""
         for one in state.running:
             if one.number in finished:
                 one.done = True
                 state.history.append(one.generated)
                 state.waiting.left(one)
+        self._release(state)
+
+    def _release(self, state: EngineState) -> None:
+        """Let those leave that are answered, unless they keep their places until others are."""
         done = [one for one in state.running if one.done]
         if self.policy.keeps(True, len(done) < len(state.running)):
             return
@@ -337,6 +341,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             if one in state.cohort:
                 state.cohort.leave(one)
             state.cache.drop(one)
+        self._release(state)
 
     def _next(self, state: EngineState) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
         if not state.running and not len(state.waiting):
