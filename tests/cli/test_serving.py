@@ -176,3 +176,16 @@ def test_an_answer_says_where_recorded_requests_are_from(capsys):
     assert main([*BASE, "--serve", "trace=mooncake,longest=4096,requests=20"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Apache-2.0" in said and "3,000" in said
+
+
+def test_a_recorded_trace_is_played_without_what_the_model_cannot_take(capsys):
+    # one request of the Azure trace is longer than this model's 8,192 tokens
+    words = ["predict", "llama3-8b", "--on", "1xh100", "--plan", "tp1", "--serve", "trace=azure-conv,rate=1"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "longest=8192" in found["serve"] and any("8,192" in one for one in found["warnings"])
+
+
+def test_a_serving_question_without_a_plan_is_told_of_the_search(capsys):
+    assert main(["predict", "llama3-8b", "--on", "1xh100", "--serve", "rate=1,prompt=8,output=8"]) == 2
+    assert "meshwright search" in capsys.readouterr().err

@@ -55,7 +55,9 @@ def predict_serving(
             policy, W014 a plan or model that serving does not take, and the P codes of the plan.
     """
     plan = plan.on(cluster.num_devices)
-    requests = requests if requests is not None else serve.drawn()
+    if requests is None:
+        serve = serve.for_context(model.max_seq_len)
+        requests = serve.drawn()
     found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine) + unshared(plan, requests)
     if found:
         raise MeshwrightError(found)
@@ -174,6 +176,8 @@ def _assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serv
 
 def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
     found = []
+    if serve.trace and serve.longest:
+        found.append(f"requests of the trace with more than {serve.longest:,} tokens are left out (longest=)")
     offered = [len(s) / float(s.arrival_s[-1] - s.arrival_s[0]) for s in shares if len(s) > 50 and s.arrival_s[-1] > 0]
     offered = [] if any(len(s.after) for s in shares) else offered  # who waits for an answer does not come faster
     if offered and metrics.throughput_req_per_s < 0.9 * sum(offered):

@@ -106,6 +106,7 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
     serve = requests = None
     try:
         serve = parse(text, base=question.base)
+        serve = serve.for_context(parts[0].max_seq_len) if parts else serve
         requests = serve.drawn()
     except MeshwrightError as error:
         wrong += error.diagnostics

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 BOUNDS = ("ttft", "tpot", "e2e")
 #: What a serving question needs, and how it is written.
 SERVED = {field: how for field, how in WANTED.items() if field != "train"}
+SERVED["plan"] = '--plan "tp4 dp2", or ask meshwright search, with the same words, which is the best'
 
 
 def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -98,6 +99,7 @@ def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
     serve = requests = None
     try:
         serve = parse(question.serve, base=question.base)
+        serve = serve.for_context(parts[0].max_seq_len) if len(parts) == 3 else serve
         requests = serve.drawn()
     except MeshwrightError as error:
         wrong += error.diagnostics

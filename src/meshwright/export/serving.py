@@ -51,6 +51,7 @@ def export_serving(
     exporter, about = server(name), load(name)
     if plan.several:
         raise several(tuple(pool.name for pool in plan.pools), f"an export to {about.label}")
+    serve = serve if requests is not None else serve.for_context(model.max_seq_len)
     deployment = planned(model, cluster, serve, plan, requests if requests is not None else serve.drawn())
     gaps = list(exporter.limits(deployment))
     if gaps:

@@ -224,6 +224,12 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
 
         return draw(self)
 
+    def for_context(self, tokens: int) -> Serve:
+        """Return the workload for a model with so long a context (0: any). A trace of the catalog was recorded with
+        other models, whose longer requests are left out."""
+        named = bool(self.trace) and not Path(self.trace).suffix
+        return msgspec.structs.replace(self, longest=tokens) if named and tokens and not self.longest else self
+
     def text(self) -> str:
         """Return the form that :func:`parse` reads back."""
         default, parts = Serve(), [self.file] if self.file else []

@@ -68,7 +68,9 @@ def find_serving(
     began = monotonic()
     front = tuple(front) or ("devices", "throughput", "e2e")
     _tellable(objective, front, clusters, serve, most_rates)
-    requests = requests if requests is not None else serve.drawn()
+    if requests is None:
+        serve = serve.for_context(model.max_seq_len)
+        requests = serve.drawn()
     costs, profile = costs or serving_costs(), profile or engine_profile(serve.engine.profile)
     spaces = tuple(spaces) or tuple(default(model, cluster, serve) for cluster in clusters)
     evaluators = [ServingEvaluator(model, cluster, serve, requests, costs, profile) for cluster in clusters]
