@@ -15,6 +15,7 @@ from meshwright.plan.facets import fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.plan.text import plain_words
+from meshwright.spec.serve import KEYS as SERVING_KEYS
 from meshwright.spec.workload import _READERS as WORKLOAD_KEYS
 from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, OPTIMIZER_MOMENTS, PHASES
 
@@ -88,6 +89,11 @@ def test_words_of_the_house_of_plans_and_of_the_output_are_explained(word):
 
 @pytest.mark.parametrize("word", [*WORKLOAD_KEYS, *DTYPE_BYTES, *OPTIMIZER_MOMENTS, *PHASES, *DEFAULT_ORDER, *OVERLAPS])
 def test_words_of_workloads_are_explained(word):
+    assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize("word", SERVING_KEYS)
+def test_words_of_serving_workloads_are_explained(word):
     assert look_up(word)["text"]
 
 

@@ -5,10 +5,13 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.spec import request_belongings
 from meshwright.spec.request_gaps import gaps
+from meshwright.spec.requests import COLUMNS
 from meshwright.spec.serve import parse
 
 
@@ -245,3 +248,47 @@ def test_a_million_requests_are_drawn_in_less_than_a_second():
         begin = time.process_time()
         assert len(serve.drawn()) == 1_000_000
         assert time.process_time() - begin < 1.0
+
+
+def test_a_trace_whose_requests_come_at_once_has_no_rate(tmp_path):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "3,8,4\n" * 5)
+    assert len(drawn("trace=t.csv", tmp_path)) == 5
+    with pytest.raises(MeshwrightError, match="come at once"):
+        drawn("trace=t.csv,rate=8", tmp_path)
+
+
+ARRIVALS = st.sampled_from(
+    ["rate=50", "rate=50,cv=3", "rate=50,burst=weibull,cv=2", "concurrency=3", "concurrency=3,ramp=2s"]
+)
+TOGETHER = st.sampled_from(["", "turns=3", "turns=2.5:geometric,think=1s", "samples=4"])
+WHOSE = st.sampled_from(["", "tenants=3", "priority=2+0,ttft.2=1s,ttft=2s", "adapters=5:zipf=1:share=0.5"])
+COMMON = st.sampled_from(["", "prefix=40", "prefix=20:groups=3:zipf=2"])
+SIZES = st.sampled_from(
+    ["prompt=40,output=3", "prompt=40:0.5;90:0.5,output=1", "prompt=lognormal:mean=99;sigma=1,output=7"]
+)
+COUNTS = st.sampled_from(["requests=1", "requests=37", "requests=37,longest=120", "requests=60,seed=9"])
+
+
+@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@given(st.tuples(ARRIVALS, TOGETHER, WHOSE, COMMON, SIZES, COUNTS))
+def test_whatever_is_said_the_columns_fit_together(words):
+    try:
+        serve = parse(",".join(filter(None, words)))
+        found = serve.drawn()
+    except MeshwrightError as error:  # a prefix longer than a prompt, or every request longer than allowed
+        assert {d.code for d in error.diagnostics} <= {"W005", "W011"}
+        return
+    n = len(found)
+    assert 1 <= n <= serve.requests and (found.prompt > 0).all() and (found.output > 0).all()
+    for name in COLUMNS:
+        assert len(getattr(found, name)) in ((n,) if name in ("arrival_s", "prompt", "output") else (0, n))
+    earliest = found.earliest_s()
+    assert (np.diff(earliest) >= 0).all() and earliest[0] == 0.0
+    assert not (found.concurrency and len(found.after))
+    assert (found.after < np.arange(n)).all() if len(found.after) else True
+    pieces = np.diff(found.hash_ptr)
+    assert len(pieces) in (0, n) and found.hash_ptr[-1] == len(found.hashes)
+    assert (pieces <= -(-found.prompt // found.hash_block)).all() if len(pieces) else True
+    assert max(found.slo, default=0) < len(serve.objective_classes)
+    half = found.first(n // 2 + 1)
+    assert np.array_equal(half.earliest_s(), earliest[: n // 2 + 1])

@@ -153,3 +153,9 @@ def test_what_is_no_file_of_a_workload_is_refused(text, code, tmp_path):
 def test_a_file_that_is_not_there_is_refused():
     with pytest.raises(MeshwrightError, match="X006"):
         parse("nowhere.toml,seed=1")
+
+
+def test_a_window_in_which_nobody_asks_is_refused(tmp_path):
+    text = 'format_version = 1\nwindow = "1us"\n[[client]]\nrate = 1\nprompt = 8\noutput = 8\n'
+    with pytest.raises(MeshwrightError, match="no client asks"):
+        parse("mix.toml", base=written(tmp_path, text)).drawn()

@@ -35,9 +35,13 @@ def draw(serve: Serve) -> Requests:
         MeshwrightError: W011 for a file that cannot be read, and for every row of it that is wrong; W015 for a trace
             that is not known, W016 for more block hashes than are drawn.
     """
-    if serve.clients:
-        return merged(serve, [_of_client(serve, i, client) for i, client in enumerate(serve.clients)])
-    return _drawn(serve, (serve.seed,))
+    if not serve.clients:
+        return _drawn(serve, (serve.seed,)).from_first()
+    found = merged(serve, [_of_client(serve, i, client) for i, client in enumerate(serve.clients)])
+    if not len(found):
+        message = f"no client asks anything within {serve.window_s:g} s"
+        raise MeshwrightError.one("W011", message, place=f"--serve {serve.file}", help="a longer window=")
+    return found
 
 
 def _of_client(serve: Serve, number: int, client: Serve) -> Requests:
@@ -168,7 +172,10 @@ def _of_trace(serve: Serve) -> Requests:
     scale = serve.scale
     if serve.rate:
         span = float(found.arrival_s[alone].max())
-        scale = serve.rate * span / (len(found) - 1) if span > 0 else 1.0
+        if span <= 0:
+            message = f"all requests of {serve.trace} come at once, which no rate= changes"
+            raise MeshwrightError.one("W011", message, place=f"--serve {serve.text()}", help="drop rate=")
+        scale = serve.rate * span / (len(found) - 1)
     found = found.faster(scale)
     if serve.begin_s or serve.window_s:
         earliest = found.earliest_s()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from meshwright.errors import MeshwrightError
@@ -53,10 +52,7 @@ def merged(serve: Serve, parts: list[Requests]) -> Requests:
     order = np.argsort(earliest, kind="stable")
     if serve.window_s:
         order = order[earliest[order] < serve.window_s]
-    found = whole.chosen(order[: serve.requests or len(order)])
-    alone = found.after < 0 if len(found.after) else np.ones(len(found), bool)
-    shift = found.arrival_s[alone].min(initial=np.inf)
-    return msgspec.structs.replace(found, arrival_s=np.where(alone, found.arrival_s - shift, found.arrival_s))
+    return whole.chosen(order[: serve.requests or len(order)]).from_first()
 
 
 def _or(column: np.ndarray, part: Requests, usual: int) -> np.ndarray:

@@ -98,7 +98,7 @@ def by_windows(
     else:
         prompt, output = _lengths(quantiles, client, at, rng, serve)
     tenant = np.searchsorted(names, client)
-    return Requests(arrival_s=at - at[0], prompt=prompt, output=output, tenant=tenant, source=windows.source)
+    return Requests(arrival_s=at - serve.begin_s, prompt=prompt, output=output, tenant=tenant, source=windows.source)
 
 
 def _arrivals(

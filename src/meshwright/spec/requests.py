@@ -69,6 +69,12 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
         """Return when each request would arrive [n] if no answer took any time."""
         return _waiting(self, np.empty(0, np.int64))[0]
 
+    def from_first(self) -> Requests:
+        """Return them with the first one at 0."""
+        shift = self.earliest_s().min(initial=np.inf)
+        alone = self.after < 0 if len(self.after) else True
+        return msgspec.structs.replace(self, arrival_s=np.where(alone, self.arrival_s - shift, self.arrival_s))
+
     def faster(self, speed: float) -> Requests:
         """Return them with gaps between arrivals divided by `speed`; who waits for another waits as long after it."""
         if speed == 1.0:
