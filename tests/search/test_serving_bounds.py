@@ -7,6 +7,7 @@ import pytest
 from meshwright import serving
 from meshwright.answer.latency import objectives_kept, times_of
 from meshwright.search.serving.bounds import ReplicaBounds, most_misses
+from meshwright.serving.cache import CacheRules
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.served import HostTimes
 from meshwright.spec.requests import Requests
@@ -81,13 +82,18 @@ def test_no_rate_above_the_bound_is_kept():
 
 
 def test_prompts_that_may_be_cached_already_are_not_counted():
-    many = drawn(3)
-    known = msgspec.structs.replace(many, hashes=np.zeros(60, np.int64), hash_ptr=np.arange(61))
-    serve = parse(WORDS)
+    many, serve = drawn(3), parse(WORDS)
     few = asked("vllm-v1", costs=linear_costs(base=0.010, token=1e-4))
-    whole, cached = (ReplicaBounds(few, some, serve) for some in (many, known))
+    shared = msgspec.structs.replace(few, rules=CacheRules(prefix=True))
+    whole, cached = (ReplicaBounds(one, many, serve) for one in (few, shared))
     assert cached.floors()[0].value_s < whole.floors()[0].value_s
     assert (cached.whole_s <= whole.whole_s).all() and not cached.attention_s.any()
+
+
+def test_a_mechanism_that_saves_work_the_bounds_count_has_none():
+    less = msgspec.structs.replace(asked("vllm-v1"), kv_read=0.5)
+    bounds = ReplicaBounds(less, drawn(3), parse(WORDS))
+    assert bounds.floors() == [] and bounds.least_replicas() == 1 and bounds.most_speed(1) == np.inf
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99])

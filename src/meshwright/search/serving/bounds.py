@@ -14,9 +14,11 @@ from functools import cached_property
 from math import ceil, floor, inf
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from meshwright.quantity import seconds
+from meshwright.serving.cache import CacheRules
 from meshwright.simulate.iterations import MOST_TOKENS
 from meshwright.simulate.served import Replica
 from meshwright.spec.requests import Requests
@@ -52,6 +54,7 @@ class ReplicaBounds:
 
     def __init__(self, replica: Replica, requests: Requests, serve: Serve):
         self.replica, self.requests, self.serve = replica, requests, serve
+        self.holds = _bounded(replica)
         table, host, parts = replica.costs, replica.host, max(1, replica.stages)
         self._fixed_s = host.step_s + host.request_s
         width = np.arange(1, len(table.linear_s))
@@ -64,7 +67,8 @@ class ReplicaBounds:
         each = np.arange(1, len(table.sampled_s))
         self.sample_s = float((table.sampled_s[1:] / (each * parts)).min())
         # requests whose prompts may be in the cache already compute one token of them at least
-        self.prompt = np.ones(len(requests)) if len(requests.hashes) else requests.prompt.astype(np.float64)
+        self.cached = replica.rules != CacheRules()
+        self.prompt = np.ones(len(requests)) if self.cached else requests.prompt.astype(np.float64)
         self.output = requests.output.astype(np.float64)
         self._decode(table.decode_s, table.context_node, parts)
         self._per_answer(table.linear_s, parts)
@@ -82,7 +86,7 @@ class ReplicaBounds:
         each, at = (values / rows[:, None]).min(axis=0), np.concatenate([[1.0], node])
         decoded, context = self.output - 1, self.requests.prompt + self.output / 2
         self.attention_s = np.zeros(len(self.output))
-        if len(self.requests.hashes) or not decoded.any():
+        if self.cached or not decoded.any():
             return
         slope, base = _line_below(at, each, float((decoded * context).sum() / decoded.sum()))
         ends = np.array([self.requests.prompt.min() + 1, (self.requests.prompt + self.output).max()])
@@ -94,7 +98,9 @@ class ReplicaBounds:
         """Find seconds that every token of an answer and that every token takes, whatever shares its iteration: an
         iteration takes at least a line over its tokens, and samples no more than a full batch of tokens."""
         limits, count = self.replica.limits, np.arange(len(linear_s))
-        held = 1 if len(self.requests.hashes) else max(1, int(self.requests.prompt.min()) // limits.block)
+        held = (
+            1 if self.cached or limits.device_share != 1.0 else max(1, int(self.requests.prompt.min()) // limits.block)
+        )
         batch = max(1, min(limits.max_batch, limits.blocks // held, len(self.requests)))
         bends = np.abs(np.diff(linear_s[1:], 2)) > 1e-9 * np.abs(linear_s).max()
         at = np.unique([1, *(np.flatnonzero(bends) + 2), len(linear_s) - 1])
@@ -115,7 +121,9 @@ class ReplicaBounds:
         return max(either, key=lambda seconds: float(seconds.sum())) + rest
 
     def floors(self) -> list[Floor]:
-        """Return the least value of the percentile of every objective."""
+        """Return the least value of the percentile of every objective; nothing where no bound is known to hold."""
+        if not self.holds:
+            return []
         iteration = self._fixed_s + self.linear_s + self.sampled_s
         ttft = np.maximum(iteration, self.token_s * self.prompt)
         tpot = iteration + self.decode_s
@@ -134,7 +142,7 @@ class ReplicaBounds:
         by how long after the last arrival; (0, infinity) where objectives do not say by when a request is done, or
         where requests wait for answers."""
         serve, count = self.serve, len(self.requests)
-        if (serve.ttft is None and serve.e2e is None) or len(self.requests.after):
+        if not self.holds or len(self.requests.after) or (serve.ttft is None and serve.e2e is None):
             return 0.0, inf
         allowed = sum(most_misses(o.share, self._judged(name)) for name, o in serve.objectives.items())
         kept = max(0, count - allowed)
@@ -164,6 +172,17 @@ class ReplicaBounds:
         left = needed / replicas - after
         span = float(self.requests.arrival_s[-1])
         return span / left if left > 0 else inf
+
+
+def _bounded(replica: Replica) -> bool:
+    """Whether the bounds are known to hold: nothing is set that saves an iteration work which they count (guesses that
+    come true, a share of a context that is read)."""
+    fields = msgspec.structs.fields(Replica)
+    return all(getattr(replica, field.name) == field.default for field in fields if field.name not in _COUNTED)
+
+
+#: Fields of a replica whatever their values the bounds hold.
+_COUNTED = ("policy", "limits", "costs", "host", "stages", "order", "rules", "block_s", "wanted_s")
 
 
 def most_misses(share: float, count: int) -> int:

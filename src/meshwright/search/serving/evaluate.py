@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
-from meshwright.answer.latency import drawn, objectives_kept, serving_metrics, times_of
+from meshwright.answer.latency import Times, drawn, objectives_kept, serving_metrics, times_of
 from meshwright.answer.replica import BuiltReplica, built, dealt, served_by
 from meshwright.answer.serving_answer import Kept, ServingMetrics
 from meshwright.cost import Costs
@@ -26,7 +26,7 @@ from meshwright.search.serving.bounds import ReplicaBounds, most_misses
 from meshwright.search.serving.space import Phase, ServingCandidate
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.serve import refuse_oversized, simulate
-from meshwright.simulate.served import Replica
+from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
@@ -101,11 +101,15 @@ class ServingEvaluator:
         serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
         requests = self.requests.faster(speed)
         self.simulated += 1
-        if phase.replicas > 1 and serving.get("routing", serve.engine.routing).looks:
+        router = serving.get("routing", serve.engine.routing)
+        if phase.replicas > 1 and (router.looks or len(requests.after)):
             shares, served = served_by(serve, replica, requests, phase.replicas)
         else:
             shares, served = dealt(serve, requests, phase.replicas), []
             lost = _Misses(serve, requests)
+            why = "" if whole else self._soon(replica, serve, requests, phase.replicas)
+            if why:
+                return Judged(False, np.inf, why, None)
             for share in shares:
                 served.append(simulate(replica, share))
                 why = lost.after(times_of(share, served[-1]))
@@ -115,6 +119,22 @@ class ServingEvaluator:
         ratio = max((one.value_s / one.bound_s for one in kept), default=0.0)
         why = "; ".join(missed(one) for one in kept if not one.met)
         return Judged(all(one.met for one in kept), ratio, why, serving_metrics(serve, shares, served))
+
+    def _soon(self, replica: Replica, serve: Serve, requests: Requests, replicas: int) -> str:
+        """Return which objective is lost by when the first requests have come, "" where none is.
+
+        Nobody knows of requests to come, so that until the first one that is left out arrives everything is as it is
+        with all of them: who waits for longer than a bound then misses it."""
+        lost = _Misses(serve, requests)
+        count = int(1.5 * min(lost.left.values(), default=len(requests))) + 100
+        if 2 * count > len(requests) or requests.concurrency:
+            return ""
+        until = float(requests.arrival_s[count])
+        for share in dealt(serve, requests.first(count), replicas):
+            why = lost.after(_known_at(until, share, simulate(replica, share)))
+            if why:
+                return why
+        return ""
 
     def most_rate(self, candidate: ServingCandidate, least: float = 0.0) -> float:
         """Return the greatest factor on the rate at which a candidate keeps every objective, to within
@@ -140,19 +160,44 @@ class ServingEvaluator:
             low, high = (middle, high) if self.judged(candidate, middle).good else (low, middle)
         return low
 
-    def draws(self, candidate: ServingCandidate) -> np.ndarray:
+    def draws(self, candidate: ServingCandidate, speed: float = 1.0) -> np.ndarray:
         """Return the largest value over its bound of the first requests under draws of the errors of the costs, the
-        same errors for every candidate: [draws]."""
+        same errors for every candidate: [draws], the first without any error."""
         (phase,) = candidate.phases
         serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
-        first = self.requests.first(min(len(self.requests), DRAWN * phase.replicas))
+        first = self.requests.faster(speed).first(min(len(self.requests), DRAWN * phase.replicas))
         share = dealt(serve, first, phase.replicas)[0]
         return np.array([_ratio(serve, one, share) for one in [replica, *drawn(replica, self.profile)]])
+
+
+def _known_at(until: float, requests: Requests, served: ServedRequests) -> Times:
+    """Return the times of requests as far as they are known at a moment: what has not come by then takes until then at
+    least, and nothing is known of the tokens of an answer that is not complete."""
+    seen = times_of(requests, served)
+    first, end = (np.minimum(at, until) - served.arrival_s for at in (served.first_s, served.end_s))
+    return seen._replace(ttft=first, e2e=end, tpot=np.where(served.end_s <= until, seen.tpot, np.nan))
 
 
 def _ratio(serve: Serve, replica: Replica, share: Requests) -> float:
     kept = objectives_kept(serve, [share], [simulate(replica, share)])
     return max((one.value_s / one.bound_s for one in kept), default=0.0)
+
+
+def at_speed(serve: Serve, speed: float) -> Serve:
+    """Return the workload whose requests come `speed` times as fast, as many of them; one whose rate is not in one word
+    as it is."""
+    if speed == 1.0 or not (serve.rate or serve.trace):
+        return serve
+    name = "rate" if serve.rate else "scale"
+    faster = {name: getattr(serve, name) * speed, "window_s": serve.window_s / speed}
+    return msgspec.structs.replace(serve, **faster)
+
+
+def rate_of(requests: Requests) -> float:
+    """Return the requests a second of the arrivals, as they would be if no answer took any time; infinite where all
+    come at once."""
+    span = float(requests.earliest_s()[-1])
+    return (len(requests) - 1) / span if span > 0 else np.inf
 
 
 def missed(kept: Kept) -> str:
@@ -168,7 +213,7 @@ class _Misses:
         self.objectives = serve.common().objectives
         self.left = {n: most_misses(o.share, judged.get(n, len(requests))) for n, o in self.objectives.items()}
 
-    def after(self, times: object) -> str:
+    def after(self, times: Times) -> str:
         """Return which objective is lost behind the times of another replica's requests; "" while none is."""
         for name, objective in self.objectives.items():
             self.left[name] -= int((getattr(times, name[:-2]) > objective.seconds).sum())

@@ -15,7 +15,7 @@ from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.search.interrupt import stopping
-from meshwright.search.serving.evaluate import TOLERANCE, ServingEvaluator
+from meshwright.search.serving.evaluate import TOLERANCE, ServingEvaluator, at_speed, rate_of
 from meshwright.search.serving.found import (
     AT_RATE,
     BOUNDED,
@@ -27,7 +27,7 @@ from meshwright.search.serving.found import (
 )
 from meshwright.search.serving.objectives import RULES, Chosen
 from meshwright.search.serving.space import ServingCandidate, default
-from meshwright.search.serving.walk import ServingWalk, nothing_legal
+from meshwright.search.serving.walk import NO_ROOM, ServingWalk, nothing_legal
 from meshwright.search.space import Space
 from meshwright.search.walk import Stopped
 from meshwright.spec.cluster import Cluster
@@ -177,7 +177,7 @@ def _nearest(walk: ServingWalk) -> Chosen | None:
     where nothing has room."""
     found: list[tuple[float, float, ServingCandidate]] = []
     for line in walk.lines:
-        if walk.lost.get(line.at(line.counts[-1]), ("",))[0].startswith("no room"):
+        if walk.lost[line.at(line.counts[-1])][0] == NO_ROOM:
             continue
         bounds = walk.of(line).bounds(line.phase, line.engine)
         least = max((floor.ratio for floor in bounds.floors()), default=0.0)
@@ -189,7 +189,7 @@ def _nearest(walk: ServingWalk) -> Chosen | None:
             continue
         judged = walk.of(candidate).judged(candidate, whole=True)
         walk.judged[candidate] = judged
-        walk.lose(candidate, *walk.lost.get(candidate, ("", ""))[:1] or ("",), judged.why)
+        walk.lose(candidate, walk.lost[candidate][0], judged.why)
         if best is None or judged.ratio < best.order[0]:
             best = Chosen(candidate, (judged.ratio,), judged.why)
     return best
@@ -198,39 +198,28 @@ def _nearest(walk: ServingWalk) -> Chosen | None:
 def _ranked(walk: ServingWalk, chosen: Chosen, most_rates: bool) -> RankedServing:
     """A chosen candidate with its prediction."""
     candidate, evaluator = chosen.candidate, walk.of(chosen.candidate)
-    serve, requests = candidate.over(evaluator.serve), evaluator.requests
-    rate = chosen.rate
-    if rate is None and most_rates:
-        speed = evaluator.most_rate(candidate)
-        rate = speed * _rate(requests)
+    speed = 1.0 if chosen.speed is None else chosen.speed
+    serve = at_speed(candidate.over(evaluator.serve), speed)
+    most = evaluator.most_rate(candidate) if most_rates and chosen.speed is None else chosen.speed
     prediction = predict_serving(
         evaluator.model,
         evaluator.cluster,
         serve,
         candidate.plan,
-        requests=requests,
+        requests=evaluator.requests.faster(speed),
         costs=evaluator.costs,
         profile=evaluator.profile,
         tables=evaluator.tables,
     )
-    sure = None
-    if any(serve.objective_classes):
-        sure = float((evaluator.draws(candidate)[1:] <= 1.0).mean())
     return RankedServing(
         candidate=candidate,
         cluster=evaluator.cluster,
         prediction=prediction,
         usd_hour=usd_hour(evaluator.cluster, candidate.num_devices),
-        most_rate=rate,
-        sure=sure,
+        most_rate=None if most is None else most * rate_of(evaluator.requests),
+        sure=float((evaluator.draws(candidate, speed)[1:] <= 1.0).mean()) if any(serve.objective_classes) else None,
         variants=chosen.variants,
     )
-
-
-def _rate(requests: Requests) -> float:
-    """Requests a second of the arrivals, as they would be if no answer took any time."""
-    span = float(requests.earliest_s()[-1])
-    return len(requests) / span if span > 0 else inf
 
 
 def _with_ties(walk: ServingWalk, best: list[RankedServing]) -> list[RankedServing]:

@@ -10,22 +10,24 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshwright.quantity import seconds
+from meshwright.search.serving.evaluate import rate_of
 from meshwright.search.serving.space import ServingCandidate
-from meshwright.search.serving.walk import Line, ServingWalk
+from meshwright.search.serving.walk import WORK, Line, ServingWalk
 
 SAME = "fewer replicas of the same layout keep the objectives"
 MORE = "needs more than the best"
+FEWER = "more replicas answer more"
 ROOM = "keeps the objectives with less room than another engine on as many devices"
 
 
 class Chosen(NamedTuple):
     """A candidate that may be shown, where it stands among the others, and ``why`` it would lose to a better one; the
-    greatest ``rate`` in requests a second at which it keeps the objectives, where that was asked."""
+    greatest factor on the rate of arrivals (``speed``) at which it keeps the objectives, where that was asked."""
 
     candidate: ServingCandidate
     order: tuple
     why: str
-    rate: float | None = None
+    speed: float | None = None
     variants: int = 0
 
 
@@ -51,24 +53,23 @@ def cheapest(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
 
 
 def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, unit: str) -> None:
-    levels: dict[tuple, list[ServingCandidate]] = defaultdict(list)
-    for line in walk.bounded():
+    levels: dict[tuple, list[tuple[Line, int]]] = defaultdict(list)
+    for line in walk.lines:
         for count in line.counts:
-            levels[key(line.at(count))].append(line.at(count))
+            levels[key(line.at(count))].append((line, count))
     met: dict[tuple, float] = {}
     for level in sorted(levels):
-        left = [c for c in levels[level] if c.family not in met]
-        for c in levels[level]:
-            if c.family in met:
-                walk.lose(c, SAME, f"the same layout keeps the objectives with {met[c.family]:g} {unit}")
-        if len(met) >= top:
-            first = chosen[0].order[0][0]
-            for c in left:
-                walk.lose(c, MORE, f"{level[0]:g} {unit}, and the best needs {first:g}")
-            continue
+        done = len(met) >= top
         good: dict[tuple, list[ServingCandidate]] = defaultdict(list)
-        for candidate in left:
-            if walk.judge(candidate).good:
+        for line, count in levels[level]:
+            candidate = line.at(count)
+            if candidate.family in met:
+                walk.lose(
+                    candidate, SAME, f"the same layout keeps the objectives with {met[candidate.family]:g} {unit}"
+                )
+            elif done:
+                walk.lose(candidate, MORE, f"{level[0]:g} {unit}, and the best needs {min(met.values()):g}")
+            elif not walk.excluded(line, count) and walk.judge(candidate).good:
                 good[candidate.family].append(candidate)
         for family, some in good.items():
             some.sort(key=lambda c: (walk.judged[c].ratio, _plainness(c)))
@@ -85,18 +86,14 @@ def _least(walk: ServingWalk, chosen: list[Chosen], top: int, key: Callable, uni
 def most_goodput(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
     """Choose the candidates that keep the objectives at the greatest rate, on as many replicas as there is room for."""
     families: dict[tuple, list[tuple[float, Line]]] = defaultdict(list)
-    for line in walk.lines:
-        for count in line.counts[:-1]:
-            walk.lose(line.at(count), "more replicas answer more", f"{line.counts[-1]} replicas have room")
     for line in _roomy(walk):
-        bounds = walk.of(line).bounds(line.phase, line.engine)
-        families[line.at(1).family].append((bounds.most_speed(line.counts[-1]), line))
-    base = len(walk.evaluators[0].requests) / max(1e-9, float(walk.evaluators[0].requests.arrival_s[-1]))
-    ordered = sorted(families.values(), key=lambda some: -max(speed for speed, _ in some))
-    for some in ordered:
+        most = walk.of(line).bounds(line.phase, line.engine).most_speed(line.counts[-1])
+        families[line.at(1).family].append((most, line))
+    base = rate_of(walk.evaluators[0].requests)
+    for some in sorted(families.values(), key=lambda some: -max(speed for speed, _ in some)):
         best, winner, others = 0.0, None, []
-        known = sorted((one.rate for one in chosen), reverse=True)
-        least = known[top - 1] / base if len(known) >= top else 0.0
+        known = sorted((one.speed for one in chosen), reverse=True)
+        least = known[top - 1] if len(known) >= top else 0.0
         for speed, line in sorted(some, key=lambda one: (-one[0], _plainness(one[1].at(1)))):
             walk.look()
             candidate = line.at(line.counts[-1])
@@ -105,8 +102,7 @@ def most_goodput(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
                 continue
             found = walk.of(line).most_rate(candidate, max(best, least))
             if found > 0:
-                if winner is not None:
-                    others.append(winner)
+                others += [] if winner is None else [winner]
                 best, winner = found, candidate
             else:
                 others.append(candidate)
@@ -114,28 +110,22 @@ def most_goodput(walk: ServingWalk, chosen: list[Chosen], top: int) -> None:
             walk.lose(other, MORE_RATE, f"does not keep the objectives at {max(best, least) * base:.3g} requests/s")
         if winner is not None:
             rate = best * base
-            walk.judge(winner)
-            chosen.append(Chosen(winner, (-rate, _plainness(winner)), f"keeps them at {rate:.3g} requests/s", rate))
-            walk.best = f"{max(one.rate for one in chosen):.3g} requests/s"
+            walk.judged[winner] = walk.of(winner).judged(winner, best, whole=True)
+            chosen.append(Chosen(winner, (-rate, _plainness(winner)), f"keeps them at {rate:.3g} requests/s", best))
+            walk.best = f"{max(one.speed for one in chosen) * base:.3g} requests/s"
 
 
 MORE_RATE = "another plan keeps the objectives at a greater rate"
 
 
 def _roomy(walk: ServingWalk) -> list[Line]:
-    """The lines with room for their weights and requests whose least latencies keep the objectives."""
+    """The lines with room for their weights and requests whose least latencies keep the objectives, on as many replicas
+    as there is room for."""
     found = []
     for line in walk.lines:
-        walk.look()
-        candidate, evaluator = line.at(line.counts[-1]), walk.of(line)
-        why = evaluator.no_room(line.phase, line.engine)
-        floors = [] if why else evaluator.bounds(line.phase, line.engine).floors()
-        floor = next((floor for floor in floors if floor.missed), None)
-        if why:
-            walk.lose(candidate, "no room for weights and a request", why)
-        elif floor is not None:
-            walk.lose(candidate, "an objective is out of reach (bound)", floor.why)
-        else:
+        for count in line.counts[:-1]:
+            walk.lose(line.at(count), FEWER, f"{line.counts[-1]} replicas have room")
+        if not walk.excluded(line, line.counts[-1]) or walk.lost[line.at(line.counts[-1])][0] == WORK:
             found.append(line)
     return found
 
@@ -147,8 +137,6 @@ def _whole(value: Callable[[object], float], said: Callable[[float], str]) -> Ru
         best: dict[tuple, Chosen] = {}
         for line in _roomy(walk):
             candidate = line.at(line.counts[-1])
-            for count in line.counts[:-1]:
-                walk.lose(line.at(count), "more replicas answer more", f"{line.counts[-1]} replicas have room")
             walk.look()
             judged = walk.judged[candidate] = walk.of(candidate).judged(candidate, whole=True)
             order = (value(judged.metrics), _plainness(candidate))

@@ -17,6 +17,7 @@ import msgspec
 
 from meshwright import serving
 from meshwright.answer.serving_check import refused
+from meshwright.lower.served_experts import Spread
 from meshwright.plan import Plan, parse
 from meshwright.plan.facet import Field, Form, count, names
 from meshwright.plan.facets import fields
@@ -95,7 +96,11 @@ def forms() -> dict[str, Form]:
 @cache
 def _searched() -> dict[str, Field]:
     """Fields of plans that a serving search may have: sizes, and what layers are computed in."""
-    return {name: f for name, f in fields().items() if f.size or f.facet == "precision"}
+    return {name: f for name, f in fields().items() if f.size or f.serving or f.facet == "precision"}
+
+
+#: Fields whose values follow from the others where nothing is said: ranks that split an expert.
+_FOLLOWS = ("etp",)
 
 
 def default(model: Model, cluster: Cluster, serve: Serve, said: Collection[str] = ()) -> Space:
@@ -104,10 +109,10 @@ def default(model: Model, cluster: Cluster, serve: Serve, said: Collection[str] 
     stub = Train(global_batch=cluster.num_devices, seq_len=cluster.num_devices, causal=True)
     domains: dict[str, tuple | None] = {DEVICES: (cluster.num_devices,)}
     for name, field in _searched().items():
-        values = field.values(model, cluster, stub)
+        values = field.served(model, cluster) if field.served else field.values(model, cluster, stub)
         if name == REPLICAS:
             domains[name] = None
-        elif values is None:
+        elif values is None or name in _FOLLOWS or field.facet == "precision":
             domains[name] = (field.usual,)
         else:
             domains[name] = tuple(v for v in values if v == field.usual or _taken(field, v, model, cluster, serve))
@@ -137,11 +142,16 @@ def _with(plan: Plan, values: dict[str, object]) -> Plan:
 
 
 def layouts(space: Space, model: Model, cluster: Cluster, serve: Serve) -> Iterator[Plan]:
-    """Yield every legal plan of one replica that the cluster has devices for."""
+    """Yield every legal plan of one replica that the cluster has devices for, what is spelled twice once."""
     names = [name for name in _searched() if name != REPLICAS]
+    seen = set()
     for values in product(*(space[name] or (_searched()[name].usual,) for name in names)):
         plan = _with(Plan(), dict(zip(names, values)) | {REPLICAS: 1})
-        if plan.layout.num_ranks <= cluster.num_devices and not refused(plan, model, cluster, serve):
+        if plan.layout.num_ranks > cluster.num_devices or refused(plan, model, cluster, serve):
+            continue
+        same = msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, dispatch="", etp=0))
+        if (same, Spread.of(plan)) not in seen:
+            seen.add((same, Spread.of(plan)))
             yield plan
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import NamedTuple
 
@@ -50,6 +50,7 @@ class ServingWalk:
         self.stop, self.ended, self.started = StopFlag(), False, monotonic()
         self.lost: dict[ServingCandidate, tuple[str, str]] = {}
         self.judged: dict[ServingCandidate, Judged] = {}
+        self._bounded: dict[tuple, tuple[str, str, int]] = {}
         self.best = ""
         self._looked, self._told = 0.0, monotonic()
         self.lines = [
@@ -74,27 +75,31 @@ class ServingWalk:
         """Note why a candidate is none of the best."""
         self.lost[candidate] = (reason, why)
 
-    def bounded(self) -> Iterator[Line]:
-        """Yield the lines that bounds leave, each with the numbers of replicas that they leave."""
-        for line in self.lines:
-            self.look()
-            evaluator = self.of(line)
-            why = evaluator.no_room(line.phase, line.engine)
-            if why:
-                for count in line.counts:
-                    self.lose(line.at(count), NO_ROOM, why)
-                continue
-            bounds = evaluator.bounds(line.phase, line.engine)
-            floor = next((floor for floor in bounds.floors() if floor.missed), None)
-            least = bounds.least_replicas()
-            for count in line.counts:
-                if floor is not None:
-                    self.lose(line.at(count), FLOOR, f"{floor.why} (bound)")
-                elif count < least:
-                    self.lose(line.at(count), WORK, f"at least {least} replicas can do the work in time (bound)")
-            counts = tuple(count for count in line.counts if count >= least)
-            if floor is None and counts:
-                yield line._replace(counts=counts)
+    def excluded(self, line: Line, count: int) -> bool:
+        """Whether a bound excludes so many replicas of a line, which are lost then. A line is priced when it is first
+        asked of."""
+        self.look()
+        key = (line.where, line.plan, line.engine)
+        if key not in self._bounded:
+            self._bounded[key] = self._bounds(line)
+        reason, why, least = self._bounded[key]
+        if not reason and count < least:
+            reason, why = WORK, f"at least {least} replicas can do the work in time (bound)"
+        if reason:
+            self.lose(line.at(count), reason, why)
+        return bool(reason)
+
+    def _bounds(self, line: Line) -> tuple[str, str, int]:
+        """Why all of a line are excluded ("" where they are not), in words, and the least number of replicas."""
+        evaluator = self.of(line)
+        why = evaluator.no_room(line.phase, line.engine)
+        if why:
+            return NO_ROOM, why, 0
+        bounds = evaluator.bounds(line.phase, line.engine)
+        floor = next((floor for floor in bounds.floors() if floor.missed), None)
+        if floor is not None:
+            return FLOOR, f"{floor.why} (bound)", 0
+        return "", "", bounds.least_replicas()
 
     def judge(self, candidate: ServingCandidate) -> Judged:
         """Simulate a candidate; one that misses an objective is lost."""
