@@ -12,7 +12,6 @@ from meshwright import serving
 from meshwright.answer.drafting import DraftPart, draft_part
 from meshwright.answer.lora import adapter_rules, lora_part, reserved_bytes
 from meshwright.answer.prediction import RankMemory
-from meshwright.causes import PRICED
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
 from meshwright.lower.forward import Forward
@@ -22,7 +21,7 @@ from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.kv_budget import KvShares
-from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced
+from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced, slowed
 from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
@@ -60,9 +59,10 @@ def built(
     costs: Costs,
     profile: EngineProfile,
     tables: dict[Hashable, IterationCosts] | None = None,
+    split: bool = True,
 ) -> BuiltReplica:
     """Return the replica of a legal plan for requests. `tables` keeps prices that replicas alike share: those of the
-    same model, cluster, costs and profile."""
+    same model, cluster, costs and profile. Without `split` prices are not told by causes."""
     policy = serving.get("batching", serve.engine.policy)
     kept = kv_shares(serve, model)
     device, one = cluster.islands[0].device, alone(plan)
@@ -89,9 +89,9 @@ def built(
     key = (one, serve.engine.kv, forward.shared, *most.values())
     table = None if tables is None else tables.get(key)
     if table is None:
-        table = priced(forward, device, costs, **most)
+        table = priced(forward, device, costs, **most, split=split)
         if profile.kernels != 1.0:
-            table = table.scaled(np.full(len(PRICED), profile.kernels), profile.kernels)
+            table = slowed(table, profile.kernels)
         if tables is not None:
             tables[key] = table
     node = cluster.islands[0].node

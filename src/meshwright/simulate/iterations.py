@@ -104,6 +104,18 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
 
+def slowed(table: IterationCosts, factor: float) -> IterationCosts:
+    """Return the costs with all kernels' seconds times one factor."""
+    names = ("linear", "sampled")
+    several = {f"{name}_{part}": getattr(table, f"{name}_{part}") * factor for name in names for part in _SPLIT}
+    return msgspec.structs.replace(
+        table, **several, decode_s=table.decode_s * factor, prefill_s=table.prefill_s * factor
+    )
+
+
+_SPLIT = ("s", "parts", "spread")
+
+
 def _between(node: list[float], value: float) -> tuple[int, float]:
     """The node below a value and how far it is to the next one, as a share; beyond the last one further."""
     at = min(max(bisect_right(node, value) - 1, 0), len(node) - 2)
@@ -211,8 +223,11 @@ def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPri
     return found
 
 
-def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch: int, context: int) -> IterationCosts:
-    """Return the costs of iterations of up to `tokens` tokens, `batch` requests and `context` tokens of context."""
+def priced(
+    forward: Forward, device: Device, costs: Costs, *, tokens: int, batch: int, context: int, split: bool = True
+) -> IterationCosts:
+    """Return the costs of iterations of up to `tokens` tokens, `batch` requests and `context` tokens of context. Where
+    they are not `split`, the token-wise part is not told by causes, which a table of many tokens is large for."""
     price = forward_prices(forward, device, costs)
     tokens = min(max(tokens, batch, 2), MOST_TOKENS)
     node = token_nodes(tokens)
@@ -229,8 +244,8 @@ def priced(forward: Forward, device: Device, costs: Costs, *, tokens: int, batch
     alone = np.arange(max(batch, 2) + 1)
     return IterationCosts(
         linear_s=_filled(node, np.array([p.sum() for p, _ in linear]), whole),
-        linear_parts=_filled(node, np.array([p for p, _ in linear]), whole),
-        linear_spread=_filled(node, np.array([s for _, s in linear]), whole),
+        linear_parts=_filled(node, np.array([p for p, _ in linear]), whole if split else whole[:0]),
+        linear_spread=_filled(node, np.array([s for _, s in linear]), whole if split else whole[:0]),
         sampled_s=_filled(sample_node, np.array([p.sum() for p, _ in sampled]), alone),
         sampled_parts=_filled(sample_node, np.array([p for p, _ in sampled]), alone),
         sampled_spread=_filled(sample_node, np.array([s for _, s in sampled]), alone),

@@ -61,7 +61,6 @@ class ServingEvaluator:
         self.tables: dict[Hashable, IterationCosts] = {}
         self.simulated = 0
         self._built: dict[tuple[Plan, EngineWords], BuiltReplica] = {}
-        self._bounds: dict[tuple[Plan, EngineWords], ReplicaBounds] = {}
 
     def built(self, phase: Phase, engine: EngineWords) -> BuiltReplica:
         """Return the replica of a phase."""
@@ -69,16 +68,21 @@ class ServingEvaluator:
         if key not in self._built:
             serve = msgspec.structs.replace(self.serve, engine=engine)
             self._built[key] = built(
-                self.model, self.cluster, serve, phase.plan, self.requests, self.costs, self.profile, self.tables
+                self.model,
+                self.cluster,
+                serve,
+                phase.plan,
+                self.requests,
+                self.costs,
+                self.profile,
+                self.tables,
+                split=False,
             )
         return self._built[key]
 
     def bounds(self, phase: Phase, engine: EngineWords) -> ReplicaBounds:
         """Return the bounds of the replicas of a phase, which has room for them."""
-        key = (phase.plan, engine)
-        if key not in self._bounds:
-            self._bounds[key] = ReplicaBounds(self.built(phase, engine).replica, self.requests, self.serve.common())
-        return self._bounds[key]
+        return ReplicaBounds(self.built(phase, engine).replica, self.requests, self.serve.common())
 
     def no_room(self, phase: Phase, engine: EngineWords) -> str:
         """Return why a replica cannot hold its weights or its longest request; "" where it can."""
@@ -164,7 +168,9 @@ class ServingEvaluator:
         """Return the largest value over its bound of the first requests under draws of the errors of the costs, the
         same errors for every candidate: [draws], the first without any error."""
         (phase,) = candidate.phases
-        serve, replica = candidate.over(self.serve), self.built(phase, candidate.engine).replica
+        serve = candidate.over(self.serve)
+        asked = (self.model, self.cluster, serve, phase.plan, self.requests, self.costs, self.profile)
+        replica = built(*asked).replica
         first = self.requests.faster(speed).first(min(len(self.requests), DRAWN * phase.replicas))
         share = dealt(serve, first, phase.replicas)[0]
         return np.array([_ratio(serve, one, share) for one in [replica, *drawn(replica, self.profile)]])

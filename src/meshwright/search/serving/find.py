@@ -209,7 +209,6 @@ def _ranked(walk: ServingWalk, chosen: Chosen, most_rates: bool) -> RankedServin
         requests=evaluator.requests.faster(speed),
         costs=evaluator.costs,
         profile=evaluator.profile,
-        tables=evaluator.tables,
     )
     return RankedServing(
         candidate=candidate,
