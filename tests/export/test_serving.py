@@ -143,6 +143,25 @@ def test_routing_by_cached_prefixes_is_said_where_the_router_has_it():
     assert sglang["schedule-policy"] == "lpm"
 
 
+def test_adapters_lie_in_as_many_slots_as_were_said():
+    words = "adapters=10,lora=slots,adapter_slots=3,adapter_rank=32"
+    vllm, sglang = (yaml.safe_load(ask(t, "llama3-8b", "1xh100", "tp1", words).text) for t in ("vllm", "sglang"))
+    assert (vllm["enable-lora"], vllm["max-loras"], vllm["max-cpu-loras"], vllm["max-lora-rank"]) == (True, 3, 10, 32)
+    assert (sglang["max-loras-per-batch"], sglang["max-loaded-loras"], sglang["max-lora-rank"]) == (3, 10, 32)
+    for target, more, value in (
+        ("vllm", "lora=unified", "lora=unified"),
+        ("vllm", "lora=slots,adapter_rank=5", "adapter_rank=5"),
+        ("trtllm", "lora=slots", "10 adapters"),
+    ):
+        with pytest.raises(Infeasible, match=f"cannot express {value}"):
+            ask(target, "llama3-8b", "1xh100", "tp1", f"adapters=10,{more}")
+
+
+def test_plan_words_that_no_engine_has_are_refused_and_not_left_out():
+    with pytest.raises(Infeasible, match=r"serving\.nano = 2"):
+        ask("vllm", "llama3-8b", "1xh100", "tp1 nano2", "")
+
+
 def test_sglang_computes_whole_prompts_alone_where_the_policy_does_and_replays_no_graph():
     table = read("sglang")
     assert (table["chunked-prefill-size"], table["max-prefill-tokens"]) == (-1, 4096)

@@ -86,6 +86,15 @@ def test_an_answer_that_does_not_fit_has_a_page_without_latencies():
     assert curve == () and "does not fit" in page and 'id="latency"' not in page and 'id="memory"' in page
 
 
+def test_tenants_have_their_own_rows():
+    prediction, curve = made("rate=400,max_batch=4,prompt=256,output=32,requests=200,tenants=3,seed=1,ttft=300ms@p90")
+    page = " ".join(" ".join(Page(serving_html.render(prediction, curve)).text).split())
+    assert len(prediction.groups) == 3
+    for one in prediction.groups:
+        assert one.name in page and f"{one.requests:,}" in page
+    assert f"{prediction.fairness.jain_index:.3f}" in page
+
+
 def test_names_from_files_are_escaped(answered):
     import msgspec
 

@@ -17,7 +17,8 @@ from meshwright.spec.workload import Train
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The four nouns of a serving question, ``plan.layout.dp`` filled in, and what was predicted of it: the tightest
-    rank's ``memory``, the cache ``blocks`` of a replica (0: there is no room) and the ``longest`` prompt in tokens."""
+    rank's ``memory``, the cache ``blocks`` of a replica (0: there is no room), the ``longest`` prompt in tokens and the
+    low-rank ``adapters`` that requests need."""
 
     model: Model
     cluster: Cluster
@@ -26,6 +27,7 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     memory: RankMemory
     blocks: int
     longest: int
+    adapters: int = 0
 
     @property
     def layout(self) -> Layout:

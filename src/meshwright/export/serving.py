@@ -10,6 +10,8 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+import numpy as np
+
 from meshwright.answer.serving import predict_serving
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.export.deployment import Deployment
@@ -75,4 +77,5 @@ def planned(model: Model, cluster: Cluster, serve: Serve, plan: Plan, requests: 
         memory=found.tightest,
         blocks=found.kv_blocks,
         longest=int(requests.prompt.max()),
+        adapters=serve.adapters.count if serve.adapters else len(np.unique(requests.adapter[requests.adapter >= 0])),
     )

@@ -19,6 +19,7 @@ NGRAM = "ngram"
 WRITTEN = (
     *("policy", "profile", "max_batch", "budget", "block", "kv_blocks", "kv", "memory", "routing", "graphs"),
     *("order", "prefix_cache", "preempt", "host_bytes"),
+    *("lora", "adapter_slots"),
     *("draft", "speculation", "guesses", "accept", "targets"),
 )
 #: Fields of a plan that exporters write; ``sp`` and ``order`` change nothing in serving.
@@ -121,6 +122,43 @@ def cache(d: Deployment) -> Iterator[Gap]:
 def orders(d: Deployment, known: tuple[str, ...]) -> Iterator[Gap]:
     """Yield the gap of an order of who is served first that is none of `known`."""
     yield from one_of(d, "order", dict.fromkeys(known, ""), f"it serves by {' or '.join(known)}", "fcfs")
+
+
+def adapters(d: Deployment, ranks: tuple[int, ...] = ()) -> Iterator[Gap]:
+    """Yield the gaps of low-rank adapters: they lie in slots of their own, of one of these `ranks` if there are any."""
+    if d.adapters and d.engine.lora != "slots":
+        yield Gap(
+            facet=f"--serve lora={d.engine.lora}",
+            value=f"lora={d.engine.lora}",
+            reason="adapters lie in slots of their own beside the cache",
+            help="say lora=slots",
+            mend={"engine.lora": "slots"},
+        )
+    rank = d.serve.adapter_rank
+    if d.adapters and ranks and rank not in ranks:
+        yield Gap(
+            facet=f"--serve adapter_rank={rank}",
+            value=f"adapter_rank={rank}",
+            reason=f"its adapters have ranks {', '.join(map(str, ranks))}",
+            help="say one of them: adapters of other ranks are padded",
+        )
+
+
+def no_adapters(d: Deployment) -> Iterator[Gap]:
+    """Yield the gap of low-rank adapters for a target whose options for them are not written."""
+    if d.adapters:
+        yield Gap(
+            facet="--serve adapters=",
+            value=f"{d.adapters} adapters",
+            reason="what it is told of adapters is not written",
+            help="drop adapters=, or export to vllm or sglang",
+        )
+
+
+def adapted(d: Deployment) -> Iterator[str]:
+    """Yield what is to be said of low-rank adapters."""
+    if d.adapters:
+        yield f"name the {d.adapters} adapters when the server starts (--lora-modules, --lora-paths) or later"
 
 
 def guesses(d: Deployment) -> Iterator[Gap]:

@@ -50,6 +50,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.guesses(d)
+    yield from shared.adapters(d)
     yield from shared.orders(d, ("fcfs", "priority", "lpm"))
     yield from shared.nodes(d, several=True)
     yield from replicas.routing(d)
@@ -86,6 +87,9 @@ def settings(d: Deployment) -> dict[str, object]:
         found |= {"enable-hierarchical-cache": True, "hicache-size": max(1, round(d.engine.host_bytes / 1e9))}
     if not whole:
         found["enable-mixed-chunk"] = True
+    if d.adapters:
+        found |= {"enable-lora": True, "max-lora-rank": d.serve.adapter_rank, "max-loaded-loras": d.adapters}
+        found["max-loras-per-batch"] = min(d.engine.adapter_slots, d.adapters)
     if d.guesses:
         ngram = d.engine.draft == shared.NGRAM
         found["speculative-algorithm"] = "NGRAM" if ngram else "STANDALONE"
@@ -118,6 +122,7 @@ def _notes(d: Deployment) -> Iterator[str]:
         yield f"predicted with the host times of engine={d.engine.profile}; engine=sglang has SGLang's"
     yield from shared.checkpoints(d)
     yield from shared.guessed(d)
+    yield from shared.adapted(d)
     if d.compute == "int8":
         yield "MODEL is a checkpoint of 8-bit weights and activations"
     elif PRECISIONS[d.compute][1]:

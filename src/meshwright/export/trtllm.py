@@ -51,6 +51,7 @@ def limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.guesses(d)
+    yield from shared.no_adapters(d)
     yield from shared.orders(d, ("fcfs",))
     yield from shared.nodes(d, False, "servers of several nodes are started by MPI, and no such launch is written")
     yield from replicas.routing(d)

@@ -30,6 +30,8 @@ PRECISIONS = {
     "nvfp4": ("bfloat16", "nvfp4_per_token"),
     "int8": ("bfloat16", ""),
 }
+#: Ranks of adapters.
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Formats of weights that are multiplied in 16 bits, by the checkpoint.
 STORED = ("int4", "int8", "fp8", "mxfp4", "nvfp4")
 
@@ -55,6 +57,7 @@ def engine_limits(d: Deployment) -> Iterator[Gap]:
     yield from shared.stored(d, STORED)
     yield from shared.cache(d)
     yield from shared.guesses(d)
+    yield from shared.adapters(d, RANKS)
     yield from shared.orders(d, ("fcfs", "priority"))
 
 
@@ -86,6 +89,10 @@ def settings(d: Deployment) -> dict[str, object]:
     }
     if d.engine.host_bytes:
         found["kv-offloading-size"] = d.engine.host_bytes * d.devices / 2**30
+    if d.adapters:
+        slots = min(d.engine.adapter_slots, d.adapters)
+        found |= {"enable-lora": True, "max-loras": slots, "max-lora-rank": d.serve.adapter_rank}
+        found["max-cpu-loras"] = d.adapters
     if d.guesses:
         model = {"method": "ngram"} if d.engine.draft == shared.NGRAM else {"method": "draft_model", "model": "<DRAFT>"}
         found["speculative-config"] = {**model, "num_speculative_tokens": d.guesses}
@@ -118,6 +125,7 @@ def notes(d: Deployment) -> Iterator[str]:
         yield "MODEL is a checkpoint of 8-bit weights and activations: the engine reads that there"
     yield from shared.checkpoints(d)
     yield from shared.guessed(d)
+    yield from shared.adapted(d)
     if d.layout.adp > 1:
         yield f"limits are those of an attention group, of which a replica has {d.layout.adp}"
     if d.engine.order == "priority":

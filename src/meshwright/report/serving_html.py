@@ -14,7 +14,7 @@ from meshwright.causes import BY_NAME
 from meshwright.quantity import big, seconds
 from meshwright.report import charts, document, palette, serving_plot
 from meshwright.report.palette import cause_colour
-from meshwright.report.serving_text import LATENCIES, causes, served, used, verdict
+from meshwright.report.serving_text import GROUP_HEADS, LATENCIES, causes, fairness, group_rows, served, used, verdict
 
 STYLES = ("base.css", "charts.css", "serving.css")
 
@@ -54,6 +54,9 @@ def render(prediction: ServingPrediction, curve: tuple[RatePoint, ...] = (), que
         replicas=len(p.timeline.ranks),
         drawn=serving_plot.MOST_REPLICAS,
         state=_state(p),
+        groups=group_rows(p),
+        group_heads=GROUP_HEADS,
+        fairness=fairness(p),
         causes=_causes(p),
         used=used(p),
         memory=charts.memory(p),
@@ -66,8 +69,9 @@ def _tiles(p: ServingPrediction) -> list[tuple[str, str, str]]:
     if p.metrics is None:
         return []
     m, tiles = p.metrics, []
-    shares = {one.metric: one.share for one in p.objectives}
-    at = {one.metric: one.value_s for one in p.objectives}
+    everybodys = [one for one in p.objectives if not one.of]
+    shares = {one.metric: one.share for one in everybodys}
+    at = {one.metric: one.value_s for one in everybodys}
     for name in ("ttft_s", "tpot_s"):
         summary = getattr(m, name)
         share, value = shares.get(name, 0.9), at.get(name, summary.p90)
@@ -99,7 +103,8 @@ def _headline(p: ServingPrediction) -> list[tuple[str, str, bool]]:
 
 def _objective(one) -> tuple[str, str, str, str, bool]:
     """The row of a bound: latency, bound, the share that has to keep it, the value there, whether it is kept."""
-    return LATENCIES[one.metric], seconds(one.bound_s), f"{one.share:.1%}", seconds(one.value_s), one.met
+    what = LATENCIES[one.metric] + (f" of {one.of}" if one.of else "")
+    return what, seconds(one.bound_s), f"{one.share:.1%}", seconds(one.value_s), one.met
 
 
 def _latencies(p: ServingPrediction) -> list[tuple[str, ...]]:

@@ -53,7 +53,7 @@ def _sorted(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def distributions(prediction: ServingPrediction) -> list[Drawing]:
     """A cumulative distribution for each latency, with its bound."""
-    bounds = {one.metric: one for one in prediction.objectives}
+    bounds = {one.metric: one for one in prediction.objectives if not one.of}
     drawn = []
     for name, (values, shares) in latencies(prediction).items():
         kept = np.unique(np.linspace(0, len(values) - 1, MOST_POINTS).astype(np.int64))
@@ -95,7 +95,7 @@ def rates(prediction: ServingPrediction, curve: tuple[RatePoint, ...]) -> list[D
     first = line_plot(
         "Requests answered a second against the rate", "requests/s", x, y, lines, along=along, named_above=True
     )
-    shares = {one.metric: one for one in prediction.objectives}
+    shares = {one.metric: one for one in prediction.objectives if not one.of}
     times, across = [], []
     for name, colour in (("ttft_s", "orange"), ("tpot_s", "purple"), ("e2e_s", "teal")):
         if name == "e2e_s" and name not in shares:

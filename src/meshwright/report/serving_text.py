@@ -12,6 +12,8 @@ from meshwright.report.bars import bar
 from meshwright.report.facts import usd
 from meshwright.report.page import Page
 
+#: The values of a group of requests.
+GROUP_HEADS = ("requests", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "kept")
 #: Groups of requests that are listed.
 MOST_GROUPS = 12
 #: The times of a request, in words.
@@ -102,23 +104,36 @@ def _groups(prediction: ServingPrediction, page: Page) -> None:
     if not prediction.groups:
         return
     page.title("By whose requests they are")
-    head = ("", "requests", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "kept")
-    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in head)]
-    for one in prediction.groups[:MOST_GROUPS]:
-        times = (one.ttft_s.p50, one.ttft_s.p99, one.tpot_s.p50, one.tpot_s.p99, one.e2e_s.p50)
-        kept = f"{one.attainment:.1%}" if prediction.objectives else "-"
-        cells = (f"{one.requests:,}", *map(seconds, times), kept)
-        rows.append((Text(one.name), *(Text(cell, justify="right") for cell in cells)))
+    rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in ("", *GROUP_HEADS))]
+    for name, *cells in group_rows(prediction)[:MOST_GROUPS]:
+        rows.append((Text(name), *(Text(cell, justify="right") for cell in cells)))
     page.rows(rows)
     if len(prediction.groups) > MOST_GROUPS:
         page.quiet(f"{len(prediction.groups) - MOST_GROUPS} more are in --json")
+    if prediction.fairness is not None:
+        page.quiet(fairness(prediction))
+
+
+def group_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
+    """The name of each group of requests, and its values under :data:`GROUP_HEADS`."""
+    rows = []
+    for one in prediction.groups:
+        times = (one.ttft_s.p50, one.ttft_s.p99, one.tpot_s.p50, one.tpot_s.p99, one.e2e_s.p50)
+        kept = f"{one.attainment:.1%}" if prediction.objectives else "-"
+        rows.append((one.name, f"{one.requests:,}", *map(seconds, times), kept))
+    return rows
+
+
+def fairness(prediction: ServingPrediction) -> str:
+    """How fairly tenants that waited together were served, in words; "" where there are not several."""
     fair = prediction.fairness
-    if fair is not None:
-        page.quiet(
-            f"tenants waited beside one another {fair.contended:.0%} of the time; two that both waited were up to "
-            f"{fair.service_gap_tokens:,.0f} tokens of service apart (a generated one counts twice), Jain's index of "
-            f"service {fair.jain_index:.3f}"
-        )
+    if fair is None:
+        return ""
+    return (
+        f"tenants waited beside one another {fair.contended:.0%} of the time; two that both waited were up to "
+        f"{fair.service_gap_tokens:,.0f} tokens of service apart (a generated one counts twice), Jain's index of "
+        f"service {fair.jain_index:.3f}"
+    )
 
 
 def causes(prediction: ServingPrediction) -> list[tuple[str, str, float, float]]:
