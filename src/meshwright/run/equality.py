@@ -139,15 +139,19 @@ def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
                 # not max(): a difference that is no number must not be lost
                 most = float(torch.stack((torch.tensor(most), difference.max().cpu() / wanted.abs().max().cpu())).max())
         flat = torch.cat([h.flatten() for h in held.values()])
-        if dist.is_initialized():
-            dist.all_reduce(flat, op=dist.ReduceOp.MAX)
-        missing += int((flat == 0).sum())
+        missing += int((_most(flat, world) == 0).sum())
         worst.append(most)
     numbers = torch.nan_to_num(torch.tensor(worst, dtype=torch.float64), nan=FAR, posinf=FAR)
-    if dist.is_initialized():
-        dist.all_reduce(numbers, op=dist.ReduceOp.MAX)
-    loss, gradient, parameter = numbers.tolist()
+    loss, gradient, parameter = _most(numbers, world).tolist()
     return Apart(loss=loss, gradient=gradient, parameter=parameter, whole=missing == 0)
+
+
+def _most(values: torch.Tensor, world: World) -> torch.Tensor:
+    """Return the largest of each value on any rank, on the CPU; NCCL exchanges what is on a GPU alone."""
+    if dist.is_initialized():
+        values = values.to(world.device)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values.cpu()
 
 
 def _relative(a: float, b: float) -> float:

@@ -37,7 +37,7 @@ import torch.distributed as dist
 from meshwright.errors import MeshwrightError
 from meshwright.run import watchdog
 from meshwright.run.environment import keep_memory, launched, num_threads, own_cores, run_in_batch
-from meshwright.run.world import RankDied, Report, World, died
+from meshwright.run.world import RankDied, Report, World, died, meet
 
 #: How long the others may take to say why they ended once a rank has died; then they are killed.
 GRACE_S = 1.5
@@ -131,7 +131,7 @@ def leave() -> None:
     """Leave the job in order. gloo's threads can deadlock or abort when a group is torn down while they still hold
     Python objects (pytorch#56297): after a barrier and a breath they hold none."""
     if dist.is_initialized():
-        dist.barrier()
+        meet()
         time.sleep(0.05)
         dist.destroy_process_group()
 
@@ -165,10 +165,8 @@ def _device_type(device: str, local_size: int) -> str:
 def _open(world: World, timeout_s: float, **where: Any) -> None:
     """Threads, device and the default process group of a rank."""
     torch.set_num_threads(num_threads())
-    more: dict[str, Any] = {}
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
-        more["device_id"] = world.device
     if world.size > 1:
         backend = "nccl" if world.device.type == "cuda" else "gloo"
         limit = timedelta(seconds=timeout_s)
@@ -176,7 +174,9 @@ def _open(world: World, timeout_s: float, **where: Any) -> None:
             run_in_batch()  # before the group's threads are there
             # all are joined before any goes on: one that fails at once would leave while others still connect to it
             os.environ["TORCH_DIST_INIT_BARRIER"] = "1"
-        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where, **more)
+        # without a device_id: groups that know theirs put the messages of all pairs of ranks in one queue, where one
+        # that is sent waits behind another that is still to come
+        dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=limit, **where)
 
 
 def _child(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from meshwright.lower.waves import rows
 from meshwright.plan import Pool
 from meshwright.run.collect import all_gather
+from meshwright.run.connect import Edge
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.pipeline import Channel
 from meshwright.run.record import recorder
@@ -133,10 +134,19 @@ class Link:
         layout, at = self.other.pool.plan.layout, rank - self.other.pool.devices[0]
         return at // layout.stride("dp") % layout.dp, at // layout.stride("tp") % layout.tp
 
-    def begin(self) -> None:
-        """Post the first receives of a step."""
+    def edges(self) -> list[Edge]:
+        """List the connections that this rank's messages go over."""
+        me = self.mesh.rank
+        found = [Edge(self.back_in.name, peer, me, self.back_in.handle) for peer in self.channels]
+        if self.source or self.back:
+            peers = {cut.peer for number in self.own.turns((F,)) for cut in self._cuts(number)}
+            found += [Edge(self.out.name, me, peer, self.out.handle) for peer in peers]
+        return found
+
+    def begin(self, ahead: int) -> None:
+        """Post the first receives of a step, so far ahead."""
         for channel in self.channels.values():
-            channel.begin()
+            channel.begin(ahead)
 
     def finish(self) -> None:
         """Wait until all of a step is sent."""

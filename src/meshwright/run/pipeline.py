@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from meshwright.run.connect import Edge
 from meshwright.run.linear import deferring, run_deferred
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.model import Stage
@@ -24,7 +25,9 @@ from meshwright.run.record import recorder
 from meshwright.schedules.actions import BW, Actions, B, F, W
 
 KINDS = ("F", "B", "W", "BW")
-#: Receives posted ahead of the one that is needed, per channel.
+#: Receives posted ahead of the one that is needed, per channel. A GPU loads a kernel when it is first used, and may
+#: wait before for all that runs there: a receive that was posted ahead then waits for what only that kernel leads to.
+#: So none is posted ahead there in a first step, nor where lengths of documents choose kernels anew in every step.
 AHEAD = 2
 
 Key = tuple[int, int]
@@ -36,7 +39,8 @@ class Linked(Protocol):
 
     back: bool
 
-    def begin(self) -> None: ...
+    def edges(self) -> list[Edge]: ...
+    def begin(self, ahead: int) -> None: ...
     def finish(self) -> None: ...
     def send(self, number: int, made: torch.Tensor) -> None: ...
     def receive(self, number: int) -> torch.Tensor: ...
@@ -52,11 +56,12 @@ class Channel:
         self.order, self.source, self.group, self.make = order, source, group, make
         self.place = {key: i for i, key in enumerate(order)}
         self.posted: dict[Key, tuple[torch.Tensor, dist.Work, int]] = {}
-        self.next = 0
+        self.next = self.ahead = 0
 
-    def begin(self) -> None:
-        self.next = 0
-        self._post(AHEAD)
+    def begin(self, ahead: int = AHEAD) -> None:
+        """A step begins, in which receives are posted so far `ahead`."""
+        self.next, self.ahead = 0, ahead
+        self._post(ahead)
 
     def _post(self, until: int) -> None:
         while self.next < min(until, len(self.order)):
@@ -67,7 +72,7 @@ class Channel:
             self.next += 1
 
     def receive(self, key: Key) -> torch.Tensor:
-        self._post(self.place[key] + 1 + AHEAD)
+        self._post(self.place[key] + 1 + self.ahead)
         buffer, work, _ = self.posted.pop(key)
         work.wait()
         return buffer
@@ -106,6 +111,8 @@ class RankPipeline:
         self.home = self._homes()
         self.incoming = self._channels(me)
         self.works: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        #: Whether a step was done: its kernels are loaded.
+        self.warm = False
 
     def _homes(self) -> np.ndarray:
         """The rank that does each (stage, microbatch)."""
@@ -133,8 +140,24 @@ class RankPipeline:
         return out
 
     def _handle(self, forward: bool, source: int, target: int) -> dist.ProcessGroup:
-        way = "up" if source < target else "down"
-        return self.mesh[f"pp_{'forward' if forward else 'backward'}_{way}"].handle
+        return self.mesh[self._way(forward, source, target)].handle
+
+    @staticmethod
+    def _way(forward: bool, source: int, target: int) -> str:
+        return f"pp_{'forward' if forward else 'backward'}_{'up' if source < target else 'down'}"
+
+    def edges(self) -> list[Edge]:
+        """List the connections that this rank's messages go over."""
+        me, ranks = self.group.index, self.group.ranks
+        arriving = {(forward, source, me) for forward, source in self.incoming}
+        leaving = set()
+        for kind, stage, microbatch in self.program:
+            target = stage + (1 if kind == F else -1)
+            if kind != W and 0 <= target <= self.last and (home := int(self.home[target, microbatch])) != me:
+                leaving.add((kind == F, me, home))
+        return [
+            Edge(self._way(*edge), ranks[edge[1]], ranks[edge[2]], self._handle(*edge)) for edge in arriving | leaving
+        ]
 
     def run(self, passes: Sequence[Pass]) -> torch.Tensor:
         """Every action in order: gradients are with their sinks, and the loss of this rank's last stage (0 without
@@ -144,8 +167,10 @@ class RankPipeline:
         self.queues: dict[Key, deque] = {}
         self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
         links = [link for link in (self.before, self.after) if link is not None]
+        loads = self.mesh.device.type == "cuda" and (not self.warm or passes[0].documents is not None)
+        self.warm = True
         for channel in (*self.incoming.values(), *links):
-            channel.begin()
+            channel.begin(0 if loads else AHEAD)
         record = recorder()
         for at, (kind, stage, microbatch) in enumerate(self.program):
             if self.due[at]:

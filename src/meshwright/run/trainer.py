@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from meshwright.lower.waves import rows
 from meshwright.plan import Plan
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
+from meshwright.run.connect import connect
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.mesh import ProcessMesh
@@ -106,6 +108,8 @@ class Trainer:
             after=after,
             frozen=own.frozen,
         )
+        links = [link.edges() for link in (before, after) if link is not None]
+        connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
         self.rotary = self._rotary(self.positions)
 
     # -- building

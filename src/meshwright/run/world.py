@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -23,6 +24,12 @@ class World(NamedTuple):
     @property
     def first(self) -> bool:
         return self.rank == 0
+
+
+def meet() -> None:
+    """Wait until all processes of the job are here."""
+    with_gpus = dist.get_backend() == "nccl"
+    dist.barrier(device_ids=[torch.cuda.current_device()] if with_gpus else None)
 
 
 class RankDied(MeshwrightError):
