@@ -141,6 +141,19 @@ def test_an_operator_that_was_timed_costs_what_it_took_and_no_host_time_beside(a
     assert cost([unknown], "F", device, costs).seconds > 9.0
 
 
+def test_an_operator_that_was_timed_on_a_gpu_is_as_it_runs_and_issued_beside_it(at_home):
+    """By hand: 2 ms of the device, whatever its kernels; the host issues 1 x 9 of them, half a millisecond each."""
+    known = msgspec.structs.replace(machine(), kind="cuda", cores=1)
+    size = 2 * 4.0 * bench.FULL.elements[2]
+    took = 1e-5 + COPIES * size / BYTES
+    entry = Entry("norm", "compute", Elementwise(num_bytes=size, operator="rmsnorm"), ())
+    for each_us, expected in ((0.0, took), (500.0, 4.5e-3)):
+        framework = Framework(name="x", elementwise_passes=9.0, host_us_per_kernel=each_us)
+        costs = Costs(framework, (MeasuredLink(here.tables(known)),))
+        assert cost([entry], "F", here._one(known).islands[0].device, costs).seconds == pytest.approx(expected)
+    assert took < 4.5e-3
+
+
 @pytest.mark.parametrize("gated", [True, False])
 def test_operators_are_timed_at_the_bytes_that_lowering_counts(gated):
     """Of a model as wide as the timed operators, with as many tokens, every operator has the bytes of one point."""
@@ -229,6 +242,24 @@ def test_host_times_that_passes_were_made_with_are_found_again():
     for name in here.FITTED:
         assert getattr(found.framework, name) == pytest.approx(getattr(known, name), rel=0.01), name
     assert found.mean_error < 0.001
+
+
+def test_times_to_issue_a_gpu_s_kernels_are_found_though_the_kernels_hide_short_ones(monkeypatch):
+    """Passes that issuing bounds, made with 45 and 50 microseconds, on a device that is a thousand times as fast."""
+    for law in ("FLOPS", "BYTES"):
+        monkeypatch.setitem(globals(), law, globals()[law] * 1e3)
+    known = Framework(
+        name="meshwright-run", elementwise_passes=here._unfused(here.tables(machine())), host_us_per_kernel=45.0,
+        host_us_per_backward_kernel=50.0, host_us_per_collective=0.0, host_us_per_pass=0.0, kernel_slowdown=0.0,
+    )  # fmt: skip
+    gpu = {"kind": "cuda", "cores": 1}
+    empty = msgspec.structs.replace(machine([_pass(layer) for layer in bench.FULL.layers]), **gpu)
+    link = MeasuredLink(msgspec.structs.replace(here.tables(empty), operators=here.tables(machine()).operators))
+    times = here._times(empty, here._one(empty), link, known).reshape(-1, 3)
+    passes = [_pass(layer, *t, optimizer=0.0) for layer, t in zip(bench.FULL.layers, times, strict=True)]
+    found = here.fit(msgspec.structs.replace(machine(passes), **gpu))
+    assert found.framework.host_us_per_kernel == pytest.approx(45.0, rel=0.02)
+    assert found.framework.host_us_per_backward_kernel == pytest.approx(50.0, rel=0.02)
 
 
 def test_how_sure_a_profile_is_comes_from_models_that_it_was_not_fitted_to():

@@ -210,3 +210,19 @@ def test_a_quick_measurement_has_the_sizes_of_a_small_model_and_fewer_of_all():
     assert max(quick.collective_bytes) >= 4 * 3.2e6 and quick.rounds < full.rounds
     sizes = [len(scope.gemm_m) * len(scope.gemm_nk) ** 2 for scope in (quick, full)]
     assert sizes[0] < sizes[1] / 2 and len(quick.layers) < len(full.layers)
+
+
+def test_a_gpu_is_measured_at_the_sizes_of_large_models_and_a_processor_at_those_of_small_ones():
+    assert bench.scope.on_kind(bench.FULL, "cpu") is bench.FULL
+    assert bench.scope.on_kind(SMALL, "cuda") is SMALL
+    for scope in (bench.FULL, bench.QUICK):
+        gpu = bench.scope.on_kind(scope, "cuda")
+        assert gpu.name == scope.name and max(gpu.gemm_nk) == 14336.0  # Llama-3-8B's MLP
+        assert any(layer.hidden == 4096 for layer in gpu.layers)
+
+
+def test_what_products_lose_beside_an_exchange_is_a_share(monkeypatch):
+    monkeypatch.setattr(bench, "REPEATS", 2)
+    found = start(bench._slowdown, num_ranks=2, device="cpu")
+    assert 0.0 <= found <= 1.0
+    assert bench._slowdown(LONE) == 0.0  # nobody to exchange with

@@ -30,7 +30,8 @@ class Estimate(NamedTuple):
     """Seconds of one work item. ``cause`` is the class its error is shared with (gemm, attention, elementwise,
     network), ``sigma`` the relative spread of that error, ``source`` the link of the chain that answered. ``wait`` are
     those of the seconds in which the device is free for others: known of collectives between processor cores.
-    ``issued``: what issuing its kernels costs the host is among the seconds."""
+    ``issued``: what issuing its kernels costs the host is among the seconds. ``as_run``: it was timed as the framework
+    runs it, with as many kernels."""
 
     seconds: float
     cause: str
@@ -38,6 +39,7 @@ class Estimate(NamedTuple):
     sigma: float
     wait: float = 0.0
     issued: bool = False
+    as_run: bool = False
 
 
 #: Relative spread (one standard deviation of the log) of the roofline against published kernels, by class. Not
@@ -112,7 +114,7 @@ class Costs:
             work = msgspec.structs.replace(work, dtype="fp32")
         if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
             timed = self._answer(work, device) if work.operator else None
-            if timed is not None and timed.issued:  # as the framework runs it
+            if timed is not None and timed.as_run:
                 return timed
             passes = self.framework.elementwise_passes
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)

@@ -59,7 +59,7 @@ class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     tokens, head width; causal), ``elementwise`` (bytes of one kernel) by dtype, and ``collectives`` (bytes) by
     operation and ranks (``all_reduce 2``), between processes that share ``cores``; ``staging`` (bytes) of a ``gather``
     and a ``reduce`` of fully sharded parameters; ``operators`` (bytes) of memory-bound operators by their name, with
-    what issuing them costs the host."""
+    what issuing them costs the host where ``issued`` (on a GPU that goes on beside them)."""
 
     format_version: int
     source: str
@@ -71,6 +71,7 @@ class MeasuredTables(msgspec.Struct, frozen=True, kw_only=True):
     collectives: dict[str, GridTable] = {}
     staging: dict[str, GridTable] = {}
     cores: int = 1
+    issued: bool = True
 
 
 class MeasuredLink:
@@ -143,7 +144,8 @@ class MeasuredLink:
     def _elementwise(self, work: Elementwise) -> Estimate:
         table = self.tables.operators.get(work.operator)
         if table is not None:
-            return self._answer(table, (max(1.0, work.num_bytes),), "elementwise")._replace(issued=True)
+            found = self._answer(table, (max(1.0, work.num_bytes),), "elementwise")
+            return found._replace(as_run=True, issued=self.tables.issued)
         each = max(1.0, work.num_bytes / max(1, work.kernels))
         return self._answer(self.tables.elementwise, (each,), "elementwise", max(1, work.kernels))
 

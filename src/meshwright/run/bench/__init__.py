@@ -3,7 +3,8 @@
 Every core runs the same work at the same time, as ranks do: what two cores share (memory, caches, clocks) is in the
 figures. Each is the mean of repeats after a warm-up, because a step is a sum of many such operations and feels their
 mean. Layers are timed as the executor runs them, which is where host times come from. On the CPU the time of what
-computes is that of the processor, which other work on the machine does not lengthen.
+computes is that of the processor, which other work on the machine does not lengthen. On a GPU kernels wait in its queue
+until all of a repeat are issued, so that the time is the device's alone; what issuing them takes shows in the layers.
 
 Collectives are timed between 2 ranks and more, also more than there are cores, and between products as in a step: what
 it costs to wait for the slower of ranks that do not keep time exactly, and to wake up again, is part of a collective.
@@ -16,7 +17,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from math import log2
@@ -27,26 +28,19 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from meshwright.run.attention import attend
-from meshwright.run.bench import operators
+from meshwright.run.bench import kernels, operators
 from meshwright.run.bench.clock import REPEATS, Bench, BenchClock, TimedRepeats, mean
 from meshwright.run.bench.exchange import OPS, collectives, staging
 from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, ModelTimes, TimedModel, model_of, plan_of, train_of
-from meshwright.run.bench.operands import Operands, kept
-from meshwright.run.bench.scope import FULL, QUICK, BenchScope, TimedLayer
+from meshwright.run.bench.operands import Operands
+from meshwright.run.bench.scope import FULL, QUICK, BenchScope, TimedLayer, on_kind
 from meshwright.run.bench.store import KeptParts
 from meshwright.run.environment import num_cores, only_cores, prefer
 from meshwright.run.launch import start
-from meshwright.run.mesh import AxisGroup
 from meshwright.run.record import ResidentBytes
 from meshwright.run.settings import DTYPES
 from meshwright.run.world import World
 
-#: Products of more operations say nothing new on a core.
-LARGEST_FLOPS = 1e9
-#: Results of attention that are kept, so that new ones go elsewhere: several times what a core keeps near.
-KEPT_BYTES = 32 << 20
-LARGEST_SCORES = 5e6
 #: Told what is measured, how much of it is done and how much there is. Must be picklable where GPUs are.
 Progress = Callable[[str, int, int], None]
 
@@ -96,7 +90,7 @@ def measure(
     kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
     if kind == "cpu":  # an optimizer imports it: once here, not in every process of every part
         import_module("torch._dynamo")
-    cores = torch.cuda.device_count() if kind == "cuda" else num_cores()
+    cores, scope = torch.cuda.device_count() if kind == "cuda" else num_cores(), on_kind(scope, kind)
     busy = min(cores, 8)
     known = KeptParts(file, _identity(kind, cores, scope))
     rounds = _rounds(known, scope, progress, busy, kind)
@@ -114,7 +108,7 @@ def measure(
     if kind == "cpu" and 1 < cores < most_ranks:
         with only_cores(2):
             crowding = known.part("more processes than cores", lambda: start(_crowding, num_ranks=8, device=kind))
-    if kind == "cuda":  # on the CPU exchanges and products share cores, and the time of both is known
+    if kind == "cuda" and busy > 1:  # on the CPU exchanges and products share cores, and the time of both is known
         slowdown = known.part("exchanges beside products", lambda: start(_slowdown, num_ranks=busy, device=kind))
     return msgspec.convert(
         {
@@ -187,11 +181,11 @@ def _round(
 
 def _benches(clock: BenchClock, dtypes: tuple[str, ...], scope: BenchScope) -> dict[str, list[Bench]]:
     pools = {d: Operands(clock.device, DTYPES[d], scope.pool_bytes) for d in ("fp32", *dtypes)}
-    benches = {"elementwise": list(_elementwise(pools["fp32"], scope))}
+    benches = {"elementwise": list(kernels.elementwise(pools["fp32"], scope))}
     for d in dtypes:
-        benches[f"gemm {d}"] = list(_gemms(pools[d], scope))
-        benches[f"attention {d}"] = list(_attentions(pools[d], scope, backward=False))
-        benches[f"attention_backward {d}"] = list(_attentions(pools[d], scope, backward=True))
+        benches[f"gemm {d}"] = list(kernels.gemms(pools[d], scope))
+        benches[f"attention {d}"] = list(kernels.attentions(pools[d], scope, backward=False))
+        benches[f"attention_backward {d}"] = list(kernels.attentions(pools[d], scope, backward=True))
     timed = operators.benches(clock.device, DTYPES[dtypes[0]], scope)
     return benches | {f"operators {name}": many for name, many in timed.items()}
 
@@ -248,78 +242,11 @@ def _passes(rounds: list[dict[str, Any]], scope: BenchScope) -> list[ModelTimes]
     return out
 
 
-def _gemms(pool: Operands, scope: BenchScope) -> Iterable[Bench]:
-    """Every point of the grid; a product too large to time grows from the one before it along m."""
-    for m in scope.gemm_m:
-        for n in scope.gemm_nk:
-            for k in scope.gemm_nk:
-                scale = 1
-                while 2.0 * m * n * k > LARGEST_FLOPS * scale and m > 16 * scale and pool.device.type == "cpu":
-                    scale *= 2
-                yield Bench(partial(_product, int(m) // scale, int(n), int(k), pool), scale)
-
-
-def _product(m: int, n: int, k: int, pool: Operands) -> Callable[[], object]:
-    """Results go into memory that is there: a step's allocations are used again, those of a loop may be given back."""
-    operands = itertools.cycle(pool.sets([(m, k), (n, k)], [(m, n)]))
-
-    def product() -> None:
-        left, right, result = next(operands)
-        torch.mm(left, right.T, out=result)
-
-    return product
-
-
-def _attentions(pool: Operands, scope: BenchScope, *, backward: bool) -> Iterable[Bench]:
-    for heads in scope.attention[0]:
-        for tokens in scope.attention[1]:
-            for width in scope.attention[2]:
-                h, s, d, scale = int(heads), int(tokens), int(width), 1
-                while h * s * s > LARGEST_SCORES and h > 1:
-                    h, scale = h // 2, scale * 2
-                yield Bench(partial(_core, h, s, d, pool, backward), scale)
-
-
-def _core(h: int, s: int, d: int, pool: Operands, backward: bool) -> Callable[[], object]:
-    lone = AxisGroup(name="cp", ranks=(0,), index=0)
-    operands = pool.sets([(1, s, h, d)] * (4 if backward else 3))
-
-    def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return attend(q, k, v, cp=lone, algorithm="ring")
-
-    if not backward:
-        inputs = itertools.cycle(operands)
-        return kept(torch.no_grad()(lambda: (forward(*next(inputs)),)), KEPT_BYTES)
-    done = [(forward(*(x.requires_grad_() for x in inputs)), inputs, grad) for *inputs, grad in operands]
-    again = itertools.cycle(done)
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        out, inputs, grad = next(again)
-        return torch.autograd.grad(out, inputs, grad, retain_graph=True)
-
-    return kept(gradients, KEPT_BYTES)
-
-
-def _elementwise(pool: Operands, scope: BenchScope) -> Iterable[Bench]:
-    """One kernel that reads two tensors and writes a third: so many bytes in all."""
-
-    def make(size: float) -> Callable[[], object]:
-        shape = (max(1, int(size / 12)),)
-        operands = itertools.cycle(pool.sets([shape, shape], [shape]))
-
-        def kernel() -> None:
-            x, y, out = next(operands)
-            torch.mul(x, y, out=out)
-
-        return kernel
-
-    return [Bench(partial(make, size)) for size in scope.elementwise]
-
-
-def _slowdown(clock: BenchClock, world: World) -> float:
-    """Share of its speed that a core loses to products while an all-reduce runs beside them."""
+def _slowdown(world: World) -> float:
+    """Return the share of its speed that a GPU loses to products while an all-reduce runs beside them."""
     if world.size == 1:
         return 0.0
+    clock = BenchClock(world)
     a, b = torch.randn(256, 512, device=world.device), torch.randn(512, 512, device=world.device)
     buffer = torch.randn(4 << 20, device=world.device)
     count = max(1, int(0.02 / clock.time(lambda: a @ b).seconds))

@@ -37,6 +37,18 @@ class Operator(NamedTuple):
     backward: tuple[float, float]
 
 
+class OperatorWidths(NamedTuple):
+    """OperatorWidths of what operators read: of hidden states, of a head, and of the logits."""
+
+    hidden: int
+    head: int
+    vocab: int
+
+
+#: As models have them that run there: rows of a GPU's kernels are each a block of threads.
+ON = {"cpu": OperatorWidths(WIDTH, HEAD, VOCAB), "cuda": OperatorWidths(4096, 128, 32768)}
+
+
 @cache
 def _noise(device: torch.device) -> torch.Tensor:
     """Standard normal numbers, drawn once: copying them is much quicker."""
@@ -50,34 +62,37 @@ def _leaf(device: torch.device, dtype: torch.dtype, *shape: int) -> torch.Tensor
 
 
 def _rmsnorm(n, device, dtype):
+    width = ON[device.type].hidden
     return (
-        lambda x, w: F.rms_norm(x, (WIDTH,), w, 1e-5),
-        (_leaf(device, dtype, n // WIDTH, 1, WIDTH), _leaf(device, dtype, WIDTH)),
+        lambda x, w: F.rms_norm(x, (width,), w, 1e-5),
+        (_leaf(device, dtype, n // width, 1, width), _leaf(device, dtype, width)),
     )
 
 
 def _layernorm(n, device, dtype):
-    w, b = _leaf(device, dtype, WIDTH), _leaf(device, dtype, WIDTH)
-    return (lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b, 1e-5)), (_leaf(device, dtype, n // WIDTH, 1, WIDTH), w, b)
+    width = ON[device.type].hidden
+    w, b = _leaf(device, dtype, width), _leaf(device, dtype, width)
+    return (lambda x, w, b: F.layer_norm(x, (width,), w, b, 1e-5)), (_leaf(device, dtype, n // width, 1, width), w, b)
 
 
 def _bias(n, device, dtype):
     """Backward, the gradient is summed over the rows."""
-    return (lambda x, b: x + b), (_leaf(device, dtype, n // WIDTH, 1, WIDTH).detach(), _leaf(device, dtype, WIDTH))
+    width = ON[device.type].hidden
+    return (lambda x, b: x + b), (_leaf(device, dtype, n // width, 1, width).detach(), _leaf(device, dtype, width))
 
 
 def _rotary(n, device, dtype):
-    heads = 4
-    tokens = max(1, n // (heads * HEAD))
-    table = torch.randn(tokens, 1, HEAD, device=device).to(dtype)
-    return (lambda x: rotate(x, table, table)), (_leaf(device, dtype, 1, tokens, heads, HEAD),)
+    heads, width = 4, ON[device.type].head
+    tokens = max(1, n // (heads * width))
+    table = torch.randn(tokens, 1, width, device=device).to(dtype)
+    return (lambda x: rotate(x, table, table)), (_leaf(device, dtype, 1, tokens, heads, width),)
 
 
 def _activation(gated):
     spec = Dense(ffn=WIDTH, gated=gated, activation="silu" if gated else "gelu")
 
     def make(n, device, dtype):
-        width = 2 * WIDTH if gated else WIDTH
+        width = ON[device.type].hidden * (2 if gated else 1)
         return (lambda x: activate(x, spec)), (_leaf(device, dtype, n // width, 1, width),)
 
     return make
@@ -85,24 +100,28 @@ def _activation(gated):
 
 def _residual(n, device, dtype):
     """Backward, the gradient that comes through a branch is added to the one that goes past it."""
-    return (lambda x: x + x.view_as(x)), (_leaf(device, dtype, n // WIDTH, 1, WIDTH),)
+    width = ON[device.type].hidden
+    return (lambda x: x + x.view_as(x)), (_leaf(device, dtype, n // width, 1, width),)
 
 
 def _embedding(n, device, dtype):
-    tokens = torch.randint(0, VOCAB, (n // WIDTH, 1), device=device)
-    return (lambda w: F.embedding(tokens, w)), (_leaf(device, dtype, VOCAB, WIDTH),)
+    width = ON[device.type].hidden
+    tokens = torch.randint(0, VOCAB, (n // width, 1), device=device)
+    return (lambda w: F.embedding(tokens, w)), (_leaf(device, dtype, VOCAB, width),)
 
 
 def _loss(n, device, dtype):
-    targets = torch.randint(0, VOCAB, (n // VOCAB, 1), device=device)
-    return (lambda x: cross_entropy(x, targets, 0, _LONE)), (_leaf(device, dtype, n // VOCAB, 1, VOCAB),)
+    vocab = ON[device.type].vocab
+    targets = torch.randint(0, vocab, (n // vocab, 1), device=device)
+    return (lambda x: cross_entropy(x, targets, 0, _LONE)), (_leaf(device, dtype, n // vocab, 1, vocab),)
 
 
 def _sharded_loss(n, device, dtype):
-    targets = torch.randint(0, 2 * VOCAB, (n // VOCAB, 1), device=device)
+    vocab = ON[device.type].vocab
+    targets = torch.randint(0, 2 * vocab, (n // vocab, 1), device=device)
     return (
         lambda x: ShardedCrossEntropy.apply(x, targets, 0, _LONE).sum(),
-        (_leaf(device, dtype, n // VOCAB, 1, VOCAB),),
+        (_leaf(device, dtype, n // vocab, 1, vocab),),
     )
 
 

@@ -37,7 +37,8 @@ class BenchScope(msgspec.Struct, frozen=True, kw_only=True):
     ``spread`` (the range of its repeats over their median). A repeat lasts ``span_s`` seconds: a core computes faster
     for the first milliseconds after a rest than it can go on, by up to a tenth. No round beyond ``rounds`` begins later
     than ``patience_s`` after the first. ``exchange_calls``: of a repeat of a small and of a large exchange.
-    ``pool_bytes``: memory that operands go through on a processor before any is used again."""
+    ``pool_bytes``: memory that operands go through on a processor before any is used again. A product of more than
+    ``largest_flops`` operations and a core of more than ``largest_scores`` scores say nothing new: a part is timed."""
 
     name: str
     gemm_m: tuple[float, ...]
@@ -56,6 +57,8 @@ class BenchScope(msgspec.Struct, frozen=True, kw_only=True):
     span_s: float
     patience_s: float
     pool_bytes: int
+    largest_flops: float
+    largest_scores: float
     exchange_repeats: int
     exchange_calls: tuple[int, int]
     staged_repeats: int
@@ -92,6 +95,8 @@ FULL = BenchScope(
     span_s=25e-3,
     patience_s=0.0,
     pool_bytes=128 << 20,
+    largest_flops=1e9,
+    largest_scores=5e6,
     exchange_repeats=5,
     exchange_calls=(10, 4),
     staged_repeats=12,
@@ -125,9 +130,67 @@ QUICK = BenchScope(
     span_s=8e-3,
     patience_s=15.0,
     pool_bytes=32 << 20,
+    largest_flops=1e9,
+    largest_scores=5e6,
     exchange_repeats=3,
     exchange_calls=(6, 3),
     staged_repeats=6,
 )
 
-__all__ = ["FULL", "QUICK", "TimedLayer", "BenchScope"]
+#: On a GPU: products and attention of models of billions of parameters, and models whose passes range from those that
+#: issuing kernels bounds to those that the kernels do.
+FULL_GPU = msgspec.structs.replace(
+    FULL,
+    gemm_m=(16.0, 64.0, 256.0, 1024.0, 4096.0, 16384.0),
+    gemm_nk=(256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 14336.0),
+    attention=((8.0, 32.0, 128.0), (256.0, 1024.0, 2048.0, 4096.0, 8192.0), (64.0, 128.0)),
+    elementwise=_powers(4.0, 5, 15),
+    elements=tuple(4**e for e in range(8, 15)),
+    most_instances=32,
+    layers=(
+        TimedLayer(256, 688, 4, True, 256, 2, 4),
+        TimedLayer(512, 2048, 8, False, 512, 2, 4),
+        TimedLayer(1024, 2816, 16, True, 1024, 1, 8),
+        TimedLayer(1024, 4096, 16, False, 1024, 4, 2),
+        TimedLayer(2048, 5632, 16, True, 2048, 2, 4),
+        TimedLayer(4096, 14336, 32, True, 2048, 1, 2),
+        TimedLayer(4096, 14336, 32, True, 4096, 1, 3),
+    ),
+    collective_bytes=_powers(4.0, 4, 14),
+    rounds=2,
+    most_rounds=2,
+    span_s=10e-3,
+    largest_flops=1e12,
+    largest_scores=4e9,
+)
+#: The same, coarser: within two minutes.
+QUICK_GPU = msgspec.structs.replace(
+    FULL_GPU,
+    name="quick",
+    gemm_m=(64.0, 1024.0, 4096.0, 16384.0),
+    gemm_nk=(512.0, 1024.0, 4096.0, 14336.0),
+    attention=((8.0, 32.0), (512.0, 2048.0, 8192.0), (64.0, 128.0)),
+    elements=tuple(4**e for e in range(8, 15, 2)),
+    layers=(
+        TimedLayer(256, 688, 4, True, 256, 2, 4),
+        TimedLayer(1024, 2816, 16, True, 1024, 1, 4),
+        TimedLayer(2048, 5632, 16, True, 2048, 2, 2),
+        TimedLayer(4096, 14336, 32, True, 2048, 1, 2),
+    ),
+    collective_bytes=_powers(16.0, 2, 7),
+    rounds=2,
+    most_rounds=2,
+    span_s=5e-3,
+    exchange_repeats=3,
+    exchange_calls=(6, 3),
+)
+_ON_GPU = {FULL.name: FULL_GPU, QUICK.name: QUICK_GPU}
+
+
+def on_kind(scope: BenchScope, kind: str) -> BenchScope:
+    """Return the scope of this name for a ``cpu`` or ``cuda`` device; one of one's own is as good on both."""
+    known = scope in (FULL, QUICK)
+    return _ON_GPU[scope.name] if known and kind == "cuda" else scope
+
+
+__all__ = ["FULL", "FULL_GPU", "QUICK", "QUICK_GPU", "BenchScope", "TimedLayer", "on_kind"]
