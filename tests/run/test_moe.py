@@ -43,7 +43,7 @@ def mixture(config, plan, *, dtype=torch.float64, skew=0.0):
     )
     made = Mixture(shared, names.layer.format(0), model.blocks[0].mlp)
     for parameter in made.parameters():
-        initialise(parameter, 7)
+        initialise([parameter], 7)
         with torch.no_grad():
             parameter.mul_(10.0)  # routers and experts far from linear
     with torch.no_grad():

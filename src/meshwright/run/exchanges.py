@@ -58,8 +58,7 @@ def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, 
         tied = out[0].embedding if number == last and number and 0 in out and shared.model.tied_embeddings else None
         first, final = number == 0 and part[0] == 0, number == last and part[1] == model.num_layers
         out[number] = Stage(shared, number, layers[number], modes, first=first, last=final, tied=tied)
-        for parameter in out[number].parameters():
-            initialise(parameter, shared.seed)
+        initialise(out[number].parameters(), shared.seed)
     return out
 
 

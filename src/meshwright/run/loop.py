@@ -432,9 +432,11 @@ class _Votes:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """The most memory this process held: of the GPU what torch allocated there, else resident."""
+    """Return the most memory this process held: of a GPU what torch reserved there and what lies beside it (context,
+    libraries, communicators, and what others hold), else resident."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return torch.cuda.max_memory_reserved(device) + total - free - torch.cuda.memory_reserved(device)
     status = Path("/proc/self/status")
     if status.exists():
         peak = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM")), "")

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from torch import nn
 
+from meshwright.run.environment import num_cores
 from meshwright.run.pieces import Parameter, Part
 
 #: Standard deviation of initial weights (GPT-2, Radford et al. 2019; Megatron-LM's init_method_std).
 INIT_STD = 0.02
+#: Threads that draw initial values at most: each holds one published tensor in fp32.
+MOST_DRAWING = 8
 
 
 class Maker:
@@ -44,9 +50,22 @@ class Maker:
         return made
 
 
-def initialise(parameter: nn.Parameter, seed: int) -> None:
-    """Fill a parameter with its initial values. Every published tensor is drawn whole from a generator of its own
-    name, then cut, so that the values do not depend on the plan."""
+def initialise(parameters: Iterable[nn.Parameter], seed: int, *, threads: int = 0) -> None:
+    """Fill parameters with their initial values. Every published tensor is drawn whole from a generator of its own
+    name, then cut, so that the values depend neither on the plan nor on the device, nor on who draws first: the host
+    draws, on so many `threads`, or on the cores of a GPU's share."""
+    many = list(parameters)
+    if not threads and many and many[0].is_cuda:
+        threads = min(MOST_DRAWING, num_cores() // max(1, torch.cuda.device_count()))
+    if threads <= 1:
+        for parameter in many:
+            _fill(parameter, seed)
+        return
+    with ThreadPoolExecutor(threads) as drawing:  # the largest first; torch draws without Python's lock
+        list(drawing.map(partial(_fill, seed=seed), sorted(many, key=torch.numel, reverse=True)))
+
+
+def _fill(parameter: nn.Parameter, seed: int) -> None:
     with torch.no_grad():
         for part in parameter.info.parts:
             block = part.view(parameter)
@@ -60,4 +79,4 @@ def initialise(parameter: nn.Parameter, seed: int) -> None:
 def _normal(part: Part, seed: int, std: float) -> torch.Tensor:
     digest = hashlib.sha256(f"{seed}:{part.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.randn(part.shape, generator=generator) * std
+    return torch.randn(part.shape, generator=generator).mul_(std)

@@ -22,6 +22,9 @@ from meshwright.run.pieces import Parameter
 from meshwright.run.record import recorder
 from meshwright.sync.fragments import GRADIENTS, SELF, STEP, Fragment
 
+#: Types of 16 bits, whose products a GPU sums in 32.
+HALVES = (torch.bfloat16, torch.float16)
+
 
 class HeldElements(NamedTuple):
     """Elements [start, stop) of a parameter that this rank's optimizer updates: ``master`` 1-D, its ``gradient``
@@ -86,10 +89,15 @@ class _Sink:
         self.bucket.arrived()
 
     def add_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
-        if left.dtype != self.bucket.grads or len(self.shape) != 2:
+        grads = self.bucket.grads
+        widened = left.is_cuda and left.dtype in HALVES and grads == torch.float32  # by the GPU's product itself
+        if len(self.shape) != 2 or not (widened or left.dtype == grads):
             return self.add((left.T @ right).view(self.shape))
         view, begun = self._view()
-        view.addmm_(left.T, right, beta=1 if begun else 0)
+        if widened:
+            torch.addmm(view, left.T, right, out_dtype=grads, beta=1 if begun else 0, out=view)
+        else:
+            view.addmm_(left.T, right, beta=1 if begun else 0)
         self.bucket.arrived()
 
     def complete(self) -> None:
