@@ -1,6 +1,7 @@
 """The serving report: one file that asks for nothing, complete, and the same as the answer."""
 
 import re
+import shlex
 from xml.etree import ElementTree
 
 import numpy as np
@@ -122,3 +123,16 @@ def test_the_command_writes_the_report(tmp_path, capsys):
     asked = ["llama3-8b", "--on", "1xh100", "--plan", "tp1", "--serve", "batch=2,prompt=64,output=8"]
     assert main(["predict", *asked, "--report", str(out)]) == 0
     assert "served on" in out.read_text() and f"wrote {out}" in capsys.readouterr().err
+
+
+def test_the_page_of_a_question_file_says_its_files_where_they_lie(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "asked"
+    folder.mkdir()
+    (folder / "rows.csv").write_text("prompt_tokens,output_tokens\n64,8\n32,4\n")
+    words = 'model = "llama3-8b"\non = "1xh100"\nplan = "tp1"\nserve = "batch=2,lengths=rows.csv"\n'
+    (folder / "q.toml").write_text(f"format_version = 1\n{words}")
+    monkeypatch.chdir(tmp_path)
+    assert main(["predict", "asked/q.toml", "--report", "served.html"]) == 0
+    command = re.search(r"<pre>(.*)</pre>", (tmp_path / "served.html").read_text())[1].replace("&#39;", "'")
+    capsys.readouterr()
+    assert main(shlex.split(command)[1:]) == 0  # as it stands, from the same folder

@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
-from meshwright.cli.question import GOAL, WANTED, Question, read_parts
+from meshwright.cli.question import GOAL, WANTED, Question, path_of, read_parts, with_lengths
 from meshwright.cli.records import lacking, write_records
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -80,7 +80,8 @@ def _report(prediction: ServingPrediction, requests: Requests, question: Questio
     from meshwright.answer.rates import rate_curve
     from meshwright.report.serving_html import write
 
-    words = {name: getattr(question, name) for name in ("model", "on", "serve", "plan", "price")}
+    words = {name: path_of(getattr(question, name), question.base) for name in ("model", "on", "plan", "price")}
+    words["serve"] = with_lengths(question.serve, lambda name: str(question.base / name))
     write(prediction, path, rate_curve(prediction, requests), words)
     note(f"wrote {path}")
 
