@@ -192,3 +192,14 @@ def test_answered_requests_of_a_static_batch_leave_when_the_last_other_one_is_wi
     state, _ = decider.decide(state, Withdrawn((1,)))
     state, decisions = decider.decide(state, Computed())
     assert computed(decisions)[0] == [(2, 8)]
+
+
+def test_flover_computes_one_prompt_at_a_time_and_fuses_it_into_the_next_tokens_of_all():
+    found = plans("flover", ((0, 5, 9), (1, 6, 9), (2, 7, 9)), iterations=4, max_batch=2, budget=0, block=4, blocks=100)
+    assert found == [[(0, 5)], [(1, 6)], [(0, 1), (1, 1)], [(0, 1), (1, 1)]]
+
+
+def test_flover_waits_for_a_buffer_of_the_longest_answer():
+    # 5 + 11 tokens are 4 blocks of 4: of 7 blocks one request takes 4, and the second waits although its prompt fits
+    found = plans("flover", ((0, 5, 11), (1, 5, 11)), iterations=2, max_batch=8, budget=0, block=4, blocks=7)
+    assert found == [[(0, 5)], [(0, 1)]]

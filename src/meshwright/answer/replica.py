@@ -12,6 +12,7 @@ from meshwright import serving
 from meshwright.answer.drafting import DraftPart, draft_part
 from meshwright.answer.lora import adapter_rules, lora_part, reserved_bytes
 from meshwright.answer.prediction import RankMemory
+from meshwright.answer.token_budget import MOST_BUDGET, budget_within
 from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile
 from meshwright.lower.forward import Forward
@@ -29,6 +30,7 @@ from meshwright.spec.hardware import Device, Node
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, common_prefix
 from meshwright.spec.serve import Serve
+from meshwright.spec.serve_values import AUTO_BUDGET
 
 
 class BuiltReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,10 +79,9 @@ def built(
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
-    budget = serve.engine.budget or policy.budget
     limits = EngineLimits(
         max_batch=serve.engine.max_batch,
-        budget=budget,
+        budget=_budget(serve, policy),
         block=serve.engine.block,
         blocks=blocks,
         device_share=kept.device,
@@ -114,6 +115,10 @@ def built(
         guessing=drafting.guesses if drafting else None,
         lora=lora,
     )
+    if serve.engine.budget == AUTO_BUDGET and serve.tpot is not None:
+        found = msgspec.structs.replace(serve.engine, budget=budget_within(replica, requests, serve.tpot.seconds))
+        serve = msgspec.structs.replace(serve, engine=found)  # a smaller budget leaves more of the memory
+        return built(model, cluster, serve, plan, requests, costs, profile, tables, split)
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
 
 
@@ -246,9 +251,14 @@ def kv_memory(
     return memory, blocks
 
 
+def _budget(serve: Serve, policy: BatchPolicy) -> int:
+    """The token budget that was said, else the policy's; the largest one where it follows from an objective."""
+    return MOST_BUDGET if serve.engine.budget == AUTO_BUDGET else serve.engine.budget or policy.budget
+
+
 def _largest(serve: Serve, policy: BatchPolicy, requests: Requests) -> int:
     """Tokens of the largest iteration: the budget, or where there is none every prompt of a batch."""
-    budget = serve.engine.budget or policy.budget
+    budget = _budget(serve, policy)
     if not budget:
         return int(np.sort(requests.prompt)[::-1][: serve.engine.max_batch].sum())
     longest = int((requests.prompt + requests.output).max()) if policy.name == "vllm-v0" else 0

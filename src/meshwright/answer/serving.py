@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import msgspec
 import numpy as np
 
 from meshwright.answer.fairness import fairness, group_metrics
@@ -26,6 +27,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
+from meshwright.spec.serve_values import AUTO_BUDGET
 from meshwright.timeline import Counter, Identity, RankClass, Timeline
 from meshwright.version import VERSION
 
@@ -68,6 +70,9 @@ def predict_serving(
     who, replica = _identity(model, cluster, serve, plan), made.replica
     if replica is None:
         return _without_room(model, cluster, serve, plan, requests, made.memory, profile, who)
+    if serve.engine.budget == AUTO_BUDGET:
+        engine = msgspec.structs.replace(serve.engine, budget=replica.limits.budget)
+        serve = msgspec.structs.replace(serve, engine=engine)
     shares, served = served_by(serve, replica, requests, plan.layout.dp)
     metrics = serving_metrics(serve, shares, served)
     if detail:

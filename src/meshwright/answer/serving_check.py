@@ -22,6 +22,7 @@ from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, common_prefix, numbered
 from meshwright.spec.serve import EngineWords, Serve
+from meshwright.spec.serve_values import AUTO_BUDGET
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 
 #: Batching policies that never cut a prompt.
@@ -36,6 +37,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
     found += _of_drafts(words, plan) if words.draft else []
     found += _of_adapters(serve, model)
+    found += _of_auto_budget(serve)
     if words.kv_budget:
         found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))
@@ -95,6 +97,21 @@ def _contexts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     if cp > 1 and any(block.mixer is not None for block in model.blocks):
         message = f"the scans of {model.name} go from token to token, and cp={cp} ranks would wait for one another"
         yield Diagnostic(code="P027", message=message, place=f"plan.layout.cp = {cp}", help="say cp1")
+
+
+def _of_auto_budget(serve: Serve) -> list[Diagnostic]:
+    """W003 for a token budget that follows from no objective, W005 for one under a policy without a budget."""
+    if serve.engine.budget != AUTO_BUDGET:
+        return []
+    found, place = [], "--serve budget=auto"
+    if serve.tpot is None:
+        help = "say how long a token may take, such as tpot=50ms"
+        found.append(Diagnostic(code="W003", message="budget=auto follows from tpot=", place=place, help=help))
+    policy = serving.policies("batching").get(serve.engine.policy)
+    if policy is not None and not policy.budget:
+        message = f"policy={policy.name} has no token budget"
+        found.append(Diagnostic(code="W005", message=message, place=place, help="policy=sarathi or policy=vllm-v1"))
+    return found
 
 
 def _multiplied(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:

@@ -72,7 +72,7 @@ def planned(model: Model, cluster: Cluster, serve: Serve, plan: Plan, requests: 
     return Deployment(
         model=model,
         cluster=cluster,
-        serve=serve,
+        serve=found.serve,
         plan=plan.on(cluster.num_devices),
         memory=found.tightest,
         blocks=found.kv_blocks,

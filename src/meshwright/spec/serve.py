@@ -29,6 +29,7 @@ from meshwright.spec.lengths import read as read_lengths
 from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
 from meshwright.spec.serve_rules import contradictions
 from meshwright.spec.serve_values import (
+    AUTO_BUDGET,
     Objective,
     Pause,
     Population,
@@ -49,6 +50,7 @@ from meshwright.spec.serve_values import (
     prefix,
     priorities,
     seed,
+    token_budget,
     turns,
     yes_no,
 )
@@ -249,6 +251,8 @@ def _written(value: Any, field: str) -> str:
         return value.text()
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if field == "budget" and value == AUTO_BUDGET:
+        return "auto"
     return f"{value:.12g}" + ("s" if field.endswith("_s") else "") if isinstance(value, float) else str(value)
 
 
@@ -400,7 +404,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "policy": ("engine.policy", policy_name, "a batching policy such as vllm-v1"),
     "engine": ("engine.profile", policy_name, "an engine profile: meshwright catalog"),
     "max_batch": ("engine.max_batch", count(65536), "a positive number of requests up to 65,536"),
-    "budget": ("engine.budget", count(10**7), "a positive number of tokens of an iteration"),
+    "budget": ("engine.budget", token_budget, "a positive number of tokens of an iteration, or auto"),
     "block": ("engine.block", count(4096), "a positive number of tokens of a block up to 4,096"),
     "kv_blocks": ("engine.kv_blocks", num_requests, "a positive number of blocks"),
     "kv": ("engine.kv", one_of(KV_BYTES), f"one of {', '.join(KV_BYTES)}"),

@@ -18,6 +18,8 @@ from meshwright.spec.request_limits import LONGEST, MOST_OF_A_KIND, MOST_REQUEST
 
 #: Share of the requests that has to meet an SLO where nobody says.
 USUAL_SHARE = 0.9
+#: The token budget that follows from the objectives.
+AUTO_BUDGET = -1
 _DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)(us|ms|s|m|min|h)?", re.IGNORECASE)
 _UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*")
@@ -166,6 +168,11 @@ def numbered_name(text: str) -> str | None:
     if policy_name(name) is None or (colon and positive(number, 1.0) is None):
         return None
     return f"{policy_name(name)}:{positive(number, 1.0):g}" if colon else policy_name(name)
+
+
+def token_budget(text: str) -> int | None:
+    """Read the tokens of an iteration, or ``auto``."""
+    return AUTO_BUDGET if text.strip().lower() == "auto" else count(10**7)(text)
 
 
 def counted_name(text: str) -> str | None:
