@@ -181,6 +181,7 @@ def cache_rules(
         swap=words.preempt == "swap",
         host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
         adapters=adapters,
+        chunks=words.chunk_cache,
     )
 
 

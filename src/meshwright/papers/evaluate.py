@@ -57,6 +57,7 @@ SERVED: Mapping[str, tuple[str, Callable[[ServingPrediction], float]]] = {
     "cache blocks": ("blocks", lambda p: float(p.kv_blocks)),
     "preemptions": ("", lambda p: float(p.preemptions)),
     "hit rate": ("", lambda p: p.hit_rate),
+    "computed share of prompts": ("", lambda p: 1.0 - p.hit_rate),
     "throughput": ("tokens/s", lambda p: served_metrics(p).throughput_tokens_per_s),
     "requests": ("requests/s", lambda p: served_metrics(p).throughput_req_per_s),
     "goodput": ("requests/s", lambda p: served_metrics(p).goodput_req_per_s),

@@ -13,6 +13,7 @@ from typing import Protocol
 import msgspec
 
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
+from meshwright.serving.chunk_cache import ChunkCache
 from meshwright.serving.cohort import Cohort
 from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.fcfs import FOR_EVER, OrderPolicy, WaitingQueue
@@ -252,7 +253,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     def begin(self) -> EngineState:
         """The state of an engine that nobody asked anything."""
-        cache = PrefixCache if self.rules.prefix else KvCache
+        cache = ChunkCache if self.rules.chunks else PrefixCache if self.rules.prefix else KvCache
         even = self.limits.blocks_for(1000 * self.limits.block) == 1000  # each token takes as much as the next one
         cohort = Cohort(self.limits.block, grows=not self.policy.reserves, allowed=self.together and even)
         return EngineState(self.order.open(), cache(self.limits, self.rules), cohort)

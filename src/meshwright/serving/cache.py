@@ -49,13 +49,15 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     """The rules of a cache. ``prefix``: blocks of a common prefix are shared, and kept when nobody holds them; a name
     (hash) stands for ``unit`` tokens. ``swap``: a request that is evicted is moved to the host's memory, of
     ``host_blocks`` blocks, where there is room, and not computed again; shared blocks that leave the device are kept
-    there too. ``adapters``: requests use LoRA adapters."""
+    there too. ``chunks`` above 0: names are of texts wherever they stand, which are kept on the host, and that share of
+    their tokens is computed again. ``adapters``: requests use LoRA adapters."""
 
     prefix: bool = False
     unit: int = 16
     swap: bool = False
     host_blocks: int = 0
     adapters: AdapterRules | None = None
+    chunks: float = 0.0
 
 
 class KvCache:

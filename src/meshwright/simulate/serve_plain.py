@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -99,9 +100,10 @@ def iteration_seconds(replica: Replica, run: Iterate) -> Took:
     added = host.step_s + host.request_s * sequences + max(0.0, eager - device)
     if replica.guessing is not None and prompts:
         added += replica.guessing.prompt_s(shares)
-    return Took(
-        linear, head, decode, prefill, added, (run.moved_in + run.moved_out) * replica.block_s, at, slope, growth, room
-    )
+    moves = (run.moved_in + run.moved_out) * replica.block_s
+    if replica.rules.chunks:
+        moves = max(0.0, moves - device)  # a layer's texts come while the layers before it are computed
+    return Took(linear, head, decode, prefill, added, moves, at, slope, growth, room)
 
 
 def _bin(gap: float) -> int:
@@ -345,8 +347,8 @@ class Clock:
         )
 
 
-def said_of(requests: Requests) -> list[NewRequest]:
-    """Return the requests as they are told to an engine."""
+def said_of(requests: Requests, *, chunks: bool = False) -> list[NewRequest]:
+    """Return the requests as they are told to an engine, which knows names of prefixes, or of `chunks`."""
     n = len(requests)
 
     def column(values: np.ndarray, usual: int) -> list[int]:
@@ -364,4 +366,18 @@ def said_of(requests: Requests) -> list[NewRequest]:
     if len(requests.hash_ptr) == 1:
         return [NewRequest(*row) for row in columns]
     hashes, ptr = requests.hashes.tolist(), requests.hash_ptr.tolist()
+    if requests.chunked and not chunks:
+        hashes = prefixes_of(hashes, ptr)
     return [NewRequest(*row, hashes=tuple(hashes[ptr[i] : ptr[i + 1]])) for i, row in enumerate(columns)]
+
+
+def prefixes_of(names: list[int], ptr: list[int]) -> list[int]:
+    """Return names of prefixes for names of texts: equal ones for equal texts behind equal prefixes."""
+    known: dict[tuple[int, int], int] = {}
+    found = []
+    for first, last in pairwise(ptr):
+        before = -1
+        for name in names[first:last]:
+            before = known.setdefault((before, name), len(known))
+            found.append(before)
+    return found

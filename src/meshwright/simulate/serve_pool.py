@@ -75,7 +75,11 @@ class ReplicaPool:
         self.clocks = [Clock(replica, requests, skips=skips, logs=logs) for _ in range(replicas)]
         self.seen = [ReplicaSeen(clock.state) for clock in self.clocks]
         self.version = [0] * replicas
-        self.requests, self.router, self.said = requests, router and opened(router), said_of(requests)
+        self.requests, self.router, self.said = (
+            requests,
+            router and opened(router),
+            said_of(requests, chunks=bool(replica.rules.chunks)),
+        )
         self.where = np.full(len(requests), -1)
         self.order = count()
         self.following = min(requests.concurrency or len(requests), len(requests))

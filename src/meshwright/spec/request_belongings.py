@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshwright.spec.serve import Serve
 
 #: Numbers of the generators that columns are drawn from, behind the workload's seeds.
-TENANT, PRIORITY, ADAPTER, PREFIX = 1, 2, 3, 4
+TENANT, PRIORITY, ADAPTER, PREFIX, CHUNKS = 1, 2, 3, 4, 5
 
 
 def with_belongings(serve: Serve, requests: Requests, seeds: tuple[int, ...]) -> Requests:
@@ -46,6 +46,8 @@ def with_belongings(serve: Serve, requests: Requests, seeds: tuple[int, ...]) ->
         classes = np.array([one.priority for one in serve.classes])
         place = np.searchsorted(classes, priority).clip(max=len(classes) - 1)
         requests = msgspec.structs.replace(requests, slo=np.where(classes[place] == priority, place + 1, 0))
+    if serve.chunks is not None:
+        return _with_chunks(serve, requests, np.random.default_rng((*seeds, CHUNKS)))
     together = bool(serve.turns) or serve.samples > 1
     if serve.prefix is None and not together:
         return requests
@@ -58,6 +60,29 @@ def with_belongings(serve: Serve, requests: Requests, seeds: tuple[int, ...]) ->
         group = drawn(Population(serve.prefix.groups, zipf=serve.prefix.zipf), PREFIX)
     block = serve.hash_block or serve.engine.block
     return _hashed(requests, shared, group, units if together else None, block)
+
+
+def _with_chunks(serve: Serve, requests: Requests, rng: np.random.Generator) -> Requests:
+    """Return the requests with names of the texts in their prompts, as many as there is room for: different ones of
+    each, drawn by the Gumbel trick (the largest of noisy log-weights are a draw without replacement).
+
+    Raises:
+        MeshwrightError: W016 for more texts than are drawn.
+    """
+    said = serve.chunks
+    if len(requests) * said.of > MOST_HASHES * 8:
+        message = f"{len(requests):,} requests draw from {said.of:,} texts"
+        raise MeshwrightError.one("W016", message, place="--serve chunks=", help="fewer requests=, or fewer texts of=")
+    log_weights = -said.zipf * np.log(np.arange(1, said.of + 1))
+    names = np.empty((len(requests), said.count), np.int64)
+    for first in range(0, len(requests), 1024):
+        noisy = log_weights + rng.gumbel(size=(min(1024, len(requests) - first), said.of))
+        names[first : first + len(noisy)] = np.argpartition(-noisy, said.count - 1, axis=1)[:, : said.count]
+    names = rng.permuted(names, axis=1)
+    room = np.minimum(requests.prompt // said.tokens, said.count)
+    kept = np.arange(said.count) < room[:, None]
+    ptr = np.concatenate([[0], np.cumsum(room)])
+    return msgspec.structs.replace(requests, hashes=names[kept], hash_ptr=ptr, hash_block=said.tokens, chunked=True)
 
 
 def _members(of: Population, rng: np.random.Generator, count: int) -> np.ndarray:

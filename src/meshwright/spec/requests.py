@@ -29,7 +29,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     counts the class of objectives that a request is held to.
 
     ``hashes[hash_ptr[i]:hash_ptr[i + 1]]`` name the blocks of ``hash_block`` tokens of request i's prompt, equal names
-    for equal prefixes, where they are known; the last of them may stand for fewer tokens. ``line`` [n] is where a
+    for equal prefixes, where they are known; the last of them may stand for fewer tokens. Of ``chunked`` requests they
+    name the texts themselves, whatever stands before them. ``line`` [n] is where a
     request stands in its file, 0 where it was drawn.
     """
 
@@ -46,6 +47,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     hashes: np.ndarray = msgspec.field(default_factory=nobody)
     hash_ptr: np.ndarray = msgspec.field(default_factory=lambda: np.zeros(1, np.int64))
     hash_block: int = 16
+    chunked: bool = False
     line: np.ndarray = msgspec.field(default_factory=nobody)
     source: str = ""
 

@@ -30,11 +30,13 @@ from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
 from meshwright.spec.serve_rules import contradictions
 from meshwright.spec.serve_values import (
     AUTO_BUDGET,
+    Chunks,
     Objective,
     Pause,
     Population,
     SharedPrefix,
     Turns,
+    chunks,
     count,
     counted_name,
     duration_s,
@@ -76,7 +78,9 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     usually does). Keys and values of ``kv`` precision lie in blocks of ``block`` tokens: ``kv_blocks`` of them, or as
     many as fit into the share ``memory`` of the device's (0: counted). ``graphs``: iterations of few tokens are
     replayed from CUDA graphs. ``order`` says who of those who wait runs first; with ``prefix_cache`` blocks of a common
-    prefix are shared and kept. A request that is evicted is computed again, or swapped (``preempt``) to ``host_bytes``
+    prefix are shared and kept; a ``chunk_cache`` keeps texts wherever they stand in a prompt, and computes that share
+    of their tokens again, which is approximate. A request that is evicted is computed again, or swapped (``preempt``)
+    to ``host_bytes``
     of the host's memory for each rank, where shared blocks that leave the device go too. ``kv_budget`` keeps a part of
     each context alone, which is approximate. Adapters lie in the cache's memory (``lora`` unified), in so many
     ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
@@ -97,6 +101,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     graphs: bool = True
     order: str = "fcfs"
     prefix_cache: bool = False
+    chunk_cache: float = 0.0
     preempt: str = "recompute"
     host_bytes: float = 0.0
     kv_budget: str = ""
@@ -162,6 +167,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     turns: Turns | None = None
     think: Pause | None = None
     prefix: SharedPrefix | None = None
+    chunks: Chunks | None = None
     hash_block: int = 0
     samples: int = 1
     tenants: Population | None = None
@@ -390,6 +396,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "longest": ("longest", count(LONGEST), f"a positive number of tokens up to {LONGEST:.0e}"),
     "turns": ("turns", turns, "a whole number of requests a conversation, or their mean, 3.5:geometric"),
     "think": ("think", pause, "a duration such as 20s, with its variation if need be: 20s:cv=0.5"),
+    "chunks": ("chunks", chunks, "texts of a prompt, such as 5:tokens=512:of=2000:zipf=1"),
     "prefix": ("prefix", prefix, "a number of tokens, of several groups if need be: 1024:groups=8:zipf=1"),
     "hash_block": ("hash_block", count(10**6), "a positive number of tokens of a block that is shared"),
     "samples": ("samples", count(10**4), "a positive number of answers to each query, up to 10,000"),
@@ -413,6 +420,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "graphs": ("engine.graphs", yes_no, "yes or no"),
     "order": ("engine.order", counted_name, "a policy of who is served first, such as fcfs"),
     "prefix_cache": ("engine.prefix_cache", yes_no, "yes or no"),
+    "chunk_cache": ("engine.chunk_cache", lambda t: positive(t, 1.0), "the share of a text's tokens computed again"),
     "preempt": ("engine.preempt", one_of(PREEMPTIONS), f"one of {', '.join(PREEMPTIONS)}"),
     "kv_budget": ("engine.kv_budget", numbered_name, "a KV budget with its number if need be, such as h2o:0.2"),
     "lora": ("engine.lora", one_of(LORA), f"one of {', '.join(LORA)}"),

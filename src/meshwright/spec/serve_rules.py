@@ -24,6 +24,11 @@ EXCLUDED: dict[tuple[str, str], tuple[str, str]] = {
     ("turns", "windows"): ("turns= is of requests that are drawn at one rate", "drop it, or say rate="),
     ("turns", "batch"): ("turns come one after the other, and batch= is all at once", "keep one of them"),
     ("turns", "samples"): ("turns= and samples= both say what belongs together", "keep one of them"),
+    ("chunks", "prefix"): ("chunks= and prefix= both say what prompts share", "keep one of them"),
+    ("chunks", "trace"): ("chunks= is of requests that are drawn", "drop it: a trace has the requests it has"),
+    ("chunks", "turns"): ("chunks= and turns= both say what prompts share", "keep one of them"),
+    ("chunks", "samples"): ("chunks= and samples= both say what prompts share", "keep one of them"),
+    ("prefix_cache", "chunk_cache"): ("prefix_cache= and chunk_cache= are two caches", "keep one of them"),
     ("samples", "trace"): ("samples= is of requests that are drawn", "drop it: a trace has the requests it has"),
     ("samples", "windows"): ("samples= is of requests that are drawn at one rate", "drop it, or say rate="),
 }
@@ -42,6 +47,7 @@ NEEDED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "lora": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
     "adapter_slots": (("lora",), "of adapters in slots", "drop it, or say lora=slots"),
     "adapter_pool": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
+    "chunk_cache": (("host",), "of texts in the host's memory", "say host=, such as host=100GiB"),
     "hash_block": (("prefix", "turns", "samples", "trace"), "of prompts that are shared", "drop it, or say prefix="),
 }
 #: Words of the requests of one client: of a file of several they stand in its table.
@@ -78,6 +84,10 @@ def contradictions(
         if key in has and ("rate" not in has or "trace" in has or "windows" in has):
             wrong.append(_bad("W005", f"{key}= is of arrivals drawn at a rate=", place, f"drop {key}, or say rate="))
     shared, prompt = values.get("prefix"), values.get("prompt")
+    texts = values.get("chunks")
+    if texts is not None and isinstance(prompt, int) and texts.count * texts.tokens > prompt:
+        message = f"{texts.count} texts of {texts.tokens:,} tokens are more than the {prompt:,} of a prompt"
+        wrong.append(_bad("W005", message, place, "chunks= are a part of prompt="))
     if shared is not None and isinstance(prompt, int) and shared.tokens > prompt:
         message = f"{shared.tokens:,} tokens that are shared are more than the {prompt:,} of a prompt"
         wrong.append(_bad("W005", message, place, "prefix= is a part of prompt="))

@@ -103,6 +103,22 @@ class SharedPrefix(msgspec.Struct, frozen=True):
         return "".join([str(self.tokens), *options])
 
 
+class Chunks(msgspec.Struct, frozen=True):
+    """The texts that a prompt contains: ``count`` different ones of ``tokens`` each, ``of`` so many that there are,
+    some asked for more often than others (``zipf``): ``5:tokens=512:of=2000:zipf=1``. They stand at its beginning, in
+    an order drawn for each request."""
+
+    count: int
+    tokens: int = 512
+    of: int = 1000
+    zipf: float = 0.0
+
+    def text(self) -> str:
+        """Return the form that :func:`chunks` reads back."""
+        said = f"{self.count}:tokens={self.tokens}:of={self.of}"
+        return f"{said}:zipf={self.zipf:.12g}" if self.zipf else said
+
+
 def duration_s(text: str) -> float | None:
     """Return ``500ms``, ``0.5s`` or ``10m`` in seconds, a bare number as seconds; None where it is none above 0."""
     match = _DURATION.fullmatch(text.strip())
@@ -242,6 +258,15 @@ def prefix(text: str) -> SharedPrefix | None:
     head, options = _with_options(text, {"groups": count(MOST_OF_A_KIND), "zipf": _exponent})
     tokens = count(LONGEST)(head)
     return SharedPrefix(tokens, **options) if tokens is not None and options is not None else None
+
+
+def chunks(text: str) -> Chunks | None:
+    """Read ``5`` or ``5:tokens=512:of=2000:zipf=1``."""
+    known = {"tokens": count(LONGEST), "of": count(MOST_OF_A_KIND), "zipf": _exponent}
+    head, options = _with_options(text, known)
+    each = count(1000)(head)
+    found = Chunks(each, **options) if each is not None and options is not None else None
+    return found if found is not None and found.count <= found.of else None
 
 
 def _exponent(text: str) -> float | None:
