@@ -18,6 +18,12 @@ from meshwright.spec.request_catalog import TraceEntry, entry, known_blocks, pac
 from meshwright.spec.request_files import read
 
 
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def requests_of(one: TraceEntry, path: Path) -> dict[str, np.ndarray]:
     """Return the columns of an entry of requests: its first rows, or where it has no arrivals every so-many-th."""
     timed = "arrival_ms+" in one.columns
@@ -34,7 +40,7 @@ def requests_of(one: TraceEntry, path: Path) -> dict[str, np.ndarray]:
 
 def clients_of(one: TraceEntry, path: Path) -> dict[str, np.ndarray]:
     """Return the columns of an entry of clients' windows and of their lengths."""
-    rows = list(csv.DictReader(path.open(encoding="utf-8")))
+    rows = rows_of(path)
     number = {
         key: np.array([float(row[key]) for row in rows]) for key in ("client", "window_start_s", "rate_req_s", "cv")
     }
@@ -47,7 +53,7 @@ def clients_of(one: TraceEntry, path: Path) -> dict[str, np.ndarray]:
         "weibull": np.array([row["family"] == "Weibull" for row in rows]),
     }
     lengths = path.with_name(path.name.replace("windows", "length_quantiles"))
-    rows = [row for row in csv.DictReader(lengths.open(encoding="utf-8")) if row["field"] != "reason_ratio"]
+    rows = [row for row in rows_of(lengths) if row["field"] != "reason_ratio"]
     said = {key: np.round([float(row[key]) for row in rows]) for key in one.lengths if key not in ("block", "answer")}
     said["block"] = np.array([float(row["block_start_s"]) / 21600 for row in rows])
     said["answer"] = np.array([row["field"] == "output_tokens" for row in rows])

@@ -189,3 +189,26 @@ def test_a_recorded_trace_is_played_without_what_the_model_cannot_take(capsys):
 def test_a_serving_question_without_a_plan_is_told_of_the_search(capsys):
     assert main(["predict", "llama3-8b", "--on", "1xh100", "--serve", "rate=1,prompt=8,output=8"]) == 2
     assert "meshwright search" in capsys.readouterr().err
+
+
+def test_an_answer_says_that_shared_prefixes_are_not_kept(capsys):
+    words = "rate=8,prompt=640,output=8,requests=40,prefix=512"
+    for more, said in (("", True), (",prefix_cache=yes", False)):
+        assert main([*BASE, "--serve", words + more, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert any("prefix_cache=yes" in one for one in found["warnings"]) == said
+        assert (found["hit_rate"] > 0.5) == (not said)
+
+
+def test_recorded_lengths_and_clients_are_played_without_what_the_model_cannot_take(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clients = '[[client]]\ntrace = "mooncake"\n[[client]]\nrate = 1\nprompt = 8\noutput = 8\n'
+    (tmp_path / "mix.toml").write_text("format_version = 1\nrequests = 40\n" + clients)
+    for words in (
+        "mix.toml",
+        "windows=servegen-deepseek-r1,begin=8h,requests=40",
+        "rate=1,lengths=sharegpt,requests=400",
+    ):
+        assert main([*BASE, "--serve", words, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert any("8,192 tokens are left out" in one for one in found["warnings"])

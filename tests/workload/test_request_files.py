@@ -1,19 +1,23 @@
 """Files of requests: every published form, every column, and every row that is wrong, by its number, at once."""
 
 import gzip
+import importlib.util
 import json
+from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
-from meshwright.spec.request_catalog import hashed, known_blocks, packed, unpacked
+from meshwright.spec.request_catalog import entry, hashed, known_blocks, packed, unpacked
 from meshwright.spec.request_files import read
 from meshwright.spec.serve import parse
 from meshwright.spec.serve_values import Population
 
+ROOT = Path(__file__).parents[2]
 HEAD = "arrival_s,prompt_tokens,output_tokens"
 
 
@@ -284,3 +288,38 @@ def test_packed_columns_and_block_hashes_are_read_back(rows, chance):
 def test_hashes_that_are_not_numbered_as_they_come_are_not_packed():
     with pytest.raises(ValueError, match="row 1"):
         known_blocks(np.array([0, 1, 5]), np.array([0, 2, 3]))
+
+
+@pytest.fixture
+def pack():
+    spec = importlib.util.spec_from_file_location("pack_traces", ROOT / "tools" / "pack_traces.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_are_packed_as_the_catalog_has_them(pack, tmp_path):
+    rows = "".join(f"{i * 0.5 + 0.0001},{600 + i},{i + 1},{' '.join(map(str, range(2)))}\n" for i in range(10))
+    path = written(tmp_path, "t.csv", f"{HEAD},block_hashes\n{rows}")
+    part = msgspec.structs.replace(entry("mooncake"), rows=4)
+    found = pack.requests_of(part, path)
+    assert found["arrival_ms+"].tolist() == [0, 500, 1000, 1500] and found["known"].tolist() == [0, 2, 2, 2]
+    thinned = msgspec.structs.replace(entry("sharegpt"), rows=4)
+    assert pack.requests_of(thinned, path)["output"].tolist() == [1, 4, 7, 10]  # every third of ten
+
+
+def test_windows_are_packed_as_the_catalog_has_them(pack, tmp_path):
+    head = "client,window_start_s,window_length_s,rate_req_s,cv,family"
+    path = written(tmp_path, "x_windows.csv", f"{head}\n3,1200,600,0.085,6.69324,Weibull\n")
+    head = "client,block_start_s,field,mean,p5,p25,p50,p75,p90,p95,p99,max"
+    rows = "3,21600,output_tokens,5.4,1,2,3,4,5,6,7,8\n3,0,reason_ratio,0,0,0,0,0,0,0,0,0\n"
+    written(tmp_path, "x_length_quantiles.csv", f"{head}\n{rows}")
+    found = {name: column.tolist() for name, column in pack.clients_of(entry("servegen-deepseek-r1"), path).items()}
+    assert [found[name] for name in entry("servegen-deepseek-r1").columns] == [[3], [2], [51], [6693], [True]]
+    assert [found[f"lengths.{name}"] for name in ("block", "answer", "mean", "p5", "max")] == [
+        [1],
+        [True],
+        [5],
+        [1],
+        [8],
+    ]

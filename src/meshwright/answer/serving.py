@@ -181,8 +181,10 @@ def _assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serv
 
 def _warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], model: Model) -> tuple[str, ...]:
     found = []
-    if serve.trace and serve.longest:
-        found.append(f"requests of the trace with more than {serve.longest:,} tokens are left out (longest=)")
+    for longest in sorted({one.longest for one in (serve, *serve.clients) if one.longest}):
+        found.append(f"requests with more than {longest:,} tokens are left out (longest=)")
+    if any(len(share.hashes) for share in shares) and not serve.engine.prefix_cache:
+        found.append("prompts begin alike, and every one is computed whole: prefix_cache=yes keeps what they share")
     offered = [len(s) / float(s.arrival_s[-1] - s.arrival_s[0]) for s in shares if len(s) > 50 and s.arrival_s[-1] > 0]
     offered = [] if any(len(s.after) for s in shares) else offered  # who waits for an answer does not come faster
     if offered and metrics.throughput_req_per_s < 0.9 * sum(offered):

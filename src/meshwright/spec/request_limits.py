@@ -6,5 +6,5 @@ USUAL_REQUESTS, MOST_REQUESTS = 1000, 10_000_000
 LONGEST, FASTEST = 10**9, 1e6
 #: Most tenants, adapters or groups of equal prefixes.
 MOST_OF_A_KIND = 10**6
-#: Most block hashes of all requests together: 1 GiB.
-MOST_HASHES = 1 << 27
+#: Most block hashes of all requests together: half a GiB, and a few times as much while they are drawn.
+MOST_HASHES = 1 << 26

@@ -233,10 +233,12 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
         return draw(self)
 
     def for_context(self, tokens: int) -> Serve:
-        """Return the workload for a model with so long a context (0: any). A trace of the catalog was recorded with
+        """Return the workload for a model with so long a context (0: any). Traces of the catalog were recorded with
         other models, whose longer requests are left out."""
-        named = bool(self.trace) and not Path(self.trace).suffix
-        return msgspec.structs.replace(self, longest=tokens) if named and tokens and not self.longest else self
+        clients = tuple(client.for_context(tokens) for client in self.clients)
+        named = any(name and not Path(name).suffix for name in (self.trace, self.windows, self.lengths))
+        longest = tokens if named and not self.longest else self.longest
+        return msgspec.structs.replace(self, longest=longest, clients=clients)
 
     def text(self) -> str:
         """Return the form that :func:`parse` reads back."""
