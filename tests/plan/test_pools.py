@@ -10,6 +10,7 @@ from meshwright.cost.framework import overlapped_as_usual, usual_overlap
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check, parse
 from meshwright.plan.pool import held
+from meshwright.plan.serving_roles import role, serving_pools
 from meshwright.plan.toml import dump, loads
 from meshwright.spec.cluster_part import cut
 from meshwright.spec.parts import named_parts, part_of
@@ -29,6 +30,7 @@ TWO = "encoder=[dp2 mb4 on=0:2 part=0:8] + lm=[tp2 pp3 mb1 1f1b on=2:8 part=8:32
         "encoder=[dp2 mb4 part=:8 frozen] + lm=[tp2 pp3 mb1 1f1b]",
         "a=[dp1 mb1 bf16 part=8:] + b=[tp2 mb1 part=0:8] b->a",
         "a=[dp1 mb1 part=vision] + b=[tp2 mb1] + c=[fsdp mb1 zb-h1 pp4]",
+        "prefill=[tp2 dp2 mb1 on=0:4] + decode=[dp4 mb1 on=4:8] prefill->decode:kv",
     ],
 )
 def test_words_and_toml_of_several_pools_round_trip(text):
@@ -122,7 +124,7 @@ def test_a_tied_embedding_is_not_in_two_pools():
         ("a=[on=2 tp2] + b=[tp4]", "on=2 is no range of devices"),
         ("a=[on=4:2] + b=[tp4]", "on=4:2 is no range of devices"),
         ("a=[part=x: tp2] + b=[tp4]", "part=x: is no range of layers"),
-        ("a=[tp2] + b=[tp4] a->b:kv", "'kv' does not flow"),
+        ("a=[tp2] + b=[tp4] a->b:heat", "'heat' does not flow"),
         ("a=[tp2] + b=[tp4] a->", "no link"),
     ],
 )
@@ -196,3 +198,44 @@ def test_the_page_refuses_several_pools_by_their_names():
     found = read_asked(AskedTexts(model="llama3-8b", on="8xh100", train="batch=64,seq=8192", plan=TWO))
     assert [(control, d.code) for control, d in found.wrong] == [("plan", "P046")]
     assert "encoder, lm" in found.wrong[0][1].message
+
+
+SPLIT = "p=[tp2 dp2 on=0:4] + d=[dp3 on=4:7] + w=[dp1 on=7:8] p->d:kv"
+
+
+def test_roles_follow_from_the_links_of_caches():
+    plan = parse(SPLIT)
+    assert [role(plan, name) for name in "pdw"] == ["prefill", "decode", "prefill and decode"]
+    assert list(serving_pools(plan.on(8), NODE)) == []
+
+
+def test_devices_may_be_left_free_by_pools_that_serve():
+    assert list(serving_pools(parse("p=[tp2 dp1 on=0:2] + d=[dp1 on=4:5] p->d:kv").on(8), NODE)) == []
+
+
+def test_everything_that_keeps_pools_from_serving_together_is_said_at_once():
+    text = "p=[tp2 on=0:4 part=0:8] + d=[dp4 on=3:9 frozen] + e=[dp1 on=7:8] p->d d->e:kv p->x:kv e->d:kv p->p:kv"
+    said = [(d.code, d.message) for d in serving_pools(parse(text).on(8), NODE)]
+    assert {
+        ("P041", "d is on devices 3:9 and 8xh100 has 8"),
+        ("P041", "p and d are both on devices 3:4"),
+        ("P042", "p says part=0:8, and each pool that serves holds the whole model"),
+        ("P042", "d says frozen, and each pool that serves holds the whole model"),
+        ("P043", "nothing that requests need flows over p->d"),
+        ("P043", "the link p->x:kv is of a pool 'x'"),
+        ("P043", "e goes on with prompts of d, and gives its own to others"),
+        ("P043", "the link p->p:kv leads nowhere"),
+    } <= set(said)
+
+
+def test_a_pool_that_serves_has_one_kind_of_device():
+    mixed = mw.load_cluster("8xh100+8xa100+8xh100")
+    (found,) = serving_pools(parse("p=[tp2 dp8 on=0:16] + d=[dp8 on=16:24] p->d:kv").on(24), mixed)
+    assert (found.code, found.message) == ("P041", "p is on devices of 2 kinds")
+
+
+def test_caches_of_requests_do_not_flow_in_a_training_step():
+    found = check(parse("a=[tp2 on=0:2 part=0:8] + b=[tp2 pp3 on=2:8 part=8:32] a->b:kv"), LLAMA, NODE, TRAIN)
+    assert ("P043", "keys and values of requests flow over a->b:kv, and a step has none") in {
+        (d.code, d.message) for d in found
+    }

@@ -138,7 +138,13 @@ def with_intervals(
     compiled = replica.compiled and not len(shares[0].after)
     first = shares[0].first(DRAWN_REQUESTS if compiled else DRAWN_PLAINLY)
     base = serving_metrics(serve, [first], [simulate(replica, first)])
-    found = [serving_metrics(serve, [first], [simulate(one, first)]) for one in drawn(replica, profile)]
+    return spread_over(
+        metrics, base, [serving_metrics(serve, [first], [simulate(r, first)]) for r in drawn(replica, profile)]
+    )
+
+
+def spread_over(metrics: ServingMetrics, base: ServingMetrics, found: list[ServingMetrics]) -> ServingMetrics:
+    """Return metrics with intervals as wide, relative to the means, as those `found` under draws are around `base`."""
 
     def interval(mean: float, name: str) -> tuple[float, float]:
         usual = _value(base, name)

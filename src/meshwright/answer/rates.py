@@ -74,6 +74,8 @@ def _most(prediction: ServingPrediction) -> int:
     words, usual = prediction.serve.engine, type(prediction.serve.engine)()
     if not serving.get("batching", words.policy).code:
         return SLOW
+    if prediction.plan.several:
+        return PLAIN
     looks = prediction.plan.layout.dp > 1 and serving.get("routing", words.routing).looks
     others = [f for f in words.__struct_fields__ if f not in KNOWN and getattr(words, f) != getattr(usual, f)]
     return PLAIN if looks or others else COMPILED

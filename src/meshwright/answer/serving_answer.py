@@ -91,6 +91,34 @@ class Fairness(msgspec.Struct, frozen=True, kw_only=True):
     contended: float
 
 
+class ServedPool(NamedTuple):
+    """A pool of replicas in an answer: its role, the devices of each replica, the cache blocks of one and the most that
+    were held, its largest batch, iterations and preemptions, and the share of the time that it computes."""
+
+    name: str
+    role: str
+    replicas: int
+    devices: int
+    kv_blocks: int
+    peak_kv_blocks: int
+    peak_batch: int
+    iterations: int
+    preemptions: int
+    busy: float
+
+
+class KvTransfers(msgspec.Struct, frozen=True, kw_only=True):
+    """The caches that went from pool to pool: how many ``requests``, the bytes that arrived of the mean one on all
+    ranks together, the seconds from when a first token was there and room for its cache until that was there
+    (``moved_s``), and the seconds of the mean request by stage of its life (``stages_s``), which sum to its whole
+    time."""
+
+    requests: int
+    mean_bytes: float
+    moved_s: Summary
+    stages_s: dict[str, float]
+
+
 class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
@@ -99,7 +127,9 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
     replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``groups`` are the
     metrics of tenants, priorities and classes of objectives where there are several. ``timeline`` has the state of
-    every replica over time, a record of every request and the gaps between tokens.
+    every replica over time, a record of every request and the gaps between tokens. ``pools`` are
+    those of a plan of several, ``kv_blocks`` then those of the one with the fewest, and ``transfers`` what went between
+    them.
     """
 
     model: Model
@@ -126,6 +156,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     timeline: Timeline
     identity: Identity
+    pools: tuple[ServedPool, ...] = ()
+    transfers: KvTransfers | None = None
 
     @property
     def good(self) -> bool:
@@ -162,9 +194,11 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "attribution": self.attribution,
             "model": self.model.name,
             "cluster": self.cluster.name,
-            "num_devices": self.plan.layout.num_ranks,
+            "num_devices": self.plan.num_ranks,
             "serve": self.serve.text(),
             "plan": self.plan.text(),
+            "pools": [one._asdict() for one in self.pools],
+            "transfers": msgspec.to_builtins(self.transfers),
             "assumptions": msgspec.to_builtins(self.assumptions),
             "warnings": list(self.warnings),
             "identity": self.identity.said(),

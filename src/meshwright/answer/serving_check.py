@@ -15,8 +15,11 @@ from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
 from meshwright.plan import Layout, Memory, Pipeline, Plan, check
+from meshwright.plan.facets import fields
+from meshwright.plan.serving_roles import serving_pools
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_part import cut
 from meshwright.spec.ends import Contrastive, Embedding
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.model import Model
@@ -35,7 +38,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     words = serve.engine
     for axis, name in (("batching", words.policy), ("order", words.order), ("routing", words.routing)):
         found += _tried(lambda axis=axis, name=name: serving.get(axis, name))
-    found += _of_drafts(words, plan) if words.draft else []
+    found += _of_drafts(words, [pool.plan for pool in plan.pools]) if words.draft else []
     found += _of_adapters(serve, model)
     found += _of_auto_budget(serve)
     if words.kv_budget:
@@ -48,17 +51,47 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if words.kv_budget and not model.attentions:
         message = f"kv_budget={words.kv_budget} keeps a part of keys and values, and {model.name} has none"
         found.append(_bad(message, "--serve kv_budget", "drop kv_budget="))
+    if plan.several:
+        return [*found, *_of_pools(plan, model, cluster, serve)]
     if plan.serving.padded and not (serve.batch or words.policy == "static"):
         message = f"padding=yes: policy={words.policy} computes the tokens of all requests one behind the other, packed"
         found.append(_bad(message, "plan.serving.padded", "drop padding=, or say policy=static"))
     if len(cluster.islands) > 1:
-        help = "say one of its islands: replicas of unlike devices are not served together yet"
+        help = "say one of its islands, or a pool for each: a=[on=0:8] + b=[on=8:16] a->b:kv"
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
+    return found + _of_replicas(plan, model, cluster, sound=not found)
+
+
+def _of_pools(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:
+    """Return what is wrong with pools that serve, together and each by itself."""
+    plan = plan.on(cluster.num_devices)
+    found = list(serving_pools(plan, cluster))
+    if serve.engine.kv_budget:
+        help = "drop one of them: what a budget keeps of a prompt is not sent between pools yet"
+        found.append(_bad("a KV budget and several pools", f"--serve kv_budget={serve.engine.kv_budget}", help))
+    for pool in plan.pools:
+        said = [one.name for one in fields().values() if one.facet == "serving" and one.value(pool.plan) != one.usual]
+        if said:
+            message = f"{pool.name} says {', '.join(said)}, which one pool alone can have yet"
+            found.append(_bad(message, f"plan.{pool.name}", f"drop {said[0]}="))
+        own = cut(cluster, *pool.devices) if pool.devices else None
+        if own is None or len(own.islands) > 1:
+            continue
+        for one in _of_replicas(pool.plan, model, own, sound=True):
+            place = one.place.replace("plan.", f"plan.{pool.name}.", 1) if one.place.startswith("plan.") else one.place
+            found.append(msgspec.structs.replace(one, place=place))
+    return list(dict.fromkeys(found))
+
+
+def _of_replicas(plan: Plan, model: Model, cluster: Cluster, *, sound: bool) -> list[Diagnostic]:
+    """Return what is wrong with the plan of replicas that are alike; where the question is not `sound` otherwise, its
+    words alone."""
+    found: list[Diagnostic] = []
     words = _training_words(plan)
     if words:
         help = "tp, adp, pp, ep and dp (replicas) lay out serving, and a precision its weights"
         found.append(_bad(f"the plan says {', '.join(words)}", f"--plan {plan.text()}", help))
-    if found:
+    if found or not sound:
         return found
     layout, spread = plan.layout, Spread.of(plan)
     each = 2 * layout.tp * layout.cp  # a length that every rank can have a part of: real ones are rounded up
@@ -149,7 +182,7 @@ def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         )
 
 
-def _of_drafts(words: EngineWords, plan: Plan) -> list[Diagnostic]:
+def _of_drafts(words: EngineWords, plans: list[Plan]) -> list[Diagnostic]:
     """Return faults of guesses: an unknown policy or draft model, many requests where one is taken at a time, a policy
     of pipelines without one."""
     name = words.speculation
@@ -159,7 +192,7 @@ def _of_drafts(words: EngineWords, plan: Plan) -> list[Diagnostic]:
     place = f"--serve speculation={name}"
     if not found and serving.get("speculation", name).alone and words.max_batch > 1:
         found.append(_bad(f"{name} is for one request at a time", place, "say max_batch=1, or another policy"))
-    if name == "pipeinfer" and plan.layout.pp == 1:
+    if name == "pipeinfer" and all(plan.layout.pp == 1 for plan in plans):
         found.append(_bad("pipeinfer fills the stages of a pipeline, and there is one stage", place, "say pp4"))
     return found
 
@@ -208,7 +241,7 @@ def _training_words(plan: Plan) -> list[str]:
 
 def unshared(plan: Plan, requests: Requests) -> list[Diagnostic]:
     """Return W014 where a plan reads a common prefix once and the requests have none."""
-    if plan.serving.prefix == "each" or common_prefix(requests):
+    if plan.several or plan.serving.prefix == "each" or common_prefix(requests):
         return []
     help = "say prefix= of a workload, or a trace with block hashes; or drop shared_prefix="
     return [_bad("shared_prefix=once, and the requests begin with nothing in common", "plan.serving.prefix", help)]

@@ -8,6 +8,9 @@ those that some token is routed to, and the cached tokens behind every new one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 
@@ -20,6 +23,7 @@ from meshwright.layers.kind import Tokens
 from meshwright.plan import Plan
 from meshwright.simulate.served import ServedRequests
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.hardware import Device
 from meshwright.spec.layers import Attention, Moe
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
@@ -50,14 +54,17 @@ def usage(
     made: BuiltReplica,
     shares: list[Requests],
     served: list[ServedRequests],
+    span: float | None = None,
 ) -> Usage:
-    """Return the use of the devices of all replicas, each as it was `made`, that served these requests."""
+    """Return the use of the devices of all replicas, each as it was `made`, that served these requests in `span`
+    seconds (from the first arrival to the last token, unless said)."""
     device, devices = cluster.islands[0].device, plan.layout.num_ranks
     replicas = plan.layout.dp
-    span = float(max(one.end_s.max() for one in served) - min(one.arrival_s.min() for one in served))
+    if span is None:
+        span = float(max(one.end_s.max() for one in served) - min(one.arrival_s.min() for one in served))
     working = sum(float(one.spent_s.sum() - one.spent_s[4] - one.spent_s[5]) for one in served)
     busy = min(1.0, working / (span * replicas))
-    answers = sum(int(share.output.sum()) for share in shares)
+    answers = max(1, sum(int(share.output.sum()) for share in shares))
     compute = plan.precision.compute or Train(global_batch=1, seq_len=1).dtype
     needed = sum(_flops(model, share, one) for share, one in zip(shares, served))
     read = sum(_weights_read(model, one) for one in served) * _held(made.memory, "weights") / replicas
@@ -78,6 +85,38 @@ def usage(
         usd_per_million_tokens=usd,
         source=f"{price_source(cluster)}; {said}"
         + (f", PUE {cluster.pue:g}" if cluster.pue else ", without the site's overhead (PUE not known)"),
+    )
+
+
+class PoolUsage(NamedTuple):
+    """The use of one pool's devices: so many of a kind, in a precision, for so many tokens of answers."""
+
+    used: Usage
+    device: Device
+    devices: int
+    dtype: str
+    answers: int
+
+
+def together(pools: Sequence[PoolUsage], answers: int) -> Usage:
+    """Return the use of the devices of several pools, which made so many tokens of answers in all."""
+
+    def weighted(name: str, weights: list[float]) -> float:
+        return sum(getattr(one.used, name) * weight for one, weight in zip(pools, weights)) / sum(weights)
+
+    def summed(name: str) -> float | None:
+        values = [getattr(one.used, name) for one in pools]
+        return None if None in values else sum(v * one.answers for v, one in zip(values, pools)) / answers
+
+    power = [one.used.power_w for one in pools]
+    return Usage(
+        busy=weighted("busy", [float(one.devices) for one in pools]),
+        mfu=weighted("mfu", [one.devices * peak_flops(one.device, one.dtype) for one in pools]),
+        mbu=weighted("mbu", [one.devices * one.device.memory_gb_s for one in pools]),
+        power_w=None if None in power else sum(power),
+        joules_per_token=summed("joules_per_token"),
+        usd_per_million_tokens=summed("usd_per_million_tokens"),
+        source="; ".join(dict.fromkeys(one.used.source for one in pools)),
     )
 
 

@@ -229,9 +229,12 @@ class Forward:
     def request_bytes(self, stage: int, tokens: float) -> float:
         """Return the bytes that a rank of a stage keeps of a request of so many tokens: what its attention sees again,
         and the states of its scans. Of several attention groups one keeps it: this is the mean over them."""
-        blocks = [self.model.blocks[kind] for kind in self.stages[stage] if kind >= 0]
-        kept = sum(kept_bytes(self._one, block, tokens, KV_BYTES[self.kv]) for block in blocks)
+        kept = sum(self.layer_bytes(kind, tokens) for kind in self.stages[stage] if kind >= 0)
         return kept * self.plan.serving.streams / self.plan.layout.adp
+
+    def layer_bytes(self, kind: int, tokens: float) -> float:
+        """Return the bytes that a rank of the attention group which has a request keeps of it in a layer."""
+        return kept_bytes(self._one, self.model.blocks[kind], tokens, KV_BYTES[self.kv])
 
     def kv_bytes(self, stage: int) -> float:
         """Return the bytes that a rank of a stage keeps of a request's first token beside its state."""

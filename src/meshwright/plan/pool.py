@@ -19,9 +19,10 @@ from meshwright.spec.parts import part_of, read_part
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
 
-#: What flows over links today.
+#: What flows over links: activations and their gradients in training, keys and values of requests in serving.
 ACTIVATIONS = "activations"
-FLOWS = (ACTIVATIONS,)
+KV = "kv"
+FLOWS = (ACTIVATIONS, KV)
 
 
 class Pool(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +53,7 @@ class Pool(msgspec.Struct, frozen=True, kw_only=True):
 
 class PoolLink(msgspec.Struct, frozen=True, kw_only=True):
     """A link between two pools, by their names: activations flow forward, and their gradients back unless the source is
-    frozen."""
+    frozen; or the keys and values of the prompts that the source computes, with which the target goes on."""
 
     source: str
     target: str

@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, nearest
-from meshwright.plan.pool import Pool, held
+from meshwright.plan.pool import KV, Pool, held
 from meshwright.plan.record import Plan
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_part import cut
@@ -45,7 +45,20 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def _devices(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
     """Devices that two pools or none hold, that the cluster has not, and that a pool cannot be cut out of it at."""
-    have, at = cluster.num_devices, 0
+    yield from places(plan, cluster)
+    at = 0
+    for pool in sorted((pool for pool in plan.pools if pool.devices), key=lambda pool: pool.devices):
+        if pool.devices[0] > at:
+            yield _left_out(at, pool.devices[0])
+        at = max(at, pool.devices[1])
+    if at < cluster.num_devices and all(pool.devices for pool in plan.pools):
+        yield _left_out(at, cluster.num_devices)
+
+
+def places(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
+    """Yield P041 for devices that two pools hold, that the cluster has not, and that a pool cannot be cut out of it
+    at."""
+    have = cluster.num_devices
     for pool in plan.pools:
         where = f"{pool.name}.on"
         if not pool.devices:
@@ -68,12 +81,6 @@ def _devices(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
             shared = f"{pool.devices[0]}:{min(before.devices[1], pool.devices[1])}"
             problem = f"{before.name} and {pool.name} are both on devices {shared}"
             yield _bad("P041", problem, f"{pool.name}.on", f"let {pool.name} begin at {before.devices[1]}")
-    for pool in ordered:
-        if pool.devices[0] > at:
-            yield _left_out(at, pool.devices[0])
-        at = max(at, pool.devices[1])
-    if at < have:
-        yield _left_out(at, have)
 
 
 def _left_out(first: int, end: int) -> Diagnostic:
@@ -114,6 +121,12 @@ def _links(plan: Plan, model: Model) -> Iterator[Diagnostic]:
     unknown = [(link, name) for link in plan.links for name in (link.source, link.target) if name not in names]
     for link, name in unknown:
         yield _bad("P043", f"the link {link.text()} is of a pool {name!r}", "links", nearest(name, names))
+    for link in plan.links:
+        if link.what == KV:
+            help = f"write {link.source}->{link.target}, or say requests with --serve"
+            yield _bad(
+                "P043", f"keys and values of requests flow over {link.text()}, and a step has none", "links", help
+            )
     found = held(plan.pools, model)
     if unknown or None in found:
         return

@@ -3,6 +3,7 @@
 ``encoder=[dp2 mb4 on=0:2 part=0:8 frozen] + lm=[tp2 pp3 part=8:32]``: a pool is its name and its words in brackets.
 ``on=`` are its devices, ``part=`` its layers, ``frozen`` says that it is not trained, and all others are those of a
 plan. Words outside of brackets are said to every pool. ``encoder->lm`` is a link; without one each pool feeds the next.
+``prefill=[tp2 dp2] + decode=[dp4] prefill->decode:kv`` are pools that serve: keys and values flow from one to another.
 """
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def _link(word: str, place: str, found: list[Diagnostic]) -> PoolLink | None:
         return None
     what = match[3] or ACTIVATIONS
     if what not in FLOWS:
-        help = f"known: {', '.join(FLOWS)}, with their gradients back"
+        help = f"known: {', '.join(FLOWS)}; encoder->lm in training, prefill->decode:kv in serving"
         found.append(_bad(f"{what!r} does not flow between pools yet", place, word, help))
     return PoolLink(source=match[1], target=match[2], what=what)
 

@@ -29,7 +29,7 @@ LATENCIES = {
 def render(prediction: ServingPrediction, console: Console) -> None:
     """Print the whole prediction to `console`."""
     with Page(console) as page:
-        for part in (_verdict, _latencies, _groups, _attribution, _usage, _memory, _assumptions):
+        for part in (_verdict, _latencies, _pools, _groups, _attribution, _usage, _memory, _assumptions):
             part(prediction, page)
 
 
@@ -53,9 +53,36 @@ def _verdict(prediction: ServingPrediction, page: Page) -> None:
 
 def served(prediction: ServingPrediction) -> str:
     """How many requests, by which replicas."""
-    layout = prediction.plan.layout
-    said = f"{prediction.num_requests:,} requests by {layout.dp} replica{'s' if layout.dp > 1 else ''} of "
-    return said + f"{layout.tp * layout.pp} device{'s' if layout.tp * layout.pp > 1 else ''}"
+
+    def counted(replicas: int, devices: int) -> str:
+        return f"{replicas} replica{'s' if replicas > 1 else ''} of {devices} device{'s' if devices > 1 else ''}"
+
+    layouts = [pool.plan.layout for pool in prediction.plan.pools]
+    replicas = " and ".join(counted(layout.dp, layout.num_ranks // layout.dp) for layout in layouts)
+    return f"{prediction.num_requests:,} requests by {replicas}"
+
+
+def _pools(prediction: ServingPrediction, page: Page) -> None:
+    """The pools and what goes between them."""
+    found = prediction.transfers
+    if found is None:
+        return
+    page.title("Pools")
+    head = ("", "role", "replicas", "busy", "cache blocks", "largest batch", "preemptions")
+    rows = [tuple(Text(cell, "dim", justify="left" if cell in ("", "role") else "right") for cell in head)]
+    for pool in prediction.pools:
+        blocks = f"{pool.peak_kv_blocks:,} of {pool.kv_blocks:,}"
+        cells = (f"{pool.replicas} x {pool.devices}", f"{pool.busy:.1%}", blocks)
+        cells += (f"{pool.peak_batch:,}", f"{pool.preemptions:,}")
+        rows.append((Text(pool.name), Text(pool.role), *(Text(cell, justify="right") for cell in cells)))
+    page.rows(rows)
+    moved = found.moved_s
+    page.quiet(
+        f"{found.requests:,} caches of {gibibytes(found.mean_bytes)} on average were sent, in {seconds(moved.mean)} "
+        f"(p99 {seconds(moved.p99)})"
+    )
+    page.title("A request's life, on average")
+    page.rows([(Text(name), Text(seconds(value), justify="right")) for name, value in found.stages_s.items()])
 
 
 def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
@@ -140,6 +167,7 @@ def causes(prediction: ServingPrediction) -> list[tuple[str, str, float, float]]
     """(name, what, seconds, share) of every cause that takes any of the replicas' time."""
     total = sum(prediction.attribution.values())
     words = WORDS | {"host": "the engine's host", "idle": "idle: nobody to serve"}
+    words |= {"kv links": "links with caches, beside the replicas"}
     return [(name, words.get(name, name), s, s / total) for name, s in prediction.attribution.items() if s]
 
 

@@ -29,12 +29,13 @@ class AdapterRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdapterPool:
-    """The adapters of an engine: ``used`` by so many requests each, and ``idle`` ones, least recently used first.
-    ``loads`` counts those that were brought to the device."""
+    """The adapters of an engine: ``used`` by so many requests each (``users`` are all), and ``idle`` ones, least
+    recently used first. ``loads`` counts those that were brought to the device."""
 
     def __init__(self, rules: AdapterRules):
         self.rules = rules
         self.used: dict[int, int] = {}
+        self.users: set[int] = set()
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.loads = 0
 
@@ -59,8 +60,9 @@ class AdapterPool:
     def use(self, one: EngineRequest) -> int:
         """Let a request use its adapter; returns the empty blocks that it takes."""
         name = one.adapter
-        if not self.counts(one):
+        if not self.counts(one) or one.number in self.users:
             return 0
+        self.users.add(one.number)
         count = self.used.get(name, 0)
         self.used[name] = count + 1
         if count:
@@ -77,8 +79,9 @@ class AdapterPool:
     def release(self, one: EngineRequest) -> None:
         """Note that a request leaves."""
         name = one.adapter
-        if not self.counts(one):
+        if one.number not in self.users:
             return
+        self.users.remove(one.number)
         self.used[name] -= 1
         if not self.used[name]:
             del self.used[name]

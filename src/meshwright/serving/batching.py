@@ -19,6 +19,7 @@ from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.serving.fcfs import FOR_EVER, OrderPolicy, WaitingQueue
 from meshwright.serving.fcfs import POLICY as FCFS
 from meshwright.serving.prefix_cache import PrefixCache
+from meshwright.serving.pulling import Offered, Pull, gives_up, pulls
 
 #: Past answers whose lengths an engine remembers.
 REMEMBERED = 1000
@@ -93,10 +94,14 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
     cached: int = 0
 
 
+#: What an engine decides.
+Decision = Iterate | Evict | Admit | Pull
+
+
 class EngineState:
     """The state of an engine: who waits, who runs, the cache, the iteration under way, and the lengths of the last
-    answers. ``busy``: an iteration is under way. ``parked`` are answered here and keep their cache until it is sent.
-    """
+    answers. ``busy``: an iteration is under way. ``parked`` are answered here and keep their cache until it is sent;
+    ``offered`` keep theirs elsewhere, and that of those who are ``coming`` is on its way."""
 
     def __init__(self, queue: WaitingQueue, cache: KvCache, cohort: Cohort):
         self.waiting, self.cache, self.cohort = queue, cache, cohort
@@ -105,6 +110,8 @@ class EngineState:
         self.busy = self.unsorted = False
         self.history: deque[int] = deque(maxlen=REMEMBERED)
         self.parked: dict[int, EngineRequest] = {}
+        self.offered: deque[NewRequest] = deque()
+        self.coming: dict[int, EngineRequest] = {}
         self.came = 0
 
     @property
@@ -239,7 +246,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
     """The decider of one engine: its policies and its limits.
 
     It moves its state on in place; the log of what it was told replays from the beginning. An engine that ``parks``
-    keeps the cache of whoever it answered until it is :class:`Withdrawn`, as the prefill half of a divided one does.
+    keeps the cache of whoever it computed a first token of a longer answer for until it is :class:`Withdrawn`, as the
+    prefill half of a divided one does; the other half pulls what was :class:`Offered` to it, in order, as soon as there
+    is room.
     Without ``together`` every sequence is advanced by itself, which comes to the same.
     """
 
@@ -259,14 +268,20 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         return EngineState(self.order.open(), cache(self.limits, self.rules), cohort)
 
     def decide(
-        self, state: EngineState, event: Arrived | Computed | Withdrawn
-    ) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
+        self, state: EngineState, event: Arrived | Computed | Withdrawn | Offered
+    ) -> tuple[EngineState, tuple[Decision, ...]]:
         """The state after an event, and the next iteration where the engine has none under way."""
         match event:
+            case Offered(requests=new, times=times):
+                state.offered.extend(new)
+                return state, pulls(state, self.policy, times)
             case Arrived(requests=new):
                 for said in new:
-                    state.waiting.add(EngineRequest(said, state.came))
-                    state.came += 1
+                    one = state.coming.pop(said.number, None)
+                    if one is None:
+                        one = EngineRequest(said, state.came)
+                        state.came += 1
+                    state.waiting.add(one)
                 return (state, ()) if state.busy else self._next(state)
             case Computed():
                 self._after(state, event)
@@ -322,18 +337,21 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         for one in done:
             if one in state.cohort:
                 state.cohort.leave(one)
-            if self.parks:
+            if self.parks and one.generated < one.limit:
                 state.parked[one.number] = one
             else:
                 state.cache.drop(one)
 
     def _leave(self, state: EngineState, numbers: set[int]) -> None:
         """Let requests leave at once, wherever they are."""
-        for number in numbers & state.parked.keys():
-            state.cache.drop(state.parked.pop(number))
+        for kept in (state.parked, state.coming):
+            for number in numbers & kept.keys():
+                state.cache.drop(kept.pop(number))
+        state.offered = deque(one for one in state.offered if one.number not in numbers)
         for one in [one for one in state.waiting if one.number in numbers]:
             state.waiting.take(one)
             state.waiting.left(one)
+            state.cache.drop(one)
             if one.swapped:
                 state.cache.host_free += self.limits.blocks_for(one.computed)
         for one in [one for one in state.running if one.number in numbers]:
@@ -344,16 +362,23 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             state.cache.drop(one)
         self._release(state)
 
-    def _next(self, state: EngineState) -> tuple[EngineState, tuple[Iterate | Evict | Admit, ...]]:
+    def _next(self, state: EngineState) -> tuple[EngineState, tuple[Decision, ...]]:
         if not state.running and not len(state.waiting):
-            return state, ()
+            return state, pulls(state, self.policy)
         if state.waiting.ranks and state.unsorted:
             state.running.sort(key=state.waiting.rank)
-        plan = NextBatch(state, self.drafts)
-        self.policy.plan(plan, self.limits)
+        evicted: list[Evict] = []
+        while True:
+            plan = NextBatch(state, self.drafts)
+            self.policy.plan(plan, self.limits)
+            evicted += plan.evicted
+            lost = None if plan.shares or state.running else gives_up(state)
+            if lost is None:
+                break
+            evicted.append(Evict(lost.number, lost.swapped))
         state.shares, state.unsorted = tuple(plan.shares), bool(plan.admitted)
         moved_in, moved_out = state.cache.moved()
-        found: tuple[Iterate | Evict | Admit, ...] = (*plan.evicted, *plan.admitted)
+        found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulls(state, self.policy))
         if state.shares or plan.together:
             state.busy = True
             decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)

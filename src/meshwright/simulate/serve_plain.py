@@ -18,6 +18,7 @@ import numpy as np
 
 from meshwright.serving.batching import Admit, Arrived, Computed, Evict, Iterate, Share, Withdrawn
 from meshwright.serving.engine_request import NewRequest
+from meshwright.serving.pulling import Offered, Pull
 from meshwright.simulate.serve_together import DecodingTogether
 from meshwright.simulate.served import GAP_EDGES, MOST_SAMPLES, SPENT, Replica, ServedRequests
 from meshwright.spec.requests import Requests
@@ -156,8 +157,9 @@ class Clock:
         self.times, self.one = 0, 0.0
         self.accepted: tuple[tuple[int, int], ...] = ()
         self.adapter = requests.adapter.tolist() if len(requests.adapter) else [-1] * count
+        self.pulls: list[int] = []
 
-    def tell(self, event: Arrived | Computed | Withdrawn) -> None:
+    def tell(self, event: Arrived | Computed | Withdrawn | Offered) -> None:
         """Tell the decider what happened, and note what it decides."""
         self.state, decisions = self.decider.decide(self.state, event)
         if self.logs:
@@ -174,6 +176,12 @@ class Clock:
             elif isinstance(decision, Admit) and self.scheduled[decision.number] < 0:
                 self.scheduled[decision.number] = self.now
                 self.cached[decision.number] = decision.cached
+            elif isinstance(decision, Pull):
+                self.pulls.append(decision.number)
+
+    def joins(self, number: int, generated: int, last_s: float) -> None:
+        """Note that a request comes with a part of its answer, the last token of which was there at that time."""
+        self.generated[number], self.last[number] = generated, last_s
 
     def idle_until(self, at_s: float) -> None:
         """Let time pass in which nobody is served."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import count
+from math import inf
+from typing import Protocol
 
 import msgspec
 import numpy as np
 
-from meshwright.serving.batching import Arrived, EngineState
+from meshwright.serving.batching import Arrived, EngineState, Withdrawn
 from meshwright.serving.engine_request import NewRequest
+from meshwright.serving.pulling import Offered
 from meshwright.serving.routing import Router, opened
 from meshwright.simulate.serve_plain import Clock, said_of
 from meshwright.simulate.served import Replica, ServedRequests
 from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
-#: Kinds of events: of the same time, requests come before an iteration ends, so that they are in the next one.
-ARRIVES, ENDS = 0, 1
+#: Kinds of events: of the same time, requests come before an iteration ends, so that they are in the next one, and a
+#: cache that was sent is there after it.
+ARRIVES, ENDS, MOVES = 0, 1, 2
 
 
 class ReplicaSeen:
@@ -35,8 +39,8 @@ class ReplicaSeen:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait."""
-        return len(self.state.waiting)
+        """Requests that wait, here or for their cache to come."""
+        return len(self.state.waiting) + len(self.state.coming) + len(self.state.offered)
 
     @property
     def running(self) -> int:
@@ -51,7 +55,9 @@ class ReplicaSeen:
     @property
     def tokens(self) -> int:
         """Tokens that its requests hold, or wait with."""
-        return sum(one.target for one in self.state.waiting) + sum(one.target for one in self.state.running)
+        here = (self.state.waiting, self.state.running, self.state.coming.values())
+        offered = sum(new.prompt + new.generated for new in self.state.offered)
+        return sum(one.target for some in here for one in some) + offered
 
     def cached(self, hashes: tuple[int, ...]) -> int:
         """Return how many blocks of a prefix its cache has."""
@@ -59,27 +65,38 @@ class ReplicaSeen:
         return has(hashes) if has is not None else 0
 
 
-class ReplicaPool:
-    """The events to come of several replicas, and where every request went."""
+class RolesApart(Protocol):
+    """The part of a simulation in which requests go from one replica to another: ``doors`` are those that take new
+    ones. Between the methods no time passes."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        replicas: int,
-        requests: Requests,
-        router: Router | None = None,
-        *,
-        skips: bool = True,
-        logs: bool = False,
-    ):
-        self.clocks = [Clock(replica, requests, skips=skips, logs=logs) for _ in range(replicas)]
-        self.seen = [ReplicaSeen(clock.state) for clock in self.clocks]
-        self.version = [0] * replicas
-        self.requests, self.router, self.said = (
-            requests,
-            router and opened(router),
-            said_of(requests, chunks=bool(replica.rules.chunks)),
-        )
+    doors: Sequence[int]
+
+    def asked(self, request: NewRequest, which: int) -> NewRequest:
+        """Return a new request as it is said to a replica."""
+
+    def started(self, which: int) -> None:
+        """Note that a replica began an iteration."""
+
+    def answered(self, which: int, finished: Sequence[int]) -> list[int]:
+        """Return those of the requests that a replica finished which go nowhere else."""
+
+    def finished(self, which: int, finished: Sequence[int], now: float) -> None:
+        """Let those go on elsewhere that a replica, which knows it, finished."""
+
+    def move(self, now: float) -> float:
+        """Let happen what is due, and return when something is next."""
+
+
+class ReplicaPool:
+    """The events to come of several replicas, and where every request went last."""
+
+    def __init__(self, clocks: Sequence[Clock], requests: Requests, router: Router | None = None):
+        self.clocks, self.apart = clocks, None
+        self.seen = [ReplicaSeen(clock.state) for clock in clocks]
+        self.version = [0] * len(clocks)
+        chunks = any(clock.replica.rules.chunks for clock in clocks)
+        self.requests, self.router = requests, router and opened(router)
+        self.said = said_of(requests, chunks=chunks)
         self.where = np.full(len(requests), -1)
         self.order = count()
         self.following = min(requests.concurrency or len(requests), len(requests))
@@ -95,8 +112,9 @@ class ReplicaPool:
         ]
         heapq.heapify(self.events)
 
-    def run(self) -> None:
-        """Simulate until nothing is left to happen."""
+    def run(self, apart: RolesApart | None = None) -> None:
+        """Simulate until nothing is left to happen; `apart`: requests may go from one replica to another."""
+        self.apart, moves = apart, inf
         while self.events:
             now, kind, _, which, version = heapq.heappop(self.events)
             if kind == ARRIVES:
@@ -104,15 +122,23 @@ class ReplicaPool:
                 while self.events and self.events[0][:2] == (now, ARRIVES):
                     together.append(heapq.heappop(self.events)[3])
                 self.arrive(together, now)
-            elif version == self.version[which]:
+            elif kind == ENDS and version == self.version[which]:
                 self.end(which, now)
+            if apart is not None:
+                due = apart.move(now)
+                if due != moves and due < inf:
+                    heapq.heappush(self.events, (due, MOVES, next(self.order), 0, 0))
+                moves = due
 
     def arrive(self, numbers: Sequence[int], now: float) -> None:
         """Send requests that come at the same time to replicas, which start to compute if they were idle."""
-        alone = self.router is None or len(self.clocks) == 1
+        doors = range(len(self.clocks)) if self.apart is None else self.apart.doors
+        alone = self.router is None or len(doors) == 1
         for some in [numbers] if alone else [[number] for number in numbers]:
-            chosen = 0 if alone else self.router.choose(self.said[some[0]], self.seen)
-            self.send(chosen, [self.said[number] for number in some], now)
+            seen = [self.seen[door] for door in doors]
+            chosen = doors[0 if alone else self.router.choose(self.said[some[0]], seen)]
+            said = [self.said[number] for number in some]
+            self.send(chosen, said if self.apart is None else [self.apart.asked(one, chosen) for one in said], now)
 
     def send(self, chosen: int, requests: Sequence[NewRequest], now: float) -> None:
         """Tell a replica of requests."""
@@ -121,14 +147,23 @@ class ReplicaPool:
             self.where[one.number], clock.arrival[one.number] = chosen, now
         if clock.replica.wanted_s:
             requests = [self._wanted(one, clock.replica.wanted_s, now) for one in requests]
-        idle = clock.iterate is None
-        if idle:
+        full = len(clock.state.running) >= clock.replica.limits.max_batch
+        self.tell(chosen, Arrived(tuple(requests)), now, cuts=not full)
+
+    def tell(self, which: int, event: Arrived | Withdrawn | Offered, now: float, *, cuts: bool = True) -> None:
+        """Tell a replica what happened, which starts to compute if it was idle; a run of iterations under way ends
+        behind the one under way if the event `cuts` it."""
+        clock = self.clocks[which]
+        if clock.iterate is None:
             clock.idle_until(now)
-        clock.tell(Arrived(tuple(requests)))
-        if idle:
-            self.start(chosen)
-        elif clock.times > 1 and len(clock.state.running) < clock.replica.limits.max_batch:
-            self._until(chosen, clock.cut(now))
+            clock.tell(event)
+            self.start(which)
+            return
+        if cuts and clock.times > 1:
+            self._until(which, clock.cut(now))
+        if isinstance(event, Offered):
+            event = Offered(event.requests, clock.times)
+        clock.tell(event)
 
     def _wanted(self, one: NewRequest, wanted_s: Sequence[float], now: float) -> NewRequest:
         """A request with the time by which its first token is wanted, by its class of objectives; 0 for none."""
@@ -139,9 +174,10 @@ class ReplicaPool:
         """End a run of iterations: those come who waited for what it answered, then the next one is planned."""
         clock = self.clocks[which]
         finished = clock.compute()
-        follow = list(range(self.following, min(self.following + len(finished), len(self.requests))))
+        answered = finished if self.apart is None else self.apart.answered(which, finished)
+        follow = list(range(self.following, min(self.following + len(answered), len(self.requests))))
         self.following += len(follow)
-        for number in finished:
+        for number in answered:
             for later in self.next.pop(number, ()):
                 wait = float(self.requests.arrival_s[later])
                 if wait > 0:
@@ -154,11 +190,15 @@ class ReplicaPool:
             clock.times = times
         clock.computed(finished)
         self.start(which)
+        if self.apart is not None:
+            self.apart.finished(which, finished, now)
 
     def start(self, which: int) -> None:
         """Let a replica compute, if it has anything to."""
         if self.clocks[which].iterate is not None:
             self._until(which, self.clocks[which].begin())
+            if self.apart is not None:
+                self.apart.started(which)
 
     def _until(self, which: int, end_s: float) -> None:
         self.version[which] += 1
@@ -167,14 +207,14 @@ class ReplicaPool:
 
 def served_alone(replica: Replica, requests: Requests, *, skips: bool = True) -> ServedRequests:
     """Return what becomes of requests that one replica serves; without `skips` every iteration by itself."""
-    pool = ReplicaPool(replica, 1, requests, skips=skips)
+    pool = ReplicaPool([Clock(replica, requests, skips=skips)], requests)
     pool.run()
     return pool.clocks[0].served()
 
 
 def served_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests, list[LogEntry]]:
     """Return the same, with the decider's log, which replays."""
-    pool = ReplicaPool(replica, 1, requests, logs=True)
+    pool = ReplicaPool([Clock(replica, requests, logs=True)], requests)
     pool.run()
     return pool.clocks[0].served(), pool.clocks[0].log
 
@@ -183,7 +223,7 @@ def pooled(
     replica: Replica, replicas: int, requests: Requests, router: Router
 ) -> tuple[list[Requests], list[ServedRequests]]:
     """Return the requests of every replica that served any, and what became of them."""
-    pool = ReplicaPool(replica, replicas, requests, router)
+    pool = ReplicaPool([Clock(replica, requests) for _ in range(replicas)], requests, router)
     pool.run()
     mine = [np.flatnonzero(pool.where == one) for one in range(replicas)]
     shares = [requests.chosen(which) for which in mine if len(which)]

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 PREEMPTIONS = ("recompute", "swap")
 #: Ways to hold LoRA adapters.
 LORA = ("unified", "slots", "merged")
+#: How keys and values go from a pool that computes prompts to one that goes on with them.
+KV_SENDS = ("whole", "layerwise")
 BURSTS = ("gamma", "weibull")
 #: Bytes of a number in the cache of keys and values.
 KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -86,7 +88,9 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     ``adapter_slots`` of their own, or are merged into the weights one at a time; built from a pool (``adapter_pool``)
     they take its rank of memory. The model ``draft`` (or ``ngram``) guesses so many tokens ahead
     (``guesses``, 0: as the policy of ``speculation`` usually does), each of which comes true with the chance
-    ``accept``; ``targets`` copies of the model verify. ``profile`` names the engine whose host times are meant.
+    ``accept``; ``targets`` copies of the model verify. ``kv_send`` says whether a prompt's keys and
+    values go to another pool as a whole or layer by layer, while later layers are computed. ``profile`` names the
+    engine whose host times are meant.
     """
 
     policy: str = "vllm-v1"
@@ -113,6 +117,7 @@ class EngineWords(msgspec.Struct, frozen=True, kw_only=True):
     guesses: int = 0
     accept: float = 0.0
     targets: int = 1
+    kv_send: str = "whole"
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -433,6 +438,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "guesses": ("engine.guesses", count(64), "a positive number of guessed tokens up to 64"),
     "accept": ("engine.accept", lambda t: positive(t, 1.0), "the share of guesses that come true, above 0 up to 1"),
     "targets": ("engine.targets", count(1024), "a positive number of copies of the model that verify"),
+    "kv_send": ("engine.kv_send", one_of(KV_SENDS), f"one of {', '.join(KV_SENDS)}"),
     "host": ("engine.host_bytes", parse_bytes, "memory of the host for each rank, such as 64GiB"),
 }
 #: Keys that a serving workload may say.
