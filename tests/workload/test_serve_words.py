@@ -122,6 +122,14 @@ def test_words_that_make_no_sense_together_are_refused_at_once():
     assert codes(f"rate=1,{LENGTHS},preempt=swap") == ["W003"]
 
 
+def test_wrong_shares_of_lengths_are_named_by_their_word():
+    with pytest.raises(MeshwrightError) as caught:
+        parse("rate=1,prompt=lognormal:mean=0;sigma=1,output=512:0.5;2048:0.6")
+    first, second = caught.value.diagnostics
+    assert first.place.endswith("prompt=lognormal:mean=0;sigma=1") and "prompt=lognormal" in first.help
+    assert second.place.endswith("output=512:0.5;2048:0.6") and "lengths=" not in (second.help + second.place)
+
+
 def test_files_among_the_words_are_found_from_elsewhere():
     there = with_lengths("w.toml,trace=a.csv,windows=b.csv,data=c,rate=8,policy=orca", lambda name: f"/x/{name}")
     assert there == "/x/w.toml,trace=/x/a.csv,windows=/x/b.csv,data=/x/c,rate=8,policy=orca"

@@ -327,8 +327,9 @@ def _read(
         name, reader, wanted = _READERS[bound]
         try:
             read = reader(value)
-        except MeshwrightError as error:
-            wrong += error.diagnostics
+        except MeshwrightError as error:  # of lengths, which are another word in a training step
+            said, help = f"{place} {key}={value}", error.diagnostics[0].help.replace("lengths=", f"{key}=")
+            wrong += [msgspec.structs.replace(d, place=said, help=help) for d in error.diagnostics]
             continue
         if read is None:
             help = f"write {key}=<{wanted}>"
