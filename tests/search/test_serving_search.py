@@ -9,8 +9,8 @@ import meshwright as mw
 from meshwright.answer.serving import predict_serving
 from meshwright.errors import MeshwrightError
 from meshwright.search.restrict import restricted
-from meshwright.search.serving.evaluate import ServingEvaluator
-from meshwright.search.serving.find import alone, find_serving, usd_hour
+from meshwright.search.serving.evaluate import ServingEvaluator, usd_hour
+from meshwright.search.serving.find import alone, find_serving
 from meshwright.search.serving.space import default, engines, forms, layouts, most_replicas, words
 from meshwright.search.serving.walk import ServingWalk
 from meshwright.spec.serve import parse

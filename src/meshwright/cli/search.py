@@ -32,7 +32,8 @@ With --tokens it also answers how long the training run takes and what it costs;
 that is in time and in budget. Over several clusters, --on 8..512xh100 or --on given several times, it compares them:
 time and cost over the number of devices, the cheapest that is in time, the fastest that is in budget.
 
-With --serve in place of --train: how many devices, which layout, replicas and scheduler keep --slo.
+With --serve in place of --train: how many devices, which layout, replicas and scheduler keep --slo; with --day a whole
+day of it, beside a training job where --train is said too.
 
 Exit code 0: found; 1: nothing fits, or not in time and budget; 2: the question is wrong; 130: stopped before anything
 was found.
@@ -51,6 +52,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
         "REQUESTS", "rate=20,prompt=1024,output=256 or trace=FILE,rate=20: meshwright explain serve."
     ) = ""
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
+    day: options.text("DAY", "With --serve: a day with autoscaling, low=4,start=3m,lose=10h.") = ""
     goodput: options.switch("With --serve: the greatest rate at which each of the best keeps them.") = False
     tokens: options.TOKENS = ""
     days: options.DAYS = ""
@@ -92,7 +94,7 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.search_serving import search_served
 
         return search_served(question, given, wrong)
-    wrong += unserved(given, ("slo", "goodput"), "search")
+    wrong += unserved(given, ("slo", "goodput", "day"), "search")
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)
     kept = _as_kept(given, ask)

@@ -16,12 +16,15 @@ from meshwright.cli.serving import no_bounds
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
+    from meshwright.search.serving.day import DayPlanned
     from meshwright.search.serving.found import ServingFound
     from meshwright.search.serving.walk import ServingWalk
     from meshwright.spec.cluster import Cluster
     from meshwright.spec.model import Model
     from meshwright.spec.requests import Requests
     from meshwright.spec.serve import Serve
+    from meshwright.spec.serving_day import ServingDay
+    from meshwright.spec.workload import Train
 
 WANTED = {
     "model": "MODEL, a catalog name, a config.json or a question.toml (meshwright catalog models)",
@@ -29,7 +32,6 @@ WANTED = {
 }
 #: Options of a search that are of training alone.
 OF_TRAINING = (
-    "train",
     "tokens",
     "days",
     "budget",
@@ -46,7 +48,7 @@ OF_TRAINING = (
 
 class AskedServing(msgspec.Struct, frozen=True):
     """The question of a search for a serving plan: the texts, and what they mean. ``said`` are the keys of the workload
-    that were said, which the search leaves as they are."""
+    that were said, which the search leaves as they are; ``train`` is the training job beside a ``day`` of serving."""
 
     question: Question
     on: tuple[str, ...]
@@ -55,6 +57,8 @@ class AskedServing(msgspec.Struct, frozen=True):
     serve: Serve
     requests: Requests
     said: tuple[str, ...]
+    day: ServingDay | None = None
+    train: Train | None = None
 
 
 def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
@@ -62,12 +66,17 @@ def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     stopped before one was found."""
     ask = read(question, given, wrong)
     found = _found(ask, given)
+    day = _day(ask, found) if ask.day is not None and found.best else None
     if given.json:
-        print_json(found.to_json())
+        print_json(found.to_json() | ({} if day is None else {"day": day.to_json()}))
     else:
         from meshwright.report.search_serving_text import render
 
         render(found, console())
+        if day is not None:
+            from meshwright.report.serving_day_text import render as render_day
+
+            render_day(day, ask.serve, console())
     if given.report:
         from meshwright.report.search_serving_html import write
 
@@ -76,7 +85,7 @@ def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     if given.save and found.best:
         _save(found, ask, given.save)
     if found.good:
-        return 0
+        return 0 if day is None or day.good else 1
     return INTERRUPTED if found.stopped else 1
 
 
@@ -112,11 +121,53 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
         wrong += error.diagnostics
     if parts and requests is not None:
         wrong += oversized(parts[0], requests, serve.engine)
-    if wrong:
-        raise MeshwrightError(wrong)
+    day, train, of_day = _of_day(question, given, serve)
+    if wrong + of_day:
+        raise MeshwrightError(wrong + of_day)
     said = tuple(part.partition("=")[0].strip().lower() for part in text.split(","))
     largest = tuple(curve.clusters[-1][1] for curve in curves)
-    return AskedServing(question, tuple(words), parts[0], largest, serve, requests, said)
+    return AskedServing(question, tuple(words), parts[0], largest, serve, requests, said, day, train)
+
+
+def _of_day(
+    question: Question, given: Any, serve: Serve | None
+) -> tuple[ServingDay | None, Train | None, list[Diagnostic]]:
+    """The day and the training job beside it, and what is wrong with either."""
+    from meshwright.spec.serving_day import parse as read_day
+    from meshwright.spec.workload import parse as read_train
+
+    wrong: list[Diagnostic] = []
+    day = train = None
+    try:
+        day = read_day(given.day) if given.day else None
+    except MeshwrightError as error:
+        wrong += error.diagnostics
+    if given.train and not given.day:
+        help = "say --day: a job has what serving leaves free over a day; or drop one of the two"
+        message = "--train beside requests is of a day that both share"
+        wrong.append(Diagnostic(code="X004", message=message, place="meshwright search --serve", help=help))
+    elif given.train:
+        try:
+            train = read_train(given.train, base=question.base)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    if day is not None and serve is not None and day.low and not (serve.rate and day.low <= serve.rate):
+        help = "say rate= in --serve, the highest of the day, and low= at most that"
+        message = f"low={day.low:g} is the lowest rate of a day whose highest is not above it"
+        wrong.append(Diagnostic(code="W005", message=message, place=f"--day {given.day}", help=help))
+    return day, train, wrong
+
+
+def _day(ask: AskedServing, found: ServingFound) -> DayPlanned:
+    """The day with the best plan."""
+    from meshwright.cost.engine import engine_profile
+    from meshwright.cost.standard import serving_costs
+    from meshwright.search.serving.day import planned
+    from meshwright.search.serving.evaluate import ServingEvaluator
+
+    best, profile = found.best[0], engine_profile(ask.serve.engine.profile)
+    evaluator = ServingEvaluator(ask.model, best.cluster, ask.serve, ask.requests, serving_costs(), profile)
+    return planned(evaluator, best.candidate, ask.day, ask.train)
 
 
 def _of_training(given: Any) -> list[Diagnostic]:

@@ -206,6 +206,12 @@ def rate_of(requests: Requests) -> float:
     return (len(requests) - 1) / span if span > 0 else np.inf
 
 
+def usd_hour(cluster: Cluster, devices: int) -> float | None:
+    """Return US dollars an hour for so many devices of a cluster; None where no price is known."""
+    price = cluster.total_price_usd_hour()
+    return None if price is None else price * devices / cluster.num_devices
+
+
 def missed(kept: Kept) -> str:
     """Return the objective that a simulation missed, in words."""
     return f"simulated: {kept.said} {seconds(kept.value_s)} misses {seconds(kept.bound_s)}"

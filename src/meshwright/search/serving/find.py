@@ -15,7 +15,7 @@ from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.search.interrupt import stopping
-from meshwright.search.serving.evaluate import TOLERANCE, ServingEvaluator, at_speed, rate_of
+from meshwright.search.serving.evaluate import TOLERANCE, ServingEvaluator, at_speed, rate_of, usd_hour
 from meshwright.search.serving.found import (
     AT_RATE,
     BOUNDED,
@@ -114,12 +114,6 @@ def alone(cluster: Cluster) -> tuple[Cluster, ...]:
     if len(cluster.islands) == 1:
         return (cluster,)
     return tuple(Cluster(name=island.name, islands=(island,)) for island in cluster.islands)
-
-
-def usd_hour(cluster: Cluster, devices: int) -> float | None:
-    """Return US dollars an hour for so many devices of a cluster; None where no price is known."""
-    price = cluster.total_price_usd_hour()
-    return None if price is None else price * devices / cluster.num_devices
 
 
 def _tellable(
