@@ -127,6 +127,9 @@ def _contexts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         message = "a cache split by heads is tensor parallelism: context-parallel ranks share a request by its tokens"
         help = "say ring or allgather, or a larger tp"
         yield Diagnostic(code="P015", message=message, place=f"plan.sequence = cp{cp}", help=help)
+    if cp > 1 and plan.memory.attention == "unfused":
+        message = "context-parallel ranks merge partial softmaxes, which the unfused kernels do not give"
+        yield Diagnostic(code="P016", message=message, place="plan.memory.attention = unfused", help="say flash")
     if cp > 1 and any(block.mixer is not None for block in model.blocks):
         message = f"the scans of {model.name} go from token to token, and cp={cp} ranks would wait for one another"
         yield Diagnostic(code="P027", message=message, place=f"plan.layout.cp = {cp}", help="say cp1")
@@ -235,7 +238,7 @@ def _training_words(plan: Plan) -> list[str]:
     usual, layout = Layout(), plan.layout
     said = [name for name in ("zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
-    said += [name for name in ("recompute", "attention") if getattr(plan.memory, name) != getattr(Memory(), name)]
+    said += ["recompute"] if plan.memory.recompute != Memory().recompute else []
     return said
 
 

@@ -20,7 +20,7 @@ from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.served_experts import Spread
 from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings, prefix_once
-from meshwright.plan import Plan
+from meshwright.plan import Memory, Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Embedding, Head
 from meshwright.spec.items import Item
@@ -44,6 +44,8 @@ class Forward:
 
     def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16", shared: int = 0):
         self.model, self.mesh, self.kv, self.shared = model, mesh, kv, shared
+        self.unfused = plan.memory.attention == "unfused"  # of what mixes tokens, which is apart from all else
+        plan = msgspec.structs.replace(plan, memory=Memory())
         layout = plan.layout
         self.plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(layout, sp=False))
         self.spread = Spread.of(plan)
@@ -155,8 +157,8 @@ class Forward:
         if streams > 1:
             past += STREAM_PREFIX
         if not self._read_once(mixing, new, past):
-            return entries(self._one, mixing, group * streams, new, past, low=low)
-        own = entries(self._one, mixing, group, new, past - self.shared, low=low)
+            return entries(self._one, mixing, group * streams, new, past, low=low, unfused=self.unfused)
+        own = entries(self._one, mixing, group, new, past - self.shared, low=low, unfused=self.unfused)
         return [*own, *prefix_once(self._one, mixing, group, self.shared, len(own))]
 
     def _read_once(self, mixing: Mixing, new: int, past: int) -> bool:

@@ -18,7 +18,17 @@ from meshwright.layers.pieces import Context
 from meshwright.lower.layer import Entry
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.mixers import SharedTransformer
-from meshwright.work import AttentionCore, Collective, Convolution, Elementwise, Scan, VarlenAttention, Work, pairs
+from meshwright.work import (
+    AttentionCore,
+    Collective,
+    Convolution,
+    Elementwise,
+    Gemm,
+    Scan,
+    VarlenAttention,
+    Work,
+    pairs,
+)
 
 #: Work on a request's tokens together, which tokens one by one do not have.
 MIXED = (AttentionCore, VarlenAttention, Scan, Convolution)
@@ -88,15 +98,34 @@ def core(c: Context, spec: Attention, batch: int, new: int, past: int, *, low: b
     )
 
 
-def entries(c: Context, mixing: Mixing, batch: int, new: int, past: int, *, low: bool) -> list[Entry]:
-    """Return the tasks by which the ranks of `c` mix the tokens of `batch` requests."""
+def entries(
+    c: Context, mixing: Mixing, batch: int, new: int, past: int, *, low: bool, unfused: bool = False
+) -> list[Entry]:
+    """Return the tasks by which the ranks of `c` mix the tokens of `batch` requests; `unfused` attention stores its
+    scores."""
     if mixing.spec is None:
         rows = {"batch": batch, "seq_len": new}
         return _chain([("scan", "compute", msgspec.structs.replace(work, **rows)) for work in mixing.kernels])
     whole = core(c, mixing.spec, batch, new, past, low=low)
+    if unfused:
+        return _unfused(c, whole)
     if c.plan.layout.cp == 1:
         return _chain([("attention", "compute", whole)])
     return _decoded(c, whole) if new == 1 else _prompted(c, mixing.spec, whole)
+
+
+def _unfused(c: Context, whole: AttentionCore) -> list[Entry]:
+    """Scores, their softmax and the weighted sum as kernels of their own, which store every score: keys that a mask
+    hides are computed too. The softmax adds the mask, finds the maximum and divides by the sum."""
+    rows = {"batch": int(whole.batch * whole.heads), "dtype": whole.dtype, "out_bytes": c.element}
+    scores = float(rows["batch"]) * whole.q_len * whole.kv_len
+    return _chain(
+        [
+            ("scores", "compute", Gemm(m=whole.q_len, n=whole.kv_len, k=whole.head_dim, **rows)),
+            ("softmax", "compute", Elementwise(num_bytes=4 * scores * c.element, kernels=3, fused=True)),
+            ("weighted sum", "compute", Gemm(m=whole.q_len, n=whole.v_head_dim, k=whole.kv_len, **rows)),
+        ]
+    )
 
 
 def _decoded(c: Context, whole: AttentionCore) -> list[Entry]:

@@ -258,7 +258,9 @@ def _predicted(question: StepQuestion | ServeQuestion, sizes: str) -> Prediction
     words: dict[str, Callable[[str], Any]] = {"model": own, "on": load_cluster, "plan": parse_plan}
     words |= {"serve": parse_serve} if isinstance(question, ServeQuestion) else {"train": parse_train}
     parts = [read(what, how) for what, how in words.items()]
-    if isinstance(question, ServeQuestion) and not wrong:
+    if isinstance(question, ServeQuestion):
+        if wrong:
+            raise MeshwrightError(wrong)
         model, where, plan, serve = parts
         return predict_serving(model, where, serve, plan, detail=False)
     costs = read("framework", lambda name: standard(load_framework(name)))

@@ -215,7 +215,7 @@ def forward_prices(forward: Forward, device: Device, costs: Costs) -> ForwardPri
     `costs`."""
     known = costs.remembered
     where = msgspec.msgpack.encode((forward.mesh.cluster, device))
-    key = forward.model, forward.plan, forward.kv, forward.shared, where
+    key = forward.model, forward.plan, forward.unfused, forward.kv, forward.shared, where
     found = known.pop(key, None) or ForwardPrices(forward, device, costs)
     known[key] = found  # the last one asked for is forgotten last
     if len(known) > MOST_REMEMBERED:
@@ -234,7 +234,8 @@ def priced(
     linear = [price.linear(int(n)) for n in node]
     sample_node = token_nodes(max(batch, 2))
     sampled = [price.sampled(int(n)) for n in sample_node]
-    contexts = doubling(16.0, max(float(context), 32.0), 2.0)
+    common = forward.shared if forward.plan.serving.prefix == "once" else 0  # nobody decodes behind less
+    contexts = common + doubling(16.0, max(float(context - common), 32.0), 2.0)
     requests = _halving(batch)
     decode = np.array([[price.decoding(n, int(c)) for c in contexts] for n in requests])
     prompts, queries = doubling(1.0, min(max(batch, 2.0), 64.0), 1.0), doubling(1.0, float(max(tokens, 2)), 2.0)

@@ -14,6 +14,7 @@ MODULES = (
     "experts",
     "sequence",
     "merging",
+    "iterations",
     "rounds",
     "bandwidth",
     "codecs",
