@@ -345,3 +345,26 @@ def test_sglang_itself_reads_the_file(tmp_path):
     file.write_text(ask("sglang", *CASES["sglang"]).text)
     read = prepare_server_args(["--model-path", "a-model", "--config", str(file)])
     assert (read.tp_size, read.max_running_requests) == (2, 64)
+
+
+APART = "prefill=[tp2 dp2 on=0:4] + decode=[dp4 on=4:8] prefill->decode:kv"
+
+
+def test_pools_apart_are_components_of_their_role_with_their_own_layout():
+    manifest = yaml.safe_load(ask("dynamo", "llama3-8b", "8xh100", APART, "routing=least-loaded").text)
+    front, prefill, decode = manifest["spec"]["components"]
+    assert front["podTemplate"]["spec"]["containers"][0]["env"][0]["value"] == "least-loaded"
+    for one, kind, replicas, tp in ((prefill, "prefill", 2, 2), (decode, "decode", 4, 1)):
+        assert (one["name"], one["type"], one["replicas"]) == (kind, kind, replicas)
+        (container,) = one["podTemplate"]["spec"]["containers"]
+        assert {f"--tensor-parallel-size={tp}", f"--disaggregation-mode={kind}"} <= set(container["args"])
+        assert container["resources"]["limits"] == {"nvidia.com/gpu": str(tp)}
+        assert any(flag.startswith("--kv-transfer-config={") for flag in container["args"])
+
+
+def test_pools_apart_are_refused_by_who_has_no_form_for_them():
+    with pytest.raises(Infeasible) as refused:
+        ask("sglang", "llama3-8b", "8xh100", APART, "")
+    assert "cannot express 2 pools" in str(refused.value) and "dynamo" in refused.value.diagnostics[0].help
+    with pytest.raises(Infeasible, match="cannot express block=24"):
+        ask("dynamo", "llama3-8b", "8xh100", APART, "block=24")

@@ -96,6 +96,18 @@ def test_tenants_have_their_own_rows():
     assert f"{prediction.fairness.jain_index:.3f}" in page
 
 
+def test_pools_apart_have_a_table_and_what_went_between_them():
+    plan = "prefill=[tp1 on=0:1] + decode=[tp1 on=1:2] prefill->decode:kv"
+    prediction, curve = made("rate=8,prompt=256,output=32,requests=60", plan=plan)
+    page = " ".join(" ".join(Page(serving_html.render(prediction, curve)).text).split())
+    assert len(curve) > 2 and len(prediction.pools) == 2
+    for pool in prediction.pools:
+        assert f"{pool.name} {pool.role} {pool.replicas} x {pool.devices}" in page
+    assert f"{prediction.transfers.requests:,} caches of" in page
+    for stage, value in prediction.transfers.stages_s.items():
+        assert f"{stage} {seconds(value)}" in page
+
+
 def test_names_from_files_are_escaped(answered):
     import msgspec
 

@@ -15,6 +15,11 @@ from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.workload import Train
 
 
+def printable(line: str) -> str:
+    """Return a line without what would end a comment."""
+    return "".join(c if c.isprintable() and c not in '"\\' else "_" for c in line)
+
+
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     """The four nouns of a serving question, ``plan.layout.dp`` filled in, and what was predicted of it: the tightest
     rank's ``memory``, the cache ``blocks`` of a replica (0: there is no room), the ``longest`` prompt in tokens and the
@@ -111,11 +116,18 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def name(self) -> str:
         """The question in a line, for headers: no name in it ends a comment."""
-        line = f"{self.model.name} on {self.cluster.name}, {self.serve.text()}, plan {self.plan.text()}"
-        return "".join(c if c.isprintable() and c not in '"\\' else "_" for c in line)
+        return printable(f"{self.model.name} on {self.cluster.name}, {self.serve.text()}, plan {self.plan.text()}")
 
     @property
     def label(self) -> str:
         """The model's name as Kubernetes takes one: small letters, digits and hyphens, at most 40."""
         plain = "".join(c if c.isascii() and c.isalnum() else "-" for c in self.model.name.lower())
         return "-".join(filter(None, plain.split("-")))[:40].strip("-") or "model"
+
+
+class ServedPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A pool of a plan whose pools serve requests in turn: its name, its role and its replicas as a deployment."""
+
+    name: str
+    role: str
+    deployment: Deployment

@@ -14,7 +14,19 @@ from meshwright.causes import BY_NAME
 from meshwright.quantity import big, seconds
 from meshwright.report import charts, document, palette, serving_plot
 from meshwright.report.palette import cause_colour
-from meshwright.report.serving_text import GROUP_HEADS, LATENCIES, causes, fairness, group_rows, served, used, verdict
+from meshwright.report.serving_text import (
+    GROUP_HEADS,
+    LATENCIES,
+    POOL_HEADS,
+    causes,
+    fairness,
+    group_rows,
+    handed,
+    pool_rows,
+    served,
+    used,
+    verdict,
+)
 
 STYLES = ("base.css", "charts.css", "serving.css")
 
@@ -57,6 +69,10 @@ def render(prediction: ServingPrediction, curve: tuple[RatePoint, ...] = (), que
         groups=group_rows(p),
         group_heads=GROUP_HEADS,
         fairness=fairness(p),
+        pools=pool_rows(p) if p.transfers is not None else [],
+        pool_heads=POOL_HEADS,
+        handed=handed(p),
+        stages=[(name, seconds(value)) for name, value in p.transfers.stages_s.items()] if p.transfers else [],
         causes=_causes(p),
         used=used(p),
         memory=charts.memory(p),

@@ -132,8 +132,8 @@ def over_time(prediction: ServingPrediction) -> list[Drawing]:
         for counter in found:
             if counter.name not in names:
                 continue
-            name = f"replica {counter.rank}" if several else counter.name
-            name = f"{name}, waiting" if several and counter.name == "waiting" else name
+            name = prediction.timeline.ranks[counter.rank].name if several else counter.name
+            name = "" if several and counter.name == "waiting" else name  # dashed, as the title says
             place = counter.rank if several else names.index(counter.name)
             points = thinned(counter.time_s, counter.value)
             waiting = counter.name == "waiting"
@@ -147,7 +147,8 @@ def over_time(prediction: ServingPrediction) -> list[Drawing]:
             else []
         )
         y = spanned([*high, *(v for v, _ in across), 1.0], "", big)
-        drawn.append(line_plot(f"{title} of the replicas over time", title, x, y, lines, across=across))
+        shown = f"{title} (dashed: waiting)" if several and not cache else title
+        drawn.append(line_plot(f"{title} of the replicas over time", shown, x, y, lines, across=across))
     return drawn
 
 

@@ -12,6 +12,8 @@ from meshwright.report.bars import bar
 from meshwright.report.facts import usd
 from meshwright.report.page import Page
 
+#: The values of a pool.
+POOL_HEADS = ("role", "replicas", "busy", "cache blocks", "largest batch", "preemptions")
 #: The values of a group of requests.
 GROUP_HEADS = ("requests", "TTFT p50", "p99", "TPOT p50", "p99", "E2E p50", "kept")
 #: Groups of requests that are listed.
@@ -68,21 +70,41 @@ def _pools(prediction: ServingPrediction, page: Page) -> None:
     if found is None:
         return
     page.title("Pools")
-    head = ("", "role", "replicas", "busy", "cache blocks", "largest batch", "preemptions")
-    rows = [tuple(Text(cell, "dim", justify="left" if cell in ("", "role") else "right") for cell in head)]
-    for pool in prediction.pools:
-        blocks = f"{pool.peak_kv_blocks:,} of {pool.kv_blocks:,}"
-        cells = (f"{pool.replicas} x {pool.devices}", f"{pool.busy:.1%}", blocks)
-        cells += (f"{pool.peak_batch:,}", f"{pool.preemptions:,}")
-        rows.append((Text(pool.name), Text(pool.role), *(Text(cell, justify="right") for cell in cells)))
+    rows = [tuple(Text(cell, "dim", justify="left" if cell in ("", "role") else "right") for cell in ("", *POOL_HEADS))]
+    for name, role, *cells in pool_rows(prediction):
+        rows.append((Text(name), Text(role), *(Text(cell, justify="right") for cell in cells)))
     page.rows(rows)
+    page.quiet(handed(prediction))
+    page.title("A request's life, on average")
+    page.rows([(Text(name), Text(seconds(value), justify="right")) for name, value in found.stages_s.items()])
+
+
+def pool_rows(prediction: ServingPrediction) -> list[tuple[str, ...]]:
+    """The name of each pool, and its values under :data:`POOL_HEADS`."""
+    return [
+        (
+            pool.name,
+            pool.role,
+            f"{pool.replicas} x {pool.devices}",
+            f"{pool.busy:.1%}",
+            f"{pool.peak_kv_blocks:,} of {pool.kv_blocks:,}",
+            f"{pool.peak_batch:,}",
+            f"{pool.preemptions:,}",
+        )
+        for pool in prediction.pools
+    ]
+
+
+def handed(prediction: ServingPrediction) -> str:
+    """How many caches went from pool to pool, and how fast, in words; "" where none did."""
+    found = prediction.transfers
+    if found is None:
+        return ""
     moved = found.moved_s
-    page.quiet(
+    return (
         f"{found.requests:,} caches of {gibibytes(found.mean_bytes)} on average were sent, in {seconds(moved.mean)} "
         f"(p99 {seconds(moved.p99)})"
     )
-    page.title("A request's life, on average")
-    page.rows([(Text(name), Text(seconds(value), justify="right")) for name, value in found.stages_s.items()])
 
 
 def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
