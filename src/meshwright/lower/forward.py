@@ -23,10 +23,10 @@ from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, m
 from meshwright.plan import Memory, Plan
 from meshwright.spec.architecture import EMBEDDING, HEAD
 from meshwright.spec.ends import Embedding, Head
+from meshwright.spec.engine_words import KV_BYTES
 from meshwright.spec.items import Item
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
-from meshwright.spec.serve import KV_BYTES
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 from meshwright.work import Collective, Group
 

@@ -23,8 +23,9 @@ from meshwright.plan.facet import Field, Form, count, names
 from meshwright.plan.facets import fields
 from meshwright.search.space import DEVICES, Space
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.engine_words import KV_BYTES, EngineWords
 from meshwright.spec.model import Model
-from meshwright.spec.serve import KV_BYTES, EngineWords, Serve
+from meshwright.spec.serve import Serve
 from meshwright.spec.workload import Train
 
 #: The number of replicas, worked out from the devices.
