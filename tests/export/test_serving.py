@@ -307,6 +307,16 @@ def test_the_command_writes_a_configuration_with_its_balancer_and_launch_script(
     assert "max-model-len" in capsys.readouterr().err
 
 
+def test_a_plan_file_of_a_serving_search_is_exported_and_options_go_over_it(tmp_path, capsys):
+    file = tmp_path / "plan.toml"
+    said = f'format_version = 1\nmodel = "llama3-8b"\non = "8xh100"\nserve = "{REQUESTS},budget=4096"\n'
+    file.write_text(f"{said}\n[layout]\ndp = 2\n")
+    assert main(["export", str(file), "--to", "vllm"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["max-num-batched-tokens"] == 4096
+    assert main(["export", str(file), "--plan", "tp2 dp3", "--to", "dynamo"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["spec"]["components"][1]["replicas"] == 3
+
+
 def test_a_target_that_serves_and_one_that_trains_are_told_apart(capsys):
     question = ["export", "llama3-8b", "--on", "8xh100", "--plan", "tp8"]
     assert main([*question, "--serve", REQUESTS, "--to", "megatron", "--json"]) == 2
