@@ -149,14 +149,15 @@ def test_a_part_of_the_requests_keeps_all_that_is_said_of_them():
         adapter=column + 50,
         program=column + 60,
         slo=column + 70,
-        line=column + 80,
+        needed=column + 80,
+        line=column + 90,
         hashes=np.array([1, 2, 3, 1, 9, 8, 7]),
         hash_ptr=np.array([0, 2, 3, 3, 7]),
         hash_block=512,
     )
     part = all_of_them.chosen(np.array([3, 0, 2]))
     said = [getattr(part, name).tolist() for name in COLUMNS if name != "after"]
-    assert said == [[base + i for i in (3, 0, 2)] for base in (0, 10, 20, 30, 40, 50, 60, 70, 80)]
+    assert said == [[base + i for i in (3, 0, 2)] for base in range(0, 100, 10)]
     assert (part.hashes.tolist(), part.hash_ptr.tolist()) == ([1, 9, 8, 7, 1, 2], [0, 4, 6, 6])
     assert part.hash_block == 512 and not len(part.after)
     assert all_of_them.first(2).hashes.tolist() == [1, 2, 3] and all_of_them.first(9) is all_of_them

@@ -59,6 +59,20 @@ def summary(values: np.ndarray) -> Summary:
     return Summary(mean=float(values.mean()), p50=p50, p90=p90, p99=p99)
 
 
+def query_summary(shares: list[Requests], served: list[ServedRequests]) -> Summary | None:
+    """Return the times from when a query of several samples comes to the last of its answers; None where there is
+    none. Turns of a conversation are no query: they come one after the other."""
+    if not all(len(share.program) and not len(share.after) for share in shares):
+        return None
+    program = np.concatenate([share.program for share in shares])
+    came, ended = (np.concatenate([getattr(one, name) for one in served]) for name in ("arrival_s", "end_s"))
+    queries, of = np.unique(program[program >= 0], return_inverse=True)
+    first, last = np.full(len(queries), np.inf), np.zeros(len(queries))
+    np.minimum.at(first, of, came[program >= 0])
+    np.maximum.at(last, of, ended[program >= 0])
+    return summary(last - first) if len(queries) else None
+
+
 def _gap_summary(gaps: np.ndarray) -> Summary:
     """Return the mean and the percentiles of a histogram of gaps; a bin's gap is the middle of its edges."""
     total = int(gaps.sum())

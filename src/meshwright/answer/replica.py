@@ -271,7 +271,7 @@ def served_by(
 ) -> tuple[list[Requests], list[ServedRequests]]:
     """Return the requests of every replica that has any, and what became of them."""
     router = serving.get("routing", serve.engine.routing)
-    if replicas > 1 and (router.looks or len(requests.after)):
+    if len(requests.needed) or (replicas > 1 and (router.looks or len(requests.after))):
         return simulate_routed(replica, replicas, requests, router)
     shares = dealt(serve, requests, replicas)
     return shares, [simulate(replica, share) for share in shares]

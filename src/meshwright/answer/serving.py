@@ -8,7 +8,7 @@ from collections.abc import Hashable
 import msgspec
 
 from meshwright.answer.fairness import fairness, group_metrics
-from meshwright.answer.latency import objectives_kept, serving_metrics, with_intervals
+from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
 from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.answer.serving_check import oversized, refused, unshared
@@ -96,9 +96,11 @@ def predict_serving(
         peak_batch=max(one.peak_batch for one in served),
         preemptions=sum(one.evictions for one in served),
         iterations=sum(one.iterations for one in served),
-        hit_rate=sum(int(one.cached.sum()) for one in served) / max(int(requests.prompt.sum()), 1),
+        hit_rate=sum(int(one.cached.sum()) for one in served) / max(sum(int(one.prompt.sum()) for one in shares), 1),
         swaps=sum(one.swaps for one in served),
         attribution=attribution(replica.costs, served),
+        query_s=query_summary(shares, served),
+        withdrawn=len(requests) - sum(map(len, shares)),
         groups=group_metrics(serve, shares, served) if detail else (),
         fairness=fairness(shares, served) if detail else None,
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,

@@ -125,11 +125,12 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
     metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all, of which ``swaps`` went to the host's memory.
     ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
-    replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``groups`` are the
-    metrics of tenants, priorities and classes of objectives where there are several. ``timeline`` has the state of
-    every replica over time, a record of every request and the gaps between tokens. ``pools`` are
-    those of a plan of several, ``kv_blocks`` then those of the one with the fewest, and ``transfers`` what went between
-    them.
+    replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``query_s`` is the time from a query
+    of several requests to the last of its answers, ``withdrawn`` the requests that became needless before they were
+    answered, which no other metric counts. ``groups`` are the metrics of tenants, priorities and classes of objectives
+    where there are several. ``timeline`` has the state of every replica over time, a record of every request and the
+    gaps between tokens. ``pools`` are those of a plan of several, ``kv_blocks`` then those of the one with the fewest,
+    and ``transfers`` what went between them.
     """
 
     model: Model
@@ -150,6 +151,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     attribution: dict[str, float]
     usage: Usage | None = None
     groups: tuple[GroupMetrics, ...] = ()
+    query_s: Summary | None = None
+    withdrawn: int = 0
     fairness: Fairness | None = None
     memory: tuple[RankMemory, ...]
     assumptions: tuple[Assumption, ...]
@@ -186,6 +189,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
             "iterations": self.iterations,
             "hit_rate": self.hit_rate,
             "swaps": self.swaps,
+            "query_s": msgspec.to_builtins(self.query_s),
+            "withdrawn": self.withdrawn,
             "groups": msgspec.to_builtins(self.groups),
             "fairness": msgspec.to_builtins(self.fairness),
             **self._used(),

@@ -41,6 +41,9 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     found += _of_drafts(words, [pool.plan for pool in plan.pools]) if words.draft else []
     found += _of_adapters(serve, model)
     found += _of_auto_budget(serve)
+    if plan.several and (serve.certain or any(client.certain for client in serve.clients)):
+        help = "drop certain=, or serve prompts and answers by the same replicas"
+        found.append(_bad("queries that end early are not served by several pools", "--serve certain=", help))
     if words.kv_budget:
         found += _of_budget(words, cluster)
     found += _tried(lambda: engine_profile(serve.engine.profile))

@@ -132,19 +132,22 @@ def _latencies(prediction: ServingPrediction, page: Page) -> None:
     head = ("", "mean", "80% interval", "p50", "p90", "p99")
     rows = [tuple(Text(cell, "dim", justify="right" if cell else "left") for cell in head)]
     rows += [_row(words, getattr(metrics, name)) for name, words in LATENCIES.items()]
+    if prediction.query_s is not None:
+        rows.append(_row("a query, to its last answer", prediction.query_s))
     page.rows(rows)
     page.quiet(
         f"batches of up to {prediction.peak_batch}, {prediction.iterations:,} iterations, "
         f"{prediction.peak_kv_blocks:,} of {prediction.kv_blocks:,} cache blocks, "
         f"{prediction.preemptions:,} preemptions"
         + (f", {prediction.swaps:,} of them to the host's memory" if prediction.swaps else "")
+        + (f", {prediction.withdrawn:,} requests withdrawn" if prediction.withdrawn else "")
         + (f", {prediction.hit_rate:.1%} of the prompts' tokens found in the cache" if prediction.hit_rate else "")
     )
 
 
 def _row(words: str, summary: Summary) -> tuple[Text, ...]:
-    low, high = summary.mean_interval or (summary.mean, summary.mean)
-    values = (seconds(summary.mean), f"{seconds(low)} to {seconds(high)}")
+    between = " to ".join(map(seconds, summary.mean_interval)) if summary.mean_interval else ""
+    values = (seconds(summary.mean), between)
     values += tuple(seconds(v) for v in (summary.p50, summary.p90, summary.p99))
     return Text(words), *(Text(value, justify="right") for value in values)
 

@@ -33,7 +33,7 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
         MeshwrightError: W012 for requests that the cache can never hold.
     """
     refuse_oversized(replica, requests)
-    if not replica.compiled or len(requests.after):
+    if not replica.compiled or len(requests.after) or len(requests.needed):
         return plainly(replica, requests)
     count, limits, host, costs = len(requests), replica.limits, replica.host, replica.costs
     ints = {name: np.zeros(count, np.int64) for name in ("queue", "computed", "generated", "held", "evicted")}
@@ -123,7 +123,8 @@ def simulate(replica: Replica, requests: Requests) -> ServedRequests:
 def simulate_routed(
     replica: Replica, replicas: int, requests: Requests, router: Router
 ) -> tuple[list[Requests], list[ServedRequests]]:
-    """Return the requests of every replica that served any behind a router that looks, and what became of them.
+    """Return the requests of every replica that served any behind a router that looks, and what became of them, without
+    those that nobody needed any more.
 
     Raises:
         MeshwrightError: W012 for requests that the cache can never hold.

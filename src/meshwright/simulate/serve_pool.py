@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright.serving.batching import Arrived, EngineState, Withdrawn
+from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered
 from meshwright.serving.routing import Router, opened
@@ -98,6 +99,7 @@ class ReplicaPool:
         self.requests, self.router = requests, router and opened(router)
         self.said = said_of(requests, chunks=chunks)
         self.where = np.full(len(requests), -1)
+        self.certain = Certaindex(requests.program, requests.needed) if len(requests.needed) else None
         self.order = count()
         self.following = min(requests.concurrency or len(requests), len(requests))
         self.next: dict[int, list[int]] = {}
@@ -132,6 +134,8 @@ class ReplicaPool:
 
     def arrive(self, numbers: Sequence[int], now: float) -> None:
         """Send requests that come at the same time to replicas, which start to compute if they were idle."""
+        if self.certain is not None:
+            numbers = [number for number in numbers if number not in self.certain.gone]
         doors = range(len(self.clocks)) if self.apart is None else self.apart.doors
         alone = self.router is None or len(doors) == 1
         for some in [numbers] if alone else [[number] for number in numbers]:
@@ -174,6 +178,8 @@ class ReplicaPool:
         """End a run of iterations: those come who waited for what it answered, then the next one is planned."""
         clock = self.clocks[which]
         finished = clock.compute()
+        if self.certain is not None:
+            finished = self._settled(which, finished, now)
         answered = finished if self.apart is None else self.apart.answered(which, finished)
         follow = list(range(self.following, min(self.following + len(answered), len(self.requests))))
         self.following += len(follow)
@@ -192,6 +198,20 @@ class ReplicaPool:
         self.start(which)
         if self.apart is not None:
             self.apart.finished(which, finished, now)
+
+    def _settled(self, here: int, finished: Sequence[int], now: float) -> list[int]:
+        """Withdraw what the answers make needless, wherever it is; returns those that were answered in time, and those
+        withdrawn: for others who wait for them both are over."""
+        assert self.certain is not None
+        finished = [number for number in finished if number not in self.certain.gone]
+        gone = self.certain.settles(finished)
+        for which, clock in enumerate(self.clocks):
+            mine = Withdrawn(tuple(number for number in gone if self.where[number] == which))
+            if mine.numbers and which == here:
+                clock.tell(mine)  # its iteration is over, of which it is told when this is said
+            elif mine.numbers:
+                self.tell(which, mine, now)
+        return [*finished, *gone]
 
     def start(self, which: int) -> None:
         """Let a replica compute, if it has anything to."""
@@ -222,9 +242,11 @@ def served_logged(replica: Replica, requests: Requests) -> tuple[ServedRequests,
 def pooled(
     replica: Replica, replicas: int, requests: Requests, router: Router
 ) -> tuple[list[Requests], list[ServedRequests]]:
-    """Return the requests of every replica that served any, and what became of them."""
+    """Return the requests of every replica that served any, and what became of them, without those withdrawn."""
     pool = ReplicaPool([Clock(replica, requests) for _ in range(replicas)], requests, router)
     pool.run()
+    if pool.certain is not None:
+        pool.where[list(pool.certain.gone)] = -1
     mine = [np.flatnonzero(pool.where == one) for one in range(replicas)]
     shares = [requests.chosen(which) for which in mine if len(which)]
     return shares, [clock.served().chosen(which) for clock, which in zip(pool.clocks, mine) if len(which)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshwright.spec.serve import Serve
 
 #: Numbers of the generators that columns are drawn from, behind the workload's seeds.
-TENANT, PRIORITY, ADAPTER, PREFIX, CHUNKS = 1, 2, 3, 4, 5
+TENANT, PRIORITY, ADAPTER, PREFIX, CHUNKS, CERTAIN = 1, 2, 3, 4, 5, 6
 
 
 def with_belongings(serve: Serve, requests: Requests, seeds: tuple[int, ...]) -> Requests:
@@ -40,6 +40,10 @@ def with_belongings(serve: Serve, requests: Requests, seeds: tuple[int, ...]) ->
         said["priority"] = np.array(serve.priority.names, np.int64)[drawn(serve.priority, PRIORITY)]
     if serve.adapters and not len(requests.adapter):
         said["adapter"] = drawn(serve.adapters, ADAPTER)
+    if serve.certain and len(requests.program):
+        rng, asked = np.random.default_rng((*seeds, CERTAIN)), np.bincount(units)
+        share = rng.uniform(serve.certain.low, serve.certain.high, len(asked))
+        said["needed"] = np.maximum(np.ceil(share * asked - 1e-9), 1).astype(np.int64)[units]
     requests = msgspec.structs.replace(requests, **said)
     if serve.classes:
         priority = requests.priority if len(requests.priority) else np.zeros(len(requests), np.int64)

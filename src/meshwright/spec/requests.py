@@ -26,7 +26,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     (-1: none), ``program`` the query or session that it is a part of (-1: none). ``after`` is the earlier request whose
     end starts this one's clock: ``arrival_s`` is then the time from there (-1: it arrives at ``arrival_s``). Requests
     with such a one stand where they would if nothing took any time, and there is no ``concurrency`` beside it. ``slo``
-    counts the class of objectives that a request is held to.
+    counts the class of objectives that a request is held to. ``needed`` are the answers of a request's program after
+    which nobody wants the others (0: all are wanted).
 
     ``hashes[hash_ptr[i]:hash_ptr[i + 1]]`` name the blocks of ``hash_block`` tokens of request i's prompt, equal names
     for equal prefixes, where they are known; the last of them may stand for fewer tokens. Of ``chunked`` requests they
@@ -44,6 +45,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
     program: np.ndarray = msgspec.field(default_factory=nobody)
     after: np.ndarray = msgspec.field(default_factory=nobody)
     slo: np.ndarray = msgspec.field(default_factory=nobody)
+    needed: np.ndarray = msgspec.field(default_factory=nobody)
     hashes: np.ndarray = msgspec.field(default_factory=nobody)
     hash_ptr: np.ndarray = msgspec.field(default_factory=lambda: np.zeros(1, np.int64))
     hash_block: int = 16
@@ -86,7 +88,19 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Names of the columns [n].
-COLUMNS = ("arrival_s", "prompt", "output", "tenant", "priority", "adapter", "program", "after", "slo", "line")
+COLUMNS = (
+    "arrival_s",
+    "prompt",
+    "output",
+    "tenant",
+    "priority",
+    "adapter",
+    "program",
+    "after",
+    "slo",
+    "needed",
+    "line",
+)
 
 
 def _waiting(requests: Requests, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

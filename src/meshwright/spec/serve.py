@@ -30,12 +30,14 @@ from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
 from meshwright.spec.serve_rules import contradictions
 from meshwright.spec.serve_values import (
     AUTO_BUDGET,
+    Certain,
     Chunks,
     Objective,
     Pause,
     Population,
     SharedPrefix,
     Turns,
+    certain,
     chunks,
     count,
     duration_s,
@@ -83,7 +85,8 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     which are read whole where the catalog has a part of them.
 
     Requests of conversations wait for the answer before them and for ``think``; ``rate`` counts all of them, and
-    ``prompt`` the tokens that a turn adds. ``samples`` requests ask the same at once. ``hash_block`` is how many tokens
+    ``prompt`` the tokens that a turn adds. ``samples`` requests ask the same at once, a share of which makes
+    the answer ``certain``. ``hash_block`` is how many tokens
     a block hash names (0: a block of the engine's cache; 512 in a trace). ``classes`` are objectives of priorities.
 
     ``longest`` leaves out requests of more tokens, prompt and answer together (0: none), as benchmarks do for models of
@@ -115,6 +118,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     chunks: Chunks | None = None
     hash_block: int = 0
     samples: int = 1
+    certain: Certain | None = None
     tenants: Population | None = None
     priority: Population | None = None
     adapters: Population | None = None
@@ -348,6 +352,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "prefix": ("prefix", prefix, "a number of tokens, of several groups if need be: 1024:groups=8:zipf=1"),
     "hash_block": ("hash_block", count(10**6), "a positive number of tokens of a block that is shared"),
     "samples": ("samples", count(10**4), "a positive number of answers to each query, up to 10,000"),
+    "certain": ("certain", certain, "a share of a query's answers up to 1, or two for one between them: 0.2..0.8"),
     "tenants": ("tenants", lambda t: p if (p := population(t)) and p.share == 1 else None, _WHO),
     "priority": ("priority", priorities, "a whole number, or several with weights: 1:0.2+0:0.8"),
     "adapters": ("adapters", population, _WHO),

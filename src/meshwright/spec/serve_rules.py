@@ -48,13 +48,14 @@ NEEDED: dict[str, tuple[tuple[str, ...], str, str]] = {
     "adapter_slots": (("lora",), "of adapters in slots", "drop it, or say lora=slots"),
     "adapter_pool": (("adapters", "trace"), "of adapters", "drop it, or say adapters="),
     "chunk_cache": (("host",), "of texts in the host's memory", "say host=, such as host=100GiB"),
+    "certain": (("samples",), "of queries of several answers", "drop it, or say samples="),
     "hash_block": (("prefix", "turns", "samples", "trace"), "of prompts that are shared", "drop it, or say prefix="),
 }
 #: Words of the requests of one client: of a file of several they stand in its table.
 OF_A_CLIENT = (
     *SOURCES,
     *("cv", "burst", "ramp", "data", "scale", "begin", "prompt", "output", "lengths", "longest", "turns", "think"),
-    *("prefix", "samples", "tenants", "priority", "adapters", "adapter_rank"),
+    *("prefix", "samples", "certain", "tenants", "priority", "adapters", "adapter_rank"),
 )
 
 

@@ -88,6 +88,18 @@ class Pause(msgspec.Struct, frozen=True):
         return f"{self.mean_s:.12g}s" + (f":cv={self.cv:.12g}" if self.cv != 1.0 else "")
 
 
+class Certain(msgspec.Struct, frozen=True):
+    """The share of a query's answers after which it is settled: ``0.5``, or ``0.2..0.8``, for each query one between
+    them at random."""
+
+    low: float
+    high: float
+
+    def text(self) -> str:
+        """Return the form that :func:`certain` reads back."""
+        return f"{self.low:.12g}" + (f"..{self.high:.12g}" if self.high != self.low else "")
+
+
 class SharedPrefix(msgspec.Struct, frozen=True):
     """The first ``tokens`` of a prompt, equal among the requests (or conversations) of one of ``groups``:
     ``1024:groups=8:zipf=1``."""
@@ -197,6 +209,13 @@ def counted_name(text: str) -> str | None:
     if policy_name(name) is None or (colon and positive(number, 1e12) is None):
         return None
     return f"{policy_name(name)}:{positive(number, 1e12):.12g}" if colon else policy_name(name)
+
+
+def certain(text: str) -> Certain | None:
+    """Read ``0.5`` or ``0.2..0.8``."""
+    first, dots, last = text.partition("..")
+    low, high = positive(first.strip(), 1.0), positive(last.strip(), 1.0) if dots else positive(first.strip(), 1.0)
+    return Certain(low, high) if low is not None and high is not None and low <= high else None
 
 
 def yes_no(text: str) -> bool | None:
