@@ -85,6 +85,7 @@ def test_a_gpu_s_tables_are_of_the_device_alone():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler imports what torch deprecates
 def test_iterations_of_serving_are_timed_in_parts():
     """A graph is no slower than its parts, nor than the same kernels issued one by one."""
     shapes = [forward.IterationShape(4, 1, 511), forward.IterationShape(1, 256, 256)]
