@@ -42,3 +42,13 @@ def test_a_point_has_no_more_requests_than_takes_a_moment():
     # 4,000 requests of 40 a second take 100 seconds, 5,000 would 125
     own = next(p for p in curve if p.asked)
     assert 95 < COMPILED / own.metrics.throughput_req_per_s < 105
+
+
+def test_conversations_come_as_fast_as_their_first_turns_and_the_users_thoughts():
+    _, curve = curve_of("rate=4,turns=3,think=2s,prompt=128,output=16,requests=60")
+    # 60 requests are 20 conversations of three turns: 4 requests a second are a conversation in 3/4 of a second, and
+    # the last of them goes on for two more thoughts
+    own = next(p for p in curve if p.asked)
+    assert 2.0 < own.offered < 5.0
+    assert curve[-1].offered > own.offered
+    assert [p.offered for p in curve] == sorted(p.offered for p in curve)

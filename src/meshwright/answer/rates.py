@@ -40,8 +40,7 @@ def rate_curve(prediction: ServingPrediction, requests: Requests) -> tuple[RateP
     """Return the points of a served question, in order of their rates; none of a static batch or where nothing is
     served. `requests` are the question's."""
     serve = prediction.serve
-    span = float(requests.arrival_s[-1] - requests.arrival_s[0]) if len(requests) else 0.0
-    if prediction.metrics is None or (span <= 0 and not requests.concurrency):
+    if prediction.metrics is None or (_span(requests) <= 0 and not requests.concurrency):
         return ()
     first = requests.first(_most(prediction))
     tables: dict[Hashable, IterationCosts] = {}
@@ -64,7 +63,7 @@ def rate_curve(prediction: ServingPrediction, requests: Requests) -> tuple[RateP
             break
         offered = point.metrics.throughput_req_per_s if loops else len(first) / _span(changed)
         found.append(RatePoint(offered=offered, open=loops, metrics=point.metrics, asked=factor == 1.0))
-        if factor >= 1.0 and _saturated(found):
+        if factor >= 1.0 and _saturated(found, waiting=bool((first.after >= 0).any())):
             break
     return tuple(found)
 
@@ -84,19 +83,22 @@ def _most(prediction: ServingPrediction) -> int:
 def _at(requests: Requests, factor: float) -> tuple[Requests, int]:
     """The requests at so many times their rate, and how many are open at a time."""
     if not requests.concurrency:
-        return msgspec.structs.replace(requests, arrival_s=requests.arrival_s / factor), 0
+        return requests.faster(factor), 0
     loops = max(1, round(requests.concurrency * factor))
     return msgspec.structs.replace(requests, concurrency=loops, arrival_s=0.0 * requests.arrival_s), loops
 
 
 def _span(requests: Requests) -> float:
-    return float(requests.arrival_s[-1] - requests.arrival_s[0])
+    """Seconds in which requests come; those that wait for an earlier one as if that took no time."""
+    at = requests.earliest_s()
+    return float(at.max() - at.min()) if len(at) else 0.0
 
 
-def _saturated(found: list[RatePoint]) -> bool:
-    """Whether more would not be answered: of what arrives too little is, or more open requests bring no more."""
+def _saturated(found: list[RatePoint], waiting: bool) -> bool:
+    """Whether more would not be answered: of what arrives too little is. Where requests wait for others (`waiting`, or
+    a closed loop) they never come faster than answers: then more bring no more, or few keep the bounds."""
     last = found[-1]
-    if last.open:
-        few = len(found) > 1 and last.offered < 1.05 * found[-2].offered
-        return few or last.metrics.attainment < 0.5
+    if last.open or waiting:
+        before = found[-2].metrics.throughput_req_per_s if len(found) > 1 else 0.0
+        return last.metrics.throughput_req_per_s < 1.05 * before or last.metrics.attainment < 0.5
     return last.metrics.throughput_req_per_s < FOLLOWS * last.offered

@@ -63,7 +63,13 @@ def unknown(d: Deployment) -> Iterator[Gap]:
 
 
 def room(d: Deployment) -> Iterator[Gap]:
-    """Yield the gap of weights that leave no cache: no engine starts so."""
+    """Yield the gap of weights that leave no cache, and that of models that generate nothing: no engine starts so."""
+    if not d.model.flows[d.model.head.stream].causal:
+        yield Gap(
+            facet=f"model {d.model.name}",
+            value=d.model.name,
+            reason="every token of it sees all others, and the files are of servers that generate",
+        )
     if not d.blocks:
         yield Gap(
             facet=f"--plan {d.plan.text()}",
