@@ -101,7 +101,8 @@ class AttentionCore(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     def num_bytes(self) -> float:
         q = self.q_len * self.heads * (self.head_dim + self.v_head_dim)
         kv = self.kv_len * self.kv_heads * (self.head_dim + self.v_head_dim)
-        return self.batch * 2.0 * (q + kv) * (2.5 if self.backward else 1.0)
+        stored = 1.0 if DTYPE_BYTES[self.dtype] < 2 else 2.0  # a cache in 8 bits, multiplied as it is
+        return self.batch * (2.0 * q + stored * kv) * (2.5 if self.backward else 1.0)
 
 
 class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -203,3 +203,11 @@ def test_shared_blocks_of_a_hybrid_keep_keys_of_every_place():
     attention = [mixing for mixing in found.mixing if mixing.spec is not None]
     assert sum(mixing.layers for mixing in attention) == 9  # 9 places in 54 layers, 32 heads 160 wide
     assert found.kv_bytes(0) == 9 * 2 * 32 * 160 * 2
+
+
+def test_a_cache_of_eight_bits_is_half_as_large_and_read_as_it_is():
+    usual, low = (forward("tp1", on="1xmi300x", kv=kv) for kv in ("bf16", "int8"))
+    assert low.kv_bytes(0) / usual.kv_bytes(0) == (1 + 4 / 128) / 2  # with a scale in fp32 for each head of a token
+    [mixing] = usual.mixing
+    half, full = (found.cores(mixing, 64, 1, 8191)[0].work for found in (low, usual))
+    assert half.num_bytes / full.num_bytes == pytest.approx(0.5, rel=0.01)

@@ -23,8 +23,8 @@ from meshwright.spec.serve_values import (
 
 #: How those come back whose cache was taken.
 PREEMPTIONS = ("recompute", "swap")
-#: Bytes of a number in the cache of keys and values.
-KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+#: Bytes of a number in the cache of keys and values; of int8 with a scale in fp32 for a head of 128 (2407.00029).
+KV_BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0 + 4 / 128}
 #: Ways to hold LoRA adapters.
 LORA = ("unified", "slots", "merged")
 #: How keys and values go from a pool that computes prompts to one that goes on with them.

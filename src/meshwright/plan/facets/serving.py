@@ -123,7 +123,6 @@ FIELDS = (
         place=295,
         decides=(LAYER,),
         serving=True,
-        served=lambda model, cluster: (1, 2),
     ),
     Field(
         name="padding",
