@@ -103,14 +103,6 @@ def test_everything_wrong_in_a_day_is_said_at_once():
     assert sorted(d.code for d in error.value.diagnostics) == ["W001", "W002", "W002", "W005", "W005"]
 
 
-def test_a_part_of_a_cluster_is_the_cluster_of_that_many():
-    whole = mw.load_cluster("4x8xh100")
-    for count, name in ((8, "8xh100"), (16, "16xh100"), (4, "4xh100")):
-        mine, known = beside.part(whole, count), mw.load_cluster(name)
-        assert mine.num_devices == count
-        assert [level.arity for level in mine.islands[0].levels] == [level.arity for level in known.islands[0].levels]
-
-
 def test_training_has_what_serving_leaves_and_pays_for_every_change(monkeypatch):
     trained = lambda model, cluster, train: beside.TrainedOn(cluster.num_devices, "x", 10.0 * cluster.num_devices)  # noqa: E731
     monkeypatch.setattr(beside, "_trained", trained)

@@ -9,7 +9,7 @@ import msgspec
 from meshwright.cli import options
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.progress import Progress
-from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.cli.question import OPTIONAL, SERVE, WANTED, asked, read_parts, unserved
 from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
@@ -19,6 +19,9 @@ DESCRIPTION = """Put the recipes of papers over a plan: what is gained, what it 
 
 Say MODEL, --on, --train and --plan (or name a question.toml) and --try with one or more ids of meshwright papers,
 which are put over the plan together, or --try all: each alone, ranked by what it gains.
+
+With --serve in place of --train techniques of serving: --try all, or words of the engine and of the plan, such as
+policy=sarathi,prefix_cache=yes.
 
 Exit code 0: the changed plan (of all: one of them) fits; 1: it does not; 2: the question is wrong or the recipe illegal
 on this plan."""
@@ -34,6 +37,8 @@ class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     on: options.text("CLUSTER", "64xh100, a catalog name or a .toml file.") = ""
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
+    serve: options.text("REQUESTS", "rate=8,prompt=1024,output=256 or trace=FILE: meshwright explain serve.") = ""
+    slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
     plan: options.text("PLAN", "Words such as 'tp8 pp4 vpp5 zero1', or a .toml file: meshwright explain plan.") = ""
     recipes: options.text("ID[,ID...]", "Papers whose recipes are put over the plan, or all.", name="try") = ""
     framework: options.text("NAME", "Whose host and memory costs: meshwright catalog frameworks.") = ""
@@ -44,7 +49,13 @@ class WhatifOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the changed plan fits, 1 when it does not."""
     given, wrong = options.read(WhatifOptions, argv, command="whatif", description=DESCRIPTION)
-    question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL)})
+    question = asked({field: getattr(given, field) for field in (*WANTED, *OPTIONAL, *SERVE)})
+    if question.serve:
+        from meshwright.cli.whatif_serving import whatif_served
+
+        wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
+        return whatif_served(question, given, wrong)
+    wrong += unserved(given, ("slo",), "whatif")
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="whatif")
     wrong += options.missing({"recipes": given.recipes}, TRY, command="whatif")
     wrong += unwritable(given.report, "--report")

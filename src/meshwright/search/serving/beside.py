@@ -14,6 +14,7 @@ import msgspec
 from meshwright.errors import MeshwrightError
 from meshwright.search.find import find
 from meshwright.spec.cluster import Cluster
+from meshwright.spec.cluster_part import cut
 from meshwright.spec.model import Model
 from meshwright.spec.serving_day import HOUR_S
 from meshwright.spec.workload import Train
@@ -62,7 +63,7 @@ def trained_beside(
         free = (cluster.num_devices - held) // _node(cluster) * _node(cluster)
         while free > 0:
             if free not in known:
-                known[free] = _trained(model, part(cluster, free), train)
+                known[free] = _trained(model, cut(cluster, 0, free), train)
             if known[free].plan:
                 return known[free]
             free -= _node(cluster)  # nothing fits, or divides the batch: leave a node free
@@ -102,20 +103,3 @@ def _trained(model: Model, cluster: Cluster, train: Train) -> TrainedOn:
         return TrainedOn(cluster.num_devices, "", 0.0)
     best = found.best[0].prediction
     return TrainedOn(cluster.num_devices, best.plan.text(), best.tokens_per_s_per_gpu * cluster.num_devices)
-
-
-def part(cluster: Cluster, devices: int) -> Cluster:
-    """Return the first `devices` of a cluster of one island, which fill units of some level of it."""
-    (island,) = cluster.islands
-    levels, size = [], 1
-    for level in island.levels:
-        arity = min(level.arity, -(-devices // size))
-        levels += [msgspec.structs.replace(level, arity=arity)] if arity > 1 or not levels else []
-        size *= level.arity
-    price = cluster.price_usd_hour
-    return msgspec.structs.replace(
-        cluster,
-        name=f"{devices} of {cluster.name}",
-        islands=(msgspec.structs.replace(island, levels=tuple(levels)),),
-        price_usd_hour=None if price is None else price * devices / cluster.num_devices,
-    )

@@ -1,0 +1,53 @@
+"""Techniques of serving over one plan as text: what each would bring, the best first."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from meshwright.quantity import seconds
+from meshwright.report.page import Page
+from meshwright.search.serving.techniques import ServedAttempt, ServedRanking
+
+HEADS = ("technique", "gain", "rate in time", "tokens/s", "TTFT p90", "TPOT p90", "the model computes")
+
+
+def render(ranking: ServedRanking, console: Console) -> None:
+    """Print the ranking to `console`."""
+    with Page(console) as page:
+        page.print(Text(verdict(ranking), "bold"))
+        page.print(Text(f"ranked by {ranking.measure}", "dim"))
+        tried = [one for one in ranking.attempts if not one.why and ranking.changes(one)]
+        rows = [tuple(Text(head, "dim") for head in HEADS), _row(ranking, ranking.before, "as it is")]
+        page.rows([*rows, *(_row(ranking, one, one.technique.words) for one in tried)])
+        same = [one.technique.words for one in ranking.attempts if not one.why and not ranking.changes(one)]
+        if same:
+            page.title("Nothing changes for these requests")
+            page.print(Text(", ".join(same)), indent=2)
+        refused = [one for one in ranking.attempts if one.why]
+        if refused:
+            page.title("Not on this plan")
+            page.rows([(Text(one.technique.words), Text(one.why, "dim")) for one in refused])
+
+
+def verdict(ranking: ServedRanking) -> str:
+    """Return the technique that gains most, and how much."""
+    if ranking.before.metrics is None:
+        return f"the plan itself does not fit: {ranking.before.why}"
+    if not ranking.helps:
+        return f"none of {len(ranking.attempts)} techniques gains a percent"
+    best = ranking.helps[0]
+    if not ranking.value(ranking.before):
+        return f"{best.technique.words} keeps the objectives, and the plan as it is does at no rate"
+    return f"most by {best.technique.words}: {ranking.gain(best):.3f}x"
+
+
+def _row(ranking: ServedRanking, one: ServedAttempt, name: str) -> tuple[Text, ...]:
+    metrics, gain = one.metrics, ranking.gain(one)
+    cells = [name, f"{gain:.3f}x" if gain else "-", "-" if one.rate is None else f"{one.rate:.3g}/s"]
+    if metrics is None:
+        cells += ["-"] * 3
+    else:
+        cells += [f"{metrics.throughput_tokens_per_s:,.0f}", seconds(metrics.ttft_s.p90), seconds(metrics.tpot_s.p90)]
+    cells.append("the same" if one.technique.exact else "approximately")
+    return tuple(Text(cell) for cell in cells)

@@ -1,0 +1,76 @@
+"""What-ifs of serving: every technique that can be said is tried, and ranked by what it gains."""
+
+import json
+
+import pytest
+
+import meshwright as mw
+from meshwright.answer.serving import predict_serving
+from meshwright.cli import main
+from meshwright.cli.whatif_serving import _exact
+from meshwright.cost.engine import engine_profile
+from meshwright.cost.standard import serving_costs
+from meshwright.errors import MeshwrightError
+from meshwright.search.serving.evaluate import ServingEvaluator
+from meshwright.search.serving.techniques import Technique, put_over, techniques, what_helps
+from meshwright.spec.serve import parse
+
+MODEL, CLUSTER = mw.load_model("llama3-8b"), mw.load_cluster("2xh100")
+SERVE = parse("rate=30,prompt=512,output=32,requests=150,ttft=500ms,tpot=50ms@p90")
+PLAN = mw.parse_plan("dp2").on(2)
+
+
+@pytest.fixture(scope="module")
+def ranking():
+    evaluator = ServingEvaluator(MODEL, CLUSTER, SERVE, SERVE.drawn(), serving_costs(), engine_profile())
+    tried = [Technique(words, True) for words in ("kv=fp8", "policy=static", "dispatch=sent", "prefix_cache=yes")]
+    return what_helps(evaluator, PLAN, tried)
+
+
+def test_an_attempt_is_what_predict_says_of_the_same_words(ranking):
+    static = next(one for one in ranking.attempts if one.technique.words == "policy=static")
+    serve, plan = put_over(SERVE, PLAN, "policy=static")
+    assert static.metrics == predict_serving(MODEL, CLUSTER, serve, plan, detail=False).metrics
+
+
+def test_the_best_is_first_and_what_cannot_be_is_last_with_its_reason(ranking):
+    values = [ranking.value(one) for one in ranking.attempts if not one.why]
+    assert values == sorted(values, reverse=True) and ranking.gain(ranking.attempts[-1]) == 0.0
+    assert ranking.attempts[-1].technique.words == "dispatch=sent" and "there is one" in ranking.attempts[-1].why
+
+
+def test_what_changes_nothing_is_known_to(ranking):
+    # requests without common blocks find nothing in a prefix cache
+    cached = next(one for one in ranking.attempts if one.technique.words == "prefix_cache=yes")
+    assert not ranking.changes(cached) and ranking.gain(cached) == pytest.approx(1.0, rel=0.02)
+
+
+def test_every_registered_policy_and_serving_field_is_a_technique():
+    words = {one.words for one in techniques(MODEL, CLUSTER, SERVE)}
+    assert {"policy=sarathi", "policy=past-future", "routing=least-loaded", "kv=fp8", "weights=int4", "nano2"} <= words
+    assert "policy=vllm-v1" not in words  # it is so already
+    exact = {one.words: one.exact for one in techniques(MODEL, CLUSTER, SERVE)}
+    assert exact["policy=sarathi"] and not exact["kv=fp8"] and not exact["weights=int4"]
+
+
+def test_words_go_over_the_engine_or_the_plan_and_wrong_ones_are_refused():
+    serve, plan = put_over(SERVE, PLAN, "policy=sarathi,weights=int4")
+    assert serve.engine.policy == "sarathi" and serve.rate == 30 and plan.precision.weights == "int4"
+    assert plan.layout.dp == 2
+    with pytest.raises(MeshwrightError) as error:
+        put_over(SERVE, PLAN, "max_batch=0,wieghts=int4")
+    assert len(error.value.diagnostics) == 2
+    assert _exact("policy=sarathi,nano2") and not _exact("weights=int4") and not _exact("fp8")
+
+
+def test_the_command_ranks_and_says_what_is_wrong(capsys):
+    words = ["whatif", "llama3-8b", "--on", "2xh100", "--plan", "dp2"]
+    serve = ["--serve", "rate=30,prompt=512,output=32,requests=100", "--slo", "ttft=500ms,tpot=50ms@p90"]
+    assert main([*words, *serve, "--try", "policy=sarathi,kv=fp8", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["attempts"][0]["gain"] > 0 and not said["attempts"][0]["exact"]
+    assert main([*words, *serve, "--try", "policy=sarathi"]) == 0
+    assert "rate in time" in capsys.readouterr().out
+    assert main([*words, *serve, "--try", "policy=no-such", "--train", "batch=8,seq=8"]) == 2
+    said = capsys.readouterr().err
+    assert "X004" in said
