@@ -94,6 +94,21 @@ def test_a_swapped_request_keeps_what_was_computed_and_a_host_that_is_full_does_
     assert where.moved() == (2, 0) and where.host_free == 2 and where.free == 1
 
 
+@pytest.mark.parametrize(
+    ("policy", "shares"), [("vllm-v1", [(0, 12), (1, 8), (2, 4)]), ("vllm-v0", [(0, 12), (1, 12), (2, 12)])]
+)
+def test_under_vllm_v1_equal_prompts_of_one_iteration_are_computed_once(policy, shares):
+    # three blocks of 4, of which the second request shares one and the third two with the first
+    decider = Batching(policy=serving.get("batching", policy), limits=limits(20), rules=CacheRules(prefix=True, unit=4))
+    asked = (
+        NewRequest(0, 12, 4, hashes=(1, 2, 3)),
+        NewRequest(1, 12, 4, hashes=(1, 8, 9)),
+        NewRequest(2, 12, 4, hashes=(1, 2, 3)),
+    )
+    _, (*_, run) = decider.decide(decider.begin(), Arrived(asked))
+    assert [(share.number, share.new) for share in run.shares] == shares
+
+
 def test_names_of_no_whole_blocks_are_refused():
     with pytest.raises(MeshwrightError) as caught:
         PrefixCache(limits(4, block=16), CacheRules(prefix=True, unit=24))

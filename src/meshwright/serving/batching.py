@@ -123,10 +123,10 @@ class EngineState:
 class NextBatch:
     """An iteration being planned; a policy writes it. ``history`` are the lengths of the last answers."""
 
-    def __init__(self, state: EngineState, drafts: DraftPolicy | None):
+    def __init__(self, state: EngineState, drafts: DraftPolicy | None, ahead: bool = False):
         self.waiting, self.running, self.cache = state.waiting, state.running, state.cache
         self.history, self.drafts, self.cohort = state.history, drafts, state.cohort
-        self.together = 0
+        self.together, self.ahead = 0, ahead
         self.shares: list[Share] = []
         self.evicted: list[Evict] = []
         self.admitted: list[Admit] = []
@@ -184,6 +184,8 @@ class NextBatch:
         need = one.target - one.computed
         one.drafted = new - need if new > need else 0
         self.shares.append(Share(one.number, new, one.computed, new >= need, one.drafted))
+        if self.ahead and not one.decodes:
+            self.cache.named(one, min(one.computed + new, one.target))
         return new
 
     def evict(self) -> EngineRequest:
@@ -225,7 +227,8 @@ class BatchPolicy(Protocol):
     ``code`` numbers those that the compiled simulator knows, 0 for all others. ``budget`` is its usual token budget, 0
     where it has none. ``reserves``: a request gets the blocks of its whole answer at once, and none is ever evicted.
     ``watermark``: admission leaves 1% of the blocks free. A policy whose decision may change while everybody decodes
-    and nobody comes or leaves says ``steady = False``.
+    and nobody comes or leaves says ``steady = False``, one whose prompts are found by others from when they are
+    scheduled, in the same iteration even, ``ahead = True``.
     """
 
     name: str
@@ -369,7 +372,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             state.running.sort(key=state.waiting.rank)
         evicted: list[Evict] = []
         while True:
-            plan = NextBatch(state, self.drafts)
+            plan = NextBatch(state, self.drafts, getattr(self.policy, "ahead", False))
             self.policy.plan(plan, self.limits)
             evicted += plan.evicted
             lost = None if plan.shares or state.running else gives_up(state)

@@ -129,6 +129,9 @@ class KvCache:
     def grown(self, one: EngineRequest) -> None:
         """Note that more of a request is computed."""
 
+    def named(self, one: EngineRequest, tokens: int) -> None:
+        """Note that so many tokens of a request are computed, or are in this iteration."""
+
     def names_at(self, one: EngineRequest) -> int:
         """Return how many computed tokens of a request it next wants to be told of, 0 for none."""
         return 0

@@ -109,7 +109,11 @@ class PrefixCache(KvCache):
 
     def grown(self, one: EngineRequest) -> None:
         """Name the units of a request that are computed now, so that others can share them."""
-        names, whole = one.new.hashes, one.computed // self.unit
+        self.named(one, one.computed)
+
+    def named(self, one: EngineRequest, tokens: int) -> None:
+        """Name the units of the first so many tokens of a request."""
+        names, whole = one.new.hashes, tokens // self.unit
         while one.units < min(whole, len(names)):
             name = names[one.units]
             if name not in self.refs:

@@ -14,7 +14,10 @@ from meshwright.serving.cache import EngineLimits
 
 
 class VllmV1(msgspec.Struct, frozen=True):
-    """The policy; its usual budget is that of the server on a large device."""
+    """The policy; its usual budget is that of the server on a large device.
+
+    Blocks of a prompt have their names from when they are scheduled (kv_cache_manager.py, allocate_slots), so that
+    prompts of one iteration that begin alike are computed once."""
 
     name: str = "vllm-v1"
     title: str = "decode and prefill under one token budget (vLLM V1)"
@@ -22,6 +25,7 @@ class VllmV1(msgspec.Struct, frozen=True):
     budget: int = 8192
     reserves: bool = False
     watermark: bool = False
+    ahead: bool = True
 
     def plan(self, plan: NextBatch, limits: EngineLimits) -> None:
         """Compute what those that run need, then admit."""
