@@ -32,6 +32,16 @@ def test_attention_groups_make_room_where_ranks_would_repeat_the_latent():
     assert groups.kv_blocks > 5 * one.kv_blocks
 
 
+def test_every_attention_group_computes_prompts_at_once():
+    # two prompts of a whole budget: one group after the other with one budget for all, at once with one for each
+    words = "batch=2,prompt=8192,output=2"
+    each, all_ = (
+        asked(said, model="deepseek-v2-lite", on="2xh100", plan="tp2 adp2 ep2").metrics.ttft_s.mean
+        for said in (words, words + ",budget=8192")
+    )
+    assert each < 0.85 * all_
+
+
 def test_a_skewed_router_takes_longer():
     even, skewed = (
         asked("batch=8,prompt=2048,output=2", model="mixtral-8x7b", on="8xh100", plan=f"tp8 ep8 imbalance={ratio}")

@@ -70,7 +70,7 @@ def built(
     device, one = cluster.islands[0].device, alone(plan)
     forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, common_prefix(requests))
     length = requests.prompt + requests.output
-    tokens, batch = _largest(serve, policy, requests), min(serve.engine.max_batch, len(requests))
+    tokens, batch = _largest(serve, policy, requests, plan), min(serve.engine.max_batch, len(requests))
     token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written
     largest = {"tokens": min(tokens, MOST_TOKENS), "batch": batch, "context": int(length.max())}
     reserved = reserved_bytes(serve, requests, forward)
@@ -81,7 +81,7 @@ def built(
         return BuiltReplica(memory=memory, blocks=0, replica=None)
     limits = EngineLimits(
         max_batch=serve.engine.max_batch,
-        budget=_budget(serve, policy),
+        budget=_budget(serve, policy, plan),
         block=serve.engine.block,
         blocks=blocks,
         device_share=kept.device,
@@ -252,14 +252,16 @@ def kv_memory(
     return memory, blocks
 
 
-def _budget(serve: Serve, policy: BatchPolicy) -> int:
-    """The token budget that was said, else the policy's; the largest one where it follows from an objective."""
-    return MOST_BUDGET if serve.engine.budget == AUTO_BUDGET else serve.engine.budget or policy.budget
+def _budget(serve: Serve, policy: BatchPolicy, plan: Plan) -> int:
+    """The token budget that was said, else the policy's for each attention group, as each has a scheduler of its own;
+    the largest one where it follows from an objective."""
+    usual = policy.budget * plan.layout.adp
+    return MOST_BUDGET if serve.engine.budget == AUTO_BUDGET else serve.engine.budget or usual
 
 
-def _largest(serve: Serve, policy: BatchPolicy, requests: Requests) -> int:
+def _largest(serve: Serve, policy: BatchPolicy, requests: Requests, plan: Plan) -> int:
     """Tokens of the largest iteration: the budget, or where there is none every prompt of a batch."""
-    budget = _budget(serve, policy)
+    budget = _budget(serve, policy, plan)
     if not budget:
         return int(np.sort(requests.prompt)[::-1][: serve.engine.max_batch].sum())
     longest = int((requests.prompt + requests.output).max()) if policy.name == "vllm-v0" else 0
