@@ -56,3 +56,24 @@ def test_a_restriction_that_is_none_of_serving_is_refused(capsys):
 def test_options_of_serving_beside_a_training_step_are_refused(capsys):
     assert main(["search", "llama3-8b", "--on", "1xh100", "--train", "batch=8,seq=512", "--slo", "ttft=1s"]) == 2
     assert "--slo is of requests" in capsys.readouterr().err
+
+
+def test_a_sweep_of_rates_has_the_best_plan_at_each(capsys):
+    slo = ["--slo", "ttft=500ms,tpot=50ms@p90", "--fix", "nano=1"]
+    serve = "rate=10,prompt=1024,output=64,requests=200"
+    assert main([*BASE, "--serve", serve, *slo, "--rates", "5,40,2", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [row["rate_req_per_s"] for row in said["rates"]] == [2, 5, 40] and said["good"]
+    devices = [row["num_devices"] for row in said["rates"]]
+    assert devices == sorted(devices) and devices[-1] == 2
+    assert main([*BASE, "--serve", serve, *slo, "--rates", "2,4000"]) == 1
+    assert "1 of 2 rates have a plan" in capsys.readouterr().out
+
+
+def test_wrong_rates_are_refused(capsys):
+    assert main([*BASE, "--serve", WORDS, "--slo", "ttft=1s", "--rates", "1,x,-2", "--day", "low=1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("is not a rate") == 2 and "--rates are of several plans" in said
+    closed = "concurrency=4,prompt=8,output=8,requests=10"
+    assert main([*BASE, "--serve", closed, "--slo", "ttft=1s", "--rates", "1"]) == 2
+    assert "come at no rate" in capsys.readouterr().err

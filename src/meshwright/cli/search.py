@@ -53,6 +53,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
     day: options.text("DAY", "With --serve: a day with autoscaling, low=4,start=3m,lose=10h.") = ""
+    rates: options.text("RATES", "With --serve: the best plan at each of these rates, 5,10,20.") = ""
     goodput: options.switch("With --serve: the greatest rate at which each of the best keeps them.") = False
     tokens: options.TOKENS = ""
     days: options.DAYS = ""
@@ -94,7 +95,7 @@ def run(argv: list[str]) -> int:
         from meshwright.cli.search_serving import search_served
 
         return search_served(question, given, wrong)
-    wrong += unserved(given, ("slo", "goodput", "day"), "search")
+    wrong += unserved(given, ("slo", "goodput", "day", "rates"), "search")
     wrong += unwritable(given.report, "--report") + unwritable(given.save, "--save") + scaling.plottable(given.plot)
     ask = _read(given, wrong)
     kept = _as_kept(given, ask)

@@ -59,12 +59,15 @@ class AskedServing(msgspec.Struct, frozen=True):
     said: tuple[str, ...]
     day: ServingDay | None = None
     train: Train | None = None
+    rates: tuple[float, ...] = ()
 
 
 def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
     """Search and print as the options say; 0 when a plan keeps the objectives, 1 when none does, 130 when it was
     stopped before one was found."""
     ask = read(question, given, wrong)
+    if ask.rates:
+        return _swept(ask, given)
     found = _found(ask, given)
     day = _day(ask, found) if ask.day is not None and found.best else None
     if given.json:
@@ -122,11 +125,49 @@ def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServin
     if parts and requests is not None:
         wrong += oversized(parts[0], requests, serve.engine)
     day, train, of_day = _of_day(question, given, serve)
-    if wrong + of_day:
-        raise MeshwrightError(wrong + of_day)
+    rates, of_rates = _rates(given)
+    if wrong + of_day + of_rates:
+        raise MeshwrightError(wrong + of_day + of_rates)
     said = tuple(part.partition("=")[0].strip().lower() for part in text.split(","))
     largest = tuple(curve.clusters[-1][1] for curve in curves)
-    return AskedServing(question, tuple(words), parts[0], largest, serve, requests, said, day, train)
+    return AskedServing(question, tuple(words), parts[0], largest, serve, requests, said, day, train, rates)
+
+
+def _rates(given: Any) -> tuple[tuple[float, ...], list[Diagnostic]]:
+    """The rates of a sweep, and what is wrong with them."""
+    found, wrong = [], []
+    for part in filter(None, (one.strip() for one in given.rates.split(","))):
+        try:
+            found.append(float(part))
+        except ValueError:
+            found.append(0.0)
+        if not 0 < found[-1] <= 1e6:
+            help = "requests a second, such as --rates 5,10,20"
+            message = f"{part!r} is not a rate above 0 up to 1e6"
+            wrong.append(Diagnostic(code="W002", message=message, place=f"--rates {given.rates}", help=help))
+    if given.rates and (given.day or given.save or given.report):
+        message, help = "--rates are of several plans, and --day, --save and --report of one", "drop one of them"
+        wrong.append(Diagnostic(code="X004", message=message, place="meshwright search --serve", help=help))
+    return tuple(dict.fromkeys(found)), wrong
+
+
+def _swept(ask: AskedServing, given: Any) -> int:
+    """Search at every rate and print the sweep."""
+    from meshwright.search.serving.rates import sweep_rates
+
+    def find(serve: Serve, requests: Requests) -> ServingFound:
+        return _found(msgspec.structs.replace(ask, serve=serve, requests=requests), given, top=1)
+
+    sweep = sweep_rates(ask.rates, ask.serve, ask.requests, find)
+    if given.json:
+        print_json(sweep.to_json())
+    else:
+        from meshwright.report.search_serving_text import render_sweep
+
+        render_sweep(sweep, console())
+    if sweep.stopped and not any(one.found.good for one in sweep.points):
+        return INTERRUPTED
+    return 0 if sweep.good else 1
 
 
 def _of_day(
@@ -184,7 +225,7 @@ def _of_training(given: Any) -> list[Diagnostic]:
     ]
 
 
-def _found(ask: AskedServing, given: Any) -> ServingFound:
+def _found(ask: AskedServing, given: Any, top: int = 0) -> ServingFound:
     """The answer on every cluster together."""
     from meshwright.search.restrict import restricted
     from meshwright.search.serving.find import alone, find_serving
@@ -202,7 +243,7 @@ def _found(ask: AskedServing, given: Any) -> ServingFound:
         objective=given.objective or "devices",
         front=tuple(given.pareto.split(",")) if given.pareto else (),
         most_rates=given.goodput,
-        top=int(given.top or 5),
+        top=top or int(given.top or 5),
         report=progress,
     )
 

@@ -8,6 +8,7 @@ from rich.text import Text
 from meshwright.quantity import seconds
 from meshwright.report.page import Page
 from meshwright.search.serving.found import FRONT, MORE, OBJECTIVES, RankedServing, ServingFound
+from meshwright.search.serving.rates import RateSweep
 from meshwright.search.serving.space import ServingCandidate, engine_words, words
 
 #: Plans of the front, and losing layouts, that are listed.
@@ -170,3 +171,23 @@ def _losers(found: ServingFound, page: Page) -> None:
         )
         if len(first) > 2 * SHOWN:
             page.quiet(f"and {len(first) - 2 * SHOWN} more: --json has why for every plan")
+
+
+def render_sweep(sweep: RateSweep, console: Console) -> None:
+    """Print the best plan at every rate to `console`."""
+    with Page(console) as page:
+        good = [one for one in sweep.points if one.found.good]
+        told = f"{len(good)} of {len(sweep.points)} rates have a plan" + (
+            ", stopped before the others" if sweep.stopped else ""
+        )
+        page.print(Text(told, "bold green" if sweep.good else "bold red"))
+        rows = [tuple(Text(head, "dim") for head in ("requests/s", *HEADS, "plan"))]
+        for one in sweep.points:
+            best = one.found.best[0] if one.found.best else one.found.nearest
+            if best is None:
+                rows.append((Text(f"{one.rate:g}"), Text(verdict(one.found), "red")))
+                continue
+            name = said(one.found, best.candidate) + ("" if one.found.good else " (nearest: misses)")
+            line = (f"{one.rate:g}", *cells(best), name)
+            rows.append(tuple(Text(cell, "" if one.found.good else "dim") for cell in line))
+        page.rows(rows)
