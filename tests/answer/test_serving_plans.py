@@ -196,3 +196,16 @@ def test_streams_cost_less_than_as_many_models():
     # ParScale (2505.10475): small batches wait for the weights, which all streams read once
     one, eight = (asked("batch=1,prompt=64,output=64", plan=plan).metrics.tpot_s.mean for plan in ("tp1", "streams=8"))
     assert one < eight < 1.5 * one
+
+
+def test_a_head_for_tokens_further_ahead_is_one_more_layer():
+    words = "batch=1,prompt=64,output=128"
+    plain, ahead = (
+        asked(said, model="deepseek-v3", on="8xh200", plan="tp8 ep8 fp8")
+        for said in (words, words + ",draft=mtp,guesses=1,accept=0.85")
+    )
+    # 1.85 tokens a round of one verified guess, which takes the head's layer of 61 and a second row besides
+    assert 1.4 < plain.metrics.tpot_s.mean / ahead.metrics.tpot_s.mean < 1.85
+    # a layer of experts: 256 of 3 x 7168 x 2048 over 8 ranks in fp8; attention and the shared expert; two joined states
+    held = ahead.memory[0].alive["weights of the draft model"]
+    assert 256 * 3 * 7168 * 2048 / 8 < held - 2 * 7168**2 * 2 < 1.2 * 256 * 3 * 7168 * 2048 / 8

@@ -121,6 +121,14 @@ def test_a_draft_guesses_as_many_tokens_as_were_said():
     assert json.loads(flag.partition("=")[2]) == tables["vllm"]["speculative-config"]
     ngram = yaml.safe_load(ask("sglang", "llama3-8b", "2xh100", "tp2", "draft=ngram,accept=0.3").text)
     assert ngram["speculative-algorithm"] == "NGRAM" and "speculative-draft-model-path" not in ngram
+    own = {
+        t: ask(t, "llama3-8b", "2xh100", "tp2", "draft=mtp,guesses=1,accept=0.8") for t in ("vllm", "sglang", "trtllm")
+    }
+    tables = {target: yaml.safe_load(exported.text) for target, exported in own.items()}
+    assert tables["vllm"]["speculative-config"] == {"method": "mtp", "num_speculative_tokens": 1}
+    assert tables["sglang"]["speculative-algorithm"] == "EAGLE" and tables["sglang"]["speculative-num-steps"] == 1
+    assert tables["trtllm"]["speculative_config"] == {"decoding_type": "MTP", "num_nextn_predict_layers": 1}
+    assert not any("<DRAFT>" in note for exported in own.values() for note in exported.notes)
 
 
 def test_words_that_no_engine_has_are_refused_and_not_left_out():

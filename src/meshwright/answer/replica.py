@@ -74,7 +74,7 @@ def built(
     token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written
     largest = {"tokens": min(tokens, MOST_TOKENS), "batch": batch, "context": int(length.max())}
     reserved = reserved_bytes(serve, requests, forward)
-    drafting = draft_part(serve.engine, one, cluster, costs, largest, token_s)
+    drafting = draft_part(serve.engine, model, one, cluster, costs, largest, token_s)
     memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting, reserved)
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
     if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
-from meshwright.answer.drafting import NGRAM
+from meshwright.answer.drafting import HEAD, NGRAM
 from meshwright.cost.engine import engine_profile
 from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -193,7 +193,7 @@ def _of_drafts(words: EngineWords, plans: list[Plan]) -> list[Diagnostic]:
     of pipelines without one."""
     name = words.speculation
     found = _tried(lambda: serving.get("speculation", name))
-    if words.draft != NGRAM:
+    if words.draft not in (HEAD, NGRAM):
         found += _tried(lambda: models.load(words.draft))
     place = f"--serve speculation={name}"
     if not found and serving.get("speculation", name).alone and words.max_batch > 1:

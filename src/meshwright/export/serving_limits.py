@@ -15,6 +15,8 @@ from meshwright.spec.serve import EngineWords
 
 #: The draft that guesses from the prompt.
 NGRAM = "ngram"
+#: The draft that is a head of the model itself.
+HEAD = "mtp"
 #: Words of an engine that exporters write, or that say something about the prediction alone (``profile``).
 WRITTEN = (
     *("policy", "profile", "max_batch", "budget", "block", "kv_blocks", "kv", "memory", "routing", "graphs"),
@@ -182,7 +184,7 @@ def guesses(d: Deployment) -> Iterator[Gap]:
 def guessed(d: Deployment) -> Iterator[str]:
     """Yield what is to be said of speculative decoding."""
     if d.engine.draft:
-        if d.engine.draft != NGRAM:
+        if d.engine.draft not in (NGRAM, HEAD):
             yield f"fill in <DRAFT>: the draft model, planned as {d.engine.draft}"
         yield f"accept={d.engine.accept:g} is an assumption about the draft, there is nothing to set"
 

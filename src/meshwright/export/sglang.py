@@ -91,11 +91,12 @@ def settings(d: Deployment) -> dict[str, object]:
         found |= {"enable-lora": True, "max-lora-rank": d.serve.adapter_rank, "max-loaded-loras": d.adapters}
         found["max-loras-per-batch"] = min(d.engine.adapter_slots, d.adapters)
     if d.guesses:
-        ngram = d.engine.draft == shared.NGRAM
-        found["speculative-algorithm"] = "NGRAM" if ngram else "STANDALONE"
-        if not ngram:
-            found |= {"speculative-draft-model-path": "<DRAFT>", "speculative-num-steps": d.guesses}
-            found["speculative-eagle-topk"] = 1
+        algorithms = {shared.NGRAM: "NGRAM", shared.HEAD: "EAGLE"}  # a head of the model's own runs as EAGLE's does
+        found["speculative-algorithm"] = algorithms.get(d.engine.draft, "STANDALONE")
+        if d.engine.draft not in algorithms:
+            found["speculative-draft-model-path"] = "<DRAFT>"
+        if d.engine.draft != shared.NGRAM:
+            found |= {"speculative-num-steps": d.guesses, "speculative-eagle-topk": 1}
         found["speculative-num-draft-tokens"] = d.guesses + 1
     if d.engine.kv_blocks:
         found["max-total-tokens"] = -(-d.engine.kv_blocks // d.layout.adp) * d.engine.block

@@ -80,11 +80,12 @@ def settings(d: Deployment) -> dict[str, object]:
     if d.plan.experts.ep > 1:
         found["moe_expert_parallel_size"] = d.plan.experts.ep
     if d.guesses:
-        ngram = d.engine.draft == shared.NGRAM
-        draft = (
-            {"decoding_type": "NGram"} if ngram else {"decoding_type": "Draft_Target", "speculative_model": "<DRAFT>"}
-        )
-        found["speculative_config"] = {**draft, "max_draft_len": d.guesses}
+        draft = {"decoding_type": "Draft_Target", "speculative_model": "<DRAFT>", "max_draft_len": d.guesses}
+        if d.engine.draft == shared.NGRAM:
+            draft = {"decoding_type": "NGram", "max_draft_len": d.guesses}
+        elif d.engine.draft == shared.HEAD:
+            draft = {"decoding_type": "MTP", "num_nextn_predict_layers": d.guesses}
+        found["speculative_config"] = draft
     graphs = {"max_batch_size": min(d.engine.max_batch, 512), "enable_padding": True}
     return found | {
         "dtype": DTYPES.get(d.compute, "auto"),

@@ -94,7 +94,8 @@ def settings(d: Deployment) -> dict[str, object]:
         found |= {"enable-lora": True, "max-loras": slots, "max-lora-rank": d.serve.adapter_rank}
         found["max-cpu-loras"] = d.adapters
     if d.guesses:
-        model = {"method": "ngram"} if d.engine.draft == shared.NGRAM else {"method": "draft_model", "model": "<DRAFT>"}
+        own = d.engine.draft in (shared.NGRAM, shared.HEAD)
+        model = {"method": d.engine.draft} if own else {"method": "draft_model", "model": "<DRAFT>"}
         found["speculative-config"] = {**model, "num_speculative_tokens": d.guesses}
     if d.engine.kv_blocks:
         found["num-gpu-blocks-override"] = -(-d.engine.kv_blocks // groups)

@@ -190,17 +190,20 @@ class Forward:
         stored so, take what their format does. Of layers that are streamed it has room for a few."""
         serving, c = self.plan.serving, self._one
         ends = sum(self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind < 0)
-        each = [self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind >= 0]
+        each = self.block_bytes(stage)
         held = ends + (max(each) * (serving.slots + serving.resident) if serving.stream else sum(each))
         if serving.streams > 1:
             prefixes = serving.streams * STREAM_PREFIX * self.kv_bytes(stage) / serving.streams
             held += served_ends.joined_bytes(c.hidden, serving.streams, c.element) + prefixes
         return held
 
+    def block_bytes(self, stage: int) -> list[float]:
+        """Return the bytes of the weights of every block of a stage on a rank, wherever they are kept."""
+        return [self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind >= 0]
+
     def streamed_bytes(self, stage: int) -> float:
         """Return the bytes of weights that come to a rank of a stage in every iteration."""
-        serving = self.plan.serving
-        each = [self._held_bytes(self.model.layer(kind)) for kind in self.stages[stage] if kind >= 0]
+        serving, each = self.plan.serving, self.block_bytes(stage)
         return sum(each) * (1 - serving.resident / len(each)) if serving.stream else 0.0
 
     def _held_bytes(self, layer: msgspec.Struct) -> float:

@@ -97,7 +97,7 @@ ENGINE_READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "lora": ("engine.lora", one_of(LORA), f"one of {', '.join(LORA)}"),
     "adapter_slots": ("engine.adapter_slots", count(65536), "a positive number of adapters that run at a time"),
     "adapter_pool": ("engine.adapter_pool", count(65536), "a positive rank of the pool that adapters are built from"),
-    "draft": ("engine.draft", file_name, "a model that guesses next tokens, or ngram"),
+    "draft": ("engine.draft", file_name, "a model that guesses next tokens, ngram or mtp"),
     "speculation": ("engine.speculation", policy_name, "a policy of speculation such as speculative"),
     "guesses": ("engine.guesses", count(64), "a positive number of guessed tokens up to 64"),
     "accept": ("engine.accept", lambda t: positive(t, 1.0), "the share of guesses that come true, above 0 up to 1"),
