@@ -158,8 +158,9 @@ class Forward:
             past += STREAM_PREFIX
         if not self._read_once(mixing, new, past):
             return entries(self._one, mixing, group * streams, new, past, low=low, unfused=self.unfused)
+        cores = self.mesh.cluster.islands[0].device.num_sms
         own = entries(self._one, mixing, group, new, past - self.shared, low=low, unfused=self.unfused)
-        return [*own, *prefix_once(self._one, mixing, group, self.shared, len(own))]
+        return [*own, *prefix_once(self._one, mixing, group, self.shared, len(own), cores)]
 
     def _read_once(self, mixing: Mixing, new: int, past: int) -> bool:
         """Whether decoding reads a prefix that all requests share once for all of them."""

@@ -32,6 +32,8 @@ from meshwright.work import (
 
 #: Work on a request's tokens together, which tokens one by one do not have.
 MIXED = (AttentionCore, VarlenAttention, Scan, Convolution)
+#: Queries of a block of attention kernels, and keys that one goes through at least where they are cut in parts.
+BLOCK_QUERIES, BLOCK_KEYS = 128, 256
 #: Bytes of a number of a scan's state: engines keep it in fp32.
 STATE_BYTES = 4.0
 
@@ -167,15 +169,19 @@ def _prompted(c: Context, spec: Attention, whole: AttentionCore) -> list[Entry]:
     return found
 
 
-def prefix_once(c: Context, mixing: Mixing, batch: int, shared: int, behind: int) -> list[Entry]:
+def prefix_once(c: Context, mixing: Mixing, batch: int, shared: int, behind: int, cores: int) -> list[Entry]:
     """Return the tasks that attend from the next token of each of `batch` requests to a prefix that all share, as one
-    product of all queries with its keys (Juravsky et al. 2402.05099); `behind` entries stand before them. Joining both
-    results by their sums reads and writes each a few times."""
+    product of all queries with its keys (Juravsky et al. 2402.05099); `behind` entries stand before them. Keys are cut
+    in parts as long as these find some of the `cores` multiprocessors idle, and a part has a block's keys at least
+    (Flash-Decoding, Dao et al. 2023; the cascades of FlashInfer). Joining the results reads and writes each."""
     spec = mixing.spec
     together = core(c, spec, 1, max(batch, 2), 0, low=False)  # a prompt's kernel: many queries at a time
-    together = msgspec.structs.replace(together, q_len=batch, kv_len=shared, pairs=float(batch) * shared)
-    outputs = 2.0 * batch * together.heads * together.v_head_dim * c.element
-    merged = Elementwise(num_bytes=1.5 * outputs + 4.0 * batch * together.heads, fused=True)
+    blocks = together.heads * -(-batch // BLOCK_QUERIES)
+    parts = max(1, min(cores // blocks, shared // BLOCK_KEYS))
+    each = -(-shared // parts)
+    together = msgspec.structs.replace(together, batch=parts, q_len=batch, kv_len=each, pairs=float(batch) * each)
+    outputs = (1 + parts) * batch * together.heads * (together.v_head_dim * c.element + 4.0)
+    merged = Elementwise(num_bytes=outputs + batch * together.heads * together.v_head_dim * c.element, fused=True)
     after = (behind - 1,) if behind else ()
     return [
         Entry("shared prefix", "compute", together, after),
