@@ -22,6 +22,7 @@ from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import BatchPolicy
 from meshwright.serving.cache import CacheRules, EngineLimits
 from meshwright.serving.kv_budget import KvShares
+from meshwright.simulate import published
 from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced, slowed
 from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
@@ -89,6 +90,10 @@ def built(
     most = {"tokens": min(tokens, blocks * limits.block + batch), "batch": batch, "context": int(length.max())}
     key = (one, serve.engine.kv, forward.shared, *most.values())
     table = None if tables is None else tables.get(key)
+    if table is None and profile.iterations:
+        times = profile.published(model.name, device.name, one.layout.tp)
+        if times is not None:
+            table = published.table(times, **most)
     if table is None:
         table = priced(forward, device, costs, **most, split=split)
         if profile.kernels != 1.0:

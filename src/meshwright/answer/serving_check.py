@@ -10,7 +10,7 @@ import numpy as np
 
 from meshwright import serving
 from meshwright.answer.drafting import HEAD, NGRAM
-from meshwright.cost.engine import engine_profile
+from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
@@ -46,7 +46,8 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
         found.append(_bad("queries that end early are not served by several pools", "--serve certain=", help))
     if words.kv_budget:
         found += _of_budget(words, cluster)
-    found += _tried(lambda: engine_profile(serve.engine.profile))
+    unknown = _tried(lambda: engine_profile(serve.engine.profile))
+    found += unknown or _unpublished(engine_profile(serve.engine.profile), plan, model, cluster)
     unlike = list(_unserved(model))
     if unlike:
         what = "a decoder is served, or an encoder of one stream of tokens in one pass"
@@ -225,6 +226,23 @@ def _of_budget(words: EngineWords, cluster: Cluster) -> list[Diagnostic]:
     if words.prefix_cache:
         help = "drop one of them: what a budget keeps of a prefix depends on what follows it"
         found.append(_bad("a KV budget and shared prefixes", f"--serve kv_budget={name},prefix_cache=yes", help))
+    return found
+
+
+def _unpublished(profile: EngineProfile, plan: Plan, model: Model, cluster: Cluster) -> list[Diagnostic]:
+    """Return W014 for replicas whose iterations an engine of published times does not know."""
+    if not profile.iterations:
+        return []
+    found = []
+    for pool in plan.on(cluster.num_devices).pools:
+        own = cut(cluster, *pool.devices) if pool.devices else cluster
+        device, layout = (own or cluster).islands[0].device.name, pool.plan.layout
+        tp = f"tp{layout.tp}" + "".join(f" {n}{v}" for n in ("adp", "cp") if (v := getattr(layout, n)) > 1)
+        if profile.published(model.name, device, layout.tp) is None or " " in tp:
+            known = [f"{one.model} on {one.device} tp{one.tp}" for one in profile.iterations]
+            message = f"no iterations of {model.name} on {device} {tp} are published for engine={profile.name}"
+            help = f"known: {', '.join(known)}"
+            found.append(_bad(message, f"--serve engine={profile.name}", help))
     return found
 
 

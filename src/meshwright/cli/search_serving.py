@@ -65,7 +65,12 @@ class AskedServing(msgspec.Struct, frozen=True):
 def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
     """Search and print as the options say; 0 when a plan keeps the objectives, 1 when none does, 130 when it was
     stopped before one was found."""
-    ask = read(question, given, wrong)
+    from meshwright.search.serving.split import STRATEGIES
+
+    apart = given.strategy if given.strategy in STRATEGIES else ""
+    ask = read(question, msgspec.structs.replace(given, strategy="") if apart else given, wrong)
+    if apart:
+        return _split(ask, given)
     if ask.rates:
         return _swept(ask, given)
     found = _found(ask, given)
@@ -90,6 +95,32 @@ def search_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
     if found.good:
         return 0 if day is None or day.good else 1
     return INTERRUPTED if found.stopped else 1
+
+
+def _split(ask: AskedServing, given: Any) -> int:
+    """Place prefill and decode apart and print it; 0 when the best placement keeps the objectives."""
+    from meshwright.report.split_text import render
+    from meshwright.search.serving.split import find_split
+
+    said = [f"--{name}" for name in ("day", "goodput", "report", "objective", "pareto") if getattr(given, name)]
+    if said or len(ask.clusters) > 1:
+        what = said[0] if said else "--on of several clusters"
+        help = "drop it: placements of one cluster are ordered by their rate for each device"
+        raise MeshwrightError.one("X004", f"{what} beside --strategy {given.strategy}", place="search", help=help)
+    found = find_split(ask.model, ask.clusters[0], ask.serve, ask.requests, strategy=given.strategy)
+    if given.json:
+        print_json(found.to_json())
+    else:
+        render(found, console())
+    best = next((one for one in found.placements if one.plan), None)
+    if given.save and best:
+        from meshwright.atomic import write_bytes
+        from meshwright.plan import parse
+        from meshwright.plan.toml import dump
+
+        write_bytes(given.save, dump(parse(best.plan)).encode())
+        note(f"wrote {given.save}")
+    return 0 if found.good else 1
 
 
 def read(question: Question, given: Any, wrong: list[Diagnostic]) -> AskedServing:

@@ -17,6 +17,22 @@ from meshwright.errors import MeshwrightError, nearest
 FORMAT_VERSION = 1
 
 
+class PublishedIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The times of a model's iterations on a device with ``tp`` ranks, as somebody published them, in milliseconds.
+
+    Prompts of t tokens take a + b t + c (sum of the squares of their lengths); n sequences that decode behind k tokens
+    together a + b k + c n, with other constants from ``large_from`` sequences on. A pipeline stage takes its part.
+    """
+
+    model: str
+    device: str
+    tp: int
+    prefill_ms: tuple[float, float, float]
+    decode_ms: tuple[float, float, float]
+    large_decode_ms: tuple[float, float, float]
+    large_from: int
+
+
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
 
@@ -25,7 +41,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     issue a layer's kernels where no CUDA graph is replayed, which bounds the iteration from below. Graphs are replayed
     up to ``graph_tokens`` tokens where no prompt is among them. Memory: ``context_bytes`` of a process before the first
     tensor, ``communicator_bytes`` of a group of ranks. ``sigma`` is the relative error of iterations of models that the
-    constants never saw. ``flagged``: nobody measured these.
+    constants never saw. ``flagged``: nobody measured these. ``iterations``, where there are any, stand for the priced
+    kernels of the models that they are of, and it knows no others.
     """
 
     name: str
@@ -40,6 +57,12 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     sigma: float = 0.2
     source: str = ""
     flagged: bool = True
+    iterations: tuple[PublishedIterations, ...] = ()
+
+    def published(self, model: str, device: str, tp: int) -> PublishedIterations | None:
+        """Return the published times of a model's iterations on so many ranks of a device, if it has them."""
+        found = (one for one in self.iterations if (one.model, one.device, one.tp) == (model, device, tp))
+        return next(found, None)
 
 
 @cache

@@ -197,6 +197,29 @@ def served_apart(apart: ApartReplicas, requests: Requests, router: Router, *, sk
     )
 
 
+def served_answers(replica: Replica, requests: Requests) -> ServedRequests:
+    """Return what becomes of requests whose prompts and first tokens are there when they arrive, with their caches: the
+    second half of a divided engine alone, over instant links."""
+    clock = Clock(replica, requests)
+    pool = ReplicaPool([clock], requests)
+    pool.said = [msgspec.structs.replace(one, computed=one.prompt, generated=1) for one in pool.said]
+    longer = np.flatnonzero(requests.output > 1)
+    keep = set(longer.tolist())
+    pool.events = [event for event in pool.events if event[3] in keep]
+    for number, at in zip(longer.tolist(), requests.arrival_s[longer].tolist()):
+        clock.joins(number, 1, at)
+    pool.run()
+    found = clock.served()
+    none = requests.output <= 1
+    return msgspec.structs.replace(
+        found,
+        arrival_s=np.where(none, requests.arrival_s, found.arrival_s),
+        scheduled_s=np.where(none, requests.arrival_s, found.scheduled_s),
+        first_s=np.where(none, requests.arrival_s, found.arrival_s),
+        end_s=np.where(none, requests.arrival_s, found.end_s),
+    )
+
+
 def _whole(each: tuple[ServedRequests, ...], source: np.ndarray, target: np.ndarray, n: np.ndarray) -> ServedRequests:
     """The records of all requests as if one replica had served them; what is counted is that of all."""
 
