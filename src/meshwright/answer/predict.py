@@ -64,7 +64,7 @@ def predict(
         raise MeshwrightError(found)
     costs = costs or standard_on(cluster)
     # replicas with steps of their own, and pools, are timed on a typical batch
-    typical = bool(plan.several) or not read(plan.sync.policy).rule.exact
+    typical = bool(plan.several) or not read(plan.sync.policy).exact
     batches = None if typical else simulate_batches(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
@@ -123,7 +123,7 @@ def _round(run: Simulated) -> RoundTimes | None:
 
 def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
     """A caution where replicas are kept together in a way that trains differently."""
-    if rounds is None or read(plan.sync.policy).rule.exact:
+    if rounds is None or read(plan.sync.policy).exact:
         return ()
     inner, averaging = seconds(rounds.inner_s), seconds(rounds.averaging_s)
     return (

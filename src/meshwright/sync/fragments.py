@@ -15,13 +15,13 @@ import msgspec
 
 from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES
 from meshwright.sync.codecs import codec
-from meshwright.sync.policy import Policy
 
 if TYPE_CHECKING:
     from meshwright.plan import Layout, Plan
     from meshwright.schedules.actions import Actions
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
+    from meshwright.sync.record import SyncPolicy
 
 #: What a fragment carries: gradients to their sum, sharded parameters to who computes with them, parameters or the
 #: optimizer's moments to their mean over replicas, the square of the gradient's norm.
@@ -132,7 +132,7 @@ def fragments(
     actions: Actions,
     sizes: Mapping[tuple[int, int], Mapping[str, tuple[float, float]]],
     stored: Stored,
-    policy: Policy,
+    policy: SyncPolicy,
 ) -> tuple[Fragment, ...]:
     """Every exchange of a step or a round. `sizes`: (stage, segment) -> kind -> elements a rank holds and trains."""
     out: list[Fragment] = []
@@ -199,7 +199,7 @@ def gathered(plan: Plan, weights: Weights, stored: Stored) -> Fragment:
     )
 
 
-def norm(plan: Plan, policy: Policy) -> Fragment:
+def norm(plan: Plan, policy: SyncPolicy) -> Fragment:
     """The square of the gradient's norm, a number that all ranks of a step wait for."""
     layout = plan.layout
     ranks = layout.tp * layout.pp * policy.rule.together(plan)

@@ -1,7 +1,7 @@
-"""Policies: a rule of ``rules/`` with values for its options, as the plan's word ``sync=`` says it.
+"""Reading policies: the plan's word ``sync=`` as a :class:`SyncPolicy`, by a rule of ``rules/`` and its options.
 
-``local:h=8,codec=bf16`` is the rule ``local`` with two options; :func:`read` and :attr:`Policy.text` turn one into the
-other.
+``local:h=8,codec=bf16`` is the rule ``local`` with two options; :func:`read` and :attr:`SyncPolicy.text` turn one into
+the other.
 """
 
 from __future__ import annotations
@@ -9,33 +9,16 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import msgspec
-
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
-from meshwright.sync.rules import RuleOption, SyncRule, rules
+from meshwright.sync.record import SyncPolicy
+from meshwright.sync.rules import RuleOption, rules
 
 #: The rule of a plan that says none: gradients are exchanged in every step.
 USUAL = "step"
 
 
-class Policy(msgspec.Struct, frozen=True):
-    """A rule and the values of all its options, by name."""
-
-    rule: SyncRule
-    values: dict[str, Any]
-
-    def __getitem__(self, option: str) -> Any:
-        return self.values[option]
-
-    @property
-    def text(self) -> str:
-        """The shortest form that :func:`read` reads back."""
-        said = [f"{o.name}={self[o.name]}" for o in self.rule.options if self[o.name] != o.default]
-        return self.rule.name + (":" + ",".join(said) if said else "")
-
-
 @lru_cache(maxsize=256)
-def read(text: str) -> Policy:
+def read(text: str) -> SyncPolicy:
     """The policy that a text names.
 
     Raises:
@@ -64,7 +47,7 @@ def read(text: str) -> Policy:
             wrong.append(_bad(f"{name} does not say {option.name}", f"say {name}:{option.name}={option.example}"))
     if wrong:
         raise MeshwrightError(wrong)
-    return Policy(rule, values)
+    return SyncPolicy(rule=rule, values=values, **rule.choices(values))
 
 
 def _bad(message: str, help: str) -> Diagnostic:

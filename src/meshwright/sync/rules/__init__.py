@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
     from meshwright.sync.fragments import Fragment, Stored, Weights
-    from meshwright.sync.policy import Policy
+    from meshwright.sync.record import SyncPolicy
 
 MODULES = [
     "meshwright.sync.rules.step",
@@ -48,17 +48,18 @@ class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
 class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     """A way to keep replicas together, by name.
 
-    ``fragments`` gives what is exchanged of a group of parameters; those that are due once in several steps are so
-    together. ``together`` is how many data-parallel ranks take
-    the same step; between such sets parameters may differ. ``exact``: training computes what one process would.
-    ``wrong`` gives what of a plan on a cluster the rule cannot do.
+    ``choices`` fills in the seven choices of a policy from the values of the options. ``fragments`` gives what is
+    exchanged of a group of parameters; those that are due once in several steps are so together. ``together`` is how
+    many data-parallel ranks take the same step; between such sets parameters may differ. ``exact``:
+    training computes what one process would. ``wrong`` gives what of a plan on a cluster the rule cannot do.
     """
 
     name: str
     title: str
     paper: str
     exact: bool
-    fragments: Callable[[Plan, Policy, Weights, Stored], Iterator[Fragment]]
+    choices: Callable[[dict[str, Any]], dict[str, Any]]
+    fragments: Callable[[Plan, SyncPolicy, Weights, Stored], Iterator[Fragment]]
     together: Callable[[Plan], int]
     options: tuple[RuleOption, ...] = ()
     wrong: Callable[[Plan, Cluster], Iterator[Diagnostic]] | None = None

@@ -10,7 +10,7 @@ step, and parameters are averaged between the scopes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,7 +33,7 @@ from meshwright.sync.rules import RuleOption, SyncRule
 if TYPE_CHECKING:
     from meshwright.plan import Plan
     from meshwright.spec.cluster import Cluster
-    from meshwright.sync.policy import Policy
+    from meshwright.sync.record import SyncPolicy
 
 OWN, MEAN = "own", "mean"
 
@@ -43,7 +43,7 @@ def together(plan: Plan) -> int:
     return plan.layout.shard or plan.layout.cp
 
 
-def fragments(plan: Plan, policy: Policy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
+def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
     """Gradients summed inside a replica, and parameters averaged between replicas once in ``h`` steps."""
     if plan.layout.zero:
         yield gathered(plan, weights, stored)
@@ -61,17 +61,23 @@ def fragments(plan: Plan, policy: Policy, weights: Weights, stored: Stored) -> I
         shard=summed.shard,
         replica=Among(*between(plan)),
         due=EVERY,
-        every=policy["h"],
-        codec=policy["codec"],
-        combine="mean",
+        every=policy.when,
+        codec=policy.codec,
+        combine=policy.combine,
         apply="parameters",
     )
     yield mean
-    if policy["moments"] == MEAN and stored.num_moments:
+    if MOMENTS in policy.fragments and stored.num_moments:
         count = weights.trained * stored.num_moments
         yield msgspec.structs.replace(
             mean, what=MOMENTS, num_elements=count, element_bytes=stored.moments, codec="none", apply="optimizer"
         )
+
+
+def choices(values: dict[str, Any]) -> dict[str, Any]:
+    """The seven choices of local steps: parameters to their mean, once in ``h`` steps."""
+    averaged = (PARAMETERS, MOMENTS) if values["moments"] == MEAN else (PARAMETERS,)
+    return {"when": values["h"], "fragments": averaged, "codec": values["codec"], "combine": "mean"}
 
 
 def between(plan: Plan) -> tuple[str, int]:
@@ -140,6 +146,7 @@ LOCAL = SyncRule(
             choices=lambda: (OWN, MEAN),
         ),
     ),
+    choices=choices,
     fragments=fragments,
     together=together,
     wrong=wrong,

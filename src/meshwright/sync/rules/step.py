@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from meshwright.sync.fragments import Fragment, Stored, Weights, gathered, gradients
+from meshwright.sync.fragments import GRADIENTS, Fragment, Stored, Weights, gathered, gradients
 from meshwright.sync.rules import SyncRule
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
-    from meshwright.sync.policy import Policy
+    from meshwright.sync.record import SyncPolicy
 
 
-def fragments(plan: Plan, policy: Policy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
+def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) -> Iterator[Fragment]:
     """Gradients to the sums, and what is sharded gathered for the passes."""
     if weights.trained:
         yield gradients(plan, weights, stored)
@@ -30,6 +30,7 @@ STEP = SyncRule(
     title="every step",
     paper="Li et al., 2020, arXiv 2006.15704",
     exact=True,
+    choices=lambda values: {"fragments": (GRADIENTS,), "combine": "sum"},
     fragments=fragments,
     together=lambda plan: plan.layout.dp * plan.layout.cp,
 )

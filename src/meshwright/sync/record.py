@@ -1,0 +1,83 @@
+"""SyncPolicy: seven choices that say how replicas are kept together.
+
+Published systems differ in these: *when* replicas exchange, which *fragments* of their state, within which *group*, in
+which *codec*, how what arrives is *combined*, which *outer* step applies the result, and after which *delay*. A rule
+(``rules/``) fills them in from the words of a plan; both executors read them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from meshwright.sync.rules import SyncRule
+
+#: The group in which every replica meets every other.
+ALL = "all"
+
+
+class Outer(msgspec.Struct, frozen=True, kw_only=True):
+    """The step that takes what replicas agreed on as a gradient: its learning ``rate``, its ``momentum``, and whether
+    that looks ahead (``nesterov``). With a rate of 1 and no momentum the result is taken as it is."""
+
+    rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def taken(self) -> bool:
+        """Whether the result is taken as it is."""
+        return self.rate == 1 and not self.momentum
+
+    def __str__(self) -> str:
+        if self.taken:
+            return "taken"
+        return f"{'nesterov' if self.nesterov else 'momentum'}(rate={self.rate:g}, momentum={self.momentum:g})"
+
+
+class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How replicas are kept together.
+
+    ``when``: steps between two exchanges. ``fragments``: what is exchanged (``sync.fragments`` names it). ``group``:
+    who meets whom. ``codec``: a codec with its options, as ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the
+    mean of what arrives. ``outer``: the step that applies it. ``delay``: steps after which it does. The ``rule`` that
+    chose them has ``values`` for its options, by name.
+    """
+
+    rule: SyncRule
+    values: dict[str, Any]
+    when: int = 1
+    fragments: tuple[str, ...]
+    group: str = ALL
+    codec: str = "none"
+    combine: str
+    outer: Outer = Outer()
+    delay: int = 0
+
+    def __getitem__(self, option: str) -> Any:
+        return self.values[option]
+
+    def __str__(self) -> str:
+        said = {
+            "when": "every step" if self.when == 1 else f"every {self.when} steps",
+            "fragments": "+".join(self.fragments),
+            "group": self.group,
+            "codec": self.codec,
+            "combine": self.combine,
+            "outer": self.outer,
+            "delay": self.delay,
+        }
+        return " | ".join(f"{name} {value}" for name, value in said.items())
+
+    @property
+    def text(self) -> str:
+        """The shortest words of a plan that :func:`meshwright.sync.policy.read` reads back."""
+        said = [f"{o.name}={self[o.name]}" for o in self.rule.options if self[o.name] != o.default]
+        return self.rule.name + (":" + ",".join(said) if said else "")
+
+    @property
+    def exact(self) -> bool:
+        """Whether training computes what one process would."""
+        return self.rule.exact
