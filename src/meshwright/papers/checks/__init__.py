@@ -15,6 +15,7 @@ MODULES = (
     "sequence",
     "merging",
     "iterations",
+    "scheduling",
     "rounds",
     "bandwidth",
     "codecs",
