@@ -131,6 +131,12 @@ def test_a_draft_guesses_as_many_tokens_as_were_said():
     assert not any("<DRAFT>" in note for exported in own.values() for note in exported.notes)
 
 
+@pytest.mark.parametrize("plan", ["tp1 unfused", "tp1 nano2", "tp1 streams=2", "tp1 weights_from=host"])
+def test_words_of_a_plan_that_no_engine_has_are_refused(plan):
+    with pytest.raises(Infeasible, match="no setting"):
+        ask("vllm", "llama3-8b", "1xh100", plan, "")
+
+
 def test_words_that_no_engine_has_are_refused_and_not_left_out():
     with pytest.raises(Infeasible) as refused:
         ask("vllm", "llama3-8b", "1xh100", "tp1", "kv_budget=h2o:0.2")

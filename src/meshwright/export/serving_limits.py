@@ -29,9 +29,10 @@ LAID_OUT = {
     "layout": frozenset(("tp", "pp", "dp", "sp", "order", "adp")),
     "experts": frozenset(("ep", "etp", "dispatch")),
     "precision": frozenset(("compute", "weights", "experts")),
+    "memory": frozenset(("recompute", "layers", "loss", "gathered")),  # of training
 }
 #: Fields of a plan that are of training alone, which a serving question refuses or does not read.
-OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "memory", "sequence"))
+OF_TRAINING = frozenset(("sync", "overlap", "data", "pipeline", "sequence"))
 
 
 def unknown(d: Deployment) -> Iterator[Gap]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 
 from meshwright.errors import Diagnostic
-from meshwright.plan.facet import wrong
+from meshwright.plan.facet import Field, wrong
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.layer_rules import RULES as LAYER_RULES
 from meshwright.plan.pool_rules import violations as several
@@ -40,8 +40,8 @@ def _rules() -> tuple:
 
 def of_serving(plan: Plan) -> Iterator[Diagnostic]:
     """Yield P029 for everything that a plan says which only serving has."""
-    for field in fields().values():
-        if field.serving and field.value(plan) != field.usual:
+    for field in _of_serving():
+        if field.value(plan) != field.usual:
             said = " ".join(field.words(plan))
             help = f"drop {said}, or say what is served: --serve rate=8,prompt=1024,output=256"
             yield wrong("P029", f"{said} is a word of serving: {field.help}", f"{field.facet}.{field.name}", help)
@@ -51,6 +51,11 @@ def of_serving(plan: Plan) -> Iterator[Diagnostic]:
         yield wrong(
             "P029", f"{dtype} is a word of serving: nothing is trained in it", f"precision.dtype = {dtype}", help
         )
+
+
+@cache
+def _of_serving() -> tuple[Field, ...]:
+    return tuple(field for field in fields().values() if field.serving)
 
 
 def beyond_positions(model: Model, train: Train) -> Iterator[Diagnostic]:
