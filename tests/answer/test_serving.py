@@ -8,7 +8,10 @@ import pytest
 
 import meshwright as mw
 from meshwright.answer.latency import times_of
+from meshwright.answer.replica import built
 from meshwright.answer.serving import predict_serving
+from meshwright.cost.engine import engine_profile
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.serve import simulate
 from meshwright.spec.serve import parse
@@ -166,3 +169,12 @@ def test_a_plan_of_fewer_replicas_leaves_devices_free():
     assert found.good and found.to_json()["num_devices"] == 4 and found.memory[0].multiplicity == 4
     with pytest.raises(MeshwrightError, match="needs 16 ranks"):
         asked("batch=20,prompt=256,output=16", on="8xh100", plan="tp2 dp8")
+
+
+def test_a_trace_that_names_its_blocks_is_served_by_the_fast_loop_unless_they_are_shared():
+    many = msgspec.structs.replace(parse("batch=8,prompt=64,output=4").drawn(), hash_block=512)
+    asked_of = (mw.load_model("llama3-8b"), mw.load_cluster("1xh100"))
+    for words, fast in (("", True), (",prefix_cache=yes", False)):
+        serve = parse(f"batch=8,prompt=64,output=4{words}")
+        made = built(*asked_of, serve, mw.parse_plan("tp1 dp1"), many, serving_costs(), engine_profile())
+        assert made.replica.compiled is fast

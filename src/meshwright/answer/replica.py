@@ -178,11 +178,12 @@ def cache_rules(
     serve: Serve, requests: Requests, block_bytes: float, adapters: AdapterRules | None = None
 ) -> CacheRules:
     """Return the rules of a replica's cache: the host has room for as many blocks as there are in the memory that was
-    said, on each rank."""
+    said, on each rank. Blocks that are named in a trace count where they are shared alone."""
     words = serve.engine
+    shares = words.prefix_cache or words.chunk_cache > 0
     return CacheRules(
         prefix=words.prefix_cache,
-        unit=requests.hash_block,
+        unit=requests.hash_block if shares else CacheRules().unit,
         swap=words.preempt == "swap",
         host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
         adapters=adapters,
