@@ -146,6 +146,12 @@ def test_quantised_weights_and_caches_are_searched_only_where_they_are_allowed()
     assert any("fp8" in plan for plan in plans) and len(plans) == 2 * len(list(layouts(usual, MODEL, where, serve)))
 
 
+def test_a_plan_that_computes_something_else_is_said_to():
+    few = {"fix": ("policy=vllm-v1", "budget=0", "pp=1", "tp=1"), "allow": ("weights=int4",)}
+    assert asked(f"{WORDS},{SLO}", few={"fix": few["fix"]}).remarks == ()
+    assert "computes something else" in asked(f"{WORDS},{SLO}", few=few).remarks[0]
+
+
 def test_words_that_were_said_are_left_as_they_are():
     serve = parse(f"{WORDS},policy=orca,budget=100")
     space = default(MODEL, cluster(), serve, ("policy", "budget"))

@@ -14,6 +14,7 @@ from meshwright.cost import Costs
 from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.plan import Plan
 from meshwright.search.interrupt import stopping
 from meshwright.search.serving.evaluate import TOLERANCE, ServingEvaluator, at_speed, rate_of, usd_hour
 from meshwright.search.serving.found import (
@@ -35,6 +36,10 @@ from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests
 from meshwright.spec.serve import Serve
 
+#: Said where a plan that was allowed is among the best.
+APPROXIMATE = (
+    "weights or caches of fewer bits, which were allowed, are among the best: the model computes something else"
+)
 #: Candidates that are simulated where none keeps the objectives, to name the nearest.
 NEAR = 64
 
@@ -106,7 +111,14 @@ def find_serving(
         seconds=monotonic() - began,
         front=front,
         points=tuple((c, values) for c, values in _points(walk, front)),
+        remarks=(APPROXIMATE,) if any(_approximate(one.candidate, serve) for one in best) else (),
     )
+
+
+def _approximate(candidate: ServingCandidate, serve: Serve) -> bool:
+    """Whether a model computes something else under a candidate than in its usual precision and the workload's."""
+    usual = Plan().precision
+    return candidate.engine.kv != serve.engine.kv or any(p.plan.precision != usual for p in candidate.phases)
 
 
 def alone(cluster: Cluster) -> tuple[Cluster, ...]:
