@@ -10,12 +10,15 @@ import meshwright as mw
 from meshwright.answer.latency import times_of
 from meshwright.answer.replica import built
 from meshwright.answer.serving import predict_serving
-from meshwright.cost.engine import engine_profile
+from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.serve import simulate
 from meshwright.spec.serve import parse
 from tests.serving.costs import replica, requests
+
+#: An engine whose clients see a token when it is computed.
+AT_ONCE = EngineProfile(name="at once")
 
 
 def asked(words, *, model="llama3-8b", on="1xh100", plan="tp1", **more):
@@ -36,9 +39,10 @@ def test_times_of_a_request_are_those_of_its_records():
     assert found.e2e.tolist() == [3.0, 6.5, 1.0]
 
 
-def test_the_causes_sum_to_the_time_of_the_replica(usual):
-    records = usual.timeline.records["requests"]
-    assert sum(usual.attribution.values()) == pytest.approx(records["end_s"].max() - 0.0, rel=1e-6)
+def test_the_causes_sum_to_the_time_of_the_replica():
+    found = asked("rate=4,prompt=1024,output=128,requests=300", profile=AT_ONCE)
+    records = found.timeline.records["requests"]
+    assert sum(found.attribution.values()) == pytest.approx(records["end_s"].max() - 0.0, rel=1e-6)
 
 
 def test_tokens_are_not_decoded_faster_than_weights_are_read(usual):
@@ -91,7 +95,7 @@ def test_routers_that_look_at_replicas_are_words_of_a_workload(tmp_path):
 def test_prompts_in_iterations_of_their_own_stall_answers_and_chunks_do_not():
     # Agrawal et al., 2403.02310, figure 1: vLLM V0's gaps between tokens have a tail that Sarathi's have not
     words = "rate=3,prompt=4000,output=200,requests=200,policy="
-    whole, chunked = (asked(words + policy, detail=False).metrics for policy in ("vllm-v0", "sarathi"))
+    whole, chunked = (asked(words + policy, profile=AT_ONCE, detail=False).metrics for policy in ("vllm-v0", "sarathi"))
     assert whole.itl_s.p99 > 3 * chunked.itl_s.p99 and whole.ttft_s.mean < chunked.ttft_s.mean
 
 
@@ -178,3 +182,31 @@ def test_a_trace_that_names_its_blocks_is_served_by_the_fast_loop_unless_they_ar
         serve = parse(f"batch=8,prompt=64,output=4{words}")
         made = built(*asked_of, serve, mw.parse_plan("tp1 dp1"), many, serving_costs(), engine_profile())
         assert made.replica.compiled is fast
+
+
+def test_clients_see_tokens_later_than_they_are_computed_by_the_engine_s_front():
+    # 20 ms a request, 5 us a token of 512, and 2 iterations later: the time per token and the gaps are the same
+    front = msgspec.structs.replace(AT_ONCE, front_us=20000.0, token_us=5.0, front_steps=2.0)
+    words = "batch=1,prompt=512,output=64"
+    bare, seen = (asked(words, profile=one, detail=False).metrics for one in (AT_ONCE, front))
+    later = 0.020 + 512 * 5e-6 + 2 * bare.tpot_s.mean
+    assert seen.ttft_s.mean - bare.ttft_s.mean == pytest.approx(later, rel=1e-6)
+    assert seen.e2e_s.mean - bare.e2e_s.mean == pytest.approx(later, rel=1e-6)
+    assert seen.tpot_s == bare.tpot_s
+
+
+def test_iterations_beyond_graphs_have_a_pace_of_their_own():
+    slow = msgspec.structs.replace(AT_ONCE, prompts=2.0, layer_us=0.0)
+    words = "batch=1,prompt=4096,output=32"
+    usual, slower = (asked(words, profile=one, detail=False).metrics for one in (AT_ONCE, slow))
+    assert slower.ttft_s.mean > 1.8 * usual.ttft_s.mean and slower.tpot_s.mean == pytest.approx(usual.tpot_s.mean)
+
+
+def test_layers_with_experts_take_the_host_longer_to_issue():
+    from meshwright.answer.replica import host_times
+
+    profile = msgspec.structs.replace(AT_ONCE, layer_us=100.0, experts_us=50.0)
+    serve = parse("batch=1,prompt=8,output=2")
+    # Mixtral has experts in all of its 32 layers, Llama-3-8B in none
+    times = [host_times(profile, mw.load_model(name), serve).eager_s for name in ("mixtral-8x7b", "llama3-8b")]
+    assert times == pytest.approx([32 * 150e-6, 32 * 100e-6])

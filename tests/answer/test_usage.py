@@ -5,6 +5,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.answer.serving import predict_serving
+from meshwright.cost.engine import EngineProfile
 from meshwright.spec.serve import parse
 
 WORDS = "batch=8,prompt=512,output=128"
@@ -12,7 +13,8 @@ MODEL = mw.load_model("llama3-8b")
 
 
 def asked(words=WORDS, *, on="1xh100", plan="tp1", model=MODEL):
-    return predict_serving(model, mw.load_cluster(on), parse(words), mw.parse_plan(plan))
+    at_once = EngineProfile(name="at once")  # clients see a token when it is computed
+    return predict_serving(model, mw.load_cluster(on), parse(words), mw.parse_plan(plan), profile=at_once)
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,7 @@ from meshwright.simulate.serve import simulate, simulate_routed
 from meshwright.simulate.served import HostTimes, Replica, ServedRequests
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.hardware import Device, Node
+from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, common_prefix
 from meshwright.spec.serve import Serve
@@ -95,9 +96,7 @@ def built(
         if times is not None:
             table = published.table(times, **most)
     if table is None:
-        table = priced(forward, device, costs, **most, split=split)
-        if profile.kernels != 1.0:
-            table = slowed(table, profile.kernels)
+        table = paced(priced(forward, device, costs, **most, split=split), profile)
         if tables is not None:
             tables[key] = table
     node = cluster.islands[0].node
@@ -125,6 +124,13 @@ def built(
         serve = msgspec.structs.replace(serve, engine=found)  # a smaller budget leaves more of the memory
         return built(model, cluster, serve, plan, requests, costs, profile, tables, split)
     return BuiltReplica(memory=memory, blocks=blocks, replica=replica)
+
+
+def paced(table: IterationCosts, profile: EngineProfile) -> IterationCosts:
+    """Return the costs of kernels at the pace that they have in an engine."""
+    if profile.kernels != 1.0:
+        table = slowed(table, profile.kernels)
+    return table if profile.prompts == 1.0 else table.beyond(profile.graph_tokens, profile.prompts)
 
 
 def kv_shares(serve: Serve, model: Model) -> KvShares:
@@ -193,11 +199,15 @@ def cache_rules(
 
 def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:
     """Return what the host of an engine adds to the iterations of a model."""
+    mixtures = sum(n for kind, n in enumerate(model.layers_by_kind) if isinstance(model.blocks[kind].mlp, Moe))
     return HostTimes(
         step_s=profile.step_us * 1e-6,
         request_s=profile.request_us * 1e-6,
-        eager_s=profile.layer_us * 1e-6 * model.num_layers,
+        eager_s=(profile.layer_us * model.num_layers + profile.experts_us * mixtures) * 1e-6,
         graph_tokens=profile.graph_tokens if serve.engine.graphs else 0,
+        front_s=profile.front_us * 1e-6,
+        token_s=profile.token_us * 1e-6,
+        front_steps=profile.front_steps,
     )
 
 

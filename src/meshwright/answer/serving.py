@@ -64,7 +64,8 @@ def predict_serving(
     found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine) + unshared(plan, requests)
     if found:
         raise MeshwrightError(found)
-    profile, costs = profile or engine_profile(serve.engine.profile), costs or serving_costs()
+    profile = profile or engine_profile(serve.engine.profile)
+    costs = costs or serving_costs(profile.library)
     if plan.several:
         return predict_pools(model, cluster, serve, plan, requests, costs, profile, detail=detail, tables=tables)
     if plan.serving.padded:

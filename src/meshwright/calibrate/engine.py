@@ -1,13 +1,16 @@
-"""Engine profiles fitted to measured servers: host time an iteration, host time a request in it, and kernels' pace.
+"""Engine profiles fitted to measured servers: pace of kernels, host times, and what clients wait for besides.
 
-A row of ``serving_runs`` with a time per token and a load of so many open requests is predicted with an engine that
-adds nothing. What is left is ``kernels * device + step + request * batch``, whose constants are the nodes of a grid
-with the least median error. The error of models that the constants never saw is that of every model left out in turn;
-the kernels keep the pace of the tables unless another one is better for models left out.
+A row of ``serving_runs`` is served by the simulator under an engine that adds nothing; then the constants of a profile
+are moved until times per token and to the first token (or tokens a second, where a row says no other) are those
+measured. Errors count by their logarithm and not by its square, so that rows of another kind bend nothing; steps are
+those of Gauss and Newton, each a bounded least-squares problem whose weights are the inverse errors (iteratively
+reweighted, Beaton and Tukey 1974). The error of models, hardware or engines that constants never saw is that of every
+group left out in turn, from the derivatives at the solution.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -15,169 +18,334 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from meshwright.answer.latency import times_of
+from meshwright.answer.replica import built, host_times, paced
 from meshwright.atomic import write_bytes
 from meshwright.cost.engine import FORMAT_VERSION, EngineProfile
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
+from meshwright.simulate.serve import simulate
+from meshwright.simulate.served import Replica
+from meshwright.spec.model import Model
+from meshwright.spec.requests import Requests
+from meshwright.spec.serve import Serve
 from meshwright.spec.toml_text import dumps
 from meshwright.validate import tables
-from meshwright.validate.serving import predicted
+from meshwright.validate.protocols import protocol_of
+from meshwright.validate.serving import asked, ported, waiting
 
 #: An engine that adds nothing to its kernels.
 NOTHING = EngineProfile(name="nothing", step_us=0.0, request_us=0.0, layer_us=0.0, sigma=0.0)
-#: Constants that are tried: paces, microseconds an iteration, microseconds a request.
-KERNELS = np.arange(0.7, 1.151, 0.025)
-STEPS_US = np.array([0, 50, 100, 150, 200, 300, 400, 500, 650, 800, 1000, 1300, 1600, 2000, 2500, 3000.0])
-REQUESTS_US = np.array([0, 1, 2, 3, 4, 6, 8, 10, 14, 20, 28, 40, 60, 100.0])
-#: Rows that an engine needs, and those that are left when a model is left out.
+#: Rows that an engine needs, and those that are left when a group is left out.
 FEWEST = 40
+#: Steps of the fit, and the error below which rows weigh no more.
+STEPS, SMALL = 8, 0.03
+#: Weight of a time to the first token beside a time per token.
+FIRST_TOKEN = 0.5
+#: The normal distribution's central 80% lies within this many standard deviations.
+NORMAL_80 = 1.2816
+
+
+class EngineConstant(NamedTuple):
+    """A constant of a profile: where the fit starts, the step of its derivative, and its bounds."""
+
+    name: str
+    start: float
+    step: float
+    low: float
+    high: float
+
+
+CONSTANTS = (
+    EngineConstant("kernels", 1.0, 0.02, 0.5, 3.0),
+    EngineConstant("prompts", 1.0, 0.05, 0.5, 3.0),
+    EngineConstant("step_us", 200.0, 50.0, 0.0, 20000.0),
+    EngineConstant("request_us", 2.0, 1.0, 0.0, 300.0),
+    EngineConstant("layer_us", 150.0, 50.0, 0.0, 3000.0),
+    EngineConstant("experts_us", 150.0, 50.0, 0.0, 6000.0),
+    EngineConstant("front_us", 10000.0, 1000.0, 0.0, 300000.0),
+    EngineConstant("token_us", 3.0, 0.5, 0.0, 50.0),
+    EngineConstant("front_steps", 1.0, 0.25, 0.0, 50.0),
+)
 
 
 class EngineSample(NamedTuple):
-    """A measured server: ``batch`` requests open, seconds a token that its kernels are predicted to take, and that it
-    took."""
+    """A measured server: its replica under an engine that adds nothing, its requests, and the measured seconds per
+    token and to the first token, and tokens a second of a device (NaN where the row does not say)."""
 
-    engine: str
+    profile: str
     model: str
-    batch: int
-    device_s: float
-    measured_s: float
-    source: str = ""
+    hardware: str
+    source: str
+    base: Replica
+    spec: Model
+    serve: Serve
+    requests: Requests
+    devices: int
+    measured: tuple[float, float, float]
+    wait_steps: int = 0
+
+    def predicted(self, profile: EngineProfile) -> np.ndarray:
+        """Return (seconds per token, to the first token, tokens a second and device) [3] in an engine."""
+        host = host_times(waiting(profile, self.wait_steps), self.spec, self.serve)
+        replica = msgspec.structs.replace(self.base, costs=paced(self.base.costs, profile), host=host)
+        served = simulate(replica, self.requests)
+        times = times_of(self.requests, served)
+        span = float(served.end_s.max() - served.arrival_s.min())
+        tpot = float(np.nanmean(times.tpot)) if (self.requests.output > 1).any() else np.nan
+        return np.array([tpot, float(times.ttft.mean()), float(self.requests.output.sum()) / span / self.devices])
 
 
 class EngineFit(NamedTuple):
-    """The constants of an engine and their absolute relative errors: in sample, and of models left out."""
+    """A fitted profile, the samples and models behind it, and the natural logarithms of predicted over measured
+    [samples, 3] in sample and of groups left out in turn, by what was left out."""
 
-    engine: str
+    profile: EngineProfile
     rows: int
     models: int
-    kernels: float
-    step_us: float
-    request_us: float
-    median: float
-    p90: float
-    left_median: float
-    left_p90: float
-    sources: tuple[str, ...] = ()
+    errors: dict[str, np.ndarray]
 
 
 def samples(folder: Path, progress: Callable[[str], None] = lambda line: None) -> list[EngineSample]:
-    """Return the rows of a folder's ``serving_runs`` that say a time per token at a number of open requests.
+    """Return the rows of a folder's ``serving_runs`` that say a time or tokens a second of a server that is predicted.
 
     Raises:
         MeshwrightError: V001, V002 and V004 for a table that cannot be read.
     """
     path = tables.find(folder, "serving_runs")
     found: list[EngineSample] = []
+    costs = {library: serving_costs(library) for library in ("vllm", "trtllm", "sglang")}
     for number, (_, row) in enumerate(tables.numbered(path, "serving_runs") if path else ()):
-        batch, measured = tables.whole(row, "concurrency"), tables.number(row, "tpot_ms")
-        if row["load_type"] != "concurrency" or not batch or not measured:
-            continue
-        if number % 200 == 0:
+        if number % 500 == 0:
             progress(f"engines: row {number}")
+        name = profile_name(row)
         try:
-            metrics, _ = predicted(row, NOTHING)
+            model, cluster, serve, plan, requests, devices, wait = asked(row)
+            made = built(
+                model,
+                cluster,
+                serve,
+                plan.on(cluster.num_devices),
+                requests,
+                costs[library_of(name)],
+                NOTHING,
+                split=False,
+            )
         except MeshwrightError:
             continue  # validate says why
-        seconds = metrics.tpot_s.mean, measured * 1e-3
-        found.append(EngineSample(family(row["engine"]), row["model"], batch, *seconds, row["source"]))
+        cells = (("tpot_ms", 1e-3), ("ttft_ms", 1e-3), ("throughput_tok_s_per_gpu", 1.0))
+        measured = tuple((tables.number(row, column) or np.nan) * unit for column, unit in cells)
+        if made.replica is None or np.isnan(measured).all():
+            continue
+        where = (row["model"], row["hardware"], row["source"])
+        found.append(EngineSample(name, *where, made.replica, model, serve, requests, devices, measured, wait))
     return found
 
 
-def family(engine: str) -> str:
-    """Return the name of an engine's profile: its first word."""
-    return engine.lower().split()[0] if engine.strip() else ""
+def profile_name(row: dict[str, str]) -> str:
+    """Return the name of the profile that a row belongs to: its engine, with the last month of the year where that
+    year's versions have a profile of their own."""
+    engine, date = ported(row), protocol_of(row).date
+    return f"{engine}-{date[:4]}-12" if date and date < RECENT else engine
 
 
-def fit_all(found: Iterable[EngineSample]) -> list[EngineFit]:
-    """Return the fit of every engine that has rows enough, in order of their names."""
-    by_engine: dict[str, list[EngineSample]] = {}
+#: Versions from this month on are those of today, and none before the second one replays CUDA graphs (vLLM 0.3).
+RECENT, CAPTURED = "2025-01", "2024-01"
+
+
+def month_of(profile: str) -> str:
+    """Return the last month that a profile stands for, of its name; "" of today's."""
+    found = re.search(r"-(\d{4}-\d\d)$", profile)
+    return found[1] if found else ""
+
+
+def library_of(profile: str) -> str:
+    """Return whose collectives an engine runs: its own where they were measured, else vLLM's."""
+    engine = profile.partition("-")[0]
+    return engine if engine in ("trtllm", "sglang") else "vllm"
+
+
+def fit_all(found: Iterable[EngineSample], progress: Callable[[str], None] = lambda line: None) -> list[EngineFit]:
+    """Return the fit of every profile that has rows enough, in order of their names, and last of the default: that of
+    all engines, whose error is that of engines left out."""
+    by_profile: dict[str, list[EngineSample]] = {}
     for sample in found:
-        by_engine.setdefault(sample.engine, []).append(sample)
-    return [fit(engine, mine) for engine, mine in sorted(by_engine.items()) if len(mine) >= FEWEST]
+        by_profile.setdefault(sample.profile, []).append(sample)
+    mine = {name: some for name, some in sorted(by_profile.items()) if len(some) >= FEWEST}
+    out = []
+    for name, some in mine.items():
+        progress(f"engines: {name}, {len(some)} rows")
+        out.append(fit(name, some, ("model", "hardware")))
+    today = [sample for name, some in mine.items() for sample in some if not month_of(name)]
+    if len({sample.profile for sample in today}) > 1:
+        progress(f"engines: default, {len(today)} rows")
+        out.append(fit("default", today, ("profile",)))
+    return out
 
 
-def fit(engine: str, mine: list[EngineSample]) -> EngineFit:
-    """Return the constants of an engine, with every model left out in turn where there are several."""
-    usual, free = (_fit(engine, mine, paces) for paces in (np.array([1.0]), KERNELS))
-    return free if free.left_median < usual.left_median else usual
+def fit(name: str, mine: list[EngineSample], groups: tuple[str, ...]) -> EngineFit:
+    """Return the profile of servers, with every value of each of the ``groups`` (fields of a sample) left out in turn
+    where there are several."""
+    measured = np.log(np.array([sample.measured for sample in mine]))
+    weight = weights(measured)
+    values = np.array([constant.start for constant in CONSTANTS])
+    best, least = values, np.inf
+    for _ in range(STEPS):
+        now = _logs(name, values, mine)
+        error = now - measured
+        loss = float(np.nansum(np.abs(error) * weight))
+        if loss >= least:
+            values = (values + best) / 2  # half the step back
+            continue
+        best, least, seen = values, loss, error
+        slope = _slopes(name, values, mine, now)
+        values = values + _step(error, slope, weight, values)
+    errors = {"in_sample": seen}
+    for field in groups:
+        errors[field] = _left_out(seen, slope, weight, best, [getattr(sample, field) for sample in mine])
+    found = _profile(name, best, mine, errors, weight)
+    return EngineFit(found, len(mine), len({sample.model for sample in mine}), errors)
 
 
-def _fit(engine: str, mine: list[EngineSample], paces: np.ndarray) -> EngineFit:
-    best, errors = _best(mine, paces), []
-    models = sorted({sample.model for sample in mine})
-    for model in models if len(models) > 1 else ():
-        rest = [sample for sample in mine if sample.model != model]
-        if len(rest) >= FEWEST // 2:
-            errors.append(_errors(_best(rest, paces), [sample for sample in mine if sample.model == model]))
-    seen = _errors(best, mine)
-    unseen = np.concatenate(errors) if errors else np.array([np.nan])
-    kernels, step, request = best
-    return EngineFit(
-        engine=engine,
-        rows=len(mine),
-        models=len(models),
-        kernels=kernels,
-        step_us=step,
-        request_us=request,
-        median=float(np.median(seen)),
-        p90=float(np.quantile(seen, 0.9)),
-        left_median=float(np.median(unseen)),
-        left_p90=float(np.quantile(unseen, 0.9)),
-        sources=tuple(sorted({sample.source for sample in mine})),
+def weights(measured: np.ndarray) -> np.ndarray:
+    """Return the weights [n, 3] of what was measured: times per token and to the first token, or tokens a second where
+    no time per token is known."""
+    known = ~np.isnan(measured)
+    return np.stack([known[:, 0], FIRST_TOKEN * known[:, 1], known[:, 2] & ~known[:, 0]], axis=1).astype(np.float64)
+
+
+def _with(name: str, values: np.ndarray) -> EngineProfile:
+    fields = {constant.name: float(value) for constant, value in zip(CONSTANTS, values)}
+    graphs = {"graph_tokens": 0} if "" < month_of(name) < CAPTURED else {}
+    return EngineProfile(name=name, library=library_of(name), **fields, **graphs)
+
+
+def _logs(name: str, values: np.ndarray, mine: list[EngineSample]) -> np.ndarray:
+    """Logarithms of what is predicted [n, 3]."""
+    profile = _with(name, values)
+    return np.log(np.array([sample.predicted(profile) for sample in mine]))
+
+
+def _slopes(name: str, values: np.ndarray, mine: list[EngineSample], now: np.ndarray) -> np.ndarray:
+    """Derivatives of those by each constant [constants, n, 3], in units of its step."""
+    return np.array(
+        [
+            _logs(name, values + constant.step * (np.arange(len(values)) == place), mine) - now
+            for place, constant in enumerate(CONSTANTS)
+        ]
     )
 
 
-def _best(mine: list[EngineSample], paces: np.ndarray) -> tuple[float, float, float]:
-    """The node of the grid with the least median error, and of those nearly as good the least mean one."""
-    best, least = (1.0, 0.0, 0.0), np.inf
-    steps, requests = np.meshgrid(STEPS_US, REQUESTS_US, indexing="ij")
-    device, batch, measured = (np.array([getattr(s, f) for s in mine]) for f in ("device_s", "batch", "measured_s"))
-    for kernels in paces:
-        added = steps[..., None] + requests[..., None] * batch
-        ratio = (kernels * device + added * 1e-6) / measured
-        loss = np.median(np.abs(ratio - 1), axis=-1) + 0.3 * np.abs(np.log(ratio)).mean(axis=-1)
-        at = np.unravel_index(int(np.argmin(loss)), loss.shape)
-        if loss[at] < least:
-            best, least = (float(kernels), float(steps[at]), float(requests[at])), float(loss[at])
-    return best
+def _step(error: np.ndarray, slope: np.ndarray, weight: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the change of the constants that lowers the weighted sum of absolute errors most, where these are as the
+    derivatives say, within the bounds."""
+    known = weight > 0
+    r, w, a = error[known], weight[known], np.array([one[known] for one in slope])
+    unit = np.array([constant.step for constant in CONSTANTS])
+    low = (np.array([constant.low for constant in CONSTANTS]) - values) / unit
+    high = (np.array([constant.high for constant in CONSTANTS]) - values) / unit
+    move = np.zeros(len(unit))
+    for _ in range(20):
+        each = w / np.maximum(np.abs(r + move @ a), SMALL)
+        square = (a * each) @ a.T
+        square[np.diag_indices_from(square)] += 1e-3 * len(r)  # constants that no row tells stay where they are
+        pull = (a * each) @ r
+        for _ in range(50):  # by one constant after the other, each within its bounds
+            for place in range(len(move)):
+                rest = pull[place] + square[place] @ move - square[place, place] * move[place]
+                move[place] = np.clip(-rest / square[place, place], low[place], high[place])
+    return move * unit
 
 
-def _errors(constants: tuple[float, float, float], mine: list[EngineSample]) -> np.ndarray:
-    """Absolute relative errors of samples [n]."""
-    kernels, step, request = constants
-    predicted_s = [kernels * s.device_s + (step + request * s.batch) * 1e-6 for s in mine]
-    return np.array([abs(p / s.measured_s - 1) for p, s in zip(predicted_s, mine)])
+def _left_out(
+    error: np.ndarray, slope: np.ndarray, weight: np.ndarray, values: np.ndarray, group: list[str]
+) -> np.ndarray:
+    """Return the errors [n, 3] of every group under the constants of the others; NaN where too few others are left."""
+    out, label = np.full(error.shape, np.nan), np.array(group)
+    unit = np.array([constant.step for constant in CONSTANTS])
+    for one in sorted(set(group)):
+        held = label == one
+        if (~held).sum() < FEWEST // 2:
+            continue
+        move = _step(error[~held], slope[:, ~held], weight[~held], values) / unit
+        out[held] = error[held] + np.einsum("c,cnk->nk", move, slope[:, held])
+    return out
 
 
-def profile(found: EngineFit) -> EngineProfile:
-    """Return the profile of a fit. Its spread covers 80% of the rows of models left out, of those in sample where
-    there is one model."""
-    error = found.p90 if np.isnan(found.left_p90) else found.left_p90
-    unseen = "one model" if np.isnan(found.left_median) else f"{found.left_median:.1%} with models left out"
-    return EngineProfile(
-        name=found.engine,
-        title=f"{found.engine}, as measured",
-        kernels=round(found.kernels, 3),
-        step_us=found.step_us,
-        request_us=found.request_us,
-        sigma=round(float(np.log1p(error)) / 1.645, 3),
-        source=f"fitted to times per token of {found.rows} measured servers of {found.models} models "
-        f"({', '.join(found.sources)}): "
-        f"{found.median:.1%} median error in sample, {unseen}",
-        flagged=False,
+def _profile(
+    name: str, values: np.ndarray, mine: list[EngineSample], errors: dict[str, np.ndarray], weight: np.ndarray
+) -> EngineProfile:
+    """The profile as it is stored. Its spreads cover 80% of the rows of models (of engines) left out, of those in
+    sample where none can be."""
+    rounded = [float(f"{value:.3g}") for value in values]
+    unseen = next((e for field, e in errors.items() if field in ("model", "profile") and not np.isnan(e).all()), None)
+    unseen = errors["in_sample"] if unseen is None else unseen
+    sources = ", ".join(sorted({sample.source for sample in mine}))
+    models = len({sample.model for sample in mine})
+    left = {field: figures(e, weight) for field, e in errors.items() if not np.isnan(e).all()}
+    said = ", ".join(
+        f"{text} {left[field]['median']:.1%}" for field, text in LEFT_WORDS.items() if field in left
+    )  # fmt: skip
+    return msgspec.structs.replace(
+        _with(name, np.array(rounded)),
+        title="No serving engine in particular" if name == "default" else f"{name}, as measured",
+        sigma=_spread(main(unseen, weight)),
+        front_sigma=_spread(first(unseen, weight)) if (weight[:, 1] > 0).any() else EngineProfile(name="").front_sigma,
+        until=month_of(name),
+        source=f"fitted to {len(mine)} measured servers of {models} models ({sources}); median errors: {said}",
+        flagged=name == "default",
+        left_out=left,
     )
+
+
+#: What is left out, in words.
+LEFT_WORDS = {
+    "in_sample": "in sample",
+    "model": "models left out",
+    "hardware": "devices left out",
+    "profile": "engines left out",
+}
+
+
+def main(error: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the errors of times per token, or tokens a second where no time per token is known."""
+    found = np.where(weight[:, 0] > 0, error[:, 0], error[:, 2])[(weight[:, 0] > 0) | (weight[:, 2] > 0)]
+    return found[~np.isnan(found)]
+
+
+def first(error: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """Return the errors of times to the first token."""
+    found = error[:, 1][weight[:, 1] > 0]
+    return found[~np.isnan(found)]
+
+
+def figures(error: np.ndarray, weight: np.ndarray) -> dict[str, float]:
+    """Return the median and the 90th percentile of absolute relative errors, and of times to the first token."""
+    out = {}
+    for prefix, logs in (("", main(error, weight)), ("ttft_", first(error, weight))):
+        if len(logs):
+            ape = np.abs(np.expm1(logs))
+            out |= {
+                f"{prefix}median": round(float(np.median(ape)), 4),
+                f"{prefix}p90": round(float(np.quantile(ape, 0.9)), 4),
+            }
+    return out
+
+
+def _spread(logs: np.ndarray) -> float:
+    return round(float(np.quantile(np.abs(logs), 0.8)) / NORMAL_80, 3)
 
 
 def report(found: list[EngineFit]) -> list[str]:
     """Return the fits as lines of text."""
-    lines = [
-        f"{'engine':12s}{'rows':>6s}{'models':>8s}{'kernels':>9s}{'step us':>9s}{'request us':>12s}  errors of TPOT"
-    ]
+    names = [constant.name for constant in CONSTANTS]
+    lines = [f"{'profile':22s}{'rows':>6s}{'models':>8s}" + "".join(f"{name:>12s}" for name in names)]
     for one in found:
-        lines.append(
-            f"{one.engine:12s}{one.rows:6d}{one.models:8d}{one.kernels:9.3f}{one.step_us:9.0f}{one.request_us:12.1f}"
-            f"  median {one.median:.1%}, p90 {one.p90:.1%}; models left out {one.left_median:.1%}, {one.left_p90:.1%}"
-        )
+        values = "".join(f"{getattr(one.profile, name):12g}" for name in names)
+        lines.append(f"{one.profile.name:22s}{one.rows:6d}{one.models:8d}{values}")
+        for field, errors in one.profile.left_out.items():
+            said = ", ".join(f"{key.replace('_', ' ')} {value:.1%}" for key, value in errors.items())
+            lines.append(f"{'':10s}{LEFT_WORDS[field]}: {said}")
     return lines
 
 
@@ -187,9 +355,8 @@ def write(found: list[EngineFit], folder: Path) -> list[Path]:
     paths = []
     usual = EngineProfile(name="")
     for one in found:
-        made = profile(one)
-        fields = {f: getattr(made, f) for f in EngineProfile.__struct_fields__}
+        fields = {f: getattr(one.profile, f) for f in EngineProfile.__struct_fields__}
         table = {f: value for f, value in fields.items() if f == "name" or value != getattr(usual, f)}
-        paths.append(folder / f"{made.name.replace('-', '_')}.toml")
+        paths.append(folder / f"{one.profile.name.replace('-', '_')}.toml")
         write_bytes(paths[-1], dumps({"format_version": FORMAT_VERSION, **msgspec.to_builtins(table)}).encode())
     return paths

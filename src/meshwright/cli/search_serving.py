@@ -238,7 +238,9 @@ def _day(ask: AskedServing, found: ServingFound) -> DayPlanned:
     from meshwright.search.serving.evaluate import ServingEvaluator
 
     best, profile = found.best[0], engine_profile(ask.serve.engine.profile)
-    evaluator = ServingEvaluator(ask.model, best.cluster, ask.serve, ask.requests, serving_costs(), profile)
+    evaluator = ServingEvaluator(
+        ask.model, best.cluster, ask.serve, ask.requests, serving_costs(profile.library), profile
+    )
     return planned(evaluator, best.candidate, ask.day, ask.train)
 
 

@@ -28,7 +28,9 @@ class ValidateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of ``meshwright validate``."""
 
     data: options.text(
-        "DIR", "Folder with training_steps.csv, ops_*.csv, collectives.csv, serving_runs.csv (or .csv.gz)."
+        "DIR",
+        "Folder with training_steps.csv, ops_*.csv, collectives.csv, serving_runs.csv (or .csv.gz), "
+        "and serving_requests/.",
     ) = ""
     rows: options.text("FILE", "Write every prediction as CSV.") = ""
     report: options.text("FILE", "Write scatter plots and residuals, one offline HTML file.") = ""
@@ -56,10 +58,10 @@ def run(argv: list[str]) -> int:
         for table in found:
             _show(table)
         _show_excluded(found)
-    plotted = [table for table in found if table.name != "serving_runs"]  # its rows have several times each
-    for path, write in ((given.report, _write_report), (given.markdown, _write_markdown)):
-        if path:
-            write(plotted, Path(path))
+    if given.report:  # rows of servers have several times each, which are not plotted
+        _write_report([table for table in found if not table.name.startswith("serving_")], Path(given.report))
+    if given.markdown:
+        _write_markdown(found, Path(given.markdown))
     for path in filter(None, (given.rows, given.report, given.markdown)):
         note(f"wrote {path}")
     return 0
@@ -92,6 +94,9 @@ def _show(table: Table) -> None:
     out.print(shown)
     for reason, count in table.reasons():
         out.print(f"  unsupported: {count:,} rows: {reason}", markup=False, soft_wrap=True)
+    for what, figures in table.beside.items():
+        said = ", ".join(text.figure(name, value) for name, value in figures.items())
+        out.print(f"  {what}: {said}", markup=False, soft_wrap=True)
     out.print()
 
 

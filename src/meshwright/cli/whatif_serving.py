@@ -58,7 +58,7 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
         else [Technique(given.recipes, _exact(given.recipes))]
     )
     profile = engine_profile(serve.engine.profile)
-    evaluator = ServingEvaluator(model, cluster, serve, requests, serving_costs(), profile)
+    evaluator = ServingEvaluator(model, cluster, serve, requests, serving_costs(profile.library), profile)
     progress = Progress("techniques", least_s=1.0)
     ranking = what_helps(evaluator, plan, tried, lambda done, total: progress("tried", done, total))
     if given.json:

@@ -36,28 +36,50 @@ class PublishedIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
 
-    ``kernels``: time of its kernels in a server over what those of the tables take alone. Host time in microseconds:
-    ``step_us`` an iteration that the device waits for, ``request_us`` for every request in it, and ``layer_us`` to
-    issue a layer's kernels where no CUDA graph is replayed, which bounds the iteration from below. Graphs are replayed
-    up to ``graph_tokens`` tokens where no prompt is among them. Memory: ``context_bytes`` of a process before the first
-    tensor, ``communicator_bytes`` of a group of ranks. ``sigma`` is the relative error of iterations of models that the
-    constants never saw. ``flagged``: nobody measured these. ``iterations``, where there are any, stand for the priced
-    kernels of the models that they are of, and it knows no others.
+    ``kernels``: time of its kernels in a server over what those of the tables take alone; ``prompts``: the same, on top
+    of it, of iterations beyond the CUDA graphs' tokens. Host time in microseconds: ``step_us`` an iteration that the
+    device waits for, ``request_us`` for every request in it, and ``layer_us`` to issue a layer's kernels where no CUDA
+    graph is replayed (``experts_us`` more where the layer has experts), which bounds the iteration from below. Graphs
+    are replayed up to ``graph_tokens`` tokens where no prompt is among them. A client sees its tokens later than they
+    are computed: by ``front_us`` a request (connection, reply), ``token_us`` for every token of its prompt (the
+    tokenizer), and ``front_steps`` iterations (polls of the scheduler, answers handed on one iteration later).
+
+    ``library`` is whose collectives it runs. Memory: ``context_bytes`` of a process before the first tensor,
+    ``communicator_bytes`` of a group of ranks.
+    ``sigma`` is the relative error of iterations of models that the constants never saw, ``front_sigma`` of the times
+    to a first token. ``until``: the last month (``2024-12``) whose versions it stands for, "" for those of today.
+    ``flagged``: nobody measured these. ``left_out``: absolute relative errors of measured servers when all of their
+    ``model``, ``hardware`` or ``engine`` are left out of the fit, beside those ``in_sample``. ``iterations``,
+    where there are any, stand for the priced kernels of the models that they are of, and it knows no others.
     """
 
     name: str
     title: str = ""
     kernels: float = 1.0
+    prompts: float = 1.0
     step_us: float = 1000.0
     request_us: float = 10.0
     layer_us: float = 100.0
+    experts_us: float = 0.0
+    front_us: float = 0.0
+    token_us: float = 0.0
+    front_steps: float = 0.0
     graph_tokens: int = 512
+    library: str = "vllm"
     context_bytes: float = 1.0 * 2**30
     communicator_bytes: float = 256.0 * 2**20
     sigma: float = 0.2
+    front_sigma: float = 0.3
+    until: str = ""
     source: str = ""
     flagged: bool = True
+    left_out: dict[str, dict[str, float]] = {}
     iterations: tuple[PublishedIterations, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """The engine whose versions it stands for: its name without the month."""
+        return self.name.removesuffix(f"-{self.until}") if self.until else self.name
 
     def published(self, model: str, device: str, tp: int) -> PublishedIterations | None:
         """Return the published times of a model's iterations on so many ranks of a device, if it has them."""

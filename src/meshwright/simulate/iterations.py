@@ -89,6 +89,18 @@ class IterationCosts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         far += (one(i, j + 1, k + 1) * (1.0 - x) + one(i + 1, j + 1, k + 1) * x) * y
         return (near * (1.0 - z) + far * z) * queries
 
+    def beyond(self, tokens: int, factor: float) -> IterationCosts:
+        """Return the costs with iterations of more than so many tokens, and attention of prompts, `factor` times as
+        long."""
+        each = np.where(np.arange(len(self.linear_s)) > tokens, factor, 1.0)
+        return msgspec.structs.replace(
+            self,
+            linear_s=self.linear_s * each,
+            linear_parts=self.linear_parts * each[: len(self.linear_parts), None],
+            linear_spread=self.linear_spread * each[: len(self.linear_spread), None],
+            prefill_s=self.prefill_s * factor,
+        )
+
     def scaled(self, factors: np.ndarray, attention: float) -> IterationCosts:
         """Return the costs with every cause's seconds times its factor [causes], and attention's times `attention`."""
         return msgspec.structs.replace(

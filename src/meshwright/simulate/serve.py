@@ -27,14 +27,18 @@ from meshwright.spec.requests import Requests
 
 
 def simulate(replica: Replica, requests: Requests) -> ServedRequests:
-    """Return what becomes of requests that one replica serves.
+    """Return what becomes of requests that one replica serves, as their clients see it.
 
     Raises:
         MeshwrightError: W012 for requests that the cache can never hold.
     """
     refuse_oversized(replica, requests)
-    if not replica.compiled or len(requests.after) or len(requests.needed):
-        return plainly(replica, requests)
+    alone = plainly if not replica.compiled or len(requests.after) or len(requests.needed) else _compiled
+    return alone(replica, requests).seen(requests, replica.host)
+
+
+def _compiled(replica: Replica, requests: Requests) -> ServedRequests:
+    """Return what becomes of requests under policies that the compiled loop knows."""
     count, limits, host, costs = len(requests), replica.limits, replica.host, replica.costs
     ints = {name: np.zeros(count, np.int64) for name in ("queue", "computed", "generated", "held", "evicted")}
     times = {name: np.full(count, -1.0) for name in ("last_s", "scheduled_s", "first_s", "end_s")}
@@ -130,7 +134,8 @@ def simulate_routed(
         MeshwrightError: W012 for requests that the cache can never hold.
     """
     refuse_oversized(replica, requests)
-    return pooled(replica, replicas, requests, router)
+    shares, served = pooled(replica, replicas, requests, router)
+    return shares, [one.seen(share, replica.host) for share, one in zip(shares, served)]
 
 
 def refuse_oversized(replica: Replica, requests: Requests) -> None:

@@ -12,6 +12,7 @@ from meshwright.serving.fcfs import OrderPolicy
 from meshwright.simulate.guessing import Guesses
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.lora import LoraCosts
+from meshwright.spec.requests import Requests
 
 #: Samples of the state over time that are kept of a replica.
 MOST_SAMPLES = 2048
@@ -25,12 +26,16 @@ class HostTimes(msgspec.Struct, frozen=True, kw_only=True):
     """The host's part of an iteration in seconds: ``step_s`` for each iteration, ``request_s`` for every request in it.
 
     ``eager_s`` bounds the device's part from below where no CUDA graph is replayed, which is the case with prompts and
-    beyond ``graph_tokens`` tokens."""
+    beyond ``graph_tokens`` tokens. Clients see tokens ``front_s`` after they are computed, and ``token_s`` for each
+    token of the prompt and ``front_steps`` iterations later still."""
 
     step_s: float = 0.0
     request_s: float = 0.0
     eager_s: float = 0.0
     graph_tokens: int = 0
+    front_s: float = 0.0
+    token_s: float = 0.0
+    front_steps: float = 0.0
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +114,15 @@ class ServedRequests(msgspec.Struct, frozen=True, kw_only=True):
     sample: np.ndarray
     cached: np.ndarray
     swaps: int = 0
+
+    def seen(self, requests: Requests, host: HostTimes) -> ServedRequests:
+        """Return the records as clients see them: all tokens of a request as much later as its first one is. An
+        iteration takes as long as one of the request's own tokens does on average."""
+        if not (host.front_s or host.token_s or host.front_steps):
+            return self
+        step = (self.end_s - self.first_s) / np.maximum(requests.output - 1, 1)
+        late = host.front_s + host.token_s * requests.prompt + host.front_steps * step
+        return msgspec.structs.replace(self, first_s=self.first_s + late, end_s=self.end_s + late)
 
     def chosen(self, which: np.ndarray) -> ServedRequests:
         """Return the records of the requests of the given indices; the rest is the replica's."""

@@ -9,12 +9,14 @@ from pathlib import Path
 import msgspec
 
 from meshwright.cost import Costs, Framework
+from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
-from meshwright.validate import ops, serving, steps, tables
+from meshwright.validate import ops, serving, serving_requests, steps, tables
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import MeasuredStep, measured, refuse
 from meshwright.validate.rows import Sink, ignore
 from meshwright.validate.score import Scored, Unsupported, interval, score_op, score_step, summary
+from meshwright.validate.serving_ranking import ranking
 
 FORMAT_VERSION = 1
 Progress = Callable[[str, int, int], None]
@@ -22,13 +24,14 @@ Progress = Callable[[str, int, int], None]
 
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """One table's metrics by ``source/hardware`` and ``all``, the rows behind them with the ``variables`` their
-    ``at`` holds, and the rows that were not supported."""
+    ``at`` holds, the rows that were not supported, and what else is said ``beside`` the metrics."""
 
     name: str
     metrics: dict[str, dict[str, float]]
     scored: tuple[Scored, ...]
     unsupported: tuple[Unsupported, ...]
     variables: tuple[str, ...]
+    beside: dict[str, dict[str, float]] = {}
 
     def reasons(self) -> list[tuple[str, int]]:
         """Why rows were not supported and how many, most first."""
@@ -60,6 +63,8 @@ def validate(
         total = int(made.metrics["all"]["rows"]) + len(made.unsupported)
         progress(name, total, total)
         out.append(made)
+    served = _requests(folder, progress)
+    out += [served] if served is not None else []
     if not out:
         raise MeshwrightError.one(
             "V003",
@@ -136,17 +141,47 @@ def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
 
 
 def _served(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
-    """The table of serving runs, whose rows have several times and no one of them."""
+    """The table of serving runs, whose rows have several times and no one of them. Beside it stand the ranking of plans
+    and the errors of engines' constants on what they never saw."""
     numbered = tables.numbered(path, name)
-    scored, unsupported = [], []
+    scored, unsupported, ranked = [], [], []
     for row, found in serving.scored((row for _, row in numbered), lambda done: progress(name, done, len(numbered))):
-        (unsupported if isinstance(found, Unsupported) else scored).append(found)
+        if isinstance(found, Unsupported):
+            unsupported.append(found)
+        else:
+            scored.append(found)
+            ranked.append((row, found))
         sink(serving.line(row, found))
+    left = {
+        f"{name}, {what.replace('_', ' ')}": errors
+        for name, one in engines().items()
+        for what, errors in one.left_out.items()
+    }
     return Table(
         name=name,
         metrics=serving.summary(scored, unsupported),
         scored=(),
         unsupported=tuple(unsupported),
+        variables=(),
+        beside={"ranking": ranking(ranked)} | left,
+    )
+
+
+def _requests(folder: Path, progress: Progress) -> Table | None:
+    """The runs of the folder of requests, if there is one."""
+    found = []
+    for path in serving_requests.files(folder):
+        found += serving_requests.scored(path, lambda done: progress(serving_requests.FOLDER, done, 0))
+    if not found:
+        return None
+    refused = [
+        Unsupported(id=one.run, key=one.run, faulty=False, reason=one.unsupported) for one in found if one.unsupported
+    ]
+    return Table(
+        name=serving_requests.FOLDER,
+        metrics=serving_requests.summary(found),
+        scored=(),
+        unsupported=tuple(refused),
         variables=(),
     )
 
@@ -182,6 +217,7 @@ def to_json(found: list[Table]) -> dict[str, object]:
 
     body: dict[str, object] = {"format_version": FORMAT_VERSION, "code": __version__}
     body |= {table.name: table.metrics for table in found}
+    body |= {f"{table.name}_beside": table.beside for table in found if table.beside}
     body["excluded_from_time"] = {table.name: FAULTS[table.name] for table in found if table.name in FAULTS}
     body["unsupported"] = {table.name: dict(table.reasons()) for table in found}
     return body

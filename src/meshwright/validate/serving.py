@@ -1,27 +1,35 @@
 """Rows of ``serving_runs`` as questions, predicted and scored: time per token, time to first token, throughput.
 
 A row says model, devices, lengths and load; the engine is predicted with the profile that has its name, else with the
-flagged default, under vLLM V1's policy. A closed loop is run for four rounds. What a row leaves open is never filled by
-looking at its result.
+flagged default, under vLLM V1's policy. What a row leaves open is what its publication says
+(:mod:`meshwright.validate.protocols`), never filled by looking at its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from meshwright.answer.serving import predict_serving
 from meshwright.answer.serving_answer import ServingMetrics
-from meshwright.cost.engine import EngineProfile, engines
+from meshwright.cost import Costs
+from meshwright.cost.engine import EngineProfile, engine_profile, engines
 from meshwright.cost.roofline import supports
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
+from meshwright.plan import Plan
 from meshwright.plan import parse as parse_plan
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
-from meshwright.spec.serve import EngineWords, Serve
+from meshwright.spec.engine_words import KV_BYTES, EngineWords
+from meshwright.spec.model import Model
+from meshwright.spec.requests import Requests
+from meshwright.spec.serve import Serve
+from meshwright.validate.protocols import closed_loop, protocol_of
 from meshwright.validate.score import Unsupported
 from meshwright.validate.tables import number, whole
 
@@ -29,8 +37,12 @@ from meshwright.validate.tables import number, whole
 PRECISIONS = {"fp8": "fp8", "fp4": "nvfp4", "bf16": "bf16", "fp16": "fp16", "": ""}
 #: The same on devices without units for it: the weights alone are stored so, as engines' kernels of 16 bits read them.
 STORED = {"nvfp4": "bf16 weights=nvfp4", "fp8": "bf16 weights=fp8"}
-#: Rounds of a closed loop, and requests of a rate where a row does not say how many.
-ROUNDS, USUAL_REQUESTS, MOST_REQUESTS = 4, 300, 4000
+#: What an engine is called in tables, and here.
+FAMILIES = (("tensorrt", "trtllm"), ("trtllm", "trtllm"), ("vllm", "vllm"), ("sglang", "sglang"))
+#: What platforms are called that engines for NVIDIA's devices are ported to, by the maker of the device.
+PORTS = {"AMD": "-rocm", "Intel": "-xpu"}
+#: Requests of a rate where a row does not say how many, and at most.
+USUAL_REQUESTS, MOST_REQUESTS = 300, 4000
 #: Largest batch that engines are asked for in benchmarks of given batches and loads.
 MAX_BATCH = 1024
 
@@ -51,11 +63,15 @@ def scored(
     rows: Iterable[dict[str, str]], told: Callable[[int], None] = lambda done: None
 ) -> Iterator[tuple[dict[str, str], ServingScore | Unsupported]]:
     """Yield every row with its score, or with why it is not predicted."""
+    costs: dict[str, Costs] = {}
     for done, row in enumerate(rows):
         told(done)
         key = f"{row['source']}/{row['hardware']}/{row['engine']}"
+        library = engine_profile(profile_of(row)).library
+        if library not in costs:
+            costs[library] = serving_costs(library)
         try:
-            metrics, devices = predicted(row)
+            metrics, devices = predicted(row, costs=costs[library])
         except MeshwrightError as error:
             first = error.diagnostics[0]
             yield (
@@ -71,29 +87,71 @@ def _plainly(message: str) -> str:
     return message.partition(":")[0].partition("(")[0].strip()
 
 
-def predicted(row: dict[str, str], profile: EngineProfile | None = None) -> tuple[ServingMetrics, int]:
-    """Return the metrics of a row's question, and its devices; under a `profile` without intervals.
+class ServingQuestion(NamedTuple):
+    """A row as a question; ``devices`` of one replica, ``wait_steps`` iterations that its engine was told to wait."""
+
+    model: Model
+    cluster: Cluster
+    serve: Serve
+    plan: Plan
+    requests: Requests
+    devices: int
+    wait_steps: int = 0
+
+
+def asked(row: dict[str, str]) -> ServingQuestion:
+    """Return the question of a row.
 
     Raises:
-        MeshwrightError: V006 when the row cannot be expressed; whatever refuses the question.
+        MeshwrightError: V006 when the row cannot be expressed; M and C codes for unknown models and devices.
     """
     if row["mode"] != "agg":
-        raise _unsupported("prefill and decode apart")
+        raise unsupported("prefill and decode apart")
     if row["precision"] not in PRECISIONS:
-        raise _unsupported(f"precision {row['precision']}")
+        raise unsupported(f"precision {row['precision']}")
     tp, pp = whole(row, "tp"), whole(row, "pp", 1) or 1
     if not tp:
-        raise _unsupported("tensor parallelism not stated")
-    serve = _load(row)
+        raise unsupported("tensor parallelism not stated")
+    serve, requests = _load(row)
     model = msgspec.structs.replace(models.load(row["model"]), max_seq_len=0)  # a benchmark may go beyond it
     adp, ep = whole(row, "dp", 1) or 1, whole(row, "ep", 1) or 1
     tp *= adp  # a row's tp is that of attention, in each of so many groups
     cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
     plan = parse_plan(f"tp{tp} adp{adp} pp{pp} ep{ep if model.mixtures else 1} {_precision(row, cluster)}".strip())
-    found = predict_serving(model, cluster, serve, plan, profile=profile, detail=profile is None)
+    lengths = whole(row, "isl") or 0, whole(row, "osl") or 0
+    wait = protocol_of(row).waited(family(row["engine"]), *lengths, tp, experts=bool(model.mixtures))
+    return ServingQuestion(model, cluster, serve, plan, requests, tp * pp, wait)
+
+
+def predicted(
+    row: dict[str, str], profile: EngineProfile | None = None, costs: Costs | None = None
+) -> tuple[ServingMetrics, int]:
+    """Return the metrics of a row's question, and its devices; under a `profile` without intervals. Rows of one model
+    and device share the prices that are in their `costs`.
+
+    Raises:
+        MeshwrightError: what :func:`asked` says; whatever refuses the question.
+    """
+    asking = asked(row)
+    engine = waiting(profile or engine_profile(asking.serve.engine.profile), asking.wait_steps)
+    found = predict_serving(
+        asking.model,
+        asking.cluster,
+        asking.serve,
+        asking.plan,
+        requests=asking.requests,
+        profile=engine,
+        costs=costs,
+        detail=profile is None,
+    )
     if found.metrics is None:
-        raise _unsupported("the weights leave no room for a cache")
-    return found.metrics, tp * pp
+        raise unsupported("the weights leave no room for a cache")
+    return found.metrics, asking.devices
+
+
+def waiting(profile: EngineProfile, steps: int) -> EngineProfile:
+    """Return the profile of an engine that was told to wait so many iterations for more prompts."""
+    return msgspec.structs.replace(profile, front_steps=profile.front_steps + steps) if steps else profile
 
 
 def _precision(row: dict[str, str], cluster: Cluster) -> str:
@@ -102,30 +160,60 @@ def _precision(row: dict[str, str], cluster: Cluster) -> str:
     return word if supports(cluster.islands[0].device, word) else STORED.get(word, word)
 
 
-def _load(row: dict[str, str]) -> Serve:
-    """Return the workload that a row describes."""
+def _load(row: dict[str, str]) -> tuple[Serve, Requests]:
+    """Return the workload that a row describes, and its requests."""
     prompt, output = whole(row, "isl"), whole(row, "osl")
     if not prompt or not output:
-        raise _unsupported("lengths not stated")
-    said = {"prompt": prompt, "output": output, "engine": EngineWords(max_batch=MAX_BATCH, profile=profile_of(row))}
+        raise unsupported("lengths not stated")
+    protocol = protocol_of(row)
+    kv = row.get("kv_dtype") or (protocol.kv if row["precision"] in ("fp8", "fp4") else "")
+    engine = EngineWords(max_batch=MAX_BATCH, profile=profile_of(row), kv=kv if kv in KV_BYTES else "bf16")
+    said = {"prompt": prompt, "output": output, "engine": engine}
     concurrency, batch, rate = whole(row, "concurrency"), whole(row, "batch_size"), number(row, "rate_req_s")
     if row["load_type"] == "concurrency" and concurrency:
-        return Serve(concurrency=concurrency, requests=concurrency * ROUNDS, **said)
+        serve = Serve(concurrency=concurrency, requests=concurrency * protocol.rounds, **said)
+        return serve, closed_loop(protocol, concurrency, prompt, output)
     if row["load_type"] == "static_batch" and batch:
-        return Serve(batch=batch, requests=batch, **said)
-    if row["load_type"] == "poisson_rate" and rate:
-        count = min(whole(row, "num_requests") or USUAL_REQUESTS, MOST_REQUESTS)
-        return Serve(rate=rate, requests=count, **said)
-    raise _unsupported(f"load {row['load_type']}")
+        serve = Serve(batch=batch, requests=batch, **said)
+    elif row["load_type"] == "poisson_rate" and rate:
+        serve = Serve(rate=rate, requests=min(whole(row, "num_requests") or USUAL_REQUESTS, MOST_REQUESTS), **said)
+    else:
+        raise unsupported(f"load {row['load_type']}")
+    return serve, serve.drawn()
+
+
+def family(engine: str) -> str:
+    """Return the engine that a row names, without its version and those who ship it."""
+    said = engine.lower()
+    return next((name for word, name in FAMILIES if word in said), said.split()[0] if said.strip() else "")
+
+
+def ported(row: dict[str, str]) -> str:
+    """Return a row's engine, with the platform that it was ported to where that is not the one it is written for: its
+    kernels are others there."""
+    engine = family(row["engine"])
+    try:
+        vendor = clusters.load_device(row["hardware"]).vendor
+    except MeshwrightError:
+        return engine  # it is refused elsewhere
+    return engine + PORTS.get(vendor, "") if engine in {name for _, name in FAMILIES} else engine
 
 
 def profile_of(row: dict[str, str]) -> str:
-    """Return the engine profile that has the name of a row's engine, else the default."""
-    engine = row["engine"].lower()
-    return next((name for name in engines() if engine.startswith(name)), "default")
+    """Return the profile of a row's engine of the time it was measured, else the default."""
+    return dated(ported(row), protocol_of(row).date)
 
 
-def _unsupported(reason: str) -> MeshwrightError:
+def dated(engine: str, date: str) -> str:
+    """Return the name of an engine's profile for a month (``2024-10``, "" today), else the default: the one that stands
+    for versions until the first month from then on."""
+    mine = [p for p in engines().values() if p.engine == engine]
+    old = sorted((p.until, p.name) for p in mine if p.until and date and date <= p.until)
+    return old[0][1] if old else next((p.name for p in mine if not p.until), "default")
+
+
+def unsupported(reason: str) -> MeshwrightError:
+    """Return the refusal of what is measured and not predicted."""
     return MeshwrightError.one("V006", reason)
 
 

@@ -29,6 +29,10 @@ REQUIRED = {
         *("concurrency", "rate_req_s", "batch_size", "tp", "pp", "dp", "ttft_ms", "tpot_ms"),
         *("throughput_tok_s_per_gpu", "num_requests", "flags"),
     ),
+    "serving_requests": (
+        *("run", "engine", "model", "hardware", "prompt_tokens", "output_tokens", "arrival_s", "first_token_s"),
+        "last_token_s",
+    ),
 }
 #: Columns of it that hold what was asked, as numbers.
 NUMBERS = {
@@ -41,6 +45,7 @@ NUMBERS = {
         *("isl", "osl", "concurrency", "rate_req_s", "batch_size", "tp", "pp", "dp", "num_requests"),
         *("ttft_ms", "tpot_ms", "throughput_tok_s_per_gpu"),
     ),
+    "serving_requests": ("prompt_tokens", "output_tokens", "arrival_s", "first_token_s", "last_token_s"),
 }
 
 

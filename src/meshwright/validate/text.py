@@ -32,6 +32,11 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("p90", "ttft_p90_ape", "percent"),
     ("bias", "ttft_bias", "signed"),
     ("throughput", "throughput_median_ape", "percent"),
+    ("requests", "requests", "count"),
+    ("mean TTFT", "ttft_mean_ape", "percent"),
+    ("KS", "ttft_ks", "ratio"),
+    ("mean TPOT", "tpot_mean_ape", "percent"),
+    ("KS", "tpot_ks", "ratio"),
 )
 #: What each heading means, for those who have not read the definitions.
 MEANING = {
@@ -55,6 +60,10 @@ MEANING = {
     "TPOT": "median absolute error of the time per output token, and of its p90 and bias behind it",
     "TTFT": "the same of the time to first token",
     "throughput": "median absolute error of output tokens a second and device",
+    "requests": "requests of a run that were served again one by one",
+    "mean TTFT": "mean absolute error of rows' times to first token; of a run, the error of its requests' mean",
+    "mean TPOT": "the same of the time per output token",
+    "KS": "largest difference of the measured and the predicted distribution of the time before it",
 }
 
 
@@ -68,6 +77,13 @@ def lines(table: Table) -> Iterator[tuple[str, list[str]]]:
     shown = columns(table)
     for key, metrics in table.metrics.items():
         yield key, [_cell(metrics.get(name), kind) for _, name, kind in shown]
+
+
+def figure(name: str, value: float) -> str:
+    """Return a figure that stands beside a table, with its name."""
+    if name == "groups":
+        return f"{int(value):,} groups"
+    return f"{name.replace('_', ' ')} {value:.1%}"
 
 
 def _cell(value: float | None, kind: str) -> str:

@@ -76,7 +76,8 @@ def find_serving(
     if requests is None:
         serve = serve.for_context(model.max_seq_len)
         requests = serve.drawn()
-    costs, profile = costs or serving_costs(), profile or engine_profile(serve.engine.profile)
+    profile = profile or engine_profile(serve.engine.profile)
+    costs = costs or serving_costs(profile.library)
     spaces = tuple(spaces) or tuple(default(model, cluster, serve) for cluster in clusters)
     evaluators = [ServingEvaluator(model, cluster, serve, requests, costs, profile) for cluster in clusters]
     walk = ServingWalk(evaluators, spaces, report)

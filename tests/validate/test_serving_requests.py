@@ -1,0 +1,110 @@
+"""Measured requests of a server: what it served with, its own arrivals, and how far the distributions are apart."""
+
+import json
+
+import numpy as np
+import pytest
+
+from meshwright.cli import main
+from meshwright.errors import MeshwrightError
+from meshwright.validate import serving_requests
+from meshwright.validate.serving import ServingScore
+from meshwright.validate.serving_ranking import ranking
+
+HEAD = "run,engine,model,hardware,prompt_tokens,output_tokens,arrival_s,first_token_s,last_token_s"
+SERVER = {
+    "engine_kwargs": {"tensor_parallel_size": 1, "max_num_seqs": 64, "max_num_batched_tokens": 2048},
+    "kv_cache": {"num_gpu_blocks": 4096, "block_size": 16, "gpu_memory_utilization": 0.9},
+}
+
+
+def written(folder, configs, runs=("a",), engine="vllm 0.19.0"):
+    inside = folder / "serving_requests"
+    inside.mkdir()
+    rows = [
+        f"{run},{engine},meta-llama/Meta-Llama-3-8B,h100_sxm,512,{32 + i},{i * 0.1},{i * 0.1 + 0.04},{i * 0.1 + 0.3}"
+        for run in runs
+        for i in reversed(range(20))
+    ]
+    (inside / "x_requests.csv").write_text("\n".join([HEAD, *rows]) + "\n")
+    (inside / "x_configs.json").write_text(json.dumps(configs))
+    return inside
+
+
+def test_a_run_is_served_again_with_its_own_arrivals(tmp_path):
+    written(tmp_path, {"a": {"meta": SERVER}})
+    (found,) = serving_requests.scored(*serving_requests.files(tmp_path))
+    assert (found.run, found.requests, found.unsupported) == ("a", 20, "")
+    # 8e9 parameters of 2 bytes at 3.35e12 bytes a second: at least 4.8 ms a token; measured 0.26 s / 31 to 51 tokens
+    measured = np.mean([0.26 / (31 + i) for i in range(20)])
+    assert 0.0048 < measured * (1 + found.metrics["tpot_bias"]) < 0.012
+    assert found.metrics["tpot_mean_ape"] == pytest.approx(abs(found.metrics["tpot_bias"]))
+
+
+def test_a_server_has_its_own_limits_and_count_of_blocks():
+    setup = serving_requests._of_server({"engine": "vllm 0.19.0"}, SERVER)
+    words = setup.words
+    assert (words.max_batch, words.budget, words.kv_blocks, words.profile) == (64, 2048, 4096, "vllm")
+
+
+def test_a_plan_of_a_published_experiment_takes_its_cache_from_the_file_beside(tmp_path):
+    inside = written(tmp_path, {"a": {"plan": {"engine": "vllm", "tp": 1, "pp": 1}}}, engine="vllm (2024)")
+    (inside / "x_max_num_tokens.csv").write_text("model,tp,pp,max_num_tokens\nmeta-llama/Meta-Llama-3-8B,1,1,66144\n")
+    (path,) = serving_requests.files(tmp_path)
+    row = {"engine": "vllm (2024)", "model": "meta-llama/Meta-Llama-3-8B"}
+    setup = serving_requests._setup(row, {"plan": {"tp": 1, "pp": 1}}, path)
+    words = setup.words
+    assert (words.kv_blocks, words.policy, words.profile) == (66144 // 16, "vllm-v0", "distserve-vllm")
+
+
+def test_runs_that_are_not_predicted_say_why_and_the_others_are(tmp_path):
+    configs = {"a": {"meta": SERVER}, "b": {"plan": {"prefill": "tp2 pp1", "decode": "tp1 pp1"}}}
+    written(tmp_path, configs, runs=("a", "b", "c"))
+    found = serving_requests.scored(*serving_requests.files(tmp_path))
+    reasons = ["", "V006 prefill and decode apart", "V006 what the run served with is not stated"]
+    assert [one.unsupported for one in found] == reasons
+    said = serving_requests.summary(found)
+    assert said["all"]["unsupported"] == 2 and said["all"]["tpot_ks"] == said["a"]["tpot_ks"]
+
+
+def test_a_run_without_configurations_is_refused_with_the_file(tmp_path):
+    (written(tmp_path, {}) / "x_configs.json").write_text("{")
+    with pytest.raises(MeshwrightError, match="cannot read what the runs served with"):
+        serving_requests.scored(*serving_requests.files(tmp_path))
+
+
+def test_the_distance_of_distributions_is_the_largest_difference_of_their_shares():
+    # at 2 all of one sample and a quarter of the other lie below: 1 - 1/4
+    assert serving_requests.distance(np.array([1.0, 2.0]), np.array([2.0, 3.0, 3.0, 4.0])) == pytest.approx(0.75)
+    assert serving_requests.distance(np.array([1.0, 2.0]), np.array([2.0, 1.0])) == 0.0
+
+
+def test_the_command_scores_runs_beside_tables(capsys, tmp_path):
+    written(tmp_path, {"a": {"meta": SERVER}})
+    assert main(["validate", "--data", str(tmp_path), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["serving_requests"]["a"]
+    assert {"requests", "ttft_mean_ape", "tpot_mean_ape", "ttft_ks", "tpot_ks"} <= said.keys() and said[
+        "requests"
+    ] == 20
+    assert main(["validate", "--data", str(tmp_path)]) == 0
+    assert "KS" in capsys.readouterr().out
+
+
+def plan(words, rate, tpot, ttft=(0.05, 0.05)):
+    dp = int(words.partition("DP")[0])
+    row = {"source": "s", "hardware": "h", "model": "m", "precision": "", "osl": "101", "rate_req_s": str(rate / dp)}
+    score = ServingScore(id="", key="", tpot=tpot, ttft=ttft)
+    return row | {"notes": f"trace t; one replica of {words} (requests split)"}, score
+
+
+def test_the_best_of_the_plans_of_one_trace_and_rate_is_picked_or_not():
+    right = [
+        plan("1DPx8TP", 2.0, (0.01, 0.012)),
+        plan("4DPx2TP", 2.0, (0.03, 0.02)),
+        plan("4DPx2TP", 2.0, (0.03, 0.02)),
+    ]
+    # 0.05 + 100 * 0.01 = 1.05 s is best, the one predicted faster took 0.05 + 100 * 0.02 = 2.05 s
+    wrong = [plan("1DPx8TP", 4.0, (0.01, 0.02)), plan("2DPx4TP", 4.0, (0.02, 0.01)), plan("8DPx1TP", 8.0, (0.1, 0.1))]
+    found = ranking([*right, *wrong])
+    assert found == pytest.approx({"groups": 2, "best_picked": 0.5, "regret": (2.05 / 1.05 - 1) / 2})
+    assert ranking([]) == {"groups": 0}
