@@ -4,8 +4,10 @@ import msgspec
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright import serving
 from meshwright.answer.fairness import fairness, group_metrics
+from meshwright.answer.serving import predict_serving
 from meshwright.simulate.serve_pool import served_alone
 from meshwright.spec.serve import parse
 from tests.serving.costs import replica, requests
@@ -58,3 +60,25 @@ def test_priorities_and_their_objectives_are_groups_of_their_own():
         ("objectives of the workload", 1.0),
         ("objectives of priority 1", 0.0),
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("order=vtc", "order=vtc goes by tenants"),
+        ("order=dlpm:4096,tenants=2", ""),
+        ("routing=d2lpm", "routing=d2lpm goes by tenants"),
+        ("order=deadline", "order=deadline goes by when a first token is wanted"),
+        ("order=deadline,ttft=1s", ""),
+        ("order=dynasor", "order=dynasor goes by queries"),
+        ("order=priority", "order=priority goes by priorities"),
+        ("order=lpm", "order=lpm goes by shared prefixes"),
+        ("order=lpm,prefix=16,prefix_cache=yes", ""),
+        ("order=sjf", ""),
+    ],
+)
+def test_a_policy_that_goes_by_what_no_request_says_is_warned_of(words, said):
+    model, cluster, plan = mw.load_model("llama3-8b"), mw.load_cluster("2xh100"), mw.parse_plan("dp2")
+    serve = parse(f"rate=4,prompt=64,output=4,requests=8,{words}")
+    found = predict_serving(model, cluster, serve, plan, detail=False).warnings
+    assert any(one.startswith(said) for one in found) if said else not any(" goes by " in one for one in found)

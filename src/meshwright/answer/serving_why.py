@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from meshwright import serving
 from meshwright.answer.prediction import Assumption, RankMemory
+from meshwright.answer.replica import wanted_s
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
 from meshwright.causes import CAUSE
 from meshwright.cost import Costs
@@ -82,6 +84,7 @@ def warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], mode
     found = []
     for longest in sorted({one.longest for one in (serve, *serve.clients) if one.longest}):
         found.append(f"requests with more than {longest:,} tokens are left out (longest=)")
+    found += _idle_policies(serve, shares)
     if any(len(share.hashes) for share in shares) and not serve.engine.prefix_cache:
         found.append("prompts begin alike, and every one is computed whole: prefix_cache=yes keeps what they share")
     offered = [len(s) / float(s.arrival_s[-1] - s.arrival_s[0]) for s in shares if len(s) > 50 and s.arrival_s[-1] > 0]
@@ -92,6 +95,27 @@ def warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], mode
             f"({metrics.throughput_req_per_s:.3g}/s): latencies grow with the length of the run"
         )
     return tuple(found)
+
+
+#: Columns of requests, and a bound, that policies go by, in words.
+GONE_BY = {
+    "tenant": "tenants (tenants=)",
+    "hashes": "shared prefixes (prefix=, with prefix_cache=yes)",
+    "program": "queries of several requests (samples=)",
+    "priority": "priorities (priority=)",
+    "ttft": "when a first token is wanted (ttft=)",
+}
+
+
+def _idle_policies(serve: Serve, shares: list[Requests]) -> list[str]:
+    """Warnings of policies that go by what no request says."""
+    found = []
+    for axis, name in (("order", serve.engine.order), ("routing", serve.engine.routing)):
+        column = getattr(serving.get(axis, name), "goes_by", "")
+        said = wanted_s(serve) if column == "ttft" else any(len(getattr(s, column)) for s in shares) if column else True
+        if not said:
+            found.append(f"{axis}={name} goes by {GONE_BY[column]}, which no request says")
+    return found
 
 
 def replicas_over_time(

@@ -139,6 +139,7 @@ class BatchLlm(msgspec.Struct, frozen=True):
 
     name: str = "batchllm"
     title: str = "by groups of a common prefix, those that generate most first (BatchLLM)"
+    goes_by: str = "hashes"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""

@@ -46,6 +46,7 @@ class D2lpm(msgspec.Struct, frozen=True):
 
     name: str = "d2lpm"
     title: str = "to the replica that has most of its prompt, where its tenant has credit (D2LPM)"
+    goes_by: str = "tenant"
     number: float = 8192
     looks: bool = True
 

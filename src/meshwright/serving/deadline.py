@@ -27,6 +27,7 @@ class Deadline(msgspec.Struct, frozen=True):
 
     name: str = "deadline"
     title: str = "the earliest wanted first token first (EDF)"
+    goes_by: str = "ttft"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""

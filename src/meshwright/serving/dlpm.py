@@ -99,6 +99,7 @@ class Dlpm(msgspec.Struct, frozen=True):
 
     name: str = "dlpm"
     title: str = "the longest prefix in the cache first, of tenants with credit (DLPM)"
+    goes_by: str = "tenant"
     number: float = 8192
 
     def open(self) -> WaitingQueue:

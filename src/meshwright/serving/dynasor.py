@@ -100,6 +100,7 @@ class Dynasor(msgspec.Struct, frozen=True):
 
     name: str = "dynasor"
     title: str = "the requests of a query together, the query with the least work first (Dynasor)"
+    goes_by: str = "program"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""

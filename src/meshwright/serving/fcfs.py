@@ -62,7 +62,8 @@ class WaitingQueue(Protocol):
 
 
 class OrderPolicy(Protocol):
-    """A policy of who is served first: :meth:`open` begins the queue of one engine."""
+    """A policy of who is served first: :meth:`open` begins the queue of one engine. One that makes no difference where
+    requests do not say a column (or a bound, ``ttft``) names it in ``goes_by``."""
 
     name: str
     title: str

@@ -90,6 +90,7 @@ class LongestPrefix(msgspec.Struct, frozen=True):
 
     name: str = "lpm"
     title: str = "the longest prefix in the cache first (SGLang)"
+    goes_by: str = "hashes"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""

@@ -23,6 +23,7 @@ class PrefixAware(msgspec.Struct, frozen=True):
 
     name: str = "prefix-aware"
     title: str = "to the replica that has most of its prompt, unless that is overloaded"
+    goes_by: str = "hashes"
     looks: bool = True
 
     def choose(self, request: NewRequest, loads: Sequence[ReplicaLoad]) -> int:

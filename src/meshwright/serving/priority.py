@@ -75,6 +75,7 @@ class Priority(msgspec.Struct, frozen=True):
 
     name: str = "priority"
     title: str = "the highest priority first, which is evicted last"
+    goes_by: str = "priority"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""

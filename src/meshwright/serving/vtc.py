@@ -112,6 +112,7 @@ class Vtc(msgspec.Struct, frozen=True):
 
     name: str = "vtc"
     title: str = "the tenant served least first (virtual token counter)"
+    goes_by: str = "tenant"
 
     def open(self) -> WaitingQueue:
         """Return an empty queue."""
