@@ -41,7 +41,7 @@ def folder(tmp_path):
     steps.append(step(id="a:7", notes="Mamba"))
     steps.append(step(id="a:8", micro_batch_seqs="", recompute="unknown", memory_kind="reserved"))
     table(tmp_path, "training_steps", steps, packed=True)
-    table(tmp_path, "ops_gemm", [gemm(), gemm(m=512, latency_us=40), gemm(dtype="int4_wo")])
+    table(tmp_path, "ops_gemm", [gemm(), gemm(m=512, latency_us=40), gemm(dtype="int2_wo")])
     table(tmp_path, "collectives", [collective(), collective(nodes=2, gpus=16, flag="suspect_slow_network")])
     return tmp_path
 
@@ -71,7 +71,7 @@ def test_json_is_tables_of_sources_of_figures(outputs):
     assert "trivial_mean_ape" not in found["collectives"]["all"]
     assert found["collectives"]["all"]["timed_rows"] == 1
     assert found["excluded_from_time"] == {name: FAULTS[name] for name in ("training_steps", "collectives")}
-    assert found["unsupported"]["ops_gemm"] == {"V010: int4_wo is not computed in here": 1}
+    assert found["unsupported"]["ops_gemm"] == {"V010: int2_wo is not computed in here": 1}
     assert found["format_version"] == 1
 
 
