@@ -10,6 +10,7 @@ from meshwright.answer.serving import predict_serving
 from meshwright.errors import MeshwrightError
 from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import EngineRequest, NewRequest
+from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_pool import pooled
 from meshwright.spec.serve import parse
 from tests.serving.costs import replica, requests
@@ -89,3 +90,19 @@ def test_certainty_is_of_queries_of_several_answers():
     with pytest.raises(MeshwrightError) as caught:
         parse("rate=1,prompt=8,output=8,certain=0.5")
     assert "of queries of several answers" in caught.value.diagnostics[0].message
+
+
+def test_a_withdrawn_request_is_over_when_its_query_is_settled():
+    # as above: the third sample runs from 2 s and the fourth never does; both are over with the second one, at 4 s
+    asked = requests((0.0, 8, 2), (0.0, 8, 4), (0.0, 8, 8), (0.0, 8, 16), (0.0, 8, 3))
+    said = {"program": np.array([0, 0, 0, 0, 1]), "needed": np.array([2, 2, 2, 2, 1])}
+    served = simulate(replica("vllm-v1", max_batch=2), msgspec.structs.replace(asked, **said))
+    assert served.end_s.tolist() == [2.0, 4.0, 4.0, 4.0, 7.0] and served.first_s.tolist() == [1.0, 1.0, 3.0, 4.0, 5.0]
+
+
+def test_queries_of_clients_keep_what_settles_them(tmp_path):
+    file = tmp_path / "w.toml"
+    client = "rate = 4\nprompt = 8\noutput = 8\nsamples = 4\n"
+    file.write_text(f"format_version = 1\nrequests = 40\n[[client]]\n{client}certain = 0.5\n[[client]]\n{client}")
+    drawn = parse(str(file)).drawn()
+    assert set(drawn.needed[drawn.tenant == 0].tolist()) == {2} and set(drawn.needed[drawn.tenant == 1].tolist()) == {0}

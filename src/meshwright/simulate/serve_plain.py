@@ -183,6 +183,15 @@ class Clock:
         """Note that a request comes with a part of its answer, the last token of which was there at that time."""
         self.generated[number], self.last[number] = generated, last_s
 
+    def withdraw(self, number: int, at_s: float, *, came: bool) -> None:
+        """Note that nobody waits for a request any more: what it had not reached by that time, it reaches then."""
+        self.end[number] = at_s
+        for times in (self.scheduled, self.first):
+            if times[number] < 0:
+                times[number] = at_s
+        if not came:
+            self.arrival[number] = at_s
+
     def idle_until(self, at_s: float) -> None:
         """Let time pass in which nobody is served."""
         self.spent[IDLE] += at_s - self.now

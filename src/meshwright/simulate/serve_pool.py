@@ -205,6 +205,8 @@ class ReplicaPool:
         assert self.certain is not None
         finished = [number for number in finished if number not in self.certain.gone]
         gone = self.certain.settles(finished)
+        for number in gone:
+            self.clocks[max(self.where[number], 0)].withdraw(number, now, came=self.where[number] >= 0)
         for which, clock in enumerate(self.clocks):
             mine = Withdrawn(tuple(number for number in gone if self.where[number] == which))
             if mine.numbers and which == here:

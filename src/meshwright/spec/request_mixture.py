@@ -32,8 +32,9 @@ def merged(serve: Serve, parts: list[Requests]) -> Requests:
     for name in ("adapter", "program"):
         if any(len(getattr(part, name)) for part in parts):
             columns[name] = _counted([_or(getattr(part, name), part, -1) for part in parts])
-    if any(len(part.priority) for part in parts):
-        columns["priority"] = np.concatenate([_or(part.priority, part, 0) for part in parts])
+    for name in ("priority", "needed"):
+        if any(len(getattr(part, name)) for part in parts):
+            columns[name] = np.concatenate([_or(getattr(part, name), part, 0) for part in parts])
     if any(len(part.after) for part in parts):
         shifted = [np.where((a := _or(p.after, p, -1)) >= 0, a + b, -1) for p, b in zip(parts, begins)]
         columns["after"] = np.concatenate(shifted)
