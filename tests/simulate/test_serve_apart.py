@@ -189,3 +189,18 @@ def test_adapters_are_held_on_both_sides_while_requests_are_there():
     for name in TIMES:
         assert getattr(skipped.whole, name) == pytest.approx(getattr(plain.whole, name), rel=1e-9), name
     assert (skipped.whole.end_s > 0).all() and skipped.whole.runs < skipped.whole.iterations
+
+
+def test_a_static_batch_counts_the_adapters_that_it_brings():
+    # 20 blocks an adapter and one of 16 tokens a request: of 62 blocks three requests with adapters of their own take
+    # 20 + 1 each, and a batch of 62 has room for two
+    one = msgspec.structs.replace(replica("static", blocks=62), rules=CacheRules(adapters=AdapterRules(blocks=20)))
+    asked = msgspec.structs.replace(requests(*[(0.0, 8, 2)] * 3), adapter=np.arange(3))
+    served = served_alone(one, asked)
+    assert served.scheduled_s.tolist() == [0.0, 0.0, 2.0]
+    rng = np.random.default_rng(482)
+    many = requests(*zip(np.arange(30) / 30, rng.integers(1, 1200, 30), rng.integers(2, 90, 30)))
+    many = msgspec.structs.replace(many, adapter=rng.integers(-1, 4, 30))
+    small = msgspec.structs.replace(replica("static", COSTS, blocks=150), rules=one.rules)
+    found = served_apart(two(small, small, way(1e-3, 1e-5)), many, ROUND_ROBIN)
+    assert (found.whole.end_s > 0).all()

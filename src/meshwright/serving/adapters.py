@@ -53,6 +53,10 @@ class AdapterPool:
         slots = self.rules.slots
         return not slots or not self.counts(one) or one.adapter in self.used or len(self.used) < slots
 
+    def room_for(self, more: set[int]) -> bool:
+        """Return whether so many other adapters may be used beside those that are."""
+        return not self.rules.slots or len(self.used) + len(more) <= self.rules.slots
+
     def needs(self, one: EngineRequest) -> int:
         """Return the free blocks that the adapter of a request takes: none where others use it."""
         return self.rules.blocks if one.adapter >= 0 and one.adapter not in self.used else 0

@@ -277,6 +277,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         match event:
             case Offered(requests=new, times=times):
                 state.offered.extend(new)
+                if state.busy and self.rules.prefix:
+                    return state, ()  # what shared blocks hold is known between iterations
                 return state, pulls(state, self.policy, times)
             case Arrived(requests=new):
                 for said in new:
@@ -380,8 +382,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 break
             evicted.append(Evict(lost.number, lost.swapped))
         state.shares, state.unsorted = tuple(plan.shares), bool(plan.admitted)
+        pulled = pulls(state, self.policy)  # what makes room for it is moved with this iteration
         moved_in, moved_out = state.cache.moved()
-        found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulls(state, self.policy))
+        found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulled)
         if state.shares or plan.together:
             state.busy = True
             decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)

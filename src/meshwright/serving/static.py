@@ -38,13 +38,18 @@ class Static(msgspec.Struct, frozen=True):
 
 def _take(plan: NextBatch, limits: EngineLimits) -> None:
     """Admit as many as there is room for, if each were as long as the longest."""
-    count = longest = 0
+    count = longest = held = 0
+    adapters, brought = plan.cache.adapters, set()
     chosen = list(islice(plan.waiting, limits.max_batch))
     for one in chosen:
-        length = max(longest, limits.blocks_for(one.prompt + one.limit))
-        if (count + 1) * length > plan.cache.free:
+        length, mine = max(longest, limits.blocks_for(one.prompt + one.limit)), held + one.blocks
+        if adapters is not None and adapters.counts(one) and one.adapter not in adapters.used:
+            brought.add(one.adapter)
+        room = adapters is None or adapters.room_for(brought)
+        more = len(brought - {-1}) * adapters.rules.blocks if adapters is not None else 0
+        if not room or (count + 1) * length - mine + more > plan.cache.free:
             break
-        count, longest = count + 1, length
+        count, longest, held = count + 1, length, mine
     for one in chosen[:count]:
         plan.cache.look(one)
         plan.admit(one, longest * limits.block)
