@@ -204,3 +204,20 @@ def test_a_static_batch_counts_the_adapters_that_it_brings():
     small = msgspec.structs.replace(replica("static", COSTS, blocks=150), rules=one.rules)
     found = served_apart(two(small, small, way(1e-3, 1e-5)), many, ROUND_ROBIN)
     assert (found.whole.end_s > 0).all()
+
+
+@pytest.mark.parametrize("policy", ["orca", "vllm-v1"])
+def test_an_iteration_that_moves_blocks_is_no_run(policy):
+    # shared blocks go to the host's memory for caches that come, and with them only one iteration takes longer
+    rng = np.random.default_rng(30)
+    rows = zip(np.cumsum(rng.exponential(1 / 30, 50)), rng.integers(1, 1200, 50), rng.integers(2, 90, 50))
+    chains = [np.concatenate([np.arange(6) + 100 * (i % 3), 10_000 + 1000 * i + np.arange(70)]) for i in range(50)]
+    asked = msgspec.structs.replace(requests(*rows), hashes=np.concatenate(chains), hash_ptr=np.arange(51) * 76)
+    rules = CacheRules(prefix=True, unit=16, host_blocks=60)
+    one = msgspec.structs.replace(replica(policy, COSTS, blocks=150, budget=3000), rules=rules, block_s=1e-4)
+    skipped, plain = (
+        served_apart(two(one, one, way(1e-3, 1e-5)), asked, ROUND_ROBIN, skips=skips) for skips in (True, False)
+    )
+    for name in TIMES:
+        assert getattr(skipped.whole, name) == pytest.approx(getattr(plain.whole, name), rel=1e-8), name
+    assert skipped.whole.spent_s[6] > 0 and skipped.whole.runs < skipped.whole.iterations

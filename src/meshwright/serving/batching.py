@@ -389,7 +389,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             state.busy = True
             decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)
             loads = state.cache.adapters.loaded() if state.cache.adapters is not None else 0
-            repeat = self._repeat(state, plan)
+            repeat = 1 if moved_in or moved_out else self._repeat(state, plan)  # the next ones move nothing
             found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, loads))
         return state, found
 
