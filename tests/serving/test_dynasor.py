@@ -11,10 +11,12 @@ from meshwright.errors import MeshwrightError
 from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import EngineRequest, NewRequest
 from meshwright.simulate.serve import simulate
-from meshwright.simulate.serve_pool import pooled
+from meshwright.simulate.serve_pool import pooled, served_alone
 from meshwright.spec.serve import parse
-from tests.serving.costs import replica, requests
+from tests.serving.costs import linear_costs, replica, requests
 from tests.serving.test_orders import order_of
+
+COSTS = linear_costs(base=5e-3, token=2e-5, sampled=1e-5, decode=3e-7, prefill=1e-5, tokens=1 << 14)
 
 
 def test_the_query_with_the_least_work_goes_first_and_stays_together():
@@ -106,3 +108,14 @@ def test_queries_of_clients_keep_what_settles_them(tmp_path):
     file.write_text(f"format_version = 1\nrequests = 40\n[[client]]\n{client}certain = 0.5\n[[client]]\n{client}")
     drawn = parse(str(file)).drawn()
     assert set(drawn.needed[drawn.tenant == 0].tolist()) == {2} and set(drawn.needed[drawn.tenant == 1].tolist()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("policy", "order", "seed"), [("sarathi", "fcfs", 1), ("vllm-v0", "vtc", 0), ("orca", "dynasor", 5)]
+)
+def test_queries_that_end_early_are_the_same_with_every_iteration_by_itself(policy, order, seed):
+    words = "rate=30,requests=160,prompt=lognormal:mean=300;sigma=0.7,output=lognormal:mean=60;sigma=0.7"
+    asked = parse(f"{words},samples=4,certain=0.3..1,tenants=3,seed={seed}").drawn()
+    one = msgspec.structs.replace(replica(policy, COSTS, blocks=400, budget=300), order=serving.get("order", order))
+    skipped, plain = (served_alone(one, asked, skips=skips) for skips in (True, False))
+    assert skipped.end_s == pytest.approx(plain.end_s, rel=1e-9) and skipped.runs < plain.runs

@@ -82,7 +82,7 @@ def test_a_tenant_that_comes_back_starts_from_the_least_served_of_those_who_wait
     cache = KvCache(LIMITS, CacheRules())
     queue.take(queue.first(cache))  # tenant 0 was served 100 tokens, and waits with another request
     queue.add(EngineRequest(NewRequest(2, 10, 1, tenant=1), 2))
-    assert queue.served == {0: 100, 1: 100} and queue.first(cache).number == 1
+    assert queue.first(cache).number == 1 and queue.served == {0: 100, 1: 100}
     queue.decoded({0: 1, 1: 0}, 3)
     assert queue.served == {0: 106, 1: 100} and queue.first(cache).number == 2
 
@@ -151,3 +151,16 @@ def test_a_number_behind_a_policy_that_has_none_is_refused():
     with pytest.raises(MeshwrightError) as caught:
         serving.get("order", "fcfs:7")
     assert caught.value.diagnostics[0].code == "W013" and "no number" in caught.value.diagnostics[0].message
+
+
+@pytest.mark.parametrize(("order", "count"), [("vtc", "served"), ("dlpm:50", "credit")])
+def test_a_request_that_is_withdrawn_while_it_waits_is_not_charged(order, count):
+    queue = serving.get("order", order).open()
+    ones = [EngineRequest(NewRequest(i, 10, 1), i) for i in range(2)]
+    for one in ones:
+        queue.add(one)
+    before = dict(getattr(queue, count))
+    queue.drop(ones[0])
+    assert getattr(queue, count) == before and len(queue) == 1
+    queue.take(ones[1])
+    assert getattr(queue, count) != before and len(queue) == 0

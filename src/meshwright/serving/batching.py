@@ -45,11 +45,13 @@ class Arrived(msgspec.Struct, frozen=True, tag=True):
 
 class Computed(msgspec.Struct, frozen=True, tag=True):
     """The iteration is over (as often as ``times``, where it was repeated), and these requests are answered.
-    ``accepted`` are the guessed tokens that came true, by (number, tokens)."""
+    ``accepted`` are the guessed tokens that came true, by (number, tokens); ``withdrawn`` took part, and nobody needs
+    their answers any more."""
 
     finished: tuple[int, ...] = ()
     times: int = 1
     accepted: tuple[tuple[int, int], ...] = ()
+    withdrawn: tuple[int, ...] = ()
 
 
 class Withdrawn(msgspec.Struct, frozen=True, tag=True):
@@ -290,6 +292,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 return (state, ()) if state.busy else self._next(state)
             case Computed():
                 self._after(state, event)
+                if event.withdrawn:
+                    self._leave(state, set(event.withdrawn))
                 return self._next(state)
             case Withdrawn(numbers=numbers):
                 self._leave(state, set(numbers))
@@ -354,7 +358,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 state.cache.drop(kept.pop(number))
         state.offered = deque(one for one in state.offered if one.number not in numbers)
         for one in [one for one in state.waiting if one.number in numbers]:
-            state.waiting.take(one)
+            state.waiting.drop(one)
             state.waiting.left(one)
             state.cache.drop(one)
             if one.swapped:

@@ -55,6 +55,8 @@ class GroupedQueue:
         else:
             self.waiting.remove(one)
 
+    drop = take
+
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Nothing depends on what is computed."""
 

@@ -27,14 +27,18 @@ class Certaindex:
 
     def settles(self, finished: Sequence[int]) -> list[int]:
         """Note that requests are answered, and return those that nobody needs any more."""
-        found: list[int] = []
+        asked = {}
         for number in finished:
             query = self.program[number]
-            answered = self.answered.get(query)
-            if answered is None or number in self.gone:
-                continue
-            answered.add(number)
-            if len(answered) >= self.needed[number]:
-                found += [one for one in self.members[query] if one not in answered and one not in self.gone]
-                self.gone.update(found)
+            if query in self.answered and number not in self.gone:
+                self.answered[query].add(number)
+                asked[query] = self.needed[number]
+        found = [
+            one
+            for query in sorted(asked)
+            if len(self.answered[query]) >= asked[query]
+            for one in self.members[query]
+            if one not in self.answered[query] and one not in self.gone
+        ]
+        self.gone.update(found)
         return found

@@ -58,6 +58,10 @@ class CreditQueue:
             self.charged.add(one.number)
             self.credit[one.new.tenant] -= PROMPT * max(one.prompt - one.computed, 0)
 
+    def drop(self, one: EngineRequest) -> None:
+        """Let a request go that waits; what was not computed is not charged."""
+        self.matched.take(one)
+
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Charge what was generated."""
         self.credit[one.new.tenant] -= GENERATED * generated

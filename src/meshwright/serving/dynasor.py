@@ -56,12 +56,16 @@ class GangQueue:
 
     def take(self, one: EngineRequest) -> None:
         """Note that a request runs now, and its query with it."""
+        self.drop(one)
+        self.begun.add(query_of(one))
+
+    def drop(self, one: EngineRequest) -> None:
+        """Let a request go that waits."""
         query = query_of(one)
         self.lines[query].remove(one)
         self.work[query] -= one.limit
         if not self.lines[query]:
             del self.lines[query], self.work[query]
-        self.begun.add(query)
 
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Nothing depends on what is computed."""

@@ -36,6 +36,9 @@ class WaitingQueue(Protocol):
     def take(self, one: EngineRequest) -> None:
         """Note that a request runs now; it is the first, or one that the policy picked."""
 
+    def drop(self, one: EngineRequest) -> None:
+        """Let a request go that waits, as nobody needs it any more."""
+
     def back(self, one: EngineRequest) -> None:
         """Let a request wait again that was evicted."""
 
@@ -97,6 +100,8 @@ class InOrder:
             self.waiting.popleft()
         else:
             self.waiting.remove(one)
+
+    drop = take
 
     def back(self, one: EngineRequest) -> None:
         """Let a request wait before all others."""

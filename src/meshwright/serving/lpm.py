@@ -59,6 +59,8 @@ class MatchedQueue:
         """Note that a request runs now."""
         self.waiting.remove(one)
 
+    drop = take
+
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Note that the cache may have more."""
         self.stale = True

@@ -44,7 +44,7 @@ class RankedQueue:
             self.heap = [entry for entry in self.heap if entry[2] is not one]
             heapq.heapify(self.heap)
 
-    back = add
+    back, drop = add, take
 
     def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
         """Nothing depends on what is computed."""

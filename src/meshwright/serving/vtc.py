@@ -28,7 +28,8 @@ PROMPT, GENERATED = 1, 2
 class CountedQueue:
     """A queue of a line for each tenant, and the service that each has had (``served``).
 
-    ``charged`` are the requests whose prompts are counted, ``last`` the tenant whose line became empty last."""
+    ``charged`` are the requests whose prompts are counted, ``last`` the tenant whose line became empty last, ``new``
+    those who began to wait since somebody was last looked for."""
 
     ranks = False
     reads_cache = False
@@ -38,17 +39,27 @@ class CountedQueue:
         self.served: dict[int, int] = {}
         self.charged: set[int] = set()
         self.last: int | None = None
+        self.new: list[int] = []
 
     def add(self, one: EngineRequest) -> None:
-        """Let a request wait behind its tenant's others; who begins to wait starts from the least served."""
+        """Let a request wait behind its tenant's others."""
         tenant = one.new.tenant
         if tenant not in self.lines:
-            least = min((self.served[t] for t in self.lines), default=self.served.get(self.last, 0))
-            self.served[tenant] = max(self.served.get(tenant, 0), least)
+            self.new.append(tenant)
+            self.served.setdefault(tenant, 0)
         self.lines.setdefault(tenant, deque()).append(one)
+
+    def _begin(self) -> None:
+        """Let those who began to wait start from the least served of the others. It is done when somebody is looked
+        for, at the end of an iteration, and not in the middle of one, whose service is not counted yet."""
+        while self.new:
+            others = [self.served[t] for t in self.lines if t not in self.new]
+            tenant = self.new.pop(0)
+            self.served[tenant] = max(self.served[tenant], min(others, default=self.served.get(self.last, 0)))
 
     def first(self, cache: KvCache) -> EngineRequest | None:
         """Return the first request of the tenant that was served least."""
+        self._begin()
         return min((line[0] for line in self.lines.values()), key=self._key, default=None)
 
     def _key(self, one: EngineRequest) -> tuple[int, int]:
@@ -56,15 +67,18 @@ class CountedQueue:
 
     def take(self, one: EngineRequest) -> None:
         """Note that a request runs now, and count its prompt the first time."""
-        tenant = one.new.tenant
-        line = self.lines[tenant]
-        line.remove(one)
-        if not line:
-            del self.lines[tenant]
-            self.last = tenant
+        self.drop(one)
         if one.number not in self.charged:
             self.charged.add(one.number)
-            self.served[tenant] += PROMPT * (one.prompt - one.new.computed if one.new.computed else one.prompt)
+            self.served[one.new.tenant] += PROMPT * (one.prompt - one.new.computed if one.new.computed else one.prompt)
+
+    def drop(self, one: EngineRequest) -> None:
+        """Let a request go that waits; what was not computed is not counted."""
+        line = self.lines[one.new.tenant]
+        line.remove(one)
+        if not line:
+            del self.lines[one.new.tenant]
+            self.last = one.new.tenant
 
     def back(self, one: EngineRequest) -> None:
         """Let a request wait before its tenant's others."""

@@ -216,7 +216,8 @@ class Clock:
             made, output = self.generated, self.output
             rest = (output[s.number] - made[s.number] for s in run.shares)
             first = self.together.left() if run.decoding else inf
-            first = min((left for left in rest if left > 0), default=first) if run.shares else first
+            first = min(first, *(left for left in rest if left > 0), inf)
+            first = first if first < inf else 1
             times = max(1, int(min(first, run.repeat, took.room + 1 if took.room < first else first)))
         self.took, self.times, self.one = took, times, took.seconds
         return self.ends(times)
@@ -335,9 +336,9 @@ class Clock:
             (s.number, guessing.come_true(s.number, self.generated[s.number], s.drafted)) for s in shares if s.drafted
         )
 
-    def computed(self, finished: Sequence[int]) -> None:
-        """Tell the decider that the iterations are over, and which requests are answered."""
-        self.tell(Computed(tuple(finished), self.times, self.accepted))
+    def computed(self, finished: Sequence[int], withdrawn: Sequence[int] = ()) -> None:
+        """Tell the decider that the iterations are over, which requests are answered, and which nobody needs."""
+        self.tell(Computed(tuple(finished), self.times, self.accepted, tuple(withdrawn)))
 
     def served(self) -> ServedRequests:
         """Return the records of all requests; -1 of those that were not served."""

@@ -99,6 +99,7 @@ class ReplicaPool:
         self.requests, self.router = requests, router and opened(router)
         self.said = said_of(requests, chunks=chunks)
         self.where = np.full(len(requests), -1)
+        self.leaving: dict[int, list[int]] = {}
         self.certain = Certaindex(requests.program, requests.needed) if len(requests.needed) else None
         self.order = count()
         self.following = min(requests.concurrency or len(requests), len(requests))
@@ -178,9 +179,10 @@ class ReplicaPool:
         """End a run of iterations: those come who waited for what it answered, then the next one is planned."""
         clock = self.clocks[which]
         finished = clock.compute()
+        gone: list[int] = []
         if self.certain is not None:
-            finished = self._settled(which, finished, now)
-        answered = finished if self.apart is None else self.apart.answered(which, finished)
+            finished, gone = self._settled(which, finished, now)
+        answered = [*finished, *gone] if self.apart is None else self.apart.answered(which, finished)
         follow = list(range(self.following, min(self.following + len(answered), len(self.requests))))
         self.following += len(follow)
         for number in answered:
@@ -194,26 +196,27 @@ class ReplicaPool:
             clock.times, times = 1, clock.times  # it is over, and nobody cuts it
             self.arrive(follow, now)
             clock.times = times
-        clock.computed(finished)
+        clock.computed(finished, self.leaving.pop(which, ()))
         self.start(which)
         if self.apart is not None:
             self.apart.finished(which, finished, now)
 
-    def _settled(self, here: int, finished: Sequence[int], now: float) -> list[int]:
-        """Withdraw what the answers make needless, wherever it is; returns those that were answered in time, and those
-        withdrawn: for others who wait for them both are over."""
+    def _settled(self, here: int, finished: Sequence[int], now: float) -> tuple[list[int], list[int]]:
+        """Return which requests were answered in time, and which nobody needs any more. These leave at the end of the
+        iteration that they take part in, wherever they are."""
         assert self.certain is not None
         finished = [number for number in finished if number not in self.certain.gone]
         gone = self.certain.settles(finished)
         for number in gone:
             self.clocks[max(self.where[number], 0)].withdraw(number, now, came=self.where[number] >= 0)
         for which, clock in enumerate(self.clocks):
-            mine = Withdrawn(tuple(number for number in gone if self.where[number] == which))
-            if mine.numbers and which == here:
-                clock.tell(mine)  # its iteration is over, of which it is told when this is said
-            elif mine.numbers:
-                self.tell(which, mine, now)
-        return [*finished, *gone]
+            mine = [number for number in gone if self.where[number] == which]
+            if not mine:
+                continue
+            self.leaving.setdefault(which, []).extend(mine)
+            if which != here and clock.times > 1:
+                self._until(which, clock.cut(now))
+        return finished, gone
 
     def start(self, which: int) -> None:
         """Let a replica compute, if it has anything to."""
