@@ -1,6 +1,6 @@
 """Runs the campaigns, from where they were stopped, and says what was found.
 
-Run: python -m fuzz [texts|predictions|commands ...] [--count N] [--seconds S] [--seed N]
+Run: python -m fuzz [texts|predictions|serving|commands ...] [--count N] [--seconds S] [--seed N]
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ def judge(answer: Prediction) -> None:
     Raises:
         Defect: it does not.
     """
-    _figures(answer.to_json(), "")
+    figures(answer.to_json(), "")
     low, high = answer.step_time_interval_s
     held = {
         "the step time is in its interval": 0 < low <= answer.step_time_s <= high,
@@ -145,14 +145,14 @@ def _narrow(answer: Prediction) -> bool:
     return DTYPE_BYTES[answer.plan.precision.compute or answer.train.dtype] < 2
 
 
-def _figures(value: Any, place: str) -> None:
+def figures(value: Any, place: str) -> None:
     """No number is NaN, infinite or, where that means nothing, negative."""
     if isinstance(value, dict):
         for key, inner in value.items():
-            _figures(inner, f"{place}.{key}")
+            figures(inner, f"{place}.{key}")
     elif isinstance(value, list | tuple):
         for inner in value:
-            _figures(inner, place)
+            figures(inner, place)
     elif isinstance(value, float | int):
         if not math.isfinite(value):
             raise Defect(f"{place} is {value}")

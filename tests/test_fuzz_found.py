@@ -66,5 +66,5 @@ def test_an_example_that_hangs_is_ended_and_said(monkeypatch, tmp_path):
 @pytest.mark.parametrize("figure", [-1.0, float("nan"), float("inf")])
 def test_a_figure_that_cannot_be_is_a_defect(figure):
     with pytest.raises(readers.Defect):
-        questions._figures({"memory": [{"peak_bytes": figure}]}, "")
-    questions._figures({"memory": [{"headroom_bytes": -1.0, "peak_bytes": 0.0}]}, "")
+        questions.figures({"memory": [{"peak_bytes": figure}]}, "")
+    questions.figures({"memory": [{"headroom_bytes": -1.0, "peak_bytes": 0.0}]}, "")

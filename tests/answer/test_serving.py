@@ -64,6 +64,16 @@ def test_an_objective_that_is_missed_is_no():
     assert found.fits and not found.good and found.metrics.attainment == 0.0
 
 
+def test_a_prefix_cache_that_nothing_can_be_found_in_is_said():
+    model, cluster, plan = mw.load_model("llama3.2-1b"), mw.load_cluster("1xh100"), mw.parse_plan("tp1")
+    words = "rate=8,prompt=64,output=4,requests=20,prefix_cache=yes"
+    alone, shared = (
+        predict_serving(model, cluster, parse(text), plan, detail=False) for text in (words, f"{words},prefix=32")
+    )
+    assert alone.hit_rate == 0 and any("finds nothing" in one for one in alone.warnings)
+    assert shared.hit_rate > 0.3 and not shared.warnings
+
+
 def test_more_requests_a_second_take_longer_each():
     slow, fast = (asked(f"rate={rate},prompt=512,output=64,requests=300", detail=False) for rate in (2, 20))
     assert fast.metrics.tpot_s.mean > slow.metrics.tpot_s.mean and fast.metrics.ttft_s.mean > slow.metrics.ttft_s.mean

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import meshwright as mw
-from meshwright import catalog, schedules
+from meshwright import catalog, schedules, serving
 from meshwright.causes import WORDS
 from meshwright.cli import main
 from meshwright.cli.explain import look_up
@@ -95,6 +95,33 @@ def test_words_of_workloads_are_explained(word):
 @pytest.mark.parametrize("word", SERVING_KEYS)
 def test_words_of_serving_workloads_are_explained(word):
     assert look_up(word)["text"]
+
+
+@pytest.mark.parametrize("word", [name for axis in serving.MODULES for name in serving.names(axis)])
+def test_every_policy_of_serving_is_explained(word):
+    assert look_up(word)["title"] and len(look_up(word)["text"]) > 60
+
+
+@pytest.mark.parametrize(
+    ("word", "name"),
+    [
+        ("chunked prefill", "chunked_prefill"),
+        ("prefix caching", "prefix_cache"),
+        ("speculative decoding", "speculation"),
+        ("slo", "slo"),
+        ("prefill", "prefill"),
+        ("decode", "prefill"),
+        ("disaggregation", "kv_send"),
+        ("hit_rate", "hit_rate"),
+        ("attainment", "slo"),
+        ("mbu", "mbu"),
+        ("ngram", "speculation"),
+        ("layerwise", "kv_send"),
+        ("merged", "serving_adapters"),
+    ],
+)
+def test_what_newcomers_call_serving_by_is_explained(word, name):
+    assert look_up(word)["name"] == name
 
 
 @pytest.mark.parametrize("word", list(WORDS))

@@ -8,6 +8,7 @@ from meshwright.report import search_serving_html
 from meshwright.report.search_serving_text import coverage, said, verdict
 from meshwright.search.restrict import restricted
 from meshwright.search.serving.find import find_serving
+from meshwright.search.serving.found import FLOOR, MISSED, NO_ROOM, WORK
 from meshwright.search.serving.space import default, forms
 from meshwright.spec.serve import parse
 from tests.report.test_report_html import Page
@@ -50,6 +51,19 @@ def test_the_page_says_what_the_answer_says(page, found):
         assert why in text and f"{count:,}" in text
     for name in found.space.domains:
         assert name in text
+
+
+def test_a_layout_that_lost_is_shown_by_its_plan_that_got_farthest(found):
+    """A static batch of long prompts has no room where another engine has: the layout has."""
+    losers = {one.candidate.family: [] for one in found.lost_layouts}
+    for loser in found.losers:
+        losers.get(loser.candidate.family, []).append(loser)
+    stages = (NO_ROOM, FLOOR, WORK, MISSED)
+    for one in found.lost_layouts:
+        later = stages[stages.index(one.reason) + 1 :] if one.reason in stages else ()
+        assert not any(other.reason in later for other in losers[one.candidate.family])
+        assert all(one.ratio <= other.ratio for other in losers[one.candidate.family] if other.reason == one.reason)
+    assert losers and len(losers) == len(found.lost_layouts)
 
 
 def test_the_front_is_drawn_by_every_pair_of_its_values_with_each_plan_of_it(found):

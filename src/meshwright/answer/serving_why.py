@@ -67,7 +67,7 @@ def engine_assumption(profile: EngineProfile) -> Assumption:
 
 def assumptions(profile: EngineProfile, costs: Costs, model: Model, serve: Serve) -> tuple[Assumption, ...]:
     """Return what an answer rests on."""
-    kernels = Assumption("kernels", costs.profile, "meshwright catalog, docs/cost-model.md")
+    kernels = Assumption("kernels", costs.profile, "meshwright catalog, docs/serving.md")
     answers = Assumption(
         "lengths of answers", "as the workload says them; admission that reserves knows them", "the workload"
     )
@@ -87,6 +87,10 @@ def warnings(metrics: ServingMetrics, serve: Serve, shares: list[Requests], mode
     found += _idle_policies(serve, shares)
     if any(len(share.hashes) for share in shares) and not serve.engine.prefix_cache:
         found.append("prompts begin alike, and every one is computed whole: prefix_cache=yes keeps what they share")
+    if serve.engine.prefix_cache and not any(len(share.hashes) for share in shares):
+        found.append(
+            "prefix_cache=yes finds nothing: no requests share tokens (prefix=, turns=, samples=, some traces)"
+        )
     offered = [len(s) / float(s.arrival_s[-1] - s.arrival_s[0]) for s in shares if len(s) > 50 and s.arrival_s[-1] > 0]
     offered = [] if any(len(s.after) for s in shares) else offered  # who waits for an answer does not come faster
     if offered and metrics.throughput_req_per_s < 0.9 * sum(offered):

@@ -15,7 +15,7 @@ from importlib import import_module
 #: Verb -> what it does, in one line; each is a module here with a ``run(argv) -> exit code``.
 COMMANDS = {
     "init": "A question file from five answers, or from a preset: where to begin",
-    "predict": "How long a training step takes under a plan, whether it fits, and where the time goes",
+    "predict": "How long a training step takes, or how fast requests are answered, whether a plan fits, and why",
     "search": "The fastest plan that fits, out of the whole space, and why the others lost",
     "run": "Train a plan for real with torch.distributed, with its prediction beside it",
     "weights": "A checkpoint of a run as published weights: safetensors with Hugging Face's names",
@@ -27,7 +27,7 @@ COMMANDS = {
     "reproduce": "One paper's figures beside ours, with the error and what is assumed",
     "whatif": "What a published technique does to a plan: gain, memory, exact or not",
     "lower": "The task graph of a plan, pass by pass",
-    "export": "The plan as a configuration of TorchTitan, Megatron-LM, DeepSpeed or Accelerate",
+    "export": "The plan as a configuration of a training or serving engine: Megatron-LM, vLLM, Kubernetes and more",
     "ui": "The question as a local page: controls, the live answer, a search with its progress",
     "explain": "What a word or an error code means",
     "validate": "How wrong the predictions are, on measured runs",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
+from sys import modules
 from textwrap import fill, indent
 from typing import Any
 
 import msgspec
 
-from meshwright import catalog
+from meshwright import catalog, serving
 from meshwright.cli import options
 from meshwright.cli.output import console, print_json
 from meshwright.errors import MeshwrightError, nearest
@@ -53,7 +55,9 @@ def look_up(word: str) -> dict[str, Any]:
             return catalog.explanation(names[form])
         if form in fields():
             return _of_field(fields()[form])
-    near = nearest(word, sorted((*catalog.tables("terms"), *fields())))
+        if form in _serving_policies():
+            return _of_policy(*_serving_policies()[form])
+    near = nearest(word, sorted({*catalog.tables("terms"), *fields(), *_serving_policies()}))
     help = f"{near}   (models, devices, clusters: meshwright catalog)"
     raise MeshwrightError.one("X001", f"no explanation of {word!r}", help=help)
 
@@ -63,6 +67,21 @@ def _of_field(field: Field) -> dict[str, Any]:
     said = {NUMBERED: f"{field.name}4", ALONE: "its value alone", KEYED: f"{field.name}=VALUE"}[field.spelled]
     text = f"Part of the {field.facet} of a plan, said as {said}: {field.form.wanted}. It decides {field.kinds}."
     return {"name": field.name, "title": field.help, "text": text}
+
+
+@cache
+def _serving_policies() -> dict[str, tuple[str, str]]:
+    """Return axis and name of every policy of serving, by the names that it is called."""
+    return {name: (axis, name) for axis in serving.MODULES for name in serving.names(axis)}
+
+
+def _of_policy(axis: str, name: str) -> dict[str, Any]:
+    """The entry of a policy of serving: its title, and what its file says that it does and where it was published."""
+    policy = serving.get(axis, name)
+    word = serving.WORDS.get(axis, axis)
+    about = " ".join((modules[type(policy).__module__].__doc__ or "").split()).replace("``", "`")
+    text = f"A word of a serving workload, said as {word}={name}. {about}"
+    return {"name": name, "title": policy.title, "text": text, "see": [word, "serve"]}
 
 
 def _forms(word: str) -> list[str]:

@@ -69,7 +69,7 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     framework: options.text("NAME", "Whose time and memory: meshwright catalog frameworks.") = ""
     headroom: options.text("AMOUNT", "Memory that plans leave on every device: 5% or 4GiB.") = ""
     strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""
-    objective: options.text("NAME", "step, cost, energy; of serving devices, cost, goodput, throughput, e2e.") = ""
+    objective: options.text("NAME", "step, cost, energy; with --serve: devices, cost, goodput, throughput, e2e.") = ""
     pareto: options.text("A,B", "Objectives of the Pareto front: step,headroom; with --serve cost,throughput,e2e.") = ""
     top: options.text("COUNT", "How many families of plans to show; 5 if left out.") = ""
     variants: options.switch("Show single plans, not the best of each family.") = False

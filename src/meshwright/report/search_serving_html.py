@@ -153,13 +153,8 @@ def _scale(name: str, values: list[float]) -> Scale:
 
 
 def _layouts(found: ServingFound) -> list[tuple[str, str]]:
-    """The layouts that are not among the best, each with why its first plan lost."""
-    shown = {one.candidate.family for one in found.best}
-    first: dict[tuple, Any] = {}
-    for loser in found.losers:
-        if loser.candidate.family not in shown:
-            first.setdefault(loser.candidate.family, loser)
-    return [(words(one.candidate.phases[0].plan).replace(" dp1", ""), one.why) for one in first.values()]
+    """The layouts that are not among the best, each with why the plan of it that got farthest lost."""
+    return [(said(found, one.candidate), one.why) for one in found.lost_layouts]
 
 
 def _values(values: tuple | None) -> str:

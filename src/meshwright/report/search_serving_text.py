@@ -156,21 +156,12 @@ def _losers(found: ServingFound, page: Page) -> None:
     page.title("Why plans were rejected")
     rows = sorted(found.reasons.items(), key=lambda item: -item[1])
     page.rows([(Text(f"{n:,}", justify="right"), Text(why)) for why, n in rows])
-    shown = {one.candidate.family for one in found.best}
-    first: dict[tuple, object] = {}
-    for loser in found.losers:
-        if loser.candidate.family not in shown:
-            first.setdefault(loser.candidate.family, loser)
-    if first:
-        page.title("Layouts that lost")
-        page.rows(
-            [
-                (Text(words(one.candidate.phases[0].plan).replace(" dp1", "")), Text(one.why, "dim"))
-                for one in list(first.values())[: 2 * SHOWN]
-            ]
-        )
-        if len(first) > 2 * SHOWN:
-            page.quiet(f"and {len(first) - 2 * SHOWN} more: --json has why for every plan")
+    lost = sorted(found.lost_layouts, key=lambda one: one.far, reverse=True)
+    if lost:
+        page.title("Layouts that lost, by their nearest plan")
+        page.rows([(Text(said(found, one.candidate)), Text(one.why, "dim")) for one in lost[: 2 * SHOWN]])
+        if len(lost) > 2 * SHOWN:
+            page.quiet(f"and {len(lost) - 2 * SHOWN} more: --json has why for every plan")
 
 
 def render_sweep(sweep: RateSweep, console: Console) -> None:

@@ -31,8 +31,10 @@ class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
         return -(-tokens // self.block)
 
     def holds(self, blocks: int) -> float:
-        """Return the tokens that so many blocks hold."""
-        return blocks * self.block / self.device_share if self.device_share else inf
+        """Return the tokens that so many blocks hold; any number where none of a context stays on the device."""
+        if not self.device_share:
+            return inf if blocks >= 0 else 0.0
+        return blocks * self.block / self.device_share
 
     @property
     def tokens(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,6 +15,12 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.serve import Serve
 
 FORMAT_VERSION = 1
+#: Why a plan is none that does as asked, in the order in which they are looked at.
+NO_ROOM = "no room for weights and a request"
+FLOOR = "an iteration or a prompt takes longer than an objective allows (bound)"
+WORK = "the replicas cannot do the work in time (bound)"
+MISSED = "an objective is missed (simulated)"
+LOOKED = (NO_ROOM, FLOOR, WORK, MISSED)
 #: Objectives of a serving search in words.
 OBJECTIVES = {
     "devices": "fewest devices that keep the objectives",
@@ -72,11 +79,18 @@ class RankedServing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loser(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan that lost: the ``reason`` that it shares with others, and ``why`` with its own figures."""
+    """A plan that lost: the ``reason`` that it shares with others, and ``why`` with its own figures. ``ratio`` is the
+    largest value over its bound where that was simulated to the end, else infinite."""
 
     candidate: ServingCandidate
     reason: str
     why: str
+    ratio: float = inf
+
+    @property
+    def far(self) -> tuple[int, float]:
+        """How far it got: larger for plans that passed more of what is looked at, then for those that miss less."""
+        return LOOKED.index(self.reason) if self.reason in LOOKED else len(LOOKED), -self.ratio
 
 
 class ServingFound(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +137,16 @@ class ServingFound(msgspec.Struct, frozen=True, kw_only=True):
     def pareto(self) -> tuple[tuple[ServingCandidate, tuple[float, ...]], ...]:
         """The points that no other is as good as in every value, within :data:`ALIKE`."""
         return _front(self.points, self.front)
+
+    @property
+    def lost_layouts(self) -> tuple[Loser, ...]:
+        """The plan that got farthest of every layout that none of the best has, in the order of the space."""
+        shown, found = {one.candidate.family for one in self.best}, {}
+        for loser in self.losers:
+            family = loser.candidate.family
+            if family not in shown and (family not in found or loser.far > found[family].far):
+                found[family] = loser
+        return tuple(found.values())
 
     def said(self, candidate: ServingCandidate) -> dict[str, Any]:
         """Return a candidate as plain values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 from typing import NamedTuple
 
@@ -10,16 +11,12 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
 from meshwright.quantity import seconds
 from meshwright.search.serving.evaluate import Judged, ServingEvaluator
-from meshwright.search.serving.found import Loser
+from meshwright.search.serving.found import FLOOR, MISSED, NO_ROOM, WORK, Loser
 from meshwright.search.serving.space import REPLICAS, Phase, ServingCandidate, engines, layouts, most_replicas
 from meshwright.search.space import Space
 from meshwright.search.walk import StopFlag, Stopped
 from meshwright.spec.serve import EngineWords
 
-NO_ROOM = "no room for weights and a request"
-FLOOR = "an iteration or a prompt takes longer than an objective allows (bound)"
-WORK = "the replicas cannot do the work in time (bound)"
-MISSED = "an objective is missed (simulated)"
 #: Seconds between looks of somebody who shows progress, and between lines where lines stay.
 TELL_S, LINES_S = 0.2, 5.0
 
@@ -114,7 +111,9 @@ class ServingWalk:
     def losers(self, best: set[ServingCandidate]) -> tuple[Loser, ...]:
         """Every candidate that lost, in the order of the space."""
         return tuple(
-            Loser(candidate=c, reason=reason, why=why) for c, (reason, why) in self.lost.items() if c not in best
+            Loser(candidate=c, reason=reason, why=why, ratio=self.judged[c].ratio if c in self.judged else inf)
+            for c, (reason, why) in self.lost.items()
+            if c not in best
         )
 
     def look(self) -> None:
