@@ -173,3 +173,20 @@ def test_runs_of_equal_iterations_and_sequences_advanced_together_change_nothing
             assert (skipped.cached.sum() > 0) == (name in ("prefix", "host")) and (skipped.swaps > 0) == (
                 name == "swap"
             )
+
+
+@pytest.mark.parametrize("seed", [47, 112, 205])
+def test_who_waits_for_a_full_cache_of_shared_prefixes_ends_a_run_of_equal_iterations(seed):
+    # as blocks that nobody holds leave, the first who waits finds less of its prefix, and a chunk of it may fit
+    rng = np.random.default_rng(seed)
+    at = np.cumsum(rng.exponential(rng.choice([0.02, 0.05, 0.1]), 60))
+    asked = requests(*zip(at, rng.integers(20, 700, 60), rng.integers(1, 120, 60)))
+    group = rng.integers(0, 4, 60)
+    shared = [np.arange(int(rng.integers(0, 20))) + 100 * group[i] for i in range(60)]
+    chains = [np.concatenate([part, 10_000 + 100 * i + np.arange(60)]) for i, part in enumerate(shared)]
+    ptr = np.concatenate([[0], np.cumsum([len(chain) for chain in chains])])
+    asked = msgspec.structs.replace(asked, hashes=np.concatenate(chains), hash_ptr=ptr)
+    blocks, budget = int(rng.integers(60, 200)), int(rng.choice([200, 400, 2000]))
+    one = replica("vllm-v1", COSTS, blocks=blocks, budget=budget)
+    one = msgspec.structs.replace(one, rules=CacheRules(prefix=True, unit=16))
+    assert served_alone(one, asked).end_s == pytest.approx(plainly(one, asked).end_s, rel=1e-9)

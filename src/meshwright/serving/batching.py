@@ -412,7 +412,8 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         )
         if self.policy.reserves:
             return found
-        reads = len(state.waiting) and state.waiting.reads_cache
+        # whoever is next may fit once less of its prefix is there to be pinned, or more of it
+        reads = len(state.waiting) and (state.waiting.reads_cache or self.rules.prefix)
         if reads and state.shares:
             return 1  # nobody says when the cache next has something new
         room = state.cache.bare if reads else state.cache.quiet
