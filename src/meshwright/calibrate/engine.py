@@ -32,7 +32,7 @@ from meshwright.spec.serve import Serve
 from meshwright.spec.toml_text import dumps
 from meshwright.validate import tables
 from meshwright.validate.protocols import protocol_of
-from meshwright.validate.serving import asked, ported, waiting
+from meshwright.validate.serving import asked, ported
 
 #: An engine that adds nothing to its kernels.
 NOTHING = EngineProfile(name="nothing", step_us=0.0, request_us=0.0, layer_us=0.0, sigma=0.0)
@@ -83,11 +83,10 @@ class EngineSample(NamedTuple):
     requests: Requests
     devices: int
     measured: tuple[float, float, float]
-    wait_steps: int = 0
 
     def predicted(self, profile: EngineProfile) -> np.ndarray:
         """Return (seconds per token, to the first token, tokens a second and device) [3] in an engine."""
-        host = host_times(waiting(profile, self.wait_steps), self.spec, self.serve)
+        host = host_times(profile, self.spec, self.serve)
         replica = msgspec.structs.replace(self.base, costs=paced(self.base.costs, profile), host=host)
         served = simulate(replica, self.requests)
         times = times_of(self.requests, served)
@@ -120,7 +119,7 @@ def samples(folder: Path, progress: Callable[[str], None] = lambda line: None) -
             progress(f"engines: row {number}")
         name = profile_name(row)
         try:
-            model, cluster, serve, plan, requests, devices, wait = asked(row)
+            model, cluster, serve, plan, requests, devices = asked(row)
             made = built(
                 model,
                 cluster,
@@ -138,7 +137,7 @@ def samples(folder: Path, progress: Callable[[str], None] = lambda line: None) -
         if made.replica is None or np.isnan(measured).all():
             continue
         where = (row["model"], row["hardware"], row["source"])
-        found.append(EngineSample(name, *where, made.replica, model, serve, requests, devices, measured, wait))
+        found.append(EngineSample(name, *where, made.replica, model, serve, requests, devices, measured))
     return found
 
 

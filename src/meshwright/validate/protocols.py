@@ -15,31 +15,22 @@ from meshwright.spec.requests import Requests
 
 class Protocol(NamedTuple):
     """How a publication measured: in which month (``date``); the ``shortest`` lengths as a share of those stated, which
-    are drawn evenly in between; how many ``rounds`` of a closed loop's open requests are served; the precision of the
-    cache where weights are quantised (``kv``, "" as the row says); and the iterations that TensorRT-LLM waits for more
-    prompts of a model without experts (``wait_steps``) at the lengths and below the tensor parallelism of ``waits``."""
+    are drawn evenly in between; how many ``rounds`` of a closed loop's open requests are served; and the precision of
+    the cache where weights are quantised (``kv``, "" as the row says)."""
 
     date: str = ""
     shortest: float = 1.0
     rounds: int = 4
     kv: str = ""
-    wait_steps: int = 0
-    waits: tuple[int, int, int] = (0, 0, 0)
-
-    def waited(self, engine: str, prompt: int, output: int, tp: int, *, experts: bool) -> int:
-        """Return the iterations that an engine waits for more prompts before it computes any."""
-        at = engine == "trtllm" and (prompt, output) == self.waits[:2] and tp < self.waits[2] and not experts
-        return self.wait_steps if at else 0
 
 
 #: Protocols by what a row's ``source_ref`` says, in the order they are tried.
 PROTOCOLS: tuple[tuple[str, Protocol], ...] = (
     # AIConfigurator's dated dumps hold the nightly benchmark InferenceMAX (now InferenceX), whose README and launch
-    # scripts say: RANDOM_RANGE_RATIO 0.8, num-prompts ten times the concurrency, request-rate inf, kv-cache-dtype fp8;
-    # and for TensorRT-LLM's dense model batch_wait_timeout_iters 20 at 1,024 and 1,024 tokens on fewer than 8 devices.
+    # scripts say: RANDOM_RANGE_RATIO 0.8, num-prompts ten times the concurrency, request-rate inf, kv-cache-dtype fp8.
     (
         r"source_file=\d{4}-\d\d-\d\d\.csv|db-dump/\d{4}",
-        Protocol(date="2026-03", shortest=0.8, rounds=10, kv="fp8", wait_steps=20, waits=(1024, 1024, 8)),
+        Protocol(date="2026-03", shortest=0.8, rounds=10, kv="fp8"),
     ),
     (r"ai-dynamo/aiconfigurator", Protocol(date="2025-12")),
     (r"argonne-lcf/LLM-Inference-Bench", Protocol(date="2024-10")),  # 2411.00136

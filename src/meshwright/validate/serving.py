@@ -88,7 +88,7 @@ def _plainly(message: str) -> str:
 
 
 class ServingQuestion(NamedTuple):
-    """A row as a question; ``devices`` of one replica, ``wait_steps`` iterations that its engine was told to wait."""
+    """A row as a question; ``devices`` of one replica."""
 
     model: Model
     cluster: Cluster
@@ -96,7 +96,6 @@ class ServingQuestion(NamedTuple):
     plan: Plan
     requests: Requests
     devices: int
-    wait_steps: int = 0
 
 
 def asked(row: dict[str, str]) -> ServingQuestion:
@@ -118,9 +117,7 @@ def asked(row: dict[str, str]) -> ServingQuestion:
     tp *= adp  # a row's tp is that of attention, in each of so many groups
     cluster = clusters.load(f"{tp * pp}x{row['hardware']}")
     plan = parse_plan(f"tp{tp} adp{adp} pp{pp} ep{ep if model.mixtures else 1} {_precision(row, cluster)}".strip())
-    lengths = whole(row, "isl") or 0, whole(row, "osl") or 0
-    wait = protocol_of(row).waited(family(row["engine"]), *lengths, tp, experts=bool(model.mixtures))
-    return ServingQuestion(model, cluster, serve, plan, requests, tp * pp, wait)
+    return ServingQuestion(model, cluster, serve, plan, requests, tp * pp)
 
 
 def predicted(
@@ -133,7 +130,7 @@ def predicted(
         MeshwrightError: what :func:`asked` says; whatever refuses the question.
     """
     asking = asked(row)
-    engine = waiting(profile or engine_profile(asking.serve.engine.profile), asking.wait_steps)
+    engine = profile or engine_profile(asking.serve.engine.profile)
     found = predict_serving(
         asking.model,
         asking.cluster,
@@ -147,11 +144,6 @@ def predicted(
     if found.metrics is None:
         raise unsupported("the weights leave no room for a cache")
     return found.metrics, asking.devices
-
-
-def waiting(profile: EngineProfile, steps: int) -> EngineProfile:
-    """Return the profile of an engine that was told to wait so many iterations for more prompts."""
-    return msgspec.structs.replace(profile, front_steps=profile.front_steps + steps) if steps else profile
 
 
 def _precision(row: dict[str, str], cluster: Cluster) -> str:
