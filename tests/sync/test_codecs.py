@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from meshwright.errors import MeshwrightError
 from meshwright.sync.codecs import codec, codecs
+from meshwright.sync.codecs.powersgd import begun, summed
 
 
-def in_blocks(x):
-    """The largest magnitude of each value's block of 256."""
-    return np.repeat([np.abs(b).max() for b in np.split(x, range(256, len(x), 256))], 256)[: len(x)]
+def in_blocks(x, size=256):
+    """The largest magnitude of each value's block."""
+    return np.repeat([np.abs(b).max() for b in np.split(x, range(size, len(x), size))], size)[: len(x)]
 
 
 #: How far a value may come back from what was encoded: bfloat16 keeps 8 bits of a number, int8 steps of 1/127 of a
@@ -23,6 +24,21 @@ ERRORS = {
     "int8": lambda x: in_blocks(x) * 0.5 / 127,
     "sigma8": lambda x: np.full(len(x), 6 * x.std() / 256) + 1e-6 * np.abs(x).max(),
     "fp4": lambda x: np.maximum(np.abs(x) * (2**0.5 - 1), np.abs(x).max() * 2.0**-6.5),
+    # half of 2^-10 of a number, or, below 2^-14, of 2^-24; four bits of fraction with the leading one, and steps of
+    # 2^-9 of the scale below 2^-6 of it; half of 1/7 of a block's largest
+    "fp16": lambda x: np.maximum(np.abs(x) * 2.0**-11, 2.0**-25),
+    "fp8": lambda x: np.maximum(np.abs(x) * 2.0**-4, in_blocks(x) / 448 * 2.0**-10),
+    "int4": lambda x: in_blocks(x, 128) * 0.5 / 7,
+    # one level of the last power of ten for a number is nine tenths of it, 64 levels of the first an 140th at most
+    "dynamic8": lambda x: np.maximum(np.abs(x) * 0.82, np.abs(x).max() * 0.55e-6),
+    "terngrad": lambda x: np.full(len(x), np.abs(x).max()),
+    "sign": lambda x: np.maximum(np.abs(x), np.abs(x).mean()),
+    # what is not sent is zero, and what is sent itself
+    "topk": np.abs,
+    "randomk": np.abs,
+    "dgc": np.abs,
+    # a projection is no longer than what is projected
+    "powersgd": lambda x: np.full(len(x), np.linalg.norm(x)),
 }
 
 
@@ -30,9 +46,9 @@ ERRORS = {
 @pytest.mark.parametrize("n", [1, 255, 256, 257, 5000])
 def test_encoded_values_are_as_many_bytes_as_the_codec_says_and_come_back_within_its_error(name, n):
     one, x = codec(name), np.random.default_rng(n).normal(0, 3, n).astype(np.float32)
-    wire = one.encode(x)
-    assert wire.dtype == np.uint8 and len(wire) == one.wire_bytes(n, 4)
-    back = one.decode(wire, n, x.dtype)
+    wire = one.encoded(x, 7)
+    assert wire.dtype == np.uint8 and len(wire) == one.wire_bytes(n, 4) == sum(one.messages(n, 4))
+    back = one.decoded(wire, n, x.dtype, 7)
     assert back.dtype == x.dtype and back.shape == x.shape
     assert np.all(np.abs(back - x) <= ERRORS[name](x) * (1 + 1e-6))
     assert one.exact == (name == "none")
@@ -44,6 +60,18 @@ def test_sizes_on_the_wire_by_hand():
     assert codec("int8").wire_bytes(1000, 4) == 1000 + 4 * 4  # four blocks of 256, the last one short
     assert codec("sigma8").wire_bytes(1000, 4) == 1000 + 8  # the lowest level and the width
     assert codec("fp4").wire_bytes(1001, 4) == 501 + 4  # two a byte, and the largest
+    assert codec("fp16").wire_bytes(1001, 4) == 2002
+    assert codec("fp8").wire_bytes(1000, 4) == 1000 + 4 * 4  # as int8
+    assert codec("int4").wire_bytes(1001, 4) == 501 + 4 * 8  # eight blocks of 128
+    assert codec("dynamic8").wire_bytes(1000, 4) == 1004  # and the largest
+    assert codec("terngrad").wire_bytes(1001, 4) == 251 + 4  # four a byte, and the largest
+    assert codec("sign").wire_bytes(1001, 4) == 126 + 4  # eight a byte, and the mean
+    assert codec("topk:share=0.01").wire_bytes(1001, 4) == 11 * (4 + 4)  # a place and a value each
+    assert codec("dgc:share=0.001").wire_bytes(1001, 8) == 2 * (4 + 8)
+    assert codec("randomk:share=0.1").wire_bytes(1001, 4) == 101 * 4
+    # 1001 values are 32 rows of 32: two factors of rank 4, one message each
+    assert codec("powersgd:rank=4").messages(1001, 4) == (32 * 4 * 4, 32 * 4 * 4)
+    assert codec("powersgd:rank=4").messages(31 * 32, 4) == (31 * 4 * 4, 32 * 4 * 4)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -61,10 +89,10 @@ def test_bf16_keeps_what_is_no_number():
     assert np.isnan(back[0]) and back[1] == np.inf and back[2] == -np.inf
 
 
-@pytest.mark.parametrize("name", ["int8", "fp4"])
-def test_a_block_of_zeros_stays_zero(name):
+@pytest.mark.parametrize("name", [name for name in codecs() if name != "sigma8"])  # whose levels are middles
+def test_zeros_stay_zero(name):
     one = codec(name)
-    assert not one.decode(one.encode(np.zeros(300, np.float32)), 300, np.dtype(np.float32)).any()
+    assert not one.decoded(one.encoded(np.zeros(300, np.float32)), 300, np.dtype(np.float32)).any()
 
 
 def test_an_unknown_codec_is_named_with_the_nearest():
@@ -83,3 +111,72 @@ def test_what_lies_beyond_six_deviations_is_clipped():
     back = one.decode(one.encode(x), len(x), x.dtype)
     edge = x.mean() + 6 * x.std()
     assert x[-1] > edge and edge * 0.9 < back[-1] < edge
+
+
+def test_the_options_of_a_codec_stand_behind_its_name():
+    assert codec("topk:share=0.5").wire_bytes(10, 4) == 5 * 8
+    with pytest.raises(MeshwrightError, match=r"Y002.*share=1.5 is not a number above 0 and up to 1"):
+        codec("topk:share=1.5")
+    with pytest.raises(MeshwrightError, match=r"Y002.*no option 'rank'"):
+        codec("topk:rank=4")
+
+
+@pytest.mark.parametrize("name", ["terngrad", "randomk:share=0.1,feedback=no"])
+def test_codes_that_draw_without_feedback_are_right_in_the_mean(name):
+    """Their mean over n draws lies within five standard errors: a value's variance is at most value * largest for
+    terngrad (a coin of |value| / largest), and value^2 (n / k - 1) for random places, k of n."""
+    one, n, draws = codec(name), 60, 4000
+    assert one.unbiased
+    x = np.random.default_rng(3).normal(0, 1, n)
+    got = np.mean([one.decoded(one.encoded(x, seed), n, x.dtype, seed) for seed in range(draws)], axis=0)
+    variance = np.abs(x) * np.abs(x).max() if name == "terngrad" else x**2 * (60 / 6 - 1)
+    assert np.all(np.abs(got - x) <= 5 * np.sqrt(variance / draws) + 1e-6)
+
+
+def test_no_other_code_says_that_its_mean_is_right():
+    assert {one.name for one in codecs().values() if one.unbiased} == {"terngrad"}  # randomk, with feedback=no
+
+
+def test_the_same_seed_draws_the_same_places_everywhere():
+    one, x = codec("randomk:share=0.2"), np.arange(1.0, 51.0)
+    both = one.encoded(x, 5).view(np.float64) + one.encoded(2 * x, 5).view(np.float64)  # a sum on the way
+    got = one.decoded(both.view(np.uint8), 50, x.dtype, 5)
+    assert np.count_nonzero(got) == 10 and np.allclose(got[got != 0], 3 * x[got != 0])
+
+
+def test_fp8_rounds_as_torch_does():
+    import torch
+
+    x = np.random.default_rng(1).normal(0, 3, 256).astype(np.float32)
+    x[0] = 448.0  # the scale of the block is one
+    want = torch.from_numpy(np.clip(x, -448, 448)).to(torch.float8_e4m3fn).to(torch.float32).numpy()
+    one = codec("fp8")
+    assert np.array_equal(one.decode(one.encode(x), 256, x.dtype), want)
+
+
+def test_the_largest_values_are_sent_with_their_places():
+    one, x = codec("topk:share=0.4"), np.array([0.1, -5.0, 0.2, 3.0, -0.3])
+    wire = one.encode(x)
+    assert wire[:8].view(np.uint32).tolist() == [1, 3] and wire[8:].view(np.float64).tolist() == [-5.0, 3.0]
+    assert one.decode(wire, 5, x.dtype).tolist() == [0.0, -5.0, 0.0, 3.0, 0.0]
+
+
+def test_a_matrix_of_low_rank_is_two_factors_exactly():
+    rng, one = np.random.default_rng(0), codec("powersgd:rank=3")
+    x = (rng.standard_normal((20, 3)) @ rng.standard_normal((3, 20))).reshape(-1)
+    assert np.allclose(one.decode(one.encode(x), 400, x.dtype), x, atol=1e-10)
+
+
+def test_the_factors_of_summed_matrices_are_of_their_sum():
+    """Two ranks' messages added up, the first and the second: a power iteration on the sum, as one rank takes it."""
+    rng, q = np.random.default_rng(2), begun(9, 2)
+    parts = rng.standard_normal((2, 12, 9))
+    ranks = [summed(m, q) for m in parts]
+    p = sum(next(one) for one in ranks)
+    second = sum(one.send(p.copy()) for one in ranks)
+    alone = summed(parts.sum(0), q)
+    assert np.allclose(alone.send(next(alone)), second)
+    with pytest.raises(StopIteration) as done:
+        alone.send(second)
+    left, _ = np.linalg.qr(parts.sum(0) @ q)
+    assert np.allclose(done.value.value[0], left @ left.T @ parts.sum(0))  # the projection on what one step finds

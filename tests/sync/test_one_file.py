@@ -53,7 +53,7 @@ def averaged_bytes(words, model, where, train):
 
 def test_a_codec_in_one_file_is_a_word_that_is_priced_and_trained(added):
     added("A codec", codecs)
-    words, model = "dp2 mb1 sync=local:h=2,codec=fp16", llama(vocab=64)
+    words, model = "dp2 mb1 sync=local:h=2,codec=cut16", llama(vocab=64)
     got = launch(2, local.trained, model, words, TRAIN, 2, local.FP32)
     sent = sum(size for _, size in got[0][3])  # two bytes a value, of two replicas
     assert sent == averaged_bytes(words, model, "2xh100", TRAIN) == 2 * 2 * model.num_params

@@ -2,8 +2,16 @@
 
 import pytest
 
+import meshwright as mw
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 from meshwright.sync.record import Outer
+
+MODEL = transformer(layers=4, hidden=32, heads=4, vocab=64, ffn=48, max_seq_len=64)
+TRAIN = Train(global_batch=8, seq_len=16)
 
 
 def test_every_step_is_the_sum_of_gradients_among_all():
@@ -33,3 +41,72 @@ def test_an_outer_step_of_rate_one_without_momentum_takes_the_result_as_it_is():
 def test_a_policy_does_not_change():
     with pytest.raises(AttributeError):
         read("step").when = 2
+
+
+@pytest.mark.parametrize(
+    ["words", "text", "codec"],
+    [
+        ("int8", "int8", "int8"),
+        ("step:codec=int8", "int8", "int8"),
+        ("step:codec=none", "step", "none"),
+        ("powersgd:rank=2", "powersgd:rank=2", "powersgd:rank=2"),
+        ("powersgd:rank=4", "powersgd", "powersgd"),  # the usual rank
+        ("dgc:momentum=0.5,share=0.01", "dgc:share=0.01,momentum=0.5", "dgc:share=0.01,momentum=0.5"),
+        ("local:h=8,codec=topk,share=0.1", "local:h=8,codec=topk,share=0.1", "topk:share=0.1"),
+    ],
+)
+def test_the_name_of_a_codec_is_the_usual_rule_with_it(words, text, codec):
+    policy = read(words)
+    assert (policy.text, policy.codec) == (text, codec) and read(policy.text) == policy
+    assert policy.exact == (codec == "none")
+
+
+@pytest.mark.parametrize(
+    ["words", "said"],
+    [
+        ("powersgb", "Y001.*powersgd"),
+        ("none", "Y001"),
+        ("powersgd:rank=0", "Y002.*rank=0 is not a whole number of at least 1"),
+        ("topk:share=0", "Y002.*share=0 is not a number above 0 and up to 1"),
+        ("topk:share=nan", "Y002.*share=nan"),
+        ("int8:share=0.1", "Y002.*int8 has no option 'share'"),
+        ("local:h=8,codec=int9", "Y002.*codec=int9 is not"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, said):
+    with pytest.raises(MeshwrightError, match=f"(?s){said}"):
+        read(words)
+
+
+@pytest.mark.parametrize(
+    ["plan", "said"],
+    [
+        ("dp4 fsdp sync=int8", r"Y003.*scatters sums.*gathered by every rank.*take zero1 with shard2"),
+        ("dp4 zero1 sync=powersgd", r"Y003.*scatters sums.*several messages.*take zero1 with shard2"),
+        ("dp4 zero2 shard2 sync=int8", r"Y003.*scatters sums"),
+        ("dp2 tp2 sync=int8", r"Y003.*tensor-parallel ranks.*take bf16 or fp16"),
+        ("dp1 pp4 sync=int8", r"Y003.*the plan has one"),
+        ("dp4 sync=local:h=4,codec=dgc", r"Y003.*take codec=topk"),
+    ],
+)
+def test_a_plan_whose_gradients_cannot_travel_in_a_code_is_refused_with_what_can(plan, said):
+    with pytest.raises(MeshwrightError, match=f"(?s){said}"):
+        mw.predict(MODEL, mw.load_cluster("4xh100"), TRAIN, parse(plan + " mb1"))
+
+
+def test_encoded_gradients_go_with_pipelines_sequences_and_sharding_inside_groups():
+    for plan in ("dp4", "dp2 pp2", "dp2 cp2", "dp4 zero1 shard2", "dp2 tp2 sync=fp16"):
+        words = plan if "sync" in plan else plan + " sync=powersgd"
+        mw.predict(MODEL, mw.load_cluster("4xh100"), TRAIN, parse(words + " mb1"))
+
+
+def test_a_prediction_says_that_a_code_is_approximate_and_takes_longer_to_encode_more():
+    plain, coded = (
+        mw.predict(mw.load_model("llama3-8b"), mw.load_cluster("8xh100"), mw.parse_train("batch=8,seq=4096"), parse(p))
+        for p in ("dp4 pp2 mb1", "dp4 pp2 mb1 sync=powersgd")
+    )
+    assert any("is approximate: gradients travel in powersgd" in line for line in coded.cautions)
+    assert not any("sync=" in line for line in plain.cautions)
+    assert coded.attribution["optimizer"] > plain.attribution["optimizer"]
+    more = coded.memory[0].alive["parameters"] - plain.memory[0].alive["parameters"]
+    assert more == pytest.approx(plain.memory[0].alive["gradients"], rel=1e-6)  # what was lost is as large as these

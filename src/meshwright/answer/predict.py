@@ -31,6 +31,7 @@ from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+from meshwright.sync.codecs import codec
 from meshwright.sync.policy import read
 from meshwright.timeline import Identity, MemoryTrace, Timeline, from_times
 from meshwright.world.trace import JobWorld
@@ -123,7 +124,13 @@ def _round(run: Simulated) -> RoundTimes | None:
 
 def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[str, ...]:
     """A caution where replicas are kept together in a way that trains differently."""
-    if rounds is None or read(plan.sync.policy).exact:
+    if plan.several:  # pools step together, and exchange values as they are
+        return ()
+    policy = read(plan.sync.policy)
+    if rounds is None and policy.coded:
+        lost = "what the code loses is added to the next ones" if codec(policy.codec).feedback else "digits are lost"
+        return (f"sync={plan.sync.policy} is approximate: gradients travel in {policy.codec}, and {lost}",)
+    if rounds is None or policy.exact:
         return ()
     inner, averaging = seconds(rounds.inner_s), seconds(rounds.averaging_s)
     return (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from meshwright.export.gap import Gap
 from meshwright.export.request import ExportRequest
 from meshwright.plan.facets.layout import DEFAULT_ORDER
-from meshwright.sync.policy import USUAL
+from meshwright.sync.record import USUAL
 
 #: The schedules that mean the same as no pipeline at all when there is one stage: a microbatch after the other.
 PLAIN = ("1f1b", "interleaved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -15,23 +15,28 @@ from meshwright.lower.roles import CodeRole, ExchangeRole, MessageRole, NormRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import updated_bytes
 from meshwright.lower.structure import Structure
-from meshwright.lower.units import Unit, named
+from meshwright.lower.units import Unit, composition_of, named
 from meshwright.schedules.actions import W
+from meshwright.spec.architecture import EMBEDDING, HEAD
+from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import (
     DENSE,
     EVERY,
     EXPERT,
+    TIED,
     Fragment,
     Weights,
     buckets,
     coded_bytes,
+    coded_length,
     expert_scope,
     norm,
     on_wire,
     stored,
 )
 from meshwright.sync.policy import read
-from meshwright.work import Elementwise, Group, Staging
+from meshwright.sync.record import NO_CODEC
+from meshwright.work import Elementwise, Gemm, Group, Staging
 
 #: What is exchanged of layers once in several steps.
 AVERAGE = "average"
@@ -140,7 +145,8 @@ class Binder:
         found = self._exchanges.get(role)
         if found is None:
             start = first_of_group(self.mesh, self.start(0, role.rank))
-            found = self.moving(self.steps(role.units, role.what, start))
+            some = composition_of(role.units).segments if self.policy.coded else (role.units,)
+            found = self.moving(tuple(step for units in some for step in self.steps(units, role.what, start)))
             if role.what == AVERAGE:
                 found = msgspec.structs.replace(found, name=f"average by {found.name}", every=self._every(role.units))
             self._exchanges[role] = found
@@ -154,14 +160,24 @@ class Binder:
         """Return the fragments of some layers on one rank."""
         params = self.stages.total_params(units)
         found: list[Fragment] = []
+        tied = self._tied(units) if self.policy.coded and params.trained_dense else 0.0
         for kind, held, trained in (
-            (DENSE, params.dense, params.trained_dense),
+            (TIED, tied, tied),
+            (DENSE, params.dense - tied, params.trained_dense - tied),
             (EXPERT, params.expert, params.trained_expert),
         ):
             if held:
                 weights = Weights(0, 0, kind, held, trained)
                 found += self.policy.rule.fragments(self.plan, self.policy, weights, self.stored)
         return found
+
+    def _tied(self, units: tuple[Unit, ...]) -> float:
+        """Numbers among these layers of a table that the embedding and the head have in common: a code of its own."""
+        model = self.stages.model
+        if not model.tied_embeddings or self.stages.train.lora is not None:
+            return 0.0
+        copies = (u.kind == EMBEDDING or (u.kind == HEAD and not self.stages.ends_meet) for u in units)
+        return model.table_params / self.plan.layout.tp if any(copies) else 0.0
 
     def _every(self, units: tuple[Unit, ...]) -> int:
         """Steps between two averages of some layers."""
@@ -201,11 +217,26 @@ class Binder:
         return Program(kind="update", name="optimizer", site=site, work=work)
 
     def _code(self, role: CodeRole) -> Program:
-        averaged = [f for f in self.fragments(role.units) if f.due == EVERY]
-        size = sum(coded_bytes(f)[role.what == "decode"] for f in averaged)
-        work = Elementwise(num_bytes=size, kernels=2 * len(averaged), fused=True)
+        units = composition_of(role.units).segments if self.policy.coded else (role.units,)
+        coded = [f for some in units for f in self.fragments(some) if f.due == EVERY or codec(f.codec).name != NO_CODEC]
+        size = sum(coded_bytes(f)[role.what == "decode"] for f in coded)
+        work = Elementwise(num_bytes=size, kernels=2 * len(coded), fused=True)
         site, every = self.site(role.slice, role.rank), self._every(role.units)
-        return Program(kind="update", name=role.what, site=site, work=work, every=every)
+        products = tuple(one for f in coded for one in self._factored(f, role.what))
+        return Program(kind="update", name=role.what, site=site, work=work, products=products, every=every)
+
+    def _factored(self, f: Fragment, what: str) -> Iterator[Gemm]:
+        """The matrix products of a code that sends factors: both sides of a power iteration, and their product."""
+        factors = codec(f.codec).factors
+        if factors is None:
+            return
+        rows, columns, rank = factors(coded_length(f))
+        sizes = {"dtype": "fp32" if f.element_bytes > 2 else "bf16", "out_bytes": f.element_bytes}
+        if what == "decode":
+            yield Gemm(m=rows, n=columns, k=rank, **sizes)
+        else:
+            yield Gemm(m=rows, n=rank, k=columns, **sizes)
+            yield Gemm(m=columns, n=rank, k=rows, **sizes)
 
     def updated_params(self, units: tuple[Unit, ...]) -> float:
         """Parameters that one rank's optimizer touches."""

@@ -13,7 +13,7 @@ import numpy as np
 from meshwright.graph import KIND, GraphBuilder
 from meshwright.lower.compute import Compute
 from meshwright.lower.facts import Facts
-from meshwright.lower.roles import ExchangeRole, Roles
+from meshwright.lower.roles import CodeRole, ExchangeRole, Roles
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import BW, Actions, B, F
 from meshwright.sync.due import due_after, first_of, rounds
@@ -82,6 +82,8 @@ class _Exchanger:
             compute.done[rank[at]] if open_ and not facts.scatters else compute.task[mine]
             for compute, mine in zip(computes, places)
         ]
+        if facts.encoded:
+            after = self._encode(at, after)
         reduces = self._collective("reduce_scatter", at, "reduce", "dp")
         for tasks in after:
             self.builder.depend(reduces, tasks)
@@ -92,6 +94,19 @@ class _Exchanger:
         elif facts.scatters and facts.pp > 1:
             self._wait_for_room(at, reduces)
         return Reduced(task=reduces, rank=rank[at], units=tuple(units for _, units in self._exchanged(at)))
+
+    def _encode(self, at: np.ndarray, after: list[np.ndarray]) -> list[np.ndarray]:
+        """Gradients are encoded before they travel, beside the computation; the tasks of each class of slices."""
+        pp, found = self.facts.pp, []
+        distinct, back = self._distinct(at)
+        rank = np.array([r for r, _ in distinct], np.int64)[back]
+        for index, tasks in enumerate(after):
+            roles = [self.roles(CodeRole("encode", u, index, 0 if self.facts.alike else r)) for r, u in distinct]
+            streams = np.array([self.builder.stream(index * pp + r, "copy") for r in range(pp)])
+            ids = self.builder.extend(KIND["optimizer"], np.array(roles, np.int64)[back], stream=streams[rank])
+            self.builder.depend(ids, tasks)
+            found.append(ids)
+        return found
 
     def _wait_for_room(self, at: np.ndarray, reduces: np.ndarray) -> None:
         """A round starts when the one before the last is scattered: a rank has two stages' gradients whole at most."""

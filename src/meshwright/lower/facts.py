@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.lower.stages import Stages
 from meshwright.lower.units import Composition
-from meshwright.sync.fragments import DENSE, EVERY, STEP, Weights, coded_bytes, gradients_due, stored
+from meshwright.sync.fragments import DENSE, GRADIENTS, PARAMETERS, STEP, Weights, coded_bytes, gradients_due, stored
 from meshwright.sync.policy import read
 
 
@@ -15,11 +15,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     in the model, 0 for none) have an entry a stage, ``losing`` marks stages that keep logits for the loss. ``alike``:
     all ranks run on equal devices. ``exchanges``: there are data-parallel ranks that take the same step; ``apart``:
     there are others, with which parameters are averaged, ``coded`` before they travel; ``zero`` says what they shard;
-    ``again``: parameters are gathered for every microbatch; ``due``: gradients are exchanged after a pass, a round or
-    a step. ``tied``: a tied embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another
-    copy of the first one's table, -1 for none. ``several``: the model has several streams of tokens, so that messages
-    differ. ``frozen``: there are forwards only; ``ahead``: microbatches that the schedule is further ahead with its
-    forwards than it would be by itself. ``params`` are the schedule's, besides sizes."""
+    ``encoded``: gradients travel in a code; ``again``: parameters are gathered for every microbatch; ``due``: gradients
+    are exchanged after a pass, a round or a step. ``tied``: a tied embedding's two copies are on two pipeline ranks;
+    ``borrowed``: the stage that has another copy of the first one's table, -1 for none. ``several``: the model has
+    several streams of tokens, so that messages differ. ``frozen``: there are forwards only; ``ahead``: microbatches
+    that the schedule is further ahead with its forwards than it would be by itself. ``params`` are the schedule's,
+    besides sizes."""
 
     pp: int
     vpp: int
@@ -41,6 +42,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     several: bool = False
     borrowed: int = -1
     frozen: bool = False
+    encoded: bool = False
     ahead: int = 0
     params: tuple[tuple[str, object], ...] = ()
 
@@ -70,7 +72,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         alike=mesh.alike,
         exchanges=exchanges,
         apart=together < layout.dp * layout.cp,
-        coded=together < layout.dp * layout.cp and _coded(stages),
+        coded=together < layout.dp * layout.cp and _coded(stages, PARAMETERS),
         zero=layout.zero if exchanges and not (stages.frozen and layout.zero < 3) else 0,
         again=layout.gathers_again,
         due=STEP if stages.frozen else gradients_due(layout),
@@ -82,6 +84,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         borrowed=_borrowed(stages),
         tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None and not stages.frozen,
         frozen=stages.frozen,
+        encoded=exchanges and not stages.frozen and _coded(stages, GRADIENTS),
         params=tuple(sorted((params or {}).items())),
     )
 
@@ -97,8 +100,10 @@ def _borrowed(stages: Stages) -> int:
     return -1
 
 
-def _coded(stages: Stages) -> bool:
-    """Whether the values that replicas average are encoded."""
+def _coded(stages: Stages, what: str) -> bool:
+    """Whether values of this kind are encoded."""
     plan, policy = stages.plan, read(stages.plan.sync.policy)
+    if not policy.coded:
+        return False
     some = policy.rule.fragments(plan, policy, Weights(0, 0, DENSE, 1, 1), stored(plan, stages.train))
-    return any(coded_bytes(f) > (0, 0) for f in some if f.due == EVERY)
+    return any(coded_bytes(f) > (0, 0) for f in some if f.what == what)

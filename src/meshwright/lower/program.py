@@ -57,7 +57,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     * ``pass``: ``layers`` one after the other, with ``beside`` the exchanges overlapped with them, ``copies`` around
       those of fully sharded parameters, and ``share`` the part of a stage's pass that this is;
     * ``send`` and ``exchange``: ``moves`` one after the other;
-    * ``update``: ``work``, the optimizer's.
+    * ``update``: ``work``, the optimizer's or a code's, whose ``products`` come besides.
 
     ``name`` is for people, and says the pass and the layers. ``every``: the task is one of every so many steps.
     """
@@ -72,4 +72,5 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     share: float = 1.0
     moves: tuple[Move, ...] = ()
     work: Work | None = None
+    products: tuple[Work, ...] = ()
     every: int = 1

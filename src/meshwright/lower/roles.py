@@ -77,7 +77,7 @@ class UpdateRole(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class CodeRole(msgspec.Struct, frozen=True, cache_hash=True):
-    """The encoding ("encode") or decoding ("decode") of some layers' parameters that are averaged."""
+    """The encoding ("encode") or decoding ("decode") of what is exchanged of some layers."""
 
     what: str
     units: tuple[Unit, ...]

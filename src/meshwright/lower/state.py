@@ -7,6 +7,8 @@ they add up to Korthikanti et al. (2205.05198): sbh(34 + 5as/h) without recomput
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 
 from meshwright import layers
@@ -17,7 +19,8 @@ from meshwright.plan import Plan
 from meshwright.spec.workload import DTYPE_BYTES, OPTIMIZER_MOMENTS, STORED_BYTES, Lora, Train
 from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import DENSE, EVERY, EXPERT, Weights, stored
-from meshwright.sync.policy import USUAL, read
+from meshwright.sync.policy import read
+from meshwright.sync.record import USUAL
 
 
 def params_of(c: Context, layer: msgspec.Struct) -> Params:
@@ -61,7 +64,7 @@ def static_bytes(plan: Plan, train: Train, params: Params) -> dict[str, float]:
             out["optimizer"] += trained * (master + moments) / (n if layout.zero >= 1 else 1)
         out["gradients"] += trained * grads / (n if layout.shards_gradients else 1)
     if plan.sync.policy != USUAL:
-        out["parameters"] += _begun_bytes(plan, train, params)
+        out["parameters"] += _remembered_bytes(plan, train, params)
     if DTYPE_BYTES[compute] < 2 and layout.zero < 3:
         # the quantised weight and its transpose; a frozen base is kept quantised only, its transpose made when needed
         copies = DTYPE_BYTES[compute] * (1 if train.lora else 2)
@@ -81,14 +84,16 @@ def updated_bytes(plan: Plan, train: Train) -> float:
     return grads + grads + 2 * (master + moments) + (0.0 if compute == "fp32" else 2.0)
 
 
-def _begun_bytes(plan: Plan, train: Train, params: Params) -> float:
-    """Return the bytes of the parameters as they were at the last average, which a rank keeps where their change is
-    encoded."""
+def _remembered_bytes(plan: Plan, train: Train, params: Params) -> float:
+    """Return the bytes that a rank keeps because values are encoded: parameters as they were at the last average, where
+    their change is, and what codes remember."""
     policy, of, out = read(plan.sync.policy), stored(plan, train), 0.0
     for kind, trained in ((DENSE, params.trained_dense), (EXPERT, params.trained_expert)):
         for f in policy.rule.fragments(plan, policy, Weights(0, 0, kind, trained, trained), of):
-            if f.due == EVERY and not codec(f.codec).exact:
+            code = codec(f.codec)
+            if f.due == EVERY and not code.exact:
                 out += f.num_bytes / f.shard.size
+            out += code.state_values(ceil(f.num_elements / f.shard.size)) * f.element_bytes
     return out
 
 

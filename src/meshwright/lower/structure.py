@@ -81,7 +81,7 @@ def exchanges(draft: Draft) -> None:
 def update(draft: Draft) -> None:
     """The gradient norm, the optimizer, and parameters gathered after it."""
     if not draft.facts.frozen:
-        add_update(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes)
+        add_update(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes, draft.reduced)
 
 
 def memory(draft: Draft) -> None:

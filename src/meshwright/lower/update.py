@@ -6,6 +6,7 @@ import numpy as np
 
 from meshwright.graph import KIND, GraphBuilder
 from meshwright.lower.compute import Compute
+from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
 from meshwright.lower.roles import CodeRole, ExchangeRole, NormRole, Roles, TwinRole, UpdateRole
 from meshwright.lower.units import Unit
@@ -23,12 +24,20 @@ def held_units(facts: Facts, actions: Actions) -> list[tuple[Unit, ...]]:
     return out
 
 
-def add_update(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, computes: list[Compute]) -> None:
-    """Add the twins' sums, the norm, every rank's optimizer, the average of replicas that step apart, and the gather
-    that nothing else hides."""
+def add_update(
+    builder: GraphBuilder,
+    roles: Roles,
+    facts: Facts,
+    actions: Actions,
+    computes: list[Compute],
+    reduced: Reduced,
+) -> None:
+    """Add the twins' sums, what decodes gradients, the norm, every rank's optimizer, the average of replicas that step
+    apart, and the gather that nothing else hides."""
     _add_twins(builder, roles, facts, actions, computes)
     pp = facts.pp
-    norms = _add_norms(builder, roles, facts, computes)
+    decoded = _add_decodes(builder, roles, facts, actions, reduced) if facts.encoded else {}
+    norms = _add_norms(builder, roles, facts, computes, decoded)
     late = facts.exchanges and facts.zero in (1, 2) and not facts.overlap_dp
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
@@ -47,7 +56,13 @@ def add_update(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actio
                 builder.depend(gather, update)
 
 
-def _add_norms(builder: GraphBuilder, roles: Roles, facts: Facts, computes: list[Compute]) -> list[np.ndarray]:
+def _add_norms(
+    builder: GraphBuilder,
+    roles: Roles,
+    facts: Facts,
+    computes: list[Compute],
+    decoded: dict[tuple[int, int], np.ndarray],
+) -> list[np.ndarray]:
     """The norm of each class of slices: one of all, or, where replicas step apart, one each."""
     joined = [[i] for i in range(len(computes))] if facts.apart else [list(range(len(computes)))]
     out = []
@@ -56,8 +71,23 @@ def _add_norms(builder: GraphBuilder, roles: Roles, facts: Facts, computes: list
         for index in some:
             for r in range(facts.pp):
                 builder.occupy(norm, [builder.stream(index * facts.pp + r, "dp")])
-                builder.depend(norm, [computes[index].done[r]])
+                builder.depend(norm, decoded.get((index, r), [computes[index].done[r]]))
             out.append(norm)
+    return out
+
+
+def _add_decodes(
+    builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, reduced: Reduced
+) -> dict[tuple[int, int], np.ndarray]:
+    """The decoding of all gradients of a pipeline rank, once they are exchanged, by class of slices and rank."""
+    out = {}
+    for r, units in enumerate(held_units(facts, actions)):
+        arrived = reduced.task[reduced.rank == r]
+        for index in range(len(facts.counts)):
+            stream = builder.stream(index * facts.pp + r, "compute")
+            role = roles(CodeRole("decode", units, index, 0 if facts.alike else r))
+            task = out[index, r] = builder.extend(KIND["optimizer"], role, stream=[stream])
+            builder.depend(np.broadcast_to(task, arrived.shape), arrived)
     return out
 
 

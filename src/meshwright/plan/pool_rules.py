@@ -174,7 +174,8 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             problem = f"{pool.plan.pipeline.schedule} is made of forward and backward times, and {pool.name} is frozen"
             yield _bad("P045", problem, f"{pool.name}.pipeline.schedule", "gpipe or 1f1b")
         if not read(pool.plan.sync.policy).exact:
-            problem = f"replicas of {pool.name} step apart (sync={pool.plan.sync.policy}), and pools step together"
+            said = f"step apart or encode gradients (sync={pool.plan.sync.policy})"
+            problem = f"replicas of {pool.name} {said}, and pools step together"
             yield _bad("P045", problem, f"{pool.name}.sync.policy = {pool.plan.sync.policy}", "leave sync= out")
         part = layout.tp * layout.cp
         if train.seq_len % part and len(model.flows) == 1:

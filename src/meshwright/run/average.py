@@ -9,14 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshwright.run.codecs import on_tensors
-from meshwright.run.collect import all_gather_single
+from meshwright.run.coded import CodedSum
 from meshwright.run.mesh import ProcessMesh, members
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.pieces import TensorPiece
-from meshwright.run.record import recorder
 from meshwright.run.sync import HeldElements
-from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 
 #: The state that a change is measured from, in checkpoints.
@@ -27,15 +24,19 @@ class Average:
     """One fragment of what this rank holds: 1-D views of parameters or moments, averaged as one run of values."""
 
     def __init__(
-        self, fragment: Fragment, held: Sequence[HeldElements], views: Sequence[torch.Tensor], mesh: ProcessMesh
+        self,
+        fragment: Fragment,
+        held: Sequence[HeldElements],
+        views: Sequence[torch.Tensor],
+        mesh: ProcessMesh,
+        seed: int = 0,
     ):
         self.group, self.held, self.views = mesh[fragment.replica.name], list(held), list(views)
-        self.code, self.tensors = codec(fragment.codec), on_tensors(fragment.codec)
         #: As many values as the longest shard has, so that every rank sends as much.
         self.length = max(ceil(fragment.num_elements / fragment.shard.size), sum(len(v) for v in views))
-        self.label = {"stage": fragment.units[0], "layer": fragment.units[1]}
+        self.sum = CodedSum(fragment, self.group, self.length, self.views[0], seed)
         #: Values at the last average, where what changed since then is encoded.
-        self.begun = None if self.code.exact else self._flat()
+        self.begun = None if self.sum.code.exact else self._flat()
 
     def _flat(self) -> torch.Tensor:
         flat = torch.cat([view.detach() for view in self.views])
@@ -60,31 +61,21 @@ class Average:
 
     def _mean(self, values: torch.Tensor) -> torch.Tensor:
         """The mean of all replicas' values, as they come out of the code."""
-        count, n = self.group.size, self.length
-        wire = self.tensors.encode(values)
-        if self.code.summed:
-            carried = wire.view(torch.bfloat16 if self.code.summed == "bf16" else values.dtype)
-            with recorder().span("all_reduce", "dp", **self.label, **self._said(wire.nbytes)):
-                dist.all_reduce(carried, group=self.group.handle)
-            return self.tensors.decode(carried.view(torch.uint8), n, values.dtype) / count
-        every = wire.new_empty(count * len(wire))
-        with recorder().span("all_gather", "dp", **self.label, **self._said(every.nbytes)):
-            all_gather_single(every, wire, group=self.group.handle)
-        parts = [self.tensors.decode(part, n, values.dtype) for part in every.chunk(count)]
-        return torch.stack(parts).sum(0) / count
-
-    def _said(self, num_bytes: int) -> dict[str, Any]:
-        return {"group": self.group.ranks, "num_bytes": num_bytes, "key": "average"}
+        self.sum.begin(values, key="average")
+        total = self.sum.end()
+        self.sum.settle(True)
+        return total / self.group.size
 
     def pieces(self) -> Iterable[TensorPiece]:
-        """The values of the last average, live."""
-        if self.begun is None:
-            return
-        at = 0
-        for h in self.held:
-            size = h.stop - h.start
-            yield TensorPiece(BEGUN, h.parameter, h.start, h.stop, self.begun[at : at + size], h.owner)
-            at += size
+        """The values of the last average, and what the code keeps, live."""
+        states = [] if self.begun is None else [(BEGUN, self.begun)]
+        for key, values in (*states, *self.sum.kept()):
+            at = 0
+            for h in self.held:
+                size = h.stop - h.start
+                yield TensorPiece(key, h.parameter, h.start, h.stop, values[at : at + size], h.owner)
+                at += size
+        yield from self.sum.factor_pieces(self.held[0].owner)
 
 
 class Rounds:
@@ -92,15 +83,20 @@ class Rounds:
     step together has rounds of one step and nothing to average."""
 
     def __init__(
-        self, fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh
+        self,
+        fragments: Iterable[Fragment],
+        parts: Mapping[Any, Any],
+        optimizer: Optimizer,
+        mesh: ProcessMesh,
+        seed: int = 0,
     ):
-        """`parts`: the parameters of each ((stage, segment), kind)."""
+        """`parts`: the parameters of each ((stage, segment), kind). `seed`: that of codes that draw."""
         fragments = tuple(fragments)
         self.mesh, self.every = mesh, max((fragment.every for fragment in fragments), default=1)
         #: Which of the sets of ranks that step together this rank is in, by their first ranks, and how many there are.
         firsts = sorted({ranks[0] for ranks in members(mesh.plan)["worker"]})
         self.replica, self.replicas = firsts.index(mesh["worker"].ranks[0]), len(firsts)
-        self.averages = _averages(fragments, parts, optimizer, mesh)
+        self.averages = _averages(fragments, parts, optimizer, mesh, seed)
         self._sound = True
 
     def joined(self, step: int) -> bool:
@@ -125,8 +121,9 @@ class Rounds:
 
     def begin(self, step: int) -> None:
         """Go on as after so many steps: parameters were loaded."""
-        if self.joined(step):
-            for average in self.averages:
+        for average in self.averages:
+            average.sum.step = step // self.every
+            if self.joined(step):
                 average.begin()
 
     def named(self, pieces: list[TensorPiece]) -> list[TensorPiece]:
@@ -138,7 +135,7 @@ class Rounds:
 
 
 def _averages(
-    fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh
+    fragments: Iterable[Fragment], parts: Mapping[Any, Any], optimizer: Optimizer, mesh: ProcessMesh, seed: int
 ) -> list[Average]:
     """The averages of what the optimizer holds."""
     kinds = {parameter.info.name: key for key, some in parts.items() for parameter in some}
@@ -150,7 +147,7 @@ def _averages(
         numbers = held.get((fragment.units, fragment.kind), [])
         mine = [optimizer.held[i] for i in numbers]
         if fragment.what == PARAMETERS and mine:
-            out.append(Average(fragment, mine, [h.master for h in mine], mesh))
+            out.append(Average(fragment, mine, [h.master for h in mine], mesh, seed))
         elif fragment.what == MOMENTS and mine:
-            out.append(Average(fragment, mine, [m for i in numbers for m in optimizer.moments(i)], mesh))
+            out.append(Average(fragment, mine, [m for i in numbers for m in optimizer.moments(i)], mesh, seed))
     return out

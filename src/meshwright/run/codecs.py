@@ -12,28 +12,32 @@ from meshwright.sync.codecs.int8 import BLOCK
 
 
 class OnTensors(NamedTuple):
-    """``encode`` turns values [n] into uint8 [wire bytes], ``decode`` (bytes, n, type) back into values [n]."""
+    """``encode`` (values [n], seed) gives uint8 [wire bytes], ``decode`` (bytes, n, type, seed) values [n] again; the
+    seed is that of codes that draw."""
 
-    encode: Callable[[torch.Tensor], torch.Tensor]
-    decode: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]
+    encode: Callable[[torch.Tensor, int], torch.Tensor]
+    decode: Callable[[torch.Tensor, int, torch.dtype, int], torch.Tensor]
 
 
-def on_tensors(name: str) -> OnTensors:
-    """The codec called `name`, for tensors on any device.
+def on_tensors(text: str) -> OnTensors:
+    """The codec of a name with options, for tensors on any device.
 
     Raises:
-        MeshwrightError: Y001 when none has the name.
+        MeshwrightError: Y001 when none has the name, Y002 for an option that it has not.
     """
-    found = codec(name)
-    return FAST.get(name) or _through_host(found)
+    found = codec(text)
+    if found.name not in FAST:
+        return _through_host(found)
+    encode, decode = FAST[found.name]
+    return OnTensors(lambda x, seed: encode(x), lambda wire, n, dtype, seed: decode(wire, n, dtype))
 
 
 def _through_host(found: Codec) -> OnTensors:
-    def encode(x: torch.Tensor) -> torch.Tensor:
-        return torch.from_numpy(found.encode(x.cpu().numpy()).copy()).to(x.device)
+    def encode(x: torch.Tensor, seed: int) -> torch.Tensor:
+        return torch.from_numpy(found.encoded(x.cpu().numpy(), seed).copy()).to(x.device)
 
-    def decode(wire: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
-        values = found.decode(wire.cpu().numpy(), n, torch.empty(0, dtype=dtype).numpy().dtype)
+    def decode(wire: torch.Tensor, n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        values = found.decoded(wire.cpu().numpy(), n, torch.empty(0, dtype=dtype).numpy().dtype, seed)
         return torch.from_numpy(values).to(wire.device)
 
     return OnTensors(encode, decode)
@@ -63,7 +67,7 @@ def _from_int8(wire: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 FAST = {
-    "none": OnTensors(lambda x: x.contiguous().view(torch.uint8), lambda wire, n, dtype: wire.view(dtype)[:n]),
-    "bf16": OnTensors(_to_bf16, _from_bf16),
-    "int8": OnTensors(_to_int8, _from_int8),
+    "none": (lambda x: x.contiguous().view(torch.uint8), lambda wire, n, dtype: wire.view(dtype)[:n]),
+    "bf16": (_to_bf16, _from_bf16),
+    "int8": (_to_int8, _from_int8),
 }

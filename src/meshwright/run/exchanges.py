@@ -94,10 +94,10 @@ def fragments_of(
 
 
 def exchanges_of(
-    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: ProcessMesh, types: Types
+    some: tuple[Fragment, ...], parts: Parts, stages: dict[int, Stage], mesh: ProcessMesh, types: Types, seed: int = 0
 ) -> list[Sharded] | list[Bucket]:
     """The fragments as what exchanges them: one bucket for each kind of parameters in each segment, in the order of the
-    forward; or, where parameters are gathered for every pass, one for each stage."""
+    forward; or, where parameters are gathered for every pass, one for each stage. `seed` is that of codes that draw."""
     if mesh.plan.layout.gathers_again:
         replica = next(mesh[f.replica.name] for f in some if f.what == GRADIENTS)
         return [Sharded(s, mesh, replica, params=types.compute, grads=types.grads) for s in stages.values()]
@@ -105,7 +105,7 @@ def exchanges_of(
     for (units, kind), found in by_units(some).items():
         if not kind:  # of no parameters
             continue
-        bucket = Bucket(parts[units, kind], found, mesh, grads=types.grads, masters=types.masters)
+        bucket = Bucket(parts[units, kind], found, mesh, grads=types.grads, masters=types.masters, seed=seed)
         for module in _segments(stages[units[0]])[units[1]]:
             module.register_forward_pre_hook(lambda *_, bucket=bucket: bucket.ready())
         out.append(bucket)

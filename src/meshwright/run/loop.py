@@ -27,15 +27,13 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run import clocks, data, launch, mesh
 from meshwright.run.agree import agree, share
-from meshwright.run.average import BEGUN
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
-from meshwright.run.checkpoint.format import find, read_index
 from meshwright.run.data import tokenizer
 from meshwright.run.gather import gather
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
-from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import Off, Recorder, ResidentBytes, install
+from meshwright.run.resume import wanted_of
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
@@ -187,7 +185,7 @@ def begin(job: Job, trainer: Trainer) -> None:
     """Fill the trainer from a checkpoint to go on from, or from published weights; else it stays as it is."""
     place, resumed = trainer.mesh, job.resume and bool(checkpoints(job.out))
     if resumed:
-        wanted = _wanted(job, trainer)
+        wanted, anew = wanted_of(job.out, job.plan.text(), trainer)
         meta = load(job.out, wanted, place["world"], model_hash=identity(job.model), device=place.device)
         if meta.seed != job.settings.seed:
             raise MeshwrightError.one(
@@ -196,6 +194,8 @@ def begin(job: Job, trainer: Trainer) -> None:
                 place=f"--resume {job.out}",
                 help=f"--seed {meta.seed}",
             )
+        for values, parts in anew:
+            values.copy_(torch.stack(parts).sum(0))
         trainer.set_step(meta.step)
         before = meta.extra.get("workload", job.train.text())
         if place.first and before != job.train.text():
@@ -206,34 +206,6 @@ def begin(job: Job, trainer: Trainer) -> None:
     if job.weights:
         load_weights(job.weights, trainer.pieces(shared=True), job.model, place["world"], device=place.device)
         trainer.set_step(0)
-
-
-def _wanted(job: Job, trainer: Trainer) -> list[TensorPiece]:
-    """The pieces to fill from the checkpoint of a run: each replica's own state where it was saved by as many, else, at
-    the end of a round, the first replica's.
-
-    Raises:
-        MeshwrightError: Y004 within a round that this plan does not go on with; what `load` raises of a checkpoint.
-    """
-    place, wrong, known = trainer.mesh, (), {}
-    try:
-        known = read_index(find(job.out)).meta.extra
-    except MeshwrightError as error:
-        wrong = error.diagnostics
-    agree(place["world"], wrong, place.device)
-    before, replicas = known.get("sync", "step"), known.get("replicas", 1)
-    same = replicas == trainer.rounds.replicas
-    if not known.get("joined", True) and not (same and before == trainer.plan.sync.policy):
-        raise MeshwrightError.one(
-            "Y004",
-            f"the checkpoint is within a round of {replicas} replicas under sync={before}, and this plan has "
-            f"{trainer.rounds.replicas} under sync={trainer.plan.sync.policy}",
-            place=f"--resume {job.out}",
-            help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
-        )
-    if same and (before == trainer.plan.sync.policy or replicas == 1):
-        return trainer.pieces()
-    return [p for p in trainer.pieces(shared=not same) if not p.key.startswith(BEGUN)]
 
 
 def checkpoints(out: str) -> list[Path]:
@@ -349,6 +321,7 @@ class _Run:
                         "sync": self.trainer.plan.sync.policy,
                         "replicas": self.trainer.rounds.replicas,
                         "joined": self.trainer.joined,
+                        "copies": self.trainer.copies,
                     },
                 ),
             )

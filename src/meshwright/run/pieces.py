@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+#: The state of tensors that are no parameters: the factor that a code's next power iteration begins with.
+FACTOR = "code_factor"
+
 
 class Part(NamedTuple):
     """``local[select]`` (transposed first when ``transposed``) is the block of the tensor ``name`` that begins at

@@ -16,11 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.run.coded import CodedSum
 from meshwright.run.collect import gather_async, reduce_scatter_async
 from meshwright.run.mesh import AxisGroup, ProcessMesh
-from meshwright.run.pieces import Parameter
+from meshwright.run.pieces import Parameter, TensorPiece
 from meshwright.run.record import recorder
 from meshwright.sync.fragments import GRADIENTS, SELF, STEP, Fragment
+from meshwright.sync.record import NO_CODEC
 
 #: Types of 16 bits, whose products a GPU sums in 32.
 HALVES = (torch.bfloat16, torch.float16)
@@ -118,8 +120,9 @@ class Bucket:
         *,
         grads: torch.dtype,
         masters: torch.dtype,
+        seed: int = 0,
     ):
-        """`fragments` are those of these parameters, by what they carry."""
+        """`seed` is that of codes that draw; `fragments` are those of these parameters, by what they carry."""
         gradient = fragments[GRADIENTS]
         self.parameters, self.where = list(parameters), Where.of(gradient, mesh)
         self.stage, segment = gradient.units
@@ -146,6 +149,7 @@ class Bucket:
             p.register_post_accumulate_grad_hook(_hand_over)
             self.starts.append(at)
             at += size
+        self._known = {p.info.name: (p, start) for p, start in zip(self.parameters, self.starts)}
         width = self.length // ways
         self.lo, self.hi = where.shard.index * width, (where.shard.index + 1) * width
         mine = self.values[self.lo : self.hi]
@@ -153,6 +157,11 @@ class Bucket:
         self.shard_gradient = None
         if ways > 1:
             self.shard_gradient = torch.zeros(width, dtype=grads, device=first.device)
+        #: The sum between copies, where it is encoded.
+        self.code: CodedSum | None = None
+        if gradient.codec != NO_CODEC and not where.replica.alone:
+            like = torch.empty(0, dtype=grads, device=first.device)
+            self.code = CodedSum(gradient, where.replica, width, like, seed)
         self._summed = False
         self._pending: tuple[dist.Work, torch.Tensor | None] | None = None
         self._gather: dist.Work | None = None
@@ -188,7 +197,9 @@ class Bucket:
         self._complete(whole)
         shard = self.where.shard
         if shard.alone:
-            if not self.where.replica.alone:
+            if self.code is not None:
+                self.code.begin(whole)
+            elif not self.where.replica.alone:
                 token = recorder().start("all_reduce", "dp", **self.label, **_said(whole, self.where.replica))
                 work = dist.all_reduce(whole, group=self.where.replica.handle, async_op=True)
                 recorder().watch(work, token)
@@ -242,7 +253,12 @@ class Bucket:
             self.exchange()
         if self._pending is not None:
             self._settle()
-        if self.shard_gradient is not None and not self.where.replica.alone:
+        if self.code is not None:
+            mine = self.gradient_buffer() if self.shard_gradient is None else self.shard_gradient
+            if self.shard_gradient is not None:
+                self.code.begin(mine)
+            mine.copy_(self.code.end())
+        elif self.shard_gradient is not None and not self.where.replica.alone:
             said = _said(self.shard_gradient, self.where.replica)
             with recorder().span("all_reduce", "dp", **self.label, **said):
                 dist.all_reduce(self.shard_gradient, group=self.where.replica.handle)
@@ -251,6 +267,11 @@ class Bucket:
         """Forget the gradient: a step begins."""
         self.count, self.final, self.exchanged, self._summed = 0, False, False, False
         self.round += 1
+
+    def settle(self, used: bool) -> None:
+        """The exchanged gradient was used, or lost: the code goes on from it, or from before."""
+        if self.code is not None:
+            self.code.settle(used)
 
     def publish(self) -> None:
         """The master copy has changed: cast it, and start gathering the shards of the others."""
@@ -290,6 +311,21 @@ class Bucket:
                 decays=len(p.shape) > 1,
                 owner=where.replica.index == 0 and where.tp.index % p.copies == 0 and first,
             )
+
+    def pieces(self) -> Iterable[TensorPiece]:
+        """Yield what the code keeps, live: of each rank its own, and the factor that all copies have alike."""
+        if self.code is None:
+            return
+        replica = self.where.replica.index
+        for key, values in self.code.kept():
+            key = f"{key}@{replica}" if replica else key
+            for h in self.held():
+                parameter, at = self._known[h.parameter.name]
+                first = self.where.twin is None or self.where.twin.index == 0
+                owner = self.where.tp.index % parameter.copies == 0 and first
+                mine = values[at + h.start - self.lo : at + h.stop - self.lo]
+                yield TensorPiece(key, h.parameter, h.start, h.stop, mine, owner)
+        yield from self.code.factor_pieces(replica == 0, str(self.where.shard.index))
 
 
 def _hand_over(parameter: nn.Parameter) -> None:

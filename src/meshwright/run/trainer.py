@@ -26,6 +26,7 @@ from meshwright.run.pools import places
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
 from meshwright.run.settings import Settings
+from meshwright.run.sync import Bucket
 from meshwright.spec import naming
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -83,10 +84,13 @@ class Trainer:
         self.stages = built(shared, actions, own.layers)
         parts = parts_of(self.stages, model)
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
-        self.exchanges = exchanges_of(self.fragments, parts, self.stages, mesh, types) if self.fragments else []
+        self.exchanges = (
+            exchanges_of(self.fragments, parts, self.stages, mesh, types, settings.seed) if self.fragments else []
+        )
+        self.coded = [one for one in self.exchanges if isinstance(one, Bucket) and one.code is not None]
         held = [h for exchange in self.exchanges for h in exchange.held()]
         self.optimizer = Optimizer(held, train.optimizer, settings, mesh["worker"], mesh.device)
-        self.rounds = Rounds(self.fragments, parts, self.optimizer, mesh)
+        self.rounds = Rounds(self.fragments, parts, self.optimizer, mesh, settings.seed)
         self.positions = local_positions(
             self.shape.row_tokens,
             plan.layout.cp,
@@ -161,6 +165,8 @@ class Trainer:
                 wait()
             with record.span("optimizer"):
                 self.optimizer.update(self.step_count, norm)
+        for bucket in self.coded:
+            bucket.settle(finite)
         finite = self.rounds.step(self.step_count + 1, finite)
         if finite:
             self.publish()
@@ -185,6 +191,8 @@ class Trainer:
         self.step_count = step
         self.optimizer.set_step(step)
         self.rounds.begin(step)
+        for bucket in self.coded:
+            bucket.code.step = step
         self.publish()
 
     def pieces(self, *, shared: bool = False) -> list[TensorPiece]:
@@ -193,7 +201,15 @@ class Trainer:
         if self.place.frozen:
             return self._kept()
         found = self.optimizer.pieces()
-        return found if shared else self.rounds.named(found)
+        if shared:
+            return found
+        return [*self.rounds.named(found), *(piece for bucket in self.coded for piece in bucket.pieces())]
+
+    @property
+    def copies(self) -> int:
+        """Copies of a parameter that step together, each of which may keep what its code lost."""
+        layout = self.plan.layout
+        return layout.dp * layout.cp // (layout.shard_group if layout.zero else 1)
 
     @property
     def joined(self) -> bool:

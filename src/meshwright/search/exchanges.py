@@ -22,7 +22,7 @@ from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
 from meshwright.spec.architecture import HEAD
-from meshwright.sync.policy import USUAL
+from meshwright.sync.record import USUAL
 from meshwright.work import Group
 
 #: What the bytes of a rank's state, and what is exchanged of it, depend on in an inner part, besides what overlaps.

@@ -9,7 +9,7 @@ from meshwright import schedules
 from meshwright.plan import Layout
 from meshwright.plan.facets.overlap import AS_DECIDED, overlapped, usual_of
 from meshwright.search.space import EVEN, Core, Inner, Piped, State
-from meshwright.sync.policy import USUAL as EVERY_STEP
+from meshwright.sync.record import USUAL as EVERY_STEP
 
 
 def together(pp: int, piped: Piped, state: State, among: Collection[State]) -> bool:

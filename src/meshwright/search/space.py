@@ -28,8 +28,8 @@ from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
-from meshwright.sync.policy import USUAL as EVERY_STEP
 from meshwright.sync.policy import read
+from meshwright.sync.record import USUAL as EVERY_STEP
 
 DEVICES = "devices"
 #: Inner fields that go with others: orders with sizes, shares with orders, a number of layers with a mode, what
@@ -292,8 +292,9 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
 
 def _kept_together(core: Core, state: State, cluster: Cluster) -> bool:
     """Whether the rule of synchronisation goes with the sizes and what is sharded."""
-    wrong = read(state.sync).rule.wrong
-    return wrong is None or not any(wrong(plan_of(core, _ALL, PLAIN, state), cluster))
+    said = read(state.sync)
+    wrong = said.rule.wrong
+    return wrong is None or not any(wrong(plan_of(core, _ALL, PLAIN, state), cluster, said))
 
 
 def gathers_once(space: Space, train: Train) -> bool:

@@ -89,9 +89,11 @@ class Pricer:
             return found
         parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
         if program.kind == "update":
-            estimate = self.costs.price(program.work, program.site.device)
-            seconds = estimate.seconds * program.site.straggling
-            parts[CAUSE["optimizer"]], spread[CAUSE["optimizer"]] = seconds, seconds * estimate.sigma
+            for work in (program.work, *program.products):
+                estimate = self.costs.price(work, program.site.device)
+                seconds = estimate.seconds * program.site.straggling
+                parts[CAUSE["optimizer"]] += seconds
+                spread[CAUSE["optimizer"]] += seconds * estimate.sigma
             return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
         parts[cause], spread[cause], wait = self.moved(program)

@@ -237,12 +237,12 @@ def on_wire(some: Iterable[Fragment]) -> list[OnWire]:
         if f.what == GATHERED:
             inside.append(OnWire("all_gather", f.num_bytes, f.shard))
         elif f.what in (PARAMETERS, MOMENTS):
-            outside.append(_averaged(f))
+            outside += _between(f)
         elif f.shard.size > 1:
             inside.append(OnWire("reduce_scatter", f.num_bytes, f.shard))
-            outside.append(OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica))
+            outside += _between(f)
         else:
-            inside.append(OnWire("all_reduce", f.num_bytes, f.replica))
+            inside += _between(f)
     return [one for one in (*inside, *outside) if one.among.size > 1 and one.num_bytes > 0]
 
 
@@ -251,19 +251,24 @@ def buckets(op: str, num_bytes: float, bucket_bytes: float) -> int:
     return ceil(num_bytes / bucket_bytes) if bucket_bytes and op == "all_reduce" else 1
 
 
-def _averaged(f: Fragment) -> OnWire:
-    """The exchange of a shard's mean: added on its way where its code can be, else gathered by all."""
-    code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
-    wire = code.wire_bytes(length, f.element_bytes)
-    return (
-        OnWire("all_reduce", wire, f.replica) if code.summed else OnWire("all_gather", wire * f.replica.size, f.replica)
-    )
+def _between(f: Fragment) -> list[OnWire]:
+    """The messages of a shard between its copies: added on their way where the code can be, else gathered by all."""
+    code = codec(f.codec)
+    if f.what == GRADIENTS and code.exact:
+        return [OnWire("all_reduce", f.num_bytes / f.shard.size, f.replica)]
+    op, times = ("all_reduce", 1) if code.summed else ("all_gather", f.replica.size)
+    return [OnWire(op, wire * times, f.replica) for wire in code.messages(coded_length(f), f.element_bytes)]
+
+
+def coded_length(f: Fragment) -> int:
+    """Return how many values a rank encodes of a fragment: those of the longest shard."""
+    return ceil(f.num_elements / f.shard.size)
 
 
 def coded_bytes(f: Fragment) -> tuple[float, float]:
-    """Return the bytes of device memory that a rank reads and writes to encode its averaged values, and to decode those
+    """Return the bytes of device memory that a rank reads and writes to encode its values, and to decode those
     it receives."""
-    code, length = codec(f.codec), ceil(f.num_elements / f.shard.size)
+    code, length = codec(f.codec), coded_length(f)
     encoded, decoded = code.moved(length, f.element_bytes)
     return encoded, decoded * (1 if code.summed else f.replica.size)
 

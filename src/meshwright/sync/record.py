@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
+    from meshwright.sync.options import RuleOption
     from meshwright.sync.rules import SyncRule
 
+#: The rule of a plan that says none: gradients are exchanged in every step.
+USUAL = "step"
+#: The option that names a codec, and the name of none.
+CODEC, NO_CODEC = "codec", "none"
 #: The group in which every replica meets every other.
 ALL = "all"
 
@@ -43,15 +48,16 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ``when``: steps between two exchanges. ``fragments``: what is exchanged (``sync.fragments`` names it). ``group``:
     who meets whom. ``codec``: a codec with its options, as ``int8`` or ``topk:share=0.01``. ``combine``: the sum or the
     mean of what arrives. ``outer``: the step that applies it. ``delay``: steps after which it does. The ``rule`` that
-    chose them has ``values`` for its options, by name.
+    chose them has ``values`` for its ``options`` (and the codec's), by name.
     """
 
     rule: SyncRule
     values: dict[str, Any]
+    options: tuple[RuleOption, ...]
     when: int = 1
     fragments: tuple[str, ...]
     group: str = ALL
-    codec: str = "none"
+    codec: str = NO_CODEC
     combine: str
     outer: Outer = Outer()
     delay: int = 0
@@ -74,10 +80,18 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def text(self) -> str:
         """The shortest words of a plan that :func:`meshwright.sync.policy.read` reads back."""
-        said = [f"{o.name}={self[o.name]}" for o in self.rule.options if self[o.name] != o.default]
-        return self.rule.name + (":" + ",".join(said) if said else "")
+        name, shown = self.rule.name, self.options
+        if name == USUAL and self.codec != NO_CODEC:
+            name, shown = self.values[CODEC], tuple(o for o in shown if o.name != CODEC)
+        said = [f"{o.name}={self[o.name]}" for o in shown if self[o.name] != o.default]
+        return name + (":" + ",".join(said) if said else "")
+
+    @property
+    def coded(self) -> bool:
+        """Whether what is exchanged is encoded."""
+        return self.codec != NO_CODEC
 
     @property
     def exact(self) -> bool:
         """Whether training computes what one process would."""
-        return self.rule.exact
+        return self.rule.exact and not self.coded

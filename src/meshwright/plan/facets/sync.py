@@ -10,6 +10,7 @@ import msgspec
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form
 from meshwright.sync import policy
+from meshwright.sync.record import USUAL
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -22,13 +23,13 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas are kept together: ``step`` (gradients are exchanged in every step), or a rule with its options as
     ``local:h=8`` (parameters are averaged once in 8)."""
 
-    policy: str = policy.USUAL
+    policy: str = USUAL
 
 
 def _wrong(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
-    rule = policy.read(plan.sync.policy).rule
-    if rule.wrong is not None:
-        yield from rule.wrong(plan, cluster)
+    said = policy.read(plan.sync.policy)
+    if said.rule.wrong is not None:
+        yield from said.rule.wrong(plan, cluster, said)
 
 
 FIELDS = (

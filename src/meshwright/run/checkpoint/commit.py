@@ -13,6 +13,7 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.blocks import TensorBox, blocks, cover
 from meshwright.run.checkpoint.format import HIDDEN, INDEX, Index, Meta, RankIndex, complete, encode, folder_name, merge
+from meshwright.run.pieces import FACTOR
 from meshwright.run.safetensors_file import sync_folder, write_file
 
 
@@ -45,7 +46,7 @@ def gather(temporary: Path, meta: Meta, num_ranks: int) -> Index:
     """The index of what all ranks wrote into a folder.
 
     Raises:
-        MeshwrightError: H004 when it is not every element of every tensor once; H005 when a rank's part is not there.
+        MeshwrightError: H004 when it is not every element of every parameter once, H005 without the part of a rank.
     """
     ranks = []
     for rank in range(num_ranks):
@@ -61,7 +62,8 @@ def gather(temporary: Path, meta: Meta, num_ranks: int) -> Index:
             ) from None
     tensors, files, layouts, entries = merge(ranks)
     index = Index(meta=meta, tensors=tensors, files=tuple(files), layouts=tuple(layouts), entries=tuple(entries))
-    wrong = incomplete(index, {("param", name) for name in tensors})
+    alone = {name for state, name in located(index) if state == FACTOR}
+    wrong = incomplete(index, {("param", name) for name in tensors if name not in alone})
     if wrong:
         raise MeshwrightError(wrong)
     return index

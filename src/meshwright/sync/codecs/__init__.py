@@ -7,13 +7,14 @@ other is run as it stands here, through host memory.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from meshwright.errors import MeshwrightError, nearest
+from meshwright.sync.options import RuleOption, read_options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,11 +22,29 @@ if TYPE_CHECKING:
 MODULES = [
     "meshwright.sync.codecs.stored",
     "meshwright.sync.codecs.bf16",
+    "meshwright.sync.codecs.fp16",
+    "meshwright.sync.codecs.fp8",
     "meshwright.sync.codecs.int8",
+    "meshwright.sync.codecs.int4",
+    "meshwright.sync.codecs.dynamic8",
     "meshwright.sync.codecs.sigma8",
     "meshwright.sync.codecs.fp4",
+    "meshwright.sync.codecs.terngrad",
+    "meshwright.sync.codecs.sign",
+    "meshwright.sync.codecs.topk",
+    "meshwright.sync.codecs.randomk",
+    "meshwright.sync.codecs.dgc",
+    "meshwright.sync.codecs.powersgd",
 ]
 """The files that define codecs, each as ``CODECS``: a new codec is a file and its name here."""
+
+
+class Factors(NamedTuple):
+    """A matrix that a run of values is laid out as, row by row with zeros at its end, and the rank it is cut to."""
+
+    rows: int
+    columns: int
+    rank: int
 
 
 class Codec(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +54,15 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     [n]; ``element_bytes`` is the size of a stored value. ``moved`` (n, element_bytes) gives the bytes of device memory
     that encoding and that decoding read and write. ``summed`` is the type in which encoded values may be added on their
     way ("stored": the values' own), so that an all-reduce carries them; "" where they may not, so that every rank
-    gathers all. ``exact``: decoding gives back what was encoded.
+    gathers all. ``exact``: decoding gives back what was encoded. ``each``: a value's code depends on it alone.
+
+    ``drawn``: encoding draws random numbers, each rank its "own" or all the same ("shared"); ``encode`` and ``decode``
+    then take a seed besides. ``unbiased``: what is decoded has what was encoded as its mean. ``feedback``: what a code
+    lost is added to the next values, so that in the end it arrives. ``correction``: the momentum that gathers in what
+    waits to be sent. ``factors``: the values are a matrix that is sent as the two factors of a power iteration, one
+    after the other, each summed on its way.
+
+    ``options`` may stand behind the name; ``made`` gives the codec with their values.
     """
 
     name: str
@@ -45,24 +72,63 @@ class Codec(msgspec.Struct, frozen=True, kw_only=True):
     summed: str
     wire_bytes: Callable[[int, int], int]
     moved: Callable[[int, int], tuple[int, int]]
-    encode: Callable[[np.ndarray], np.ndarray]
-    decode: Callable[[np.ndarray, int, np.dtype], np.ndarray]
+    encode: Callable[..., np.ndarray]
+    decode: Callable[..., np.ndarray]
+    each: bool = False
+    drawn: str = ""
+    unbiased: bool = False
+    feedback: bool = False
+    correction: float = 0.0
+    factors: Callable[[int], Factors] | None = None
+    options: tuple[RuleOption, ...] = ()
+    made: Callable[[dict[str, Any]], Codec] | None = None
+
+    def messages(self, n: int, element_bytes: int) -> tuple[int, ...]:
+        """The bytes of each message that carries n values, in their order."""
+        if self.factors is None:
+            return (self.wire_bytes(n, element_bytes),)
+        rows, columns, rank = self.factors(n)
+        return rows * rank * element_bytes, columns * rank * element_bytes
+
+    def encoded(self, x: np.ndarray, seed: int = 0) -> np.ndarray:
+        """Encode values [n], with numbers drawn from a seed where the code draws any."""
+        return self.encode(x, seed) if self.drawn else self.encode(x)
+
+    def decoded(self, wire: np.ndarray, n: int, dtype: np.dtype, seed: int = 0) -> np.ndarray:
+        """Decode n values that were encoded with a seed."""
+        return self.decode(wire, n, dtype, seed) if self.drawn else self.decode(wire, n, dtype)
+
+    def state_values(self, n: int) -> int:
+        """Return how many values of n a rank keeps for the next time: what the code lost, and its momentum."""
+        return n * (self.feedback + bool(self.correction))
 
 
 @cache
 def codecs() -> dict[str, Codec]:
-    """Every codec by its name."""
+    """Every codec by its name, with the usual values of its options."""
     found = [import_module(module).CODECS for module in MODULES]
     return {codec.name: codec for group in found for codec in group}
 
 
-def codec(name: str) -> Codec:
-    """The codec called `name`.
+@lru_cache(maxsize=256)
+def codec(text: str) -> Codec:
+    """The codec of a name with options, such as ``int8`` or ``topk:share=0.01``.
 
     Raises:
-        MeshwrightError: Y001 when none has the name; names the nearest.
+        MeshwrightError: Y001 when none has the name; names the nearest. Y002 for an option that it has not.
     """
+    name, _, rest = text.partition(":")
     known = codecs()
     if name not in known:
         raise MeshwrightError.one("Y001", f"no codec is called {name!r}", help=nearest(name, list(known)))
-    return known[name]
+    found = known[name]
+    if not rest:
+        return found
+    values = {option.name: option.default for option in found.options}
+    return found.made(values | read_options(name, found.options, rest))
+
+
+def written(name: str, values: dict[str, Any]) -> str:
+    """The shortest text of a codec with values for its options that :func:`codec` reads."""
+    said = [f"{o.name}={values[o.name]}" for o in codecs()[name].options if values[o.name] != o.default]
+    return name + (":" + ",".join(said) if said else "")

@@ -29,6 +29,7 @@ BF16 = Codec(
     moved=lambda n, element_bytes: ((element_bytes + 2) * n, (element_bytes + 2) * n),
     encode=encode,
     decode=decode,
+    each=True,
 )
 
 CODECS = (BF16,)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.errors import Diagnostic
+from meshwright.sync.options import RuleOption
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -25,24 +26,6 @@ MODULES = [
     "meshwright.sync.rules.local",
 ]
 """The files that define rules, each as ``RULES``: a new rule is a file and its name here."""
-
-
-class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
-    """An option of a rule: a whole number of at least ``least``, or one of ``choices``. ``default`` None: it must be
-    said, such as ``example``."""
-
-    name: str
-    what: str
-    default: Any = None
-    example: Any = None
-    least: int = 1
-    choices: Callable[[], tuple[str, ...]] = tuple
-
-    @property
-    def wanted(self) -> str:
-        """The legal values of the option, in words."""
-        choices = self.choices()
-        return " or ".join(choices) if choices else f"a whole number of at least {self.least}"
 
 
 class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +45,7 @@ class SyncRule(msgspec.Struct, frozen=True, kw_only=True):
     fragments: Callable[[Plan, SyncPolicy, Weights, Stored], Iterator[Fragment]]
     together: Callable[[Plan], int]
     options: tuple[RuleOption, ...] = ()
-    wrong: Callable[[Plan, Cluster], Iterator[Diagnostic]] | None = None
+    wrong: Callable[[Plan, Cluster, SyncPolicy], Iterator[Diagnostic]] | None = None
 
 
 @cache

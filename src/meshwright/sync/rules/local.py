@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.errors import Diagnostic
-from meshwright.sync.codecs import codecs
+from meshwright.sync.codecs import codec, codecs
 from meshwright.sync.fragments import (
     EVERY,
     MOMENTS,
@@ -28,7 +28,8 @@ from meshwright.sync.fragments import (
     gathered,
     gradients,
 )
-from meshwright.sync.rules import RuleOption, SyncRule
+from meshwright.sync.options import RuleOption
+from meshwright.sync.rules import SyncRule
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -86,7 +87,7 @@ def between(plan: Plan) -> tuple[str, int]:
     return "replica" if layout.shard else "dp", layout.dp * layout.cp // together(plan)
 
 
-def wrong(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
+def wrong(plan: Plan, cluster: Cluster, policy: SyncPolicy) -> Iterator[Diagnostic]:
     """Layouts without replicas of their own, or whose replicas exchange something in every step."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp // together(plan)
     if layout.zero and not layout.shard:
@@ -118,6 +119,12 @@ def wrong(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
             "ranks that step together are on one island each, and those of this plan may not be",
             f"layout.cp = {layout.cp}, layout.shard = {layout.shard}",
             "drop cp and shard on unequal islands",
+        )
+    if codec(policy.codec).correction:
+        yield _bad(
+            f"{policy.values['codec']} gathers gradients with momentum, and local steps exchange changes of parameters",
+            f"sync.policy = {policy.text}",
+            "take codec=topk, which sends the largest changes",
         )
     if layout.shares:
         yield _bad(

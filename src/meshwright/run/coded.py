@@ -1,0 +1,191 @@
+"""Sums over a group of values that travel in a codec, with what the codec keeps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from meshwright.run.codecs import on_tensors
+from meshwright.run.collect import all_gather_single
+from meshwright.run.mesh import AxisGroup
+from meshwright.run.pieces import FACTOR, Parameter, Part, TensorPiece
+from meshwright.run.record import recorder
+from meshwright.sync.codecs import codec
+from meshwright.sync.codecs.powersgd import begun, summed
+from meshwright.sync.fragments import TIED, Fragment
+
+#: What a codec lost, and what gathers with momentum: states of a rank, in checkpoints.
+LOST, GATHERED = "code_lost", "code_momentum"
+#: Types of values on their way.
+_CARRIED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _Sent(NamedTuple):
+    """A message on its way: what arrives, the collective, the values that were encoded and their bytes."""
+
+    arrives: torch.Tensor
+    work: dist.Work
+    values: torch.Tensor
+    own: torch.Tensor
+    seed: int
+
+
+class CodedSum:
+    """The sum over a group of `length` values like `like`, in the codec of a fragment. :meth:`begin` sends what this
+    rank has, :meth:`end` gives the sum; :meth:`settle` says whether it was used. ``seed`` and ``step`` decide what is
+    drawn."""
+
+    def __init__(self, fragment: Fragment, group: AxisGroup, length: int, like: torch.Tensor, seed: int = 0):
+        self.code, self.tensors = codec(fragment.codec), on_tensors(fragment.codec)
+        self.group, self.length, self.seed, self.step = group, length, seed, 0
+        self.place = fragment.kind if fragment.kind == TIED else f"{fragment.units}{fragment.kind}"
+        self.label = {"stage": fragment.units[0], "layer": fragment.units[1]}
+        self.state: dict[str, torch.Tensor] = {}
+        if self.code.feedback:
+            self.state[LOST] = like.new_zeros(length)
+        if self.code.correction:
+            self.state[GATHERED] = like.new_zeros(length)
+        if self.code.factors is not None:
+            rows, columns, rank = self.code.factors(length)
+            self.shape = rows, columns
+            self.state[FACTOR] = torch.from_numpy(begun(columns, rank)).to(like)
+        self._after: dict[str, torch.Tensor] = {}
+        self._sent: _Sent | None = None
+        self._rounds: Any = None
+
+    def begin(self, values: torch.Tensor, **said: Any) -> None:
+        """Start sending values [length]; `said` is added to the spans."""
+        self.said, self._after = said, {}
+        if self.code.correction:
+            self._after[GATHERED] = self.state[GATHERED] * self.code.correction + values
+            values = self.state[LOST] + self._after[GATHERED]
+        elif self.code.feedback:
+            values = values + self.state[LOST]
+        if self.code.factors is not None:
+            rows, columns = self.shape
+            matrix = torch.cat((values, values.new_zeros(rows * columns - self.length))).view(rows, columns)
+            self._rounds = summed(matrix, self.state[FACTOR])
+            first = next(self._rounds).contiguous()
+            self._sent = _Sent(first, self._start(first), values, first, 0)
+            return
+        seed = self._seed() if self.code.drawn else 0
+        wire = self.tensors.encode(values, seed)
+        if self.code.summed:
+            arrives = wire.clone() if self.code.feedback else wire
+            work = self._start(arrives.view(_CARRIED.get(self.code.summed, values.dtype)))
+        else:
+            arrives = wire.new_empty(self.group.size * len(wire))
+            token = recorder().start("all_gather", "dp", **self._label(arrives.nbytes))
+            work = all_gather_single(arrives, wire, group=self.group.handle, async_op=True)
+            recorder().watch(work, token)
+        self._sent = _Sent(arrives, work, values, wire, seed)
+
+    def _start(self, carried: torch.Tensor) -> dist.Work:
+        """Start the sum of a message."""
+        token = recorder().start("all_reduce", "dp", **self._label(carried.nbytes))
+        work = dist.all_reduce(carried, group=self.group.handle, async_op=True)
+        recorder().watch(work, token)
+        return work
+
+    def _label(self, num_bytes: int) -> dict[str, Any]:
+        return self.label | self.said | {"group": self.group.ranks, "num_bytes": num_bytes}
+
+    def _seed(self) -> int:
+        """The seed of this exchange: of every rank its own, or the same for all."""
+        who = self.group.index if self.code.drawn == "own" else -1
+        mixed = blake2b(repr((self.seed, self.step, self.place, who)).encode(), digest_size=8).digest()
+        return int.from_bytes(mixed, "little") >> 1
+
+    def end(self) -> torch.Tensor:
+        """Wait for the messages of all: their sum [length]."""
+        sent, self._sent = self._sent, None
+        sent.work.wait()
+        if self._rounds is not None:
+            return self._factored(sent)
+        decode = partial(self._decoded, sent)
+        if self.code.summed:
+            total = decode(sent.arrives)
+        else:
+            every = sent.arrives.chunk(self.group.size)
+            total = decode(every[0])
+            for wire in every[1:]:
+                total = total + decode(wire)
+        if self.code.feedback:
+            arrived = decode(sent.own)
+            self._after[LOST] = sent.values - arrived
+            if self.code.correction:
+                self._after[GATHERED][arrived != 0] = 0
+        return total
+
+    def _decoded(self, sent: _Sent, wire: torch.Tensor) -> torch.Tensor:
+        return self.tensors.decode(wire, self.length, sent.values.dtype, sent.seed)
+
+    def _factored(self, sent: _Sent) -> torch.Tensor:
+        """The second factor's sum, and the product of both."""
+        second = self._rounds.send(sent.arrives).contiguous()
+        self._start(second).wait()
+        try:
+            self._rounds.send(second)
+        except StopIteration as done:
+            product, self._after[FACTOR] = done.value
+        self._rounds = None
+        total = product.reshape(-1)[: self.length]
+        self._after[LOST] = sent.values - total / self.group.size
+        return total
+
+    def settle(self, used: bool) -> None:
+        """Keep what the codec has for the next time, unless the sum was not used: then all is as before."""
+        if used:
+            self.state |= self._after
+            self.step += 1
+        self._after = {}
+
+    def kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The states that have an element for each value, live."""
+        for key in (LOST, GATHERED):
+            if key in self.state:
+                yield key, self.state[key]
+
+    def factor_pieces(self, owner: bool, where: str = "0") -> Iterator[TensorPiece]:
+        """The factor that the next power iteration begins with, live: a tensor of its own, of the shard `where`."""
+        factor = self.state.get(FACTOR)
+        if factor is not None:
+            name = f"{FACTOR}.{self.place}.{where}"
+            part = Part(name, (factor.numel(),), (0,), (slice(None),))
+            about = Parameter(name, (factor.numel(),), (part,))
+            yield TensorPiece(FACTOR, about, 0, factor.numel(), factor.view(-1), owner)
+
+
+#: Values of a piece, and the parts whose sum they are.
+Anew = list[tuple[torch.Tensor, list[torch.Tensor]]]
+
+
+def of_code(key: str) -> bool:
+    """Whether a state is what a codec keeps."""
+    return key.partition("@")[0] in (LOST, GATHERED, FACTOR)
+
+
+def laid_anew(pieces: Iterable[TensorPiece], before: int, now: int) -> tuple[list[TensorPiece], Anew]:
+    """Divide what codecs kept of `before` copies among as many as there are `now`: each takes its own and those `now`,
+    twice `now` and so on further, so that nothing is lost on the way. A factor begins as in a new run.
+
+    Returns:
+        The pieces to read, and for each of the rank's own values those that it is the sum of.
+    """
+    wanted, anew = [], []
+    for piece in pieces:
+        key, _, mine = piece.key.partition("@")
+        if key not in (LOST, GATHERED):
+            continue
+        parts = []
+        for old in range(int(mine or 0), before, now):
+            parts.append(torch.zeros_like(piece.values))
+            wanted.append(piece._replace(key=f"{key}@{old}" if old else key, values=parts[-1]))
+        if parts:
+            anew.append((piece.values, parts))
+    return wanted, anew

@@ -1,0 +1,48 @@
+"""Going on from a checkpoint: which states a rank takes from it, under the plan that saved it or another."""
+
+from __future__ import annotations
+
+from meshwright.errors import MeshwrightError
+from meshwright.run.agree import agree
+from meshwright.run.average import BEGUN
+from meshwright.run.checkpoint.format import find, read_index
+from meshwright.run.coded import Anew, laid_anew, of_code
+from meshwright.run.pieces import TensorPiece
+from meshwright.run.trainer import Trainer
+
+
+def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece], Anew]:
+    """The pieces to fill from the checkpoint of a run in a folder, under a plan: each replica's own state where it was
+    saved by as many, else, at the end of a round, the first replica's. And what codes keep that is added up anew (:func:`laid_anew`).
+
+    Raises:
+        MeshwrightError: Y004 within a round that this plan does not go on with; what `load` raises of a checkpoint.
+    """
+    place, wrong, known, saved = trainer.mesh, (), {}, ""
+    try:
+        meta = read_index(find(out)).meta
+        known, saved = meta.extra, meta.plan
+    except MeshwrightError as error:
+        wrong = error.diagnostics
+    agree(place["world"], wrong, place.device)
+    before, replicas = known.get("sync", "step"), known.get("replicas", 1)
+    same = replicas == trainer.rounds.replicas
+    if not known.get("joined", True) and not (same and before == trainer.plan.sync.policy):
+        raise MeshwrightError.one(
+            "Y004",
+            f"the checkpoint is within a round of {replicas} replicas under sync={before}, and this plan has "
+            f"{trainer.rounds.replicas} under sync={trainer.plan.sync.policy}",
+            place=f"--resume {out}",
+            help=f"go on with sync={before} and {replicas} replicas to the end of the round, then change the plan",
+        )
+    if same and (before == trainer.plan.sync.policy or replicas == 1):
+        found = trainer.pieces()
+    else:
+        found = [p for p in trainer.pieces(shared=not same) if not p.key.startswith(BEGUN)]
+    if saved == plan:
+        return found, []
+    rest = [p for p in found if not of_code(p.key)]
+    if before != trainer.plan.sync.policy or trainer.model.mixtures or trainer.rounds.replicas > 1:
+        return rest, []
+    parts, anew = laid_anew(found, known.get("copies", 1), trainer.copies)
+    return rest + parts, anew

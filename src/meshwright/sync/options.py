@@ -1,0 +1,76 @@
+"""Options of rules and codecs: what may stand behind a name, as in ``local:h=8,codec=topk,share=0.01``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import Diagnostic, MeshwrightError
+
+
+class RuleOption(msgspec.Struct, frozen=True, kw_only=True):
+    """An option of a rule or a codec: a whole number of at least ``least``, one of ``choices``, or, where ``share``, a
+    part of one above 0 and up to ``most``. ``default`` None: it must be said, such as ``example``."""
+
+    name: str
+    what: str
+    default: Any = None
+    example: Any = None
+    least: int = 1
+    choices: Callable[[], tuple[str, ...]] = tuple
+    share: bool = False
+    most: float = 1.0
+
+    @property
+    def wanted(self) -> str:
+        """The legal values of the option, in words."""
+        if self.share:
+            return f"a number above 0 and up to {self.most:g}"
+        choices = self.choices()
+        return " or ".join(choices) if choices else f"a whole number of at least {self.least}"
+
+    def value(self, text: str) -> Any:
+        """The value of a text; None where it has none."""
+        if self.share:
+            return _part(text, self.most)
+        choices = self.choices()
+        if choices:
+            return text if text in choices else None
+        value = int(text) if text.isdecimal() and text.isascii() and len(text) <= 9 else 0
+        return value if value >= self.least else None
+
+
+def _part(text: str, most: float) -> float | None:
+    try:
+        value = float(text) if len(text) <= 20 and "_" not in text else 0.0
+    except ValueError:
+        return None
+    return value if 0 < value <= most else None
+
+
+def read_options(name: str, options: Iterable[RuleOption], text: str) -> dict[str, Any]:
+    """The values of the options that a text such as ``h=8,codec=bf16`` says of `name`.
+
+    Raises:
+        MeshwrightError: Y002 for every option that is unknown or has no such value.
+    """
+    known, found, wrong = {option.name: option for option in options}, {}, []
+    for word in filter(None, text.split(",")):
+        key, _, value = word.partition("=")
+        if key not in known:
+            help = f"{name} takes {', '.join(known)}" if known else f"{name} takes none"
+            wrong.append(bad(f"{name} has no option {key!r}", help))
+            continue
+        found[key] = known[key].value(value)
+        if found[key] is None:
+            wrong.append(bad(f"{key}={value} is not {known[key].wanted}", known[key].what))
+    if wrong:
+        raise MeshwrightError(wrong)
+    return found
+
+
+def bad(message: str, help: str) -> Diagnostic:
+    """The error of an option that is missing, unknown, or has no such value."""
+    return Diagnostic(code="Y002", message=message, help=help)
