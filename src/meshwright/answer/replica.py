@@ -79,7 +79,8 @@ def built(
     drafting = draft_part(serve.engine, model, one, cluster, costs, largest, token_s)
     memory, blocks = kv_memory(forward, device, profile, serve, length, min(tokens, 1 << 20), batch, drafting, reserved)
     memory = tuple(msgspec.structs.replace(rank, multiplicity=rank.multiplicity * plan.layout.dp) for rank in memory)
-    if not serve.engine.kv_blocks and blocks * serve.engine.block < int(length.min()):
+    lenders = plan.layout.dp if serve.engine.borrow else 1
+    if not serve.engine.kv_blocks and lenders * blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
     limits = EngineLimits(
         max_batch=serve.engine.max_batch,
@@ -88,7 +89,11 @@ def built(
         blocks=blocks,
         device_share=kept.device,
     )
-    most = {"tokens": min(tokens, blocks * limits.block + batch), "batch": batch, "context": int(length.max())}
+    most = {
+        "tokens": min(tokens, lenders * blocks * limits.block + batch),
+        "batch": batch,
+        "context": int(length.max()),
+    }
     key = (one, serve.engine.kv, forward.shared, *most.values())
     table = None if tables is None else tables.get(key)
     if table is None and profile.iterations:
@@ -194,6 +199,7 @@ def cache_rules(
         host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
         adapters=adapters,
         chunks=words.chunk_cache,
+        borrow=words.borrow,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.answer.fairness import fairness, group_metrics
 from meshwright.answer.latency import objectives_kept, query_summary, serving_metrics, with_intervals
+from meshwright.answer.lending import Lenders, cannot_lend
 from meshwright.answer.replica import built, padded, served_by
 from meshwright.answer.serving_answer import ServingPrediction
 from meshwright.answer.serving_check import oversized, refused, unshared
@@ -62,6 +63,7 @@ def predict_serving(
         serve = serve.for_context(model.max_seq_len)
         requests = serve.drawn()
     found = refused(plan, model, cluster, serve) + oversized(model, requests, serve.engine) + unshared(plan, requests)
+    found += cannot_lend(plan, model, serve)
     if found:
         raise MeshwrightError(found)
     profile = profile or engine_profile(serve.engine.profile)
@@ -78,9 +80,15 @@ def predict_serving(
         engine = msgspec.structs.replace(serve.engine, budget=replica.limits.budget)
         serve = msgspec.structs.replace(serve, engine=engine)
     who = identity(model, cluster, serve, plan)
-    shares, served = served_by(serve, replica, requests, plan.layout.dp)
+    lenders = Lenders(model, cluster, serve, plan, replica, costs) if serve.engine.borrow else None
+    if lenders is not None:
+        shares, served = lenders.served(requests)
+    else:
+        shares, served = served_by(serve, replica, requests, plan.layout.dp)
     metrics = serving_metrics(serve, shares, served)
-    if detail:
+    if detail and lenders is not None:
+        metrics = lenders.with_intervals(metrics, requests, profile)
+    elif detail:
         metrics = with_intervals(metrics, serve, replica, shares, profile)
     objectives = tuple(objectives_kept(serve, shares, served))
     return ServingPrediction(

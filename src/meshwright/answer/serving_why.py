@@ -36,7 +36,9 @@ def attribution(table: IterationCosts, served: list[ServedRequests]) -> dict[str
     found = {name: float(parts[CAUSE[name]]) for name in SERVING_CAUSES if name in CAUSE}
     found["attention"] += float(spent[2] + spent[3])
     found["host"] += float(spent[4])
-    moves = {name: float(spent[i]) for i, name in ((6, "cache moves"), (7, "adapters")) if spent[i]}
+    moves = {
+        name: float(spent[i]) for i, name in ((6, "cache moves"), (7, "adapters"), (8, "blocks elsewhere")) if spent[i]
+    }
     return found | moves | {"idle": float(spent[5])}
 
 

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import msgspec
 
+from meshwright.serving.borrowed_cache import BorrowedCache
+from meshwright.serving.borrowing import Borrow, Resized, borrowing, resize, steady_iterations, tokens_away
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
 from meshwright.serving.chunk_cache import ChunkCache
 from meshwright.serving.cohort import Cohort
@@ -66,7 +68,8 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
 
     Those ``decoding`` compute their last token alone and generate one, behind ``context`` tokens together; all others
     have ``shares``. As far as the engine can see the same follows ``repeat`` times, each sequence with one token more,
-    if nobody comes or leaves."""
+    if nobody comes or leaves. So many of the tokens of a request, these ones with them, are ``away``, by (number,
+    tokens)."""
 
     shares: tuple[Share, ...]
     repeat: int = 1
@@ -75,6 +78,7 @@ class Iterate(msgspec.Struct, frozen=True, tag=True):
     decoding: tuple[int, ...] = ()
     context: int = 0
     loads: int = 0
+    away: tuple[tuple[int, int], ...] = ()
 
     @property
     def sequences(self) -> int:
@@ -97,13 +101,14 @@ class Admit(msgspec.Struct, frozen=True, tag=True):
 
 
 #: What an engine decides.
-Decision = Iterate | Evict | Admit | Pull
+Decision = Iterate | Evict | Admit | Pull | Borrow
 
 
 class EngineState:
     """The state of an engine: who waits, who runs, the cache, the iteration under way, and the lengths of the last
     answers. ``busy``: an iteration is under way. ``parked`` are answered here and keep their cache until it is sent;
-    ``offered`` keep theirs elsewhere, and that of those who are ``coming`` is on its way."""
+    ``offered`` keep theirs elsewhere, and that of those who are ``coming`` is on its way. ``asked`` is what other
+    replicas were last asked for."""
 
     def __init__(self, queue: WaitingQueue, cache: KvCache, cohort: Cohort):
         self.waiting, self.cache, self.cohort = queue, cache, cohort
@@ -115,6 +120,7 @@ class EngineState:
         self.offered: deque[NewRequest] = deque()
         self.coming: dict[int, EngineRequest] = {}
         self.came = 0
+        self.asked = Borrow(0)
 
     @property
     def free(self) -> int:
@@ -170,9 +176,15 @@ class NextBatch:
         """Put the next tokens of those at the front that decode into the iteration, if they fit into a budget of tokens
         and there are blocks for all; returns how many sequences that were. The others are to be computed one by one."""
         cohort, running = self.cohort, self.running
-        cohort.on = self.drafts is None and cohort.allowed
+        cohort.on = self.drafts is None and cohort.allowed and not self.cache.told_apart
         count, blocks = len(cohort), cohort.growth(1)
-        if not count or count > budget or blocks > self.cache.free or any(one in cohort for one in running[count:]):
+        if (
+            not cohort.on
+            or not count
+            or count > budget
+            or blocks > self.cache.free
+            or any(one in cohort for one in running[count:])
+        ):
             cohort.disband()
             return 0
         self.cache.take(blocks)
@@ -267,13 +279,15 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     def begin(self) -> EngineState:
         """The state of an engine that nobody asked anything."""
-        cache = ChunkCache if self.rules.chunks else PrefixCache if self.rules.prefix else KvCache
+        rules = self.rules
+        cache = ChunkCache if rules.chunks else PrefixCache if rules.prefix else KvCache
+        cache = BorrowedCache if rules.borrow else cache
         even = self.limits.blocks_for(1000 * self.limits.block) == 1000  # each token takes as much as the next one
         cohort = Cohort(self.limits.block, grows=not self.policy.reserves, allowed=self.together and even)
-        return EngineState(self.order.open(), cache(self.limits, self.rules), cohort)
+        return EngineState(self.order.open(), cache(self.limits, rules), cohort)
 
     def decide(
-        self, state: EngineState, event: Arrived | Computed | Withdrawn | Offered
+        self, state: EngineState, event: Arrived | Computed | Withdrawn | Offered | Resized
     ) -> tuple[EngineState, tuple[Decision, ...]]:
         """The state after an event, and the next iteration where the engine has none under way."""
         match event:
@@ -295,6 +309,9 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
                 if event.withdrawn:
                     self._leave(state, set(event.withdrawn))
                 return self._next(state)
+            case Resized():
+                resize(state, event)
+                return (state, ()) if state.busy else self._next(state)
             case Withdrawn(numbers=numbers):
                 self._leave(state, set(numbers))
                 return (state, ()) if state.busy else self._next(state)
@@ -373,7 +390,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
 
     def _next(self, state: EngineState) -> tuple[EngineState, tuple[Decision, ...]]:
         if not state.running and not len(state.waiting):
-            return state, pulls(state, self.policy)
+            return state, (*pulls(state, self.policy), *borrowing(state, self.policy))
         if state.waiting.ranks and state.unsorted:
             state.running.sort(key=state.waiting.rank)
         evicted: list[Evict] = []
@@ -388,13 +405,13 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         state.shares, state.unsorted = tuple(plan.shares), bool(plan.admitted)
         pulled = pulls(state, self.policy)  # what makes room for it is moved with this iteration
         moved_in, moved_out = state.cache.moved()
-        found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulled)
+        found: tuple[Decision, ...] = (*evicted, *plan.admitted, *pulled, *borrowing(state, self.policy))
         if state.shares or plan.together:
             state.busy = True
             decoding = (state.cohort.numbers, state.cohort.context) if plan.together else ((), 0)
             loads = state.cache.adapters.loaded() if state.cache.adapters is not None else 0
             repeat = 1 if moved_in or moved_out else self._repeat(state, plan)  # the next ones move nothing
-            found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, loads))
+            found = (*found, Iterate(state.shares, repeat, moved_in, moved_out, *decoding, loads, tokens_away(state)))
         return state, found
 
     def _repeat(self, state: EngineState, plan: NextBatch) -> int:
@@ -411,7 +428,7 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
             else FOR_EVER
         )
         if self.policy.reserves:
-            return found
+            return found if steady_iterations(state, FOR_EVER) > 1 else 1
         # whoever is next may fit once less of its prefix is there to be pinned, or more of it
         reads = len(state.waiting) and (state.waiting.reads_cache or self.rules.prefix)
         if reads and state.shares:
@@ -419,4 +436,4 @@ class Batching(msgspec.Struct, frozen=True, kw_only=True):
         room = state.cache.bare if reads else state.cache.quiet
         if reads:
             found = min(found, state.cohort.until_named)
-        return max(min(found, max(room, 0) // len(state.running) * self.limits.block + 1), 1)
+        return max(min(found, steady_iterations(state, max(room, 0))), 1)

@@ -52,7 +52,8 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     (hash) stands for ``unit`` tokens. ``swap``: a request that is evicted is moved to the host's memory, of
     ``host_blocks`` blocks, where there is room, and not computed again; shared blocks that leave the device are kept
     there too. ``chunks`` above 0: names are of texts wherever they stand, which are kept on the host, and that share of
-    their tokens is computed again. ``adapters``: requests use LoRA adapters."""
+    their tokens is computed again. ``adapters``: requests use LoRA adapters. ``borrow``: blocks may be of other
+    replicas, and others may have some of this one."""
 
     prefix: bool = False
     unit: int = 16
@@ -60,6 +61,7 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 0
     adapters: AdapterRules | None = None
     chunks: float = 0.0
+    borrow: bool = False
 
 
 class KvCache:
@@ -75,6 +77,16 @@ class KvCache:
     def free(self) -> int:
         """Blocks that can be given out: empty ones, and those of adapters that nobody uses."""
         return self.bare + (self.adapters.idle_blocks if self.adapters is not None else 0)
+
+    @property
+    def total(self) -> int:
+        """Blocks that there are."""
+        return self.limits.blocks
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether it matters which request gets a block."""
+        return False
 
     @property
     def quiet(self) -> int:

@@ -51,15 +51,17 @@ class EngineRequest:
     """A request in the engine: tokens ``computed`` of its ``target`` (prompt and what was generated), and the cache
     ``blocks`` that it holds. Both counts grow with the ``pace`` that it follows, its blocks do when it leaves that.
 
-    ``pinned`` are the shared blocks among those, ``matched`` those that the cache had of it when it was last looked at.
-    ``swapped``: its blocks lie in host memory. ``done``: it is answered, and its place still taken. ``order`` is when
-    it came, among all requests of its engine. ``drafted`` are the tokens guessed for it in the iteration under way.
+    ``pinned`` are the shared blocks among those, ``matched`` those that the cache had of it when it was last looked at,
+    and so many are ``away``, in another replica. ``swapped``: its blocks lie in host memory. ``done``: it is answered,
+    and its place still taken. ``order`` is when it came, among all requests of its engine. ``drafted`` are the tokens
+    guessed for it in the iteration under way.
     """
 
     __slots__ = (
         "_computed",
         "_target",
         "adapter",
+        "away",
         "blocks",
         "done",
         "drafted",
@@ -81,7 +83,7 @@ class EngineRequest:
         self.number, self.prompt, self.limit = new.number, new.prompt, new.limit
         self.adapter = new.adapter
         self._computed, self._target = new.computed, new.prompt + new.generated
-        self.blocks = self.matched = self.units = self.drafted = 0
+        self.blocks = self.away = self.matched = self.units = self.drafted = 0
         self.pinned: list[int] = []
         self.done = self.swapped = self.running = False
 

@@ -40,7 +40,7 @@ class PastFuture(msgspec.Struct, frozen=True):
             if one is None:
                 break
             new = min(one.need, left)
-            crowded = plan.running and future_peak([*plan.running, one], past) > limits.tokens
+            crowded = plan.running and future_peak([*plan.running, one], past) > limits.holds(plan.cache.total)
             if crowded or not plan.fits(one, one.computed + new):
                 break
             left -= plan.compute(plan.admit(one, one.computed + new), new)

@@ -138,21 +138,22 @@ def simulate_routed(
     return shares, [one.seen(share, replica.host) for share, one in zip(shares, served)]
 
 
-def refuse_oversized(replica: Replica, requests: Requests) -> None:
-    """Raise W012 for requests that the cache can never hold, by their lines."""
+def refuse_oversized(replica: Replica, requests: Requests, lenders: int = 1) -> None:
+    """Raise W012 for requests that the cache can never hold, nor those of all `lenders` together, by their lines."""
     from meshwright.spec.requests import numbered
 
     limits = replica.limits
     adapters = replica.rules.adapters
     held = (limits.watermark if replica.policy.watermark else 0) + (adapters.blocks if adapters is not None else 0)
-    room = limits.holds(limits.blocks - held)
+    room = limits.holds(lenders * limits.blocks - held)
     over = np.flatnonzero(requests.prompt + requests.output > room)
     if len(over):
         where = numbered(requests.line[over]) if len(requests.line) else f"{len(over):,} of {len(requests):,} requests"
         longest = int((requests.prompt + requests.output).max())
+        whose = "a replica holds" if lenders == 1 else f"{lenders} replicas together holds"
         raise MeshwrightError.one(
             "W012",
-            f"requests of up to {longest:,} tokens, and the cache of a replica holds {max(room, 0):,.0f}: {where}",
+            f"requests of up to {longest:,} tokens, and the cache of {whose} {max(room, 0):,.0f}: {where}",
             place=f"--serve {requests.source}".strip(),
             help="more devices to a replica (tp, pp), a smaller or quantised model, kv=fp8, or shorter requests",
         )

@@ -9,7 +9,7 @@ way.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import ceil, inf
 from typing import NamedTuple
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.serving.batching import Admit, Arrived, Computed, Evict, Iterate, Share, Withdrawn
+from meshwright.serving.borrowing import Borrow, Resized
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered, Pull
 from meshwright.simulate.serve_together import DecodingTogether
@@ -25,7 +26,7 @@ from meshwright.spec.requests import Requests
 from meshwright.world.decider import LogEntry
 
 #: Places of where time goes.
-IDLE, MOVES, ADAPTERS = (SPENT.index(name) for name in ("idle", "moves", "adapters"))
+IDLE, MOVES, ADAPTERS, ELSEWHERE = (SPENT.index(name) for name in ("idle", "moves", "adapters", "elsewhere"))
 _EDGES = GAP_EDGES.tolist()
 
 
@@ -33,7 +34,7 @@ class Took(NamedTuple):
     """Seconds of an iteration by part, and its ``tokens`` in a microbatch of it.
 
     If it is repeated with a token more behind every sequence, decoding takes ``slope`` seconds more each time, and the
-    whole iteration ``growth``; that holds ``room`` times.
+    whole iteration ``growth``; that holds ``room`` times. ``elsewhere`` are seconds for blocks of other replicas.
     """
 
     linear: float
@@ -47,11 +48,13 @@ class Took(NamedTuple):
     growth: float
     room: float
     adapters: float = 0.0
+    elsewhere: float = 0.0
 
     @property
     def seconds(self) -> float:
         """Seconds of the whole iteration."""
-        return self.linear + self.sampled + self.decode + self.prefill + self.host + self.moves + self.adapters
+        device = self.linear + self.sampled + self.decode + self.prefill
+        return device + self.host + self.moves + self.adapters + self.elsewhere
 
 
 def iteration_seconds(replica: Replica, run: Iterate) -> Took:
@@ -158,8 +161,10 @@ class Clock:
         self.accepted: tuple[tuple[int, int], ...] = ()
         self.adapter = requests.adapter.tolist() if len(requests.adapter) else [-1] * count
         self.pulls: list[int] = []
+        self.asks: list[Borrow] = []
+        self.elsewhere: Callable[[Iterate, Took], Took] | None = None
 
-    def tell(self, event: Arrived | Computed | Withdrawn | Offered) -> None:
+    def tell(self, event: Arrived | Computed | Withdrawn | Offered | Resized) -> None:
         """Tell the decider what happened, and note what it decides."""
         self.state, decisions = self.decider.decide(self.state, event)
         if self.logs:
@@ -178,6 +183,8 @@ class Clock:
                 self.cached[decision.number] = decision.cached
             elif isinstance(decision, Pull):
                 self.pulls.append(decision.number)
+            elif isinstance(decision, Borrow):
+                self.asks.append(decision)
 
     def joins(self, number: int, generated: int, last_s: float) -> None:
         """Note that a request comes with a part of its answer, the last token of which was there at that time."""
@@ -212,6 +219,8 @@ class Clock:
             took = self._guessed(run.shares, took)
         if self.replica.lora is not None:
             took = self._adapted(run, took)
+        if self.elsewhere is not None:
+            took = self.elsewhere(run, took)
         if self.skips and run.repeat > 1:
             made, output = self.generated, self.output
             rest = (output[s.number] - made[s.number] for s in run.shares)
@@ -240,7 +249,7 @@ class Clock:
         """Let the iterations under way pass; returns the requests that they answer."""
         took, times, run = self.took, self.times, self.iterate
         assert took is not None and run is not None
-        used, running = self.replica.limits.blocks - self.state.free, len(self.state.running)
+        used, running = self.state.cache.total - self.state.free, len(self.state.running)
         self.peak_batch = max(self.peak_batch, running)
         self.samples.append((self.now, running, len(self.state.waiting), used))
         if len(self.samples) > 2 * MOST_SAMPLES:
@@ -253,6 +262,7 @@ class Clock:
         spent[4] -= (took.slope - took.growth) * series
         spent[MOVES] += took.moves
         spent[ADAPTERS] += took.adapters * times
+        spent[ELSEWHERE] += took.elsewhere * times
         self.seen[took.tokens] += times
         self.iterations += times
         self.runs += 1
@@ -298,7 +308,7 @@ class Clock:
                 blocks_for = self.replica.limits.blocks_for
                 used += sum(blocks_for(s.past + times) - blocks_for(s.past + 1) for s in run.shares)
                 used += self.state.cohort.growth(times - 1)
-        self.peak_blocks = max(self.peak_blocks, min(used, self.replica.limits.blocks))
+        self.peak_blocks = max(self.peak_blocks, min(used, self.state.cache.total))
         self.now = end
         return finished
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright.serving.batching import Arrived, EngineState, Withdrawn
+from meshwright.serving.borrowing import Resized
 from meshwright.serving.certaindex import Certaindex
 from meshwright.serving.engine_request import NewRequest
 from meshwright.serving.pulling import Offered
@@ -155,7 +156,9 @@ class ReplicaPool:
         full = len(clock.state.running) >= clock.replica.limits.max_batch
         self.tell(chosen, Arrived(tuple(requests)), now, cuts=not full)
 
-    def tell(self, which: int, event: Arrived | Withdrawn | Offered, now: float, *, cuts: bool = True) -> None:
+    def tell(
+        self, which: int, event: Arrived | Withdrawn | Offered | Resized, now: float, *, cuts: bool = True
+    ) -> None:
         """Tell a replica what happened, which starts to compute if it was idle; a run of iterations under way ends
         behind the one under way if the event `cuts` it."""
         clock = self.clocks[which]
@@ -250,8 +253,13 @@ def pooled(
     """Return the requests of every replica that served any, and what became of them, without those withdrawn."""
     pool = ReplicaPool([Clock(replica, requests) for _ in range(replicas)], requests, router)
     pool.run()
+    return shares_of(pool)
+
+
+def shares_of(pool: ReplicaPool) -> tuple[list[Requests], list[ServedRequests]]:
+    """Return the same of replicas that have served."""
     if pool.certain is not None:
         pool.where[list(pool.certain.gone)] = -1
-    mine = [np.flatnonzero(pool.where == one) for one in range(replicas)]
-    shares = [requests.chosen(which) for which in mine if len(which)]
+    mine = [np.flatnonzero(pool.where == one) for one in range(len(pool.clocks))]
+    shares = [pool.requests.chosen(which) for which in mine if len(which)]
     return shares, [clock.served().chosen(which) for clock, which in zip(pool.clocks, mine) if len(which)]

@@ -72,6 +72,7 @@ def find_serving(
     """
     began = monotonic()
     front = tuple(front) or ("devices", "throughput", "e2e")
+    _searchable(serve)
     _tellable(objective, front, clusters, serve, most_rates)
     if requests is None:
         serve = serve.for_context(model.max_seq_len)
@@ -127,6 +128,13 @@ def alone(cluster: Cluster) -> tuple[Cluster, ...]:
     if len(cluster.islands) == 1:
         return (cluster,)
     return tuple(Cluster(name=island.name, islands=(island,)) for island in cluster.islands)
+
+
+def _searchable(serve: Serve) -> None:
+    """Raise W014 for words that a search does not know."""
+    if serve.engine.borrow:
+        message, help = "a search does not price borrowed blocks yet", "ask predict, or drop borrow="
+        raise MeshwrightError.one("W014", message, place="--serve borrow=yes", help=help)
 
 
 def _tellable(
