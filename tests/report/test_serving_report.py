@@ -14,7 +14,7 @@ from meshwright.cli import main
 from meshwright.quantity import seconds
 from meshwright.report import palette, serving_html, serving_plot
 from meshwright.report.line_plot import Scale, spanned
-from meshwright.report.serving_text import LATENCIES, verdict
+from meshwright.report.serving_text import LATENCIES, room_made_by, verdict
 from meshwright.spec.serve import parse
 from tests.report.test_report_html import Page
 
@@ -148,3 +148,22 @@ def test_the_page_of_a_question_file_says_its_files_where_they_lie(tmp_path, cap
     command = re.search(r"<pre>(.*)</pre>", (tmp_path / "served.html").read_text())[1].replace("&#39;", "'")
     capsys.readouterr()
     assert main(shlex.split(command)[1:]) == 0  # as it stands, from the same folder
+
+
+@pytest.mark.parametrize(
+    ("model", "words", "help"),
+    [
+        ("llama3-70b", "", "more devices to a replica"),
+        ("llama3-8b", ",draft=llama3-70b,accept=0.5", "a smaller draft= than llama3-70b"),
+        ("llama3-8b", ",policy=orca,max_batch=2000", "a smaller max_batch= (2,000 now)"),
+        ("llama3-8b", ",memory=0.1", "a larger share of the device for serving than memory=0.1"),
+    ],
+)
+def test_a_replica_without_room_says_what_would_make_some(model, words, help):
+    """70e9 parameters of two bytes are more than 80 GB; the activations of 2,000 prompts of 4,096 tokens are too."""
+    requests = "batch=2000,prompt=4096,output=8" if "orca" in words else "rate=8,prompt=64,output=8,requests=5"
+    answer = predict_serving(
+        mw.load_model(model), mw.load_cluster("1xh100"), parse(requests + words), mw.parse_plan("tp1"), detail=False
+    )
+    assert not answer.fits and any(help in line for line in room_made_by(answer))
+    assert "are for serving (memory=" in " ".join(verdict(answer))

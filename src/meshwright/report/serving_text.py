@@ -5,7 +5,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
+from meshwright.answer.prediction import RankMemory
 from meshwright.answer.serving_answer import ServingPrediction, Summary
+from meshwright.answer.serving_check import WHOLE_PROMPTS
 from meshwright.causes import WORDS
 from meshwright.quantity import gibibytes, seconds
 from meshwright.report.bars import bar
@@ -41,6 +43,8 @@ def _verdict(prediction: ServingPrediction, page: Page) -> None:
         joined = f"{lines[-1]} | {piece}" if lines[-1] else piece
         lines[-1:] = [joined] if len(joined) <= page.width else [lines[-1], piece]
     page.print(Text("\n".join(lines), "bold green" if prediction.good else "bold red"))
+    for line in room_made_by(prediction):
+        page.print(Text(line), indent=2)
     for warning in prediction.warnings:
         page.print(Text(f"! {warning}", "yellow"), indent=2)
     rows = [("model", prediction.model.name), ("cluster", prediction.cluster.name), ("plan", prediction.plan.text())]
@@ -111,8 +115,10 @@ def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
     """Return the answer in pieces: whether it fits, whether each objective is kept, and the rate of answers."""
     if prediction.metrics is None:
         tight = prediction.tightest
-        held = gibibytes(sum(b for name, b in tight.alive.items() if name != "keys and values"))
-        return (f"does not fit: {held} of {gibibytes(tight.capacity_bytes)} without the cache of a request",)
+        share = prediction.serve.engine.memory
+        room = f"{gibibytes(tight.capacity_bytes * share)} of {gibibytes(tight.capacity_bytes)}"
+        held = gibibytes(sum(_without_cache(tight).values()))
+        return (f"does not fit: {held} without the cache of a request", f"{room} are for serving (memory={share:g})")
     said = ["fits" if prediction.fits else f"does not fit: {gibibytes(-prediction.tightest.headroom_bytes)} over"]
     for one in prediction.objectives:
         at = f"{one.said} {seconds(one.value_s)}"
@@ -122,6 +128,31 @@ def verdict(prediction: ServingPrediction) -> tuple[str, ...]:
     if prediction.objectives:
         said.append(f"goodput {metrics.goodput_req_per_s:.3g} requests/s ({metrics.attainment:.1%})")
     return tuple(said)
+
+
+def room_made_by(prediction: ServingPrediction) -> tuple[str, ...]:
+    """Return what would make room where not even one request fits, by what fills the memory most."""
+    if prediction.metrics is not None:
+        return ()
+    words, tight = prediction.serve.engine, prediction.tightest
+    held, room = _without_cache(tight), tight.capacity_bytes * words.memory
+    said = [f"needs more than {gibibytes(sum(held.values()) - room)} less on {tight.rank}; any of these, or several:"]
+    if held["weights"] > room / 2:
+        said.append("more devices to a replica: a larger tp or pp, or ep of a mixture of experts")
+        said.append("fewer bytes a weight: weights=int8 or weights=int4 in --plan (meshwright explain weights)")
+    if held.get("workspace", 0.0) > room / 4:
+        whole = words.policy in (*WHOLE_PROMPTS, "flover")
+        how = f"max_batch= ({words.max_batch:,} now), or a policy that cuts prompts (vllm-v1)" if whole else "budget="
+        said.append(f"fewer tokens an iteration, whose activations are the workspace: a smaller {how}")
+    if words.draft and words.draft not in ("ngram", "mtp"):
+        said.append(f"a smaller draft= than {words.draft}, or draft=ngram, which has no weights")
+    if words.memory < 0.9:
+        said.append(f"a larger share of the device for serving than memory={words.memory:g}")
+    return tuple(said)
+
+
+def _without_cache(rank: RankMemory) -> dict[str, float]:
+    return {name: size for name, size in rank.alive.items() if name != "keys and values"}
 
 
 def _latencies(prediction: ServingPrediction, page: Page) -> None:
