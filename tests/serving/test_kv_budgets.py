@@ -4,9 +4,12 @@ import msgspec
 import pytest
 
 from meshwright import serving
+from meshwright.answer.replica import fetched_s
 from meshwright.errors import MeshwrightError
+from meshwright.serving.kv_budget import KvShares
 from meshwright.simulate.serve import simulate
 from meshwright.simulate.serve_pool import served_alone
+from meshwright.spec.cluster import load
 from meshwright.spec.serve import parse
 from tests.serving.costs import linear_costs, replica, requests
 
@@ -23,6 +26,17 @@ def test_shares_of_the_published_budgets():
         0.1,
     )
     assert serving.get("kv_budget", "instinfer").shares(0.125, 64).in_drive
+    flexgen = serving.get("kv_budget", "flexgen").shares(0.75, 64)
+    assert (flexgen.device, flexgen.read, flexgen.fetched, flexgen.exact) == (0.25, 1.0, 0.75, True)
+    assert not any(serving.get("kv_budget", name).shares(0.5, 64).exact for name in ("h2o", "scalekv", "shadowkv"))
+
+
+def test_what_lies_on_drives_comes_as_fast_as_they_or_the_host_s_link():
+    # 1 MB of a token: a rank's eighth of 52 GB/s of drives is 6.5 GB/s, of 800 GB/s 100, where PCIe at 31.5 is slower
+    node, kept = load("8xa100").islands[0].node, KvShares(0.0, 1.0, 0.5, on_drives=True)
+    assert node.nvme_gb_s == 52 and fetched_s(kept, node, 1e6) == pytest.approx(0.5 * 1e6 / 6.5e9)
+    fast = msgspec.structs.replace(node, nvme_gb_s=800.0)
+    assert fetched_s(kept, fast, 1e6) == pytest.approx(0.5 * 1e6 / (node.pcie_gb_s * 1e9))
 
 
 def kept(share, **more):

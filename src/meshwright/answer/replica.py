@@ -140,20 +140,30 @@ def paced(table: IterationCosts, profile: EngineProfile) -> IterationCosts:
 
 def kv_shares(serve: Serve, model: Model) -> KvShares:
     """Return what the workload's KV budget keeps, reads and fetches of a context; all of it where there is none."""
-    name, _, number = serve.engine.kv_budget.partition(":")
-    if not name:
+    if not serve.engine.kv_budget:
         return KvShares()
+    return budget_shares(serve.engine.kv_budget, max(spec.kv_heads * spec.head_dim for spec in model.attentions))
+
+
+def budget_shares(said: str, width: int) -> KvShares:
+    """Return the shares of a KV budget such as ``h2o:0.2`` of a model whose keys of a token are `width` numbers.
+
+    Raises:
+        MeshwrightError: W013 when there is none of that name.
+    """
+    name, _, number = said.partition(":")
     budget = serving.get("kv_budget", name)
-    width = max(spec.kv_heads * spec.head_dim for spec in model.attentions)
     return budget.shares(float(number) if number else budget.usual, width)
 
 
 def fetched_s(kept: KvShares, node: Node, token_bytes: float) -> float:
     """Return the seconds that one token of a context adds to each next token on other links than the device's: a rank's
     host link, or its part of the node's drives."""
-    if kept.in_drive:
-        return kept.read * token_bytes / (node.nvme_gb_s * 1e9 / node.devices)
-    return kept.fetched * token_bytes / (node.pcie_gb_s * 1e9)
+    host_s = token_bytes / (node.pcie_gb_s * 1e9)
+    if not (kept.in_drive or kept.on_drives):
+        return kept.fetched * host_s
+    drives_s = token_bytes / (node.nvme_gb_s * 1e9 / node.devices)
+    return kept.read * drives_s if kept.in_drive else kept.fetched * max(drives_s, host_s)
 
 
 def wanted_s(serve: Serve) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ from meshwright.lower.served_experts import Spread
 from meshwright.plan import Layout, Memory, Pipeline, Plan, check
 from meshwright.plan.facets import fields
 from meshwright.plan.serving_roles import serving_pools
+from meshwright.serving.kv_budget import KvShares
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_part import cut
@@ -220,7 +221,8 @@ def _of_budget(words: EngineWords, cluster: Cluster) -> list[Diagnostic]:
     """Return faults of a KV budget: an unknown one, drives where there are none, a cache that shares prefixes."""
     name = words.kv_budget.partition(":")[0]
     found = _tried(lambda: serving.get("kv_budget", name))
-    if not found and serving.get("kv_budget", name).shares(0.5, 128).in_drive and not cluster.islands[0].node.nvme_gb_s:
+    kept = KvShares() if found else serving.get("kv_budget", name).shares(0.5, 128)
+    if (kept.in_drive or kept.on_drives) and not cluster.islands[0].node.nvme_gb_s:
         help = "a device whose nodes have drives, or another budget"
         found.append(_bad(f"the nodes of {cluster.name} have no drives", f"--serve kv_budget={name}", help))
     if words.prefix_cache:

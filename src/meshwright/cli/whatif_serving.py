@@ -73,10 +73,15 @@ def whatif_served(question: Question, given: Any, wrong: list[Diagnostic]) -> in
 def _exact(words: str) -> bool:
     """Whether the model computes what it did under words: not with other precisions, nor where less of a context is
     kept."""
+    from meshwright.answer.replica import budget_shares
     from meshwright.plan.facets import fields
     from meshwright.plan.text import plain_words
 
-    keys = {part.partition("=")[0].strip().lower() for part in words.split(",")}
-    lossy = {"kv", "kv_budget", "chunk_cache", *(n for n, f in fields().items() if f.facet == "precision")}
+    said = {key.strip().lower(): value.strip() for key, _, value in (part.partition("=") for part in words.split(","))}
+    budget = said.pop("kv_budget", "")
+    if budget and not budget_shares(budget, 1).exact:
+        return False
+    keys = set(said)
+    lossy = {"kv", "chunk_cache", *(n for n, f in fields().items() if f.facet == "precision")}
     spelled = {word for word, said in plain_words().items() if any(facet == "precision" for facet, _, _ in said)}
     return not keys & (lossy | spelled)

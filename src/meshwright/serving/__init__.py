@@ -18,7 +18,7 @@ MODULES = {
     "batching": ("static", "orca", "vllm_v0", "vllm_v1", "sarathi", "past_future", "flover"),
     "order": ("fcfs", "priority", "sjf", "deadline", "vtc", "lpm", "dlpm", "batchllm", "dynasor"),
     "speculation": ("speculative", "dsi", "pipeinfer", "eqspec", "exspec"),
-    "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer"),
+    "kv_budget": ("h2o", "scalekv", "shadowkv", "instinfer", "flexgen"),
     "routing": ("round_robin", "least_loaded", "power_of_two", "prefix_aware", "d2lpm"),
 }
 

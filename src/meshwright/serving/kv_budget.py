@@ -1,7 +1,7 @@
 """KV budgets: how much of a context's keys and values an engine keeps on the device, and reads for the next token.
 
-A budget is approximate: answers differ from those of the whole cache, and what they lose is in its paper. The shares
-are of a token's bytes of keys and values, over all layers.
+A budget that reads less than all of a context is approximate: answers differ from those of the whole cache, and what
+they lose is in its paper. The shares are of a token's bytes of keys and values, over all layers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,19 @@ import msgspec
 
 class KvShares(msgspec.Struct, frozen=True):
     """Shares of the keys and values of a context: ``device`` is kept on the device, ``read`` by each next token's
-    attention, ``fetched`` from the host's memory for each next token. Where they lie in drives that compute attention
-    themselves (``in_drive``) a next token takes none of the device's time for it."""
+    attention, ``fetched`` from the host's memory, or its drives (``on_drives``), for each next token. Where they lie in
+    drives that compute attention themselves (``in_drive``) a next token takes none of the device's time for it."""
 
     device: float = 1.0
     read: float = 1.0
     fetched: float = 0.0
     in_drive: bool = False
+    on_drives: bool = False
+
+    @property
+    def exact(self) -> bool:
+        """Whether attention reads all of a context."""
+        return self.read >= 1.0
 
 
 class KvBudget(Protocol):

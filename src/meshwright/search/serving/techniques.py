@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright import serving
+from meshwright.answer.replica import budget_shares
 from meshwright.answer.serving_answer import ServingMetrics
 from meshwright.answer.serving_check import refused
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -114,7 +115,7 @@ def techniques(model: Model, cluster: Cluster, serve: Serve) -> Iterator[Techniq
         yield Technique("prefix_cache=yes", True)
     for name in serving.names("kv_budget"):
         if name != engine.kv_budget.partition(":")[0]:
-            yield Technique(f"kv_budget={name}", False)
+            yield Technique(f"kv_budget={name}", budget_shares(name, 1).exact)
     for name in KV_BYTES:
         if name != engine.kv and KV_BYTES[name] < KV_BYTES[engine.kv]:
             yield Technique(f"kv={name}", False)
