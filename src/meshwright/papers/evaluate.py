@@ -50,11 +50,18 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
 }
 
 
+def longest_request(prediction: ServingPrediction) -> float:
+    """Return the tokens of the longest request that the caches hold: of one replica, or of all that lend."""
+    engine = prediction.serve.engine
+    return float(prediction.kv_blocks * engine.block * (prediction.plan.layout.dp if engine.borrow else 1))
+
+
 #: A quantity of served requests, likewise; times are means unless a percentile is said.
 SERVED: Mapping[str, tuple[str, Callable[[ServingPrediction], float]]] = {
     "fits": ("", lambda p: float(p.fits)),
     "batch": ("requests", lambda p: float(p.peak_batch)),
     "cache blocks": ("blocks", lambda p: float(p.kv_blocks)),
+    "longest request": ("tokens", longest_request),
     "preemptions": ("", lambda p: float(p.preemptions)),
     "hit rate": ("", lambda p: p.hit_rate),
     "computed share of prompts": ("", lambda p: 1.0 - p.hit_rate),
