@@ -8,6 +8,7 @@ import pytest
 
 import meshwright as mw
 from meshwright.answer.serving import predict_serving
+from meshwright.cost.engine import engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.lower.forward import Forward
@@ -23,8 +24,12 @@ WORDS = "rate=20,prompt=1024,output=64,requests=120"
 SPLIT = "prefill=[tp2 dp2 on=0:4] + decode=[tp1 dp4 on=4:8] prefill->decode:kv"
 
 
+#: An engine whose clients see a token when it is computed, so that records are those of the replicas and their links.
+AT_ONCE = msgspec.structs.replace(engine_profile("default"), front_us=0.0, token_us=0.0, front_steps=0.0)
+
+
 def answer(plan=SPLIT, words=WORDS, cluster=NODE, detail=False):
-    return predict_serving(LLAMA, cluster, parse_serve(words), parse(plan), detail=detail)
+    return predict_serving(LLAMA, cluster, parse_serve(words), parse(plan), detail=detail, profile=AT_ONCE)
 
 
 @pytest.fixture(scope="module")
@@ -176,3 +181,14 @@ def test_the_workload_says_how_caches_are_sent():
     serve = parse_serve(f"{WORDS},kv_send=layerwise")
     assert serve.engine.kv_send == "layerwise" and parse_serve(serve.text()) == serve
     assert msgspec.structs.replace(serve.engine, kv_send="whole") == parse_serve(WORDS).engine
+
+
+def test_clients_of_pools_see_tokens_as_late_as_those_of_replicas_that_do_both():
+    """A prompt alone takes the same on a device of either; the engine's front is behind both."""
+    words = "rate=0.2,prompt=512,output=32,requests=20"
+    apart, both = (
+        predict_serving(mw.load_model("llama3-8b"), mw.load_cluster("2xh100"), parse_serve(words), mw.parse_plan(plan))
+        for plan in ("prefill=[tp1 on=0:1] + decode=[tp1 on=1:2] prefill->decode:kv", "dp2")
+    )
+    assert apart.metrics.ttft_s.mean == pytest.approx(both.metrics.ttft_s.mean, rel=0.05)
+    assert sum(apart.transfers.stages_s.values()) == pytest.approx(apart.metrics.e2e_s.mean, rel=1e-9)

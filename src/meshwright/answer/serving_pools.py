@@ -101,7 +101,8 @@ def predict_pools(
     apart, sigma = _apart(cluster, serve, plan, pools, requests, costs)
     router = serving.get("routing", serve.engine.routing)
     found, who = served_apart(apart, requests, router), identity(model, cluster, serve, plan)
-    whole = found.whole
+    computed, whole = found, found.whole.seen(requests, apart.replicas[0].host)
+    found = msgspec.structs.replace(found, whole=whole)
     metrics = serving_metrics(serve, [requests], [whole])
     if detail:
         metrics = _with_intervals(metrics, serve, apart, requests, profile, sigma)
@@ -133,7 +134,7 @@ def predict_pools(
         timeline=_timeline(requests, found, pools, who) if detail else Timeline.bare(identity=who),
         identity=who,
         pools=tuple(_served_pool(plan, one, found) for one in pools),
-        transfers=_transfers(found, requests, pools),
+        transfers=_transfers(computed, whole.end_s, requests, pools),
     )
 
 
@@ -264,7 +265,7 @@ def _with_intervals(
     def served(replicas: tuple, factor: float) -> ServingMetrics:
         paths = {way: path.slower(factor) for way, path in apart.paths.items()}
         found = served_apart(msgspec.structs.replace(apart, replicas=replicas, paths=paths), first, router)
-        return serving_metrics(serve, [first], [found.whole])
+        return serving_metrics(serve, [first], [found.whole.seen(first, replicas[0].host)])
 
     draws = [served(tuple(each[id(one)][i] for one in apart.replicas), links[i]) for i in range(NUM_DRAWS)]
     return spread_over(metrics, served(apart.replicas, 1.0), draws)
@@ -314,8 +315,8 @@ def _served_pool(plan: Plan, one: _BuiltPool, found: ServedApart) -> ServedPool:
     )
 
 
-def _transfers(found: ServedApart, requests: Requests, pools: Sequence[_BuiltPool]) -> KvTransfers:
-    """The caches that went between the pools, and where the time of the requests went."""
+def _transfers(found: ServedApart, seen_s: np.ndarray, requests: Requests, pools: Sequence[_BuiltPool]) -> KvTransfers:
+    """The caches that went between the pools, and where the time of the requests went until clients saw their ends."""
     went = found.joined_s >= 0
     whole = found.whole
     decoding = np.stack([one.scheduled_s for one in found.each])[found.target, np.arange(len(requests))]
@@ -329,6 +330,7 @@ def _transfers(found: ServedApart, requests: Requests, pools: Sequence[_BuiltPoo
         "sending": joined - asked,
         "waiting for the answer": begun - joined,
         "answer": whole.end_s - begun,
+        "connection and reply": seen_s - whole.end_s,
     }
     return KvTransfers(
         requests=int(went.sum()),
