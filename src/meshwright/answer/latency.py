@@ -20,6 +20,8 @@ from meshwright.spec.serve import Objective, Serve
 NUM_DRAWS, DRAWN_REQUESTS = 16, 4000
 #: The same of a policy that no compiled loop knows.
 DRAWN_PLAINLY = 300
+#: Runs of iterations of each draw there, as far as they are not those of the least requests.
+DRAWN_RUNS, LEAST_DRAWN = 800, 30
 
 
 class Times(NamedTuple):
@@ -151,7 +153,11 @@ def with_intervals(
     factor for each class of errors and one for the engine, log-normal and stratified as those of a step are."""
     compiled = replica.compiled and not len(shares[0].after)
     first = shares[0].first(DRAWN_REQUESTS if compiled else DRAWN_PLAINLY)
-    base = serving_metrics(serve, [first], [simulate(replica, first)])
+    served = simulate(replica, first)
+    if not compiled and served.runs > DRAWN_RUNS:
+        first = first.first(max(LEAST_DRAWN, len(first) * DRAWN_RUNS // served.runs))
+        served = simulate(replica, first)
+    base = serving_metrics(serve, [first], [served])
     return spread_over(
         metrics, base, [serving_metrics(serve, [first], [simulate(r, first)]) for r in drawn(replica, profile)]
     )
