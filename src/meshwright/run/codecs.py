@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from meshwright.run import quantise
 from meshwright.sync.codecs import Codec, codec
-from meshwright.sync.codecs.int8 import BLOCK
 
 
 class OnTensors(NamedTuple):
@@ -26,10 +26,7 @@ def on_tensors(text: str) -> OnTensors:
         MeshwrightError: Y001 when none has the name, Y002 for an option that it has not.
     """
     found = codec(text)
-    if found.name not in FAST:
-        return _through_host(found)
-    encode, decode = FAST[found.name]
-    return OnTensors(lambda x, seed: encode(x), lambda wire, n, dtype, seed: decode(wire, n, dtype))
+    return FAST.get(found.name, _through_host)(found)
 
 
 def _through_host(found: Codec) -> OnTensors:
@@ -51,23 +48,48 @@ def _from_bf16(wire: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
     return wire.view(torch.bfloat16)[:n].to(dtype)
 
 
-def _to_int8(x: torch.Tensor) -> torch.Tensor:
-    n = len(x)
-    rows = x.new_zeros(-(-n // BLOCK) * BLOCK, dtype=torch.float32)
-    rows[:n] = x
-    rows = rows.view(-1, BLOCK)
-    scale = rows.abs().amax(1) / 127
-    whole = torch.round(rows / torch.where(scale > 0, scale, 1.0).unsqueeze(1)).to(torch.int8)
-    return torch.cat((whole.view(-1)[:n].view(torch.uint8), scale.view(torch.uint8)))
+def _chosen(found: Codec) -> OnTensors:
+    """Return the forms of a codec of largest values and their places, in the bytes of ``sync/codecs/topk.py``."""
+
+    def count(n: int, size: int) -> int:
+        return found.wire_bytes(n, size) // (4 + size)
+
+    def encode(x: torch.Tensor, seed: int) -> torch.Tensor:
+        places = torch.topk(x.abs(), count(len(x), x.itemsize), sorted=False).indices.sort().values
+        low = places.to(torch.int64) & 0xFFFFFFFF
+        return torch.cat((low.to(torch.uint32).view(torch.uint8), x[places].view(torch.uint8)))
+
+    def decode(wire: torch.Tensor, n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+        k = count(n, dtype.itemsize)
+        out = torch.zeros(n, dtype=dtype, device=wire.device)
+        places = wire[: 4 * k].clone().view(torch.uint32).to(torch.int64)
+        out[places] = wire[4 * k :].clone().view(dtype)
+        return out
+
+    return OnTensors(encode, decode)
 
 
-def _from_int8(wire: torch.Tensor, n: int, dtype: torch.dtype) -> torch.Tensor:
-    scale = wire[n:].clone().view(torch.float32)  # at any byte: a view needs a multiple of four
-    return (wire[:n].view(torch.int8).to(torch.float32) * scale.repeat_interleave(BLOCK)[:n]).to(dtype)
+def _plain(
+    encode: Callable[[torch.Tensor], torch.Tensor], decode: Callable[[torch.Tensor, int, torch.dtype], torch.Tensor]
+) -> Callable[[Codec], OnTensors]:
+    """Return the forms of a codec that draws nothing and has no options."""
+    both = OnTensors(lambda x, seed: encode(x), lambda wire, n, dtype, seed: decode(wire, n, dtype))
+    return lambda found: both
 
 
-FAST = {
-    "none": (lambda x: x.contiguous().view(torch.uint8), lambda wire, n, dtype: wire.view(dtype)[:n]),
-    "bf16": (_to_bf16, _from_bf16),
-    "int8": (_to_int8, _from_int8),
+_TERNARY = OnTensors(quantise.to_ternary, lambda wire, n, dtype, seed: quantise.from_ternary(wire, n, dtype))
+#: Codecs by name with a form on tensors.
+FAST: dict[str, Callable[[Codec], OnTensors]] = {
+    "none": _plain(lambda x: x.contiguous().view(torch.uint8), lambda wire, n, dtype: wire.view(dtype)[:n]),
+    "bf16": _plain(_to_bf16, _from_bf16),
+    "fp16": _plain(
+        lambda x: x.to(torch.float16).view(torch.uint8), lambda wire, n, dtype: wire.view(torch.float16)[:n].to(dtype)
+    ),
+    "fp8": _plain(quantise.to_fp8, quantise.from_fp8),
+    "int8": _plain(quantise.to_int8, quantise.from_int8),
+    "int4": _plain(quantise.to_int4, quantise.from_int4),
+    "sign": _plain(quantise.to_sign, quantise.from_sign),
+    "terngrad": lambda found: _TERNARY,
+    "topk": _chosen,
+    "dgc": _chosen,
 }

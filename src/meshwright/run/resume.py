@@ -13,7 +13,7 @@ from meshwright.run.trainer import Trainer
 
 def wanted_of(out: str, plan: str, trainer: Trainer) -> tuple[list[TensorPiece], Anew]:
     """The pieces to fill from the checkpoint of a run in a folder, under a plan: each replica's own state where it was
-    saved by as many, else, at the end of a round, the first replica's. And what codes keep that is added up anew (:func:`laid_anew`).
+    saved by as many, else, at the end of a round, the first replica's; and what codes keep that is added up anew.
 
     Raises:
         MeshwrightError: Y004 within a round that this plan does not go on with; what `load` raises of a checkpoint.

@@ -10,7 +10,7 @@ from meshwright.sync.codecs import Codec
 def encode(x: np.ndarray) -> np.ndarray:
     """Round values [n] to half precision: uint8 [2n]."""
     with np.errstate(over="ignore"):
-        return x.astype(np.float16).view(np.uint8)
+        return x.astype(np.float32).astype(np.float16).view(np.uint8)
 
 
 FP16 = Codec(
