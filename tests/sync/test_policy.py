@@ -5,6 +5,9 @@ import pytest
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
+from meshwright.search.find import find
+from meshwright.search.restrict import restricted
+from meshwright.search.space import default
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
@@ -110,3 +113,12 @@ def test_a_prediction_says_that_a_code_is_approximate_and_takes_longer_to_encode
     assert coded.attribution["optimizer"] > plain.attribution["optimizer"]
     more = coded.memory[0].alive["parameters"] - plain.memory[0].alive["parameters"]
     assert more == pytest.approx(plain.memory[0].alive["gradients"], rel=1e-6)  # what was lost is as large as these
+
+
+def test_a_search_takes_a_codec_where_it_is_asked_for_and_never_by_itself():
+    asked = mw.load_model("llama3.2-1b"), mw.load_cluster("4x1xh100,10gbe"), mw.parse_train("batch=16,seq=4096")
+    space = default(*asked)
+    by_itself = find(*asked, space=space, top=1).best[0]
+    told = find(*asked, space=restricted(space, fix=["sync=powersgd"]), top=1).best[0]
+    assert by_itself.plan.sync.policy == "step" and told.plan.sync.policy == "powersgd"
+    assert told.prediction.step_time_s < by_itself.prediction.step_time_s  # over slow links

@@ -93,9 +93,29 @@ def rounds_of_local_steps(plan: Plan, model: Model, cluster: Cluster, train: Tra
     data, way = layout.dp * layout.cp, over(plan, "sync=local:h=500")
     if not layout.zero or layout.shard:
         return way
-    scopes = [n for n in range(min(here, data // 2), 1, -1) if data % n == 0]
-    ways = [_laid_out(way, zero=layout.zero, shard=n) for n in scopes] + [_laid_out(way, zero=0)]
+    ways = [_laid_out(way, zero=layout.zero, shard=n) for n in _scopes(data, here)] + [_laid_out(way, zero=0)]
     return next((w for w in ways if not check(w, model, cluster, train)), ways[-1])
+
+
+def encoded_gradients(word: str) -> Function:
+    """Return the recipe that exchanges gradients in a codec, as the word ``sync=`` says it: between groups as large as
+    share a node where the plan shards state, and by replicas in place of tensor parallelism where the plan has that."""
+
+    def recipe(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Plan:
+        way, here, layout = over(plan, f"sync={word}"), max(1, cluster.islands[0].node.devices), plan.layout
+        ways = []
+        for shape in ({}, {"tp": 1, "dp": layout.dp * layout.tp, "sp": False}):
+            data = shape.get("dp", layout.dp) * layout.cp
+            scoped = [{"zero": 1, "shard": n} for n in _scopes(data, here)] if layout.zero else []
+            ways += [_laid_out(way, **shape, **more) for more in (*scoped, {"zero": 0, "shard": 0})]
+        return next((w for w in ways if not check(w, model, cluster, train)), ways[0])
+
+    return recipe
+
+
+def _scopes(data: int, here: int) -> list[int]:
+    """Sharding scopes of several groups among `data` ranks, the largest first, inside a node of so many."""
+    return [n for n in range(min(here, data // 2), 1, -1) if data % n == 0]
 
 
 def _laid_out(plan: Plan, **changed: int) -> Plan:
@@ -103,6 +123,9 @@ def _laid_out(plan: Plan, **changed: int) -> Plan:
 
 
 RECIPES: dict[str, Function] = {
+    "encode_by_powersgd": encoded_gradients("powersgd:rank=4"),
+    "encode_by_terngrad": encoded_gradients("terngrad"),
+    "encode_by_dynamic8": encoded_gradients("dynamic8"),
     "split_backward": split_backward,
     "interleave": interleave,
     "relieve_the_last_stage": relieve_the_last_stage,
