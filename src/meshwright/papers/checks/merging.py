@@ -53,7 +53,7 @@ def infinite_llm() -> Outcome:
         ),
         baseline="keys and values moved to the query's instance",
         assumptions=(PROVEN,),
-        missing=("the manager that matches creditors and debtors, and the throughputs of its 18 datasets",),
+        missing=("the throughputs of its 18 datasets",),
     )
 
 
