@@ -86,9 +86,19 @@ def test_momentum_gathers_what_waits_and_is_forgotten_where_a_value_was_sent():
     assert torch.equal(kept["code_lost"], torch.where(sent, 0.0, put))
 
 
-@pytest.mark.parametrize("words", ["powersgd:rank=2", "dgc:share=0.1", "terngrad"])
-def test_training_goes_on_from_a_checkpoint_with_what_the_code_kept(words, tmp_path):
-    for on, again, kept, found in launch(2, codes.resumed, llama(), f"dp2 mb1 sync={words}", TRAIN, tmp_path, 2):
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "dp2 mb1 sync=powersgd:rank=2",
+        "dp2 mb1 sync=dgc:share=0.1",
+        "dp2 mb1 sync=terngrad",
+        "dp4 zero1 shard2 mb1 sync=local:h=2,codec=powersgd",
+    ],
+)
+def test_training_goes_on_from_a_checkpoint_with_what_the_code_kept(plan, tmp_path):
+    for on, again, kept, found in launch(
+        parse(plan).layout.num_ranks, codes.resumed, llama(), plan, TRAIN, tmp_path, 2
+    ):
         assert on == again
         assert all(torch.equal(a[-1], b[-1]) for a, b in zip(kept, found, strict=True))
 

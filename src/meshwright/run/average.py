@@ -32,6 +32,8 @@ class Average:
         seed: int = 0,
     ):
         self.group, self.held, self.views = mesh[fragment.replica.name], list(held), list(views)
+        #: Which part of the values this rank has, among those of its shard and tensor-parallel ranks.
+        self.part = f"{mesh[fragment.shard.name].index}.{mesh['tp'].index}"
         #: As many values as the longest shard has, so that every rank sends as much.
         self.length = max(ceil(fragment.num_elements / fragment.shard.size), sum(len(v) for v in views))
         self.sum = CodedSum(fragment, self.group, self.length, self.views[0], seed)
@@ -75,7 +77,7 @@ class Average:
                 size = h.stop - h.start
                 yield TensorPiece(key, h.parameter, h.start, h.stop, values[at : at + size], h.owner)
                 at += size
-        yield from self.sum.factor_pieces(self.held[0].owner)
+        yield from self.sum.factor_pieces(any(h.owner for h in self.held), self.part)
 
 
 class Rounds:
