@@ -17,7 +17,7 @@ from typing import Any
 
 #: What Meshwright does today, in one sentence, and what it is designed for and does not do yet. The package's
 #: description, the help, the README and the book say the same.
-SUMMARY = "Plan and predict large-model training on any cluster, and run the plan with torch.distributed"
+SUMMARY = "Plan and predict large-model training and serving on any cluster, and train the plan with torch.distributed"
 NOT_YET = "Serving is predicted and planned, and not run yet"
 
 #: Public name -> (module, name in it), in pipeline order: the question, the plan, the graph, the answer.
