@@ -192,3 +192,8 @@ def test_clients_of_pools_see_tokens_as_late_as_those_of_replicas_that_do_both()
     )
     assert apart.metrics.ttft_s.mean == pytest.approx(both.metrics.ttft_s.mean, rel=0.05)
     assert sum(apart.transfers.stages_s.values()) == pytest.approx(apart.metrics.e2e_s.mean, rel=1e-9)
+
+
+def test_the_cache_of_an_answer_is_that_of_the_fullest_pool(usual):
+    shares = {pool.name: pool.peak_kv_blocks / pool.kv_blocks for pool in usual.pools}
+    assert usual.peak_kv_blocks / usual.kv_blocks == max(shares.values()) <= 1

@@ -123,7 +123,8 @@ class ServingPrediction(msgspec.Struct, frozen=True, kw_only=True):
     """One predicted serving workload: the question, the verdict, its metrics, and why.
 
     ``fits``: weights, workspace and one request's cache are within the memory of every rank; without that there are no
-    metrics. ``kv_blocks`` are a replica's, ``preemptions`` of all, of which ``swaps`` went to the host's memory.
+    metrics. ``kv_blocks`` are a replica's (of several pools the fullest one's), ``preemptions`` of all, of which
+    ``swaps`` went to the host's memory.
     ``hit_rate`` is the share of the prompts' tokens that were found in the cache. ``attribution`` is the seconds of all
     replicas by cause (``idle``: nobody to serve), ``usage`` what their devices do. ``query_s`` is the time from a query
     of several requests to the last of its answers, ``withdrawn`` the requests that became needless before they were

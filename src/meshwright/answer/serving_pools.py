@@ -108,6 +108,8 @@ def predict_pools(
         metrics = _with_intervals(metrics, serve, apart, requests, profile, sigma)
     spent = [attribution(one.made.replica.costs, [found.each[i] for i in one.numbers]) for one in pools]
     causes = {name: sum(some.get(name, 0.0) for some in spent) for name in dict.fromkeys(n for s in spent for n in s)}
+    served = tuple(_served_pool(plan, one, found) for one in pools)
+    fullest = max(served, key=lambda pool: pool.peak_kv_blocks / max(pool.kv_blocks, 1))
     return ServingPrediction(
         model=model,
         cluster=cluster,
@@ -117,8 +119,8 @@ def predict_pools(
         metrics=metrics,
         objectives=tuple(objectives_kept(serve, [requests], [whole])),
         num_requests=len(requests),
-        kv_blocks=min(one.made.blocks for one in pools),
-        peak_kv_blocks=whole.peak_blocks,
+        kv_blocks=fullest.kv_blocks,
+        peak_kv_blocks=fullest.peak_kv_blocks,
         peak_batch=whole.peak_batch,
         preemptions=whole.evictions,
         iterations=whole.iterations,
@@ -133,7 +135,7 @@ def predict_pools(
         warnings=warnings(metrics, serve, [requests], model),
         timeline=_timeline(requests, found, pools, who) if detail else Timeline.bare(identity=who),
         identity=who,
-        pools=tuple(_served_pool(plan, one, found) for one in pools),
+        pools=served,
         transfers=_transfers(computed, whole.end_s, requests, pools),
     )
 

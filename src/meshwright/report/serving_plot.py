@@ -143,7 +143,7 @@ def over_time(prediction: ServingPrediction) -> list[Drawing]:
         cache = title.startswith("cache")
         across = (
             [(prediction.kv_blocks, f"all {prediction.kv_blocks:,}")]
-            if cache and max(high) > prediction.kv_blocks / 3
+            if cache and not several and max(high) > prediction.kv_blocks / 3
             else []
         )
         y = spanned([*high, *(v for v, _ in across), 1.0], "", big)
