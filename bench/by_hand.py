@@ -124,7 +124,7 @@ def _fill(module: nn.Module, model: Model) -> None:
             if name.endswith(("o_proj.weight", "down_proj.weight"))
             else INIT_STD
         )
-        initialise(made, Settings().seed)
+        initialise([made], Settings().seed)
         with torch.no_grad():
             parameter.copy_(made)
 

@@ -22,7 +22,7 @@ from meshwright.search.parts import Inners
 from meshwright.search.paths import Paths
 from meshwright.search.space import PLAIN, SHARDED, Core, Inner, Piped, State, plan_of
 from meshwright.spec.architecture import HEAD
-from meshwright.sync.record import USUAL
+from meshwright.sync.policy import read
 from meshwright.work import Group
 
 #: What the bytes of a rank's state, and what is exchanged of it, depend on in an inner part, besides what overlaps.
@@ -143,7 +143,8 @@ class Exchanges:
 
         blocks = units[: self.kinds]
         first = min(seconds("gather", units[-2], b) for b in blocks)
-        apart = range(len(mesh.slices)) if state.sync != USUAL else (0,)
+        # replicas that step together have one norm, those that step apart each their own
+        apart = range(len(mesh.slices)) if read(state.sync).rule.together(plan) < core.dp * core.cp else (0,)
         norm = min(self.price(binder(NormRole(index))) for index in apart)
         trained = sum(n * binder.updated_params((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
         sites = {binder.site(index, r) for index, s in enumerate(mesh.slices) for r in range(len(s.devices))}
