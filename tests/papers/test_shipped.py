@@ -78,6 +78,7 @@ def test_a_file_of_states_is_read_back_and_says_what_it_is_of(tmp_path):
 
 
 def test_a_change_of_the_code_is_seen(monkeypatch, tmp_path):
+    assert shipped().states  # read before its folder is another, and kept
     (tmp_path / "check.py").write_text("1")
     (tmp_path / module.NAME).write_text("{}")
     monkeypatch.setattr(module, "files", lambda name: tmp_path)
