@@ -31,7 +31,7 @@ def trained(rank: int, model, text: str, train, last: int, settings, identity_co
 
 
 def sums(rank: int, words: str, rounds: int):
-    """What a rank put in, what came out, and what its codec keeps in the end: of several sums of 500 values."""
+    """Return the values that a rank put into several sums of 500, those that came out, and what its codec keeps."""
     from meshwright.plan import parse
 
     mesh = build(parse("dp2"))

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from bench import on_gpu
 
 from meshwright.catalog import measured_here
@@ -49,6 +48,7 @@ def test_a_trained_plan_is_measured_by_kind_of_task(monkeypatch):
     """On a processor with a tiny model: the kinds are within the step."""
     tiny = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=257, ffn=48, gated=True, max_seq_len=32)
     monkeypatch.setattr(on_gpu, "llama", lambda layers: tiny)
+    torch = pytest.importorskip("torch")
     row = on_gpu._trained(World(0, 1, 0, 1, "here", torch.device("cpu")), 2, "batch=4,seq=32", "mb2")
     assert 0 < row["forward_s"] + row["backward_s"] + row["optimizer_s"] < 3 * row["step_s"]
     assert row["peak_bytes"] > 0
