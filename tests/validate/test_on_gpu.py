@@ -7,7 +7,6 @@ import pytest
 from bench import on_gpu
 
 from meshwright.catalog import measured_here
-from meshwright.run.world import World
 from meshwright.spec.dimensions import transformer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "proved.md").read_text(encoding="utf-8")
@@ -49,6 +48,8 @@ def test_a_trained_plan_is_measured_by_kind_of_task(monkeypatch):
     tiny = transformer(layers=2, hidden=32, heads=4, kv_heads=2, vocab=257, ffn=48, gated=True, max_seq_len=32)
     monkeypatch.setattr(on_gpu, "llama", lambda layers: tiny)
     torch = pytest.importorskip("torch")
+    from meshwright.run.world import World
+
     row = on_gpu._trained(World(0, 1, 0, 1, "here", torch.device("cpu")), 2, "batch=4,seq=32", "mb2")
     assert 0 < row["forward_s"] + row["backward_s"] + row["optimizer_s"] < 3 * row["step_s"]
     assert row["peak_bytes"] > 0

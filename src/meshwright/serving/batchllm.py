@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
-from meshwright.serving.fcfs import FOR_EVER, WaitingQueue
+from meshwright.serving.fcfs import SettledQueue, WaitingQueue
 
 if TYPE_CHECKING:
     from meshwright.serving.cache import KvCache
 
 
-class GroupedQueue:
+class GroupedQueue(SettledQueue):
     """A queue by groups of a common prefix, last first (``waiting``); ``stale`` where requests came since."""
 
     ranks = False
@@ -56,19 +56,6 @@ class GroupedQueue:
             self.waiting.remove(one)
 
     drop = take
-
-    def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
-        """Nothing depends on what is computed."""
-
-    def decoded(self, tenants: dict[int, int], times: int) -> None:
-        """Nothing depends on it."""
-
-    def left(self, one: EngineRequest) -> None:
-        """Nothing depends on who leaves."""
-
-    def unchanged(self, decoding: dict[int, int]) -> int:
-        """Return for ever: the order is that of the batch."""
-        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> int:
         """Return when it came."""

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
-from meshwright.serving.fcfs import FOR_EVER, WaitingQueue
+from meshwright.serving.fcfs import SettledQueue, WaitingQueue
 
 if TYPE_CHECKING:
     from meshwright.serving.cache import KvCache
 
 
-class GangQueue:
+class GangQueue(SettledQueue):
     """A queue of a line for each query; ``begun`` are the queries of which a request was taken, ``work`` the tokens
     that those of a line may generate."""
 
@@ -67,21 +67,11 @@ class GangQueue:
         if not self.lines[query]:
             del self.lines[query], self.work[query]
 
-    def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
-        """Nothing depends on what is computed."""
-
-    def decoded(self, tenants: dict[int, int], times: int) -> None:
-        """Nothing depends on it."""
-
     def left(self, one: EngineRequest) -> None:
         """Forget a query of which no other request waits."""
         query = query_of(one)
         if query not in self.lines:
             self.begun.discard(query)
-
-    def unchanged(self, decoding: dict[int, int]) -> int:
-        """Return for ever: work is that of whole requests."""
-        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> int:
         """Return when it came."""

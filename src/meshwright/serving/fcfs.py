@@ -75,11 +75,28 @@ class OrderPolicy(Protocol):
         """Return an empty queue."""
 
 
-class InOrder:
-    """A queue in order of arrival; what was evicted stands before all others."""
+class SettledQueue:
+    """The part of a queue whose order is decided when requests come: nothing that is computed changes it."""
 
     ranks = False
     reads_cache = False
+
+    def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
+        """Nothing depends on what is computed."""
+
+    def decoded(self, tenants: dict[int, int], times: int) -> None:
+        """Nothing depends on who decodes."""
+
+    def left(self, one: EngineRequest) -> None:
+        """Nothing depends on who leaves."""
+
+    def unchanged(self, decoding: dict[int, int]) -> int:
+        """Return for ever: who comes first is decided when it comes."""
+        return FOR_EVER
+
+
+class InOrder(SettledQueue):
+    """A queue in order of arrival; what was evicted stands before all others."""
 
     def __init__(self) -> None:
         self.waiting: deque[EngineRequest] = deque()
@@ -106,19 +123,6 @@ class InOrder:
     def back(self, one: EngineRequest) -> None:
         """Let a request wait before all others."""
         self.waiting.appendleft(one)
-
-    def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
-        """Nothing depends on what is computed."""
-
-    def decoded(self, tenants: dict[int, int], times: int) -> None:
-        """Nothing depends on it."""
-
-    def left(self, one: EngineRequest) -> None:
-        """Nothing depends on who leaves."""
-
-    def unchanged(self, decoding: dict[int, int]) -> int:
-        """Return for ever: who comes first is decided when it comes."""
-        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> int:
         """Return when it came."""

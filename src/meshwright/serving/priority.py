@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.serving.engine_request import EngineRequest
-from meshwright.serving.fcfs import FOR_EVER, WaitingQueue
+from meshwright.serving.fcfs import SettledQueue, WaitingQueue
 
 if TYPE_CHECKING:
     from meshwright.serving.cache import KvCache
 
 
-class RankedQueue:
+class RankedQueue(SettledQueue):
     """A queue in order of a rank that a request keeps."""
 
     ranks = True
@@ -45,19 +45,6 @@ class RankedQueue:
             heapq.heapify(self.heap)
 
     back, drop = add, take
-
-    def computed(self, one: EngineRequest, tokens: int, generated: int) -> None:
-        """Nothing depends on what is computed."""
-
-    def decoded(self, tenants: dict[int, int], times: int) -> None:
-        """Nothing depends on it."""
-
-    def left(self, one: EngineRequest) -> None:
-        """Nothing depends on who leaves."""
-
-    def unchanged(self, decoding: dict[int, int]) -> int:
-        """Return for ever: a rank is kept."""
-        return FOR_EVER
 
     def rank(self, one: EngineRequest) -> object:
         """Return its priority, the highest first."""
