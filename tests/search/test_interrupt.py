@@ -130,7 +130,8 @@ def test_nothing_fits_with_a_store_names_what_comes_closest_and_keeps_it(tmp_pat
 
 #: A search that says each look on stderr, so that the signal comes while it walks.
 CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are begun with it ignored
 from meshwright.search import walk
 walk.LOOK_S = walk.LINES_S = -1.0
 from meshwright.cli import main
