@@ -71,7 +71,7 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
     engine.steady_state(builder.build(), np.array([0.1, 0.7]), 9)
     partition(np.array([[0.3, 0.1, 0.7, 0.2], [0.2, 0.4, 0.1, 0.6]]), first=(0.1, 0.0), last=(0.0, 0.2))
     sizes = np.array([7, 3, 6, 4, 9, 2])
-    for method in ("first-fit", "heaviest-first"):
+    for method in ("first-fit", "heaviest-first", "in-order", "enumerate", "local-search"):
         solve(method, Problem(sizes=sizes, capacity=12, costs=0.1 * sizes, num_bins=3))
     for family, ranks, count in (("2bp:gpipe", 3, 7), ("hanayo", 4, 8), ("chimera", 4, 8)):
         build(family, ranks, count)
@@ -89,6 +89,9 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
         "search.clock._makespan",
         "assign.first_fit._first_fit",
         "assign.heaviest_first._heaviest_first",
+        "assign.in_order._fill",
+        "assign.enumeration._enumerate",
+        "assign.local_search._improve",
         "assign.partition._fill",
         "search.paths._follow",
     }

@@ -74,7 +74,7 @@ def test_what_has_no_room_is_in_no_bin():
 
 
 def test_wrong_problems_and_names_are_refused():
-    assert sorted(methods()) == ["first-fit", "heaviest-first"]
+    assert sorted(methods()) == ["enumerate", "first-fit", "heaviest-first", "ilp", "in-order", "local-search"]
     with pytest.raises(MeshwrightError, match="no method 'first'"):
         solve("first", Problem(sizes=np.array([1]), capacity=1))
     with pytest.raises(ValueError, match="from 1 to the capacity"):
@@ -83,3 +83,73 @@ def test_wrong_problems_and_names_are_refused():
         solve("heaviest-first", Problem(sizes=np.array([1]), capacity=2, costs=np.array([np.nan]), num_bins=1))
     with pytest.raises(ValueError, match="over a number of bins"):
         solve("heaviest-first", Problem(sizes=np.array([1]), capacity=2))
+    both = Problem(sizes=np.array([3]), capacity=np.array([2]), num_bins=2, start=np.zeros(3))
+    with pytest.raises(ValueError, match=r"these from 3 to 3; 1 capacities for 2 bins; 3 starts for 2 bins"):
+        solve("enumerate", both)
+
+
+def made(seed: int) -> Problem:
+    """A problem of unequal bins whose every assignment can be tried."""
+    rng = np.random.default_rng(seed)
+    items, bins = int(rng.integers(1, 7)), int(rng.integers(1, 4))
+    sizes, room = rng.integers(1, 6, items), rng.integers(5, 12, bins)
+    costs = rng.integers(1, 20, (items, bins)).astype(float)
+    return Problem(sizes=sizes, capacity=room, costs=costs, num_bins=bins, start=rng.integers(0, 5, bins).astype(float))
+
+
+def best_of(problem: Problem) -> float:
+    """The least that the costliest bin can cost where all items have room, by trying every assignment."""
+    least = np.inf
+    for where in product(range(problem.num_bins), repeat=len(problem.sizes)):
+        held, load = np.zeros(problem.num_bins), problem.before
+        for item, one in enumerate(where):
+            held[one] += problem.sizes[item]
+            load[one] += problem.each[item, one]
+        if (held <= problem.room).all():
+            least = min(least, load.max())
+    return least
+
+
+@pytest.mark.parametrize("name", ["enumerate", "ilp", "local-search", "heaviest-first", "in-order"])
+def test_methods_keep_capacities_and_bounds_and_the_exact_ones_find_the_best(name):
+    if name == "ilp":
+        pytest.importorskip("highspy")
+    solved = 0
+    for seed in range(40):
+        problem = made(seed)
+        found, best = solve(name, problem), best_of(problem)
+        has = found.bin_of >= 0
+        held = np.bincount(found.bin_of[has], weights=problem.sizes[has], minlength=problem.num_bins)
+        assert (held <= problem.room).all() and found.bound <= found.value
+        if np.isfinite(best) and has.all():
+            solved += 1
+            assert found.bound - 1e-9 <= best <= found.value + 1e-9
+            if name in ("enumerate", "ilp"):
+                assert (found.value, found.gap) == (pytest.approx(best), pytest.approx(0.0, abs=1e-6))
+        elif name in ("enumerate", "ilp"):
+            assert not np.isfinite(best)  # what they leave out has no room in any assignment
+    assert solved > 25
+
+
+def test_the_costliest_first_is_bettered_by_a_swap():
+    # Graham's example for 2 bins: 3 3 2 2 2 are laid 3+2+2 and 3+2, and 3+3 beside 2+2+2 is 6 each
+    problem = Problem(sizes=np.ones(5, np.int64), capacity=9, costs=np.array([3.0, 3, 2, 2, 2]), num_bins=2)
+    assert solve("heaviest-first", problem).value == 7
+    found = solve("local-search", problem)
+    assert (found.value, found.bound, found.gap) == (6, 6, 0)
+
+
+def test_bins_in_order_take_consecutive_items():
+    # by hand: 1 2 3 4 5 over 3 bins is 6 | 4 | 5, or 3 | 3 + ... no split has a costliest bin below 6
+    problem = Problem(sizes=np.ones(5, np.int64), capacity=5, costs=np.arange(1.0, 6.0), num_bins=3)
+    found = solve("in-order", problem)
+    assert found.value == 6 and (np.diff(found.bin_of) >= 0).all()
+
+
+def test_an_unfinished_enumeration_says_its_gap(monkeypatch):
+    from meshwright.assign import enumeration
+
+    monkeypatch.setattr(enumeration, "MOST_STEPS", 50)
+    costs = np.random.default_rng(3).integers(50, 100, 24).astype(float)
+    found = solve("enumerate", Problem(sizes=np.ones(24, np.int64), capacity=24, costs=costs, num_bins=5))
+    assert found.value > found.bound >= costs.sum() / 5

@@ -74,4 +74,5 @@ METHOD = Method(
     name="first-fit",
     words="the largest first, each into the first bin that has room",
     solve=solve,
+    spreads=False,
 )
