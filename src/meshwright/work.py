@@ -150,7 +150,9 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     this group, per direction, when all sibling groups send too; ``below`` group members sit under each child;
     ``reached`` is what was measured over this level or one that holds it, if anything was; ``steps`` is what a ring's
     step takes over what it would on idle nodes; ``messages`` pass the busiest child's whole port where ranks send to
-    some others alone."""
+    some others alone. Where the network's switches are described (``wired``), ``ringed`` and ``exchanged`` are how many
+    times as long as a port the busiest link between switches takes, in a ring and in an all-to-all, and ``forwarded``
+    is the share of what an all-to-all sends between nodes that is passed on inside a node first."""
 
     name: str
     members: int
@@ -163,6 +165,10 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     reached: MeasuredBusBandwidth | None = None
     steps: float = 1.0
     messages: float = 0.0
+    wired: bool = False
+    ringed: float = 1.0
+    exchanged: float = 1.0
+    forwarded: float = 0.0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -22,6 +22,7 @@ from meshwright.simulate.decide import CodeChoice
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.goal import Goal
 from meshwright.spec.model import Model
+from meshwright.spec.network_bill import network_bill
 from meshwright.spec.workload import Train
 from meshwright.sync.tokens import TokensFactor
 from meshwright.timeline import Identity, Timeline, Zoom
@@ -416,6 +417,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "assumptions": [msgspec.to_builtins(a) for a in self.assumptions],
             "warnings": [*self.cautions, *self.warnings],
             "money": msgspec.to_builtins(self.money),
+            "network": msgspec.to_builtins(network_bill(self.cluster)),
             "training_run": None if self.run is None else self.run.to_json(),
             "goal": [msgspec.to_builtins(limit) | {"met": limit.met} for limit in self.limits],
             "stage_layers": [list(s) for s in self.stage_layers],

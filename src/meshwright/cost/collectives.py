@@ -44,7 +44,10 @@ def lines(op: str, group: Group, fabrics: tuple[Constants, ...]) -> tuple[Line, 
 
 
 def _port(hop: Hop, fabric: Constants) -> float:
-    """Bytes a second a child's port carries while its siblings send too."""
+    """Bytes a second a child's port carries while its siblings send too. Where flows collide inside the network is
+    measured in general, or worked out for switches that are described."""
+    if hop.wired:
+        return hop.gb_s * 1e9 / hop.ringed
     return hop.gb_s * 1e9 * min(1.0, (2 / hop.members) ** fabric.contention)
 
 
@@ -125,7 +128,7 @@ def _all_reduce(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -
         return tuple(found)
     if hops[-1].scale_out:
         found += _tree(hops, fabrics)
-    if hops[0].reduces and all(h.scale_out for h in hops[1:]):
+    if hops[0].reduces and not hops[0].scale_out and all(h.scale_out for h in hops[1:]):
         found.append(_in_network(hops, fabrics))
     return tuple(found)
 
@@ -145,13 +148,24 @@ def _tree_flow(count: int) -> float:
     return 2 * (count - 1) / count
 
 
+def _rate(hop: Hop, fabric: Constants) -> float:
+    return _port(hop, fabric) * fabric.all_reduce
+
+
+def _up_and_down(count: int, hop: Hop, fabric: Constants) -> float:
+    """Seconds a byte of an all-reduce over `count` nodes at one's port: in a double binary tree, or to switches that
+    add up and back."""
+    if hop.reduces:
+        return 1 / (_port(hop, fabric) * fabric.in_network)
+    return _tree_flow(count) / (_rate(hop, fabric) * fabric.tree)
+
+
 def _tree(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> list[Line]:
     """A double binary tree over nodes, a chain inside each."""
     nodes = iter(_nodes(hops))
     flows = []
     for hop, fabric in zip(hops, fabrics):
-        flow = _tree_flow(next(nodes)) / fabric.tree if hop.scale_out else 2.0
-        flows.append(flow / (_port(hop, fabric) * fabric.all_reduce))
+        flows.append(_up_and_down(next(nodes), hop, fabric) if hop.scale_out else 2.0 / _rate(hop, fabric))
     return _by_protocol([2 * s for s in _tree_steps(hops)], flows, hops, fabrics)
 
 
@@ -162,7 +176,7 @@ def _in_network(hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> Line:
     start = fabric.in_network_start_us * 1e-6
     if len(hops) > 1:
         over = zip(_nodes(hops), *zip(*((h, f) for h, f in zip(hops, fabrics) if h.scale_out)))
-        rate = max(rate, *(_tree_flow(count) / (_port(h, f) * f.all_reduce * f.tree) for count, h, f in over))
+        rate = max(rate, *(_up_and_down(count, h, f) for count, h, f in over))
         start += 2 * _latency(_tree_steps(hops)[1:], hops[1:], fabrics[1:], "simple")
     return start, rate
 
@@ -181,10 +195,13 @@ def _exchange(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> 
     small = large = peers = 0.0
     for hop, fabric in zip(hops, fabrics):
         outside = hop.below * (1 - hop.below / n) * _distance(hop)
-        port = _port(hop, fabric)
+        port = hop.gb_s * 1e9 / hop.exchanged if hop.wired else _port(hop, fabric)
         large = max(large, outside / (port * fabric.all_to_all))
         small = max(small, hop.below / n / (port * fabric.exchange_connection))
         peers += (hop.members - 1) * hop.below * fabric.peer_us
+    # what goes to another rail where no spine joins them: first inside a node to the rank on that rail
+    passed = sum(hop.forwarded * (1 - hop.below / n) for hop in hops)
+    large += passed / (_port(hops[0], fabrics[0]) * fabrics[0].all_to_all)
     hop_s = _latency([1.0] * len(hops), hops, fabrics, "ll") + peers * 1e-6
     far_s = _latency([1.0] * len(hops), hops, fabrics, "simple") + peers * 1e-6
     first = fabrics[0]
@@ -193,7 +210,7 @@ def _exchange(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> 
 
 def _send(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     hop, fabric = hops[-1], fabrics[-1]
-    port = hop.gb_s * 1e9
+    port = hop.gb_s * 1e9 / hop.ringed
     large = 1 / (port * fabric.send)
     small = max(large, 1 / (port * fabric.send_connection))
     return (

@@ -11,7 +11,9 @@ from collections.abc import Iterable
 from functools import cached_property
 
 import msgspec
+import numpy as np
 
+from meshwright.lower.crossing import crowding
 from meshwright.plan import Plan
 from meshwright.plan.slices import kinds
 from meshwright.spec.cluster import Cluster
@@ -19,6 +21,11 @@ from meshwright.spec.hardware import Device, Level
 from meshwright.sync.fragments import expert_scope
 from meshwright.sync.policy import read
 from meshwright.work import Group, Hop, MeasuredBusBandwidth
+
+
+def _adds_up(level: Level) -> bool:
+    """Whether a network's switches add up all-reduces for this job."""
+    return level.scale_out and level.wiring is not None and level.wiring.sharp
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,8 +207,13 @@ class Mesh:
                     share = max(share, min(alone * below, at_once, 1.0) if at_once > share else share)
                 if level.topology == "mesh":
                     share *= (count - 1) / max(1, level.arity - 1)  # direct links: only those to members carry
+                ringed, exchanged, forwarded = self._crossing(level, merged, start, devices, below)
                 hops.append(
                     Hop(
+                        wired=level.wiring is not None,
+                        ringed=ringed,
+                        exchanged=exchanged,
+                        forwarded=forwarded,
                         name=level.name,
                         members=count,
                         gb_s=level.busy_gb_s * share,
@@ -209,7 +221,7 @@ class Mesh:
                         below=below,
                         topology=level.topology,
                         # NVLink switches add up by default; SHARP on a network needs a plugin that few jobs load
-                        reduces=level.in_network_reduction and not level.scale_out,
+                        reduces=(level.in_network_reduction and not level.scale_out) or _adds_up(level),
                         scale_out=level.scale_out,
                         reached=reached if level.scale_out and i <= outermost else None,
                     )
@@ -217,6 +229,32 @@ class Mesh:
             below *= count
             devices *= max(level.arity, 1)
         return Group(size=size, hops=tuple(hops))
+
+    def _crossing(
+        self, level: Level, spans: list[tuple[int, int]], start: int, devices: int, below: int
+    ) -> tuple[float, float, float]:
+        """How many times as long as a port the busiest link between switches takes in a ring and in an all-to-all, and
+        the share of an all-to-all's bytes between nodes that is forwarded inside one first: (1, 1, 0) where nothing is
+        known of the switches. `devices` ranks, `below` of the group, are under one child of the level."""
+        wiring = level.wiring
+        if wiring is None:
+            return 1.0, 1.0, 0.0
+        island = self.cluster.island_of(start)
+        first = self.cluster.island_range(self.cluster.island_index(start)).start
+        held = range(first, min(first + island.num_devices, self.num_ranks))
+        ranks = np.arange(held.start, held.stop)
+        places, leads = np.zeros(1, np.int64), np.ones(len(ranks), bool)
+        for stride, size in sorted(spans, reverse=True):
+            places = (places[:, None] + stride * np.arange(size)).ravel()
+            leads &= ranks // stride % size == start // stride % size
+        rows = ranks[leads][:, None] + places[None, :]
+        rows = rows[(rows < held.stop).all(axis=1)]
+        nics = max(1, island.node.nics * devices // island.node.devices)
+        nodes = -(-island.num_devices // devices)
+        if not len(rows):
+            return 1.0, 1.0, 0.0
+        ringed, exchanged = crowding(wiring, nics, nodes, (rows - first) // devices)
+        return ringed, exchanged, 1 - 1 / below if wiring.kind == "rail-only" else 0.0
 
     def _stages_under(self, ranks: int) -> int:
         """How many stages of the pipeline have ranks among so many next to each other."""

@@ -31,7 +31,9 @@ from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
 from meshwright.spec.model import load as load_model
+from meshwright.spec.network_bill import network_bill
 from meshwright.spec.serve import parse as parse_serve
+from meshwright.spec.wiring import Bill
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read as read_world
 
@@ -58,7 +60,25 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "clients at work": ("", lambda p: merging(p).busy),
     "bytes a merged step": ("bytes", lambda p: (merging(p).up_bytes + merging(p).down_bytes) / merging(p).merged),
     "bytes of an exchange": ("bytes", lambda p: exchanged_bytes(p)),
+    "token exchange": ("s", lambda p: p.attribution["ep"]),
+    "network price": ("$", lambda p: _network(p).usd or 0.0),
+    "network power": ("W", lambda p: _network(p).watts or 0.0),
+    "switches": ("", lambda p: float(_network(p).switches)),
+    "transceivers": ("", lambda p: float(_network(p).transceivers)),
 }
+
+
+def _network(prediction: Prediction) -> Bill:
+    """The parts of the network between the nodes of a prediction's cluster.
+
+    Raises:
+        MeshwrightError: J008 where the cluster says nothing of its switches.
+    """
+    found = network_bill(prediction.cluster)
+    if found is None:
+        help = "say how nodes are joined, such as 64xh100,rail-only"
+        raise MeshwrightError.one("J008", "the cluster says nothing of its switches", place="on", help=help)
+    return found
 
 
 def merging(prediction: Prediction) -> ClientRounds:

@@ -7,6 +7,7 @@ import msgspec
 from meshwright.answer.prediction import Limit, Prediction, RankMemory, TrainingRun
 from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, seconds
+from meshwright.spec.network_bill import network_bill
 
 NOT_INCLUDED = "not included"
 
@@ -102,7 +103,18 @@ def money(prediction: Prediction) -> list[tuple[str, str]]:
         ("cost per million tokens", usd(m.usd_per_million_tokens)),
         ("energy per step", _energy(m.joules_per_step)),
         ("energy per million tokens", _energy(per_million)),
+        *_network(prediction),
     ]
+
+
+def _network(prediction: Prediction) -> list[tuple[str, str]]:
+    """Parts of the network between nodes, where its switches are described."""
+    found = network_bill(prediction.cluster)
+    if found is None:
+        return []
+    price = "no price known" if found.usd is None else usd(found.usd)
+    power = "no power known" if found.watts is None else f"{found.watts / 1000:,.1f} kW"
+    return [("network", f"{found.switches:,} switches, {found.transceivers:,} transceivers: {price}, {power}")]
 
 
 def pools(prediction: Prediction) -> list[tuple[str, str, str]]:

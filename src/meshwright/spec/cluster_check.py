@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import nearest
-from meshwright.spec.cluster_names import NodeType
+from meshwright.spec.cluster_names import NodeType, wiring_faults
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
 from meshwright.spec.hardware import DTYPES, Device, Efficiency, Level, Node
 
@@ -156,6 +156,8 @@ def _level(level: Level, path: str) -> Iterator[Finding]:
             f"the sides multiply to {prod(level.shape)}, arity is {level.arity}",
             "make the sides multiply to the arity",
         )
+    if level.wiring is not None and not level.scale_out:
+        yield "C008", f"{path}.wiring", "switches are those of a scale-out level", "give it with what joins nodes"
     yield from _reached(level, path)
 
 
@@ -213,6 +215,8 @@ def _island(island: Island, path: str) -> Iterator[Finding]:
         )
     if all(level.arity > 0 for level in island.levels):
         yield from _ports(island, path)
+        for message, help in wiring_faults(island):
+            yield "C009", f"{path}.levels", message, help
 
 
 def not_whole_nodes(domain: int, devices: int) -> tuple[str, str]:

@@ -16,6 +16,7 @@ from meshwright.spec.cluster_names import NodeType
 from meshwright.spec.cluster_tree import Cluster, Island
 from meshwright.spec.hardware import Device, Efficiency, Level, Node
 from meshwright.spec.toml_text import dumps
+from meshwright.spec.wiring import Wiring
 
 FORMAT_VERSION = 1
 
@@ -29,6 +30,7 @@ NESTED = {
     (Cluster, "interconnect"): Level,
     (Island, "levels"): Level,
     (Island, "node"): Node,
+    (Level, "wiring"): Wiring,
 }
 LEVELS = """[[islands.levels]]
     name = "nvlink"

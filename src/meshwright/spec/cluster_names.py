@@ -9,7 +9,7 @@ are the data of the device or the machine, never a constant of the code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import ceil, prod
 
 import msgspec
@@ -19,6 +19,7 @@ from meshwright.spec import cluster_words
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
 from meshwright.spec.cluster_words import Words, bad
 from meshwright.spec.hardware import Device, Level, Node
+from meshwright.spec.wiring import faults
 
 NAME = r"(?P<name>[A-Za-z0-9_][\w.\-]*)"
 TERM = re.compile(rf"(?P<first>\d+)\s*x\s*(?:(?P<second>\d+)\s*x\s*)?{NAME}", re.ASCII)
@@ -195,7 +196,20 @@ def island_from(term: Term, machine: NodeType, *, counts_machines: bool, like: L
         raise MeshwrightError(wrong)
     if not counts_machines and term.words.link is None:
         levels = tuple(_assumed(level, term) if level.scale_out else level for level in levels)
-    return compose(term, machine, nodes, node, levels, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
+    island = compose(term, machine, nodes, node, levels, domain_nodes or _domain_nodes(term, machine, nodes, per_node))
+    wrong = [bad("C013", message, term.text, help) for message, help in wiring_faults(island)]
+    if wrong:
+        raise MeshwrightError(wrong)
+    return island
+
+
+def wiring_faults(island: Island) -> Iterator[tuple[str, str]]:
+    """Faults of the switches between an island's nodes, each with a help."""
+    for level in island.levels:
+        if level.wiring is not None:
+            under = prod(inner.arity for inner in island.levels[: island.levels.index(level)])
+            nics = max(1, island.node.nics * under // max(1, island.node.devices))
+            yield from faults(level.wiring, nics, level.arity)
 
 
 def bounded(devices: int, text: str, name: str) -> None:

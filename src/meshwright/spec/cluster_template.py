@@ -44,6 +44,7 @@ MEANING: dict[type, dict[str, str]] = {
         "shared_ports": "exchanges under way at once share a child's port",
         "shape": "sides of a torus; they multiply to arity",
         "busbw_gb_s": "busbw of nccl-tests at 256 MiB over all devices under a level between nodes",
+        "wiring": "switches between nodes: kind, radix, taper, routing, connections, sharp",
     },
     Node: {
         "devices": "devices of one host",
@@ -67,6 +68,7 @@ SHOWN = {
     "mtbf_hours": "1000.0",
     "power_limit_w": "100000.0",
     "shape": "[2, 2]",
+    "wiring": '{ kind = "rail-only", radix = 64 }',
 }
 
 

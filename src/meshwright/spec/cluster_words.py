@@ -13,10 +13,11 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from meshwright.errors import Diagnostic, nearest
+from meshwright.spec import wired_words as wired
 from meshwright.spec.hardware import Level, Node
 from meshwright.spec.links import LinkKind, by_word, networks
 
-KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics")
+KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", *wired.KEYS)
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
 INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
@@ -37,6 +38,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         inside: what joins the devices of a node: ``nvlink``, ``nvswitch``, ``nonvlink``, ``pcie`` or a PCIe link.
         nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
         nic, nics: the network, by the word used, and its ports in a node.
+        wired: what is said of the network's switches.
     """
 
     nodes: int | None = None
@@ -46,6 +48,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_gb_s: float | None = None
     nic: str = ""
     nics: int | None = None
+    wired: wired.SwitchWords = wired.SwitchWords()
 
     @property
     def link(self) -> LinkKind | None:
@@ -59,6 +62,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
             said = [f"nvlink={self.nvlink_gb_s:g}", *(word for word in said if word != "nvlink")]
         said += [self.nic] if self.nic else []
         said += [f"nics={self.nics}"] if self.nics is not None else []
+        said += self.wired.words()
         return "".join(f",{word}" for word in said)
 
 
@@ -68,7 +72,7 @@ def bad(code: str, message: str, place: str, help: str) -> Diagnostic:
 
 def all_words() -> list[str]:
     """Every word, for suggestions."""
-    return [*by_word(), *INSIDE, *(f"{key}=" for key in (*KEYS, *ALIASES))]
+    return [*by_word(), *INSIDE, *wired.PLAIN, *(f"{key}=" for key in (*KEYS, *ALIASES))]
 
 
 def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
@@ -84,10 +88,13 @@ def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
         if len(set(map(str, ways.values()))) > 1:
             keep = "keep the one that your nodes have" if field in ("nic", "inside") else "keep one of them"
             what = {"nic": "two networks", "inside": "two ways to join the devices of a node"}.get(
-                field, field + " twice"
+                field, "two ways to wire a network" if field == "kind" else field + " twice"
             )
             wrong.append(bad("C013", f"{' and '.join(ways)} contradict each other: {what}", place, keep))
     values = {field: next(iter(ways.values())) for field, ways in said.items()}
+    of_switches = {field: values.pop(field) for field in wired.FIELDS if field in values}
+    values["wired"] = wired.SwitchWords(**of_switches)
+    wrong += [bad("C013", *what[:1], place, what[1]) for what in wired.alone(values["wired"])]
     if "nvlink_gb_s" in values and values.get("inside", "nvlink") not in ("nvlink", "nvswitch"):
         other = next(iter(said["inside"]))
         number = next(iter(said["nvlink_gb_s"]))
@@ -118,6 +125,12 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
             yield key, value, word
         else:
             wrong.append(bad("C014", "device= names nothing", place, "device=a100; meshwright catalog devices"))
+    elif key in wired.KEYS:
+        field, read, help = wired.meaning(key, value)
+        if help:
+            wrong.append(bad("C014", f"{key} = {value!r} {read}", place, help))
+        else:
+            yield field, read, word
     elif key == "nic":
         if value in by_word() and by_word()[value].kind != "pcie":
             yield key, value, word
@@ -136,6 +149,8 @@ def _plain(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[str
         yield from ((f, v, word) for f, v, _ in _meanings(f"nics={counted[1]}", place, wrong))
     elif word in INSIDE:
         yield "inside", word, word
+    elif word in wired.PLAIN:
+        yield *wired.PLAIN[word], word
     elif word in by_word():
         link = by_word()[word]
         yield ("inside", link.name, word) if link.kind == "pcie" else ("nic", word, word)
@@ -192,6 +207,8 @@ def on(words: Words, standard: Standard, per_node: int, place: str) -> tuple[Nod
     if words.link is not None or words.nics is not None:
         wrong += _no_network(words, standard, node, place)
         node, outer = _between(words, standard, node, per_node)
+    if words.wired.kind:
+        outer = wired.joined(words.wired, node, outer)
     return node, (*inner, *outer), wrong
 
 

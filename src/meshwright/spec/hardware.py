@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from meshwright.spec.wiring import Wiring
+
 _NORMAL = NormalDist()
 
 Topology = Literal["switch", "ring", "mesh", "torus", "pcie", "fat_tree", "dragonfly"]
@@ -43,6 +45,8 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         busbw_gb_s: what collectives of 256 MiB over all devices under this scale-out level reached when measured, by
             operation (all_reduce, all_gather, reduce_scatter): the bus bandwidth that nccl-tests prints, in 1e9
             bytes/s. Takes the place of what the catalog knows of the fabric at scale.
+        wiring: the switches behind a level between nodes and how flows are routed through them; None: no flow meets
+            another but at a port.
         sources: field -> where the number comes from; "*" for all fields not named.
     """
 
@@ -57,6 +61,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shared_ports: bool = False
     shape: tuple[int, ...] = ()
     busbw_gb_s: dict[str, float] = {}
+    wiring: Wiring | None = None
     sources: dict[str, str] = {}
 
     @property
