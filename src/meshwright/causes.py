@@ -56,6 +56,14 @@ STEP = (
     Cause("ep", "exposed expert-parallel communication", "exchange", "network between nodes", "ochre", "yellow"),
     Cause("pp", "exposed pipeline sends", "exchange", "network between nodes", "rose", "yellow"),
     Cause("dp", "exposed data-parallel communication", "exchange", "network between nodes", "red", "yellow"),
+    Cause(
+        "offload",
+        "exposed transfers of state between device, host and drives",
+        "exchange",
+        "network inside nodes",
+        "green",
+        "yellow",
+    ),
     Cause("bubble", "pipeline bubble: waiting for other stages", "wait", "", "grey", "red"),
     Cause("unequal", "unequal work: waiting for costlier microbatches", "wait", "", "orange", "red"),
 )

@@ -212,6 +212,17 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: float
 
 
+class TierCopy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
+    """State moved between tiers of memory, or streamed through by the host's processor, one ``way``: ``h2d``, ``d2h``,
+    ``nvme_read``, ``nvme_write`` or ``host``. ``gb_s`` is what one rank has of the link, in 1e9 bytes/s, and
+    ``latency_us`` what a transfer takes to begin."""
+
+    num_bytes: float
+    gb_s: float
+    latency_us: float
+    way: str
+
+
 class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One sequence-mixing kernel whose state has a fixed size, over ``batch`` sequences of ``seq_len`` tokens.
 
@@ -275,7 +286,18 @@ class Convolution(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
         return self.batch * self.seq_len * self.channels * 2.0 * (4.0 if self.backward else 2.0)
 
 
-Work = Scan | Convolution | Gemm | GroupedGemm | AttentionCore | VarlenAttention | Elementwise | Collective | Staging
+Work = (
+    Scan
+    | Convolution
+    | Gemm
+    | GroupedGemm
+    | AttentionCore
+    | VarlenAttention
+    | Elementwise
+    | Collective
+    | Staging
+    | TierCopy
+)
 
 
 def weight_bytes(work: Gemm | GroupedGemm) -> float:

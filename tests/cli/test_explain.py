@@ -237,7 +237,7 @@ def test_targets_of_lora_are_named_where_they_are_explained():
     ("plan", "help"),
     [
         ("tp2 ddp", "did you mean zero0?"),
-        ("offload", "not modelled: meshwright explain offload"),
+        ("offload", "offload=: state that lies in the host's memory or on its drives"),
         ("checkpointing", "meshwright explain recompute"),
         ("fspd", "did you mean fsdp"),
     ],

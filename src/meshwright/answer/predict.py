@@ -18,6 +18,7 @@ from meshwright.answer.provenance import assumptions, cautions, identity, warnin
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
+from meshwright.answer.tier_memory import tier_memory
 from meshwright.answer.to_loss import equal_loss, more_tokens
 from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
@@ -83,6 +84,7 @@ def predict(
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = rank_memory(run, costs)
+    tiers = tier_memory(run, costs)
     shown_ranks = _of_classes(ranks, shown)
     timeline = _timeline(shown, who, shown_ranks, costs, traced=detail)
     split = _attribution(shown, timeline)
@@ -106,10 +108,11 @@ def predict(
         cluster=cluster,
         train=train,
         plan=plan,
-        fits=all(r.headroom_bytes >= 0 for r in ranks) and _powered(cluster, bill.power_w),
+        fits=all(r.headroom_bytes >= 0 for r in (*ranks, *tiers)) and _powered(cluster, bill.power_w),
         metrics=metrics,
         attribution=split,
         memory=shown_ranks,
+        tiers=tiers,
         sensitivities=sensitivities(run, costs) if detail else (),
         assumptions=resting if batches is None else (*resting, *drawn_assumptions(batches, train)),
         warnings=told,

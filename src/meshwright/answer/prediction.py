@@ -68,6 +68,23 @@ class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
         return self.peak_bytes - self.alive.get(GIVEN_BACK, 0.0)
 
 
+class TierMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of a tier behind the devices (``host`` or ``nvme``) on the fullest node of an island: what its
+    ``num_ranks`` hold there together, bytes by category, of what it has room for."""
+
+    tier: str
+    island: str
+    num_ranks: int
+    capacity_bytes: float
+    peak_bytes: float
+    alive: dict[str, float]
+
+    @property
+    def headroom_bytes(self) -> float:
+        """Room that is left; negative where the state does not fit."""
+        return self.capacity_bytes - self.peak_bytes
+
+
 class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """The relative change of the step time when one thing gets 10% better: ``change`` -0.021 is 2.1% faster."""
 
@@ -235,7 +252,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     rounds of those of a server. ``choice``: how the layers whose gradients are encoded were chosen, where the plan
     left that open. ``equal_loss``: how many times the tokens of ``sync=step`` the plan takes to its loss,
     where it trains differently and that is known. ``pools`` say what each of several does. ``memory_sigma``: the
-    relative error of its peaks of memory.
+    relative error of its peaks of memory. ``tiers``: what hosts and drives hold, where state lies there.
     """
 
     model: Model
@@ -265,6 +282,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     equal_loss: TokensFactor | None = None
     pools: tuple[PoolShare, ...] = ()
     memory_sigma: float = 0.0
+    tiers: tuple[TierMemory, ...] = ()
 
     @property
     def step_time_s(self) -> float:
@@ -413,6 +431,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
             "clients": None if self.clients is None else self.clients.to_json(),
             "attribution": self.attribution,
             "memory": [msgspec.to_builtins(m) for m in self.memory],
+            "tiers": [msgspec.to_builtins(tier) for tier in self.tiers],
             "sensitivities": [msgspec.to_builtins(s) for s in self.sensitivities],
             "assumptions": [msgspec.to_builtins(a) for a in self.assumptions],
             "warnings": [*self.cautions, *self.warnings],

@@ -30,7 +30,8 @@ def _of_pool(run: Simulated, lowered: Lowered, costs: Costs) -> tuple[RankMemory
     """The peak memory of the rank classes of one pool."""
     graph, framework, plan = lowered.graph, costs.framework, lowered.plan
     layout, copies = plan.layout, dynamic_copies(costs, plan)
-    at, alive = memory.peaks(graph, run.start_s, run.end_s, len(graph.streams.ranks), copies, run.memory_order)
+    count = len(graph.streams.ranks) * (2 if plan.offload.activations else 1)  # what hosts hold is beside the ranks'
+    at, alive = memory.peaks(graph, run.start_s, run.end_s, count, copies, run.memory_order)
     groups = sum(n > 1 for n in (layout.tp, layout.pp, layout.dp * layout.cp, plan.experts.ep)) + (layout.cp > 1)
     devices = [device for slice_ in lowered.mesh.slices for device in slice_.devices]
     leads = lead(lowered) if framework.ahead_layers else [(0.0, 0)] * layout.pp

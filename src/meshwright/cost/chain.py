@@ -21,6 +21,7 @@ from meshwright.work import (
     GroupedGemm,
     Scan,
     Staging,
+    TierCopy,
     VarlenAttention,
     Work,
 )
@@ -49,6 +50,10 @@ ROOFLINE_SIGMA = {"gemm": 0.10, "attention": 0.15, "elementwise": 0.15, "network
 #: The same of scans and their convolutions, of which few kernels have been measured, none in a backward: the spread of
 #: kernels of three libraries for one rule on one device (1.5 to 2 times, tables of NVIDIA AIConfigurator).
 SCAN_SIGMA = 0.35
+
+#: The same of transfers between tiers of memory: what servers of one kind differ by in how their copies share sockets
+#: and switches.
+TRANSFER_SIGMA = 0.2
 
 #: How the source of a price ends that no measured size, rank count or fabric covers.
 EXTRAPOLATED = ", extrapolated"
@@ -223,6 +228,9 @@ def roofline_estimate(work: Work, device: Device) -> Estimate:
             return _estimate(collectives.collective_seconds(work), "network")
         case Staging():  # a stream of its own hides it
             return Estimate(0.0, "host", "roofline", 0.0)
+        case TierCopy():
+            seconds = work.latency_us * 1e-6 + work.num_bytes / (work.gb_s * 1e9)
+            return Estimate(seconds, "network", "roofline", TRANSFER_SIGMA)
 
 
 def _estimate(seconds: float, cause: str) -> Estimate:

@@ -17,12 +17,14 @@ from meshwright.lower.roles import (
     UPDATED,
     CodeRole,
     ExchangeRole,
+    HostRole,
     MeasureRole,
     MessageRole,
     NormRole,
     PassRole,
     Role,
     SlopesRole,
+    TransferRole,
     TwinRole,
     UpdateRole,
 )
@@ -30,6 +32,7 @@ from meshwright.lower.stages import Stages
 from meshwright.lower.state import measured_bytes, updated_bytes
 from meshwright.lower.structure import Structure
 from meshwright.lower.tensors import tensors_of
+from meshwright.lower.tier_sizes import host_work, transfer
 from meshwright.lower.units import Unit, composition_of, named
 from meshwright.schedules.actions import W
 from meshwright.spec.architecture import EMBEDDING, HEAD
@@ -124,8 +127,16 @@ class Binder:
                 return self._update(role)
             case CodeRole():
                 return self._code(role)
+            case TransferRole():
+                return transfer(role, self.stages, self.mesh, self.site(role.slice, role.rank), self._at(role))
+            case HostRole():
+                return host_work(role, self.stages, self.mesh, self.site(role.slice, role.rank), self._at(role))
             case NormRole():
                 return self.moving(self.over([norm(self.plan, self.policy)], self.start(role.slice, 0)))
+
+    def _at(self, role: TransferRole | HostRole) -> int:
+        """A rank that a transfer is on."""
+        return self.mesh.slices[role.slice].starts[role.rank]
 
     def _pass(self, role: PassRole) -> Program:
         site, start = self.site(role.slice, role.rank), self.start(role.slice, role.rank)

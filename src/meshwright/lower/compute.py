@@ -28,29 +28,35 @@ class Compute(msgspec.Struct):
     done: np.ndarray
 
 
-def expansion(actions: Actions, facts: Facts) -> np.ndarray:
-    """Return the number of segments of each action: one per layer where a gather or a reduction is overlapped with
-    it."""
-    segments = np.array([len(c.segments) for c in facts.compositions])[actions.stage]
-    one = np.ones(len(actions), np.int64)
+def segments_of(actions: Actions, facts: Facts) -> np.ndarray:
+    """Return the number of segments of each action's stage."""
+    return np.array([len(c.segments) for c in facts.compositions])[actions.stage]
+
+
+def cut_of(actions: Actions, facts: Facts) -> np.ndarray:
+    """Return which actions are cut into segments, one per layer: those that a gather or a reduction is overlapped
+    with."""
+    none = np.zeros(len(actions), bool)
     if facts.early:
-        return np.where(due_after(actions, STEP), segments, one)
+        return due_after(actions, STEP)
     if not facts.exchanges:
-        return one
+        return none
     if not facts.overlap_dp:
-        return segments if facts.pp == 1 and facts.scatters else one
+        return ~none if facts.pp == 1 and facts.scatters else none
     forward = actions.kind == F
     cut = forward if facts.again else forward & first_of(actions, forward) & (facts.zero >= 1)
     cut |= due_after(actions, facts.due)
     if facts.again:
         cut |= np.isin(actions.kind, (B, BW))
-    return np.where(cut, segments, one)
+    return cut
 
 
 def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, index: int) -> Compute:
     """Every action of one slice class as one task, or one per segment, on its rank's compute queue."""
     pp = facts.pp
-    count = expansion(actions, facts)
+    cut = cut_of(actions, facts)
+    # where state moves between tiers it does so layer by layer
+    count = np.where(cut | (facts.offload is not None), segments_of(actions, facts), 1)
     action = np.repeat(np.arange(len(actions)), count)
     starts = np.cumsum(count) - count
     position = np.arange(len(action)) - starts[action]
@@ -59,7 +65,7 @@ def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Acti
     segment = np.where(kind == F, position, count[action] - 1 - position)
     ids = builder.extend(
         kind,
-        _pass_roles(roles, facts, index, kind, stage, rank, np.where(whole, -1, segment)),
+        _pass_roles(roles, facts, index, kind, stage, rank, np.where(whole, -1, segment), cut[action]),
         stream=np.array([builder.stream(index * pp + r, "compute") for r in range(pp)])[rank],
         stage=stage,
         chunk=stage // pp,
@@ -81,9 +87,12 @@ def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Acti
     return Compute(task=ids, action=action, segment=segment, home=home, done=done, **where)
 
 
-def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segment) -> np.ndarray:
-    """Numbers of the roles of compute tasks; `segment` -1 is the whole stage."""
+def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segment, cut) -> np.ndarray:
+    """Numbers of the roles of compute tasks; `segment` -1 is the whole stage, and those `cut` have exchanges beside
+    them."""
     compositions, ranks = facts.compositions, 1 if facts.alike else facts.pp
+    most = int(segment.max(initial=-1)) + 1
+    segment = np.where(cut | (segment < 0), segment, segment + most)
     shape = (4, len(compositions), ranks, int(segment.max(initial=-1)) + 2)
     code = np.ravel_multi_index((kind, stage, rank if ranks > 1 else np.zeros_like(rank), segment + 1), shape)
     role_of = np.zeros(int(np.prod(shape)), np.int64)
@@ -91,8 +100,8 @@ def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segme
         rest, seg = divmod(value, shape[3])
         rest, r = divmod(rest, shape[2])
         k, s = divmod(rest, shape[1])
-        units = compositions[s].units if seg == 0 else compositions[s].segments[seg - 1]
-        beside = _beside(facts, k) if seg else ()
+        units = compositions[s].units if seg == 0 else compositions[s].segments[(seg - 1) % most]
+        beside = _beside(facts, k) if 0 < seg <= most else ()
         share = 1 / len(compositions[s].segments) if seg else 1.0
         role_of[value] = roles(PassRole(PASS_NAMES[k], units, index, r, beside, share))
     return role_of[code]

@@ -23,11 +23,16 @@ PREFETCH = 2
 
 
 class Reduced(msgspec.Struct, frozen=True, kw_only=True):
-    """The reductions of a step: their tasks, the pipeline rank of each, and the layers it scatters."""
+    """The reductions of a step: their tasks, the pipeline rank of each, and the layers it scatters; ``gathers``: the
+    tasks that gather parameters. ``reduced_for`` and ``gathered_for`` are the positions of the computation that each
+    is for, of every class of slices."""
 
     task: np.ndarray = np.empty(0, np.int64)
     rank: np.ndarray = np.empty(0, np.int64)
     units: tuple[tuple[Unit, ...], ...] = ()
+    gathers: np.ndarray = np.empty(0, np.int64)
+    reduced_for: tuple[np.ndarray, ...] = ()
+    gathered_for: tuple[np.ndarray, ...] = ()
 
 
 def add_exchanges(
@@ -35,10 +40,11 @@ def add_exchanges(
 ) -> Reduced:
     """Add all gathers and reductions of the step; return the reductions."""
     if not facts.exchanges:
-        return Reduced()
+        return Reduced(gathered_for=tuple(np.empty(0, np.int64) for _ in computes))
     exchanger = _Exchanger(builder, roles, facts, orders, computes)
-    exchanger.gather_ahead()
-    return Reduced() if facts.frozen else exchanger.reduce()
+    gathered = exchanger.gather_ahead()
+    reduced = Reduced() if facts.frozen else exchanger.reduce()
+    return msgspec.structs.replace(reduced, gathers=gathered[0], gathered_for=gathered[1])
 
 
 class _Exchanger:
@@ -51,11 +57,11 @@ class _Exchanger:
         self.orders, self.actions, self.computes = orders, orders[0], computes
         self.rank_of = self.actions.rank_of()
 
-    def gather_ahead(self) -> None:
-        """Parameters gathered before the passes that use them."""
+    def gather_ahead(self) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
+        """Parameters gathered before the passes that use them: the tasks, and the positions that they are for."""
         facts = self.facts
         if facts.zero == 0 or (facts.zero < 3 and not facts.overlap_dp):
-            return
+            return np.empty(0, np.int64), tuple(np.empty(0, np.int64) for _ in self.computes)
         kinds = (F, B, BW) if facts.again else (F,)
         chosen = [np.isin(actions.kind, kinds) for actions in self.orders]
         if not facts.again:
@@ -71,6 +77,7 @@ class _Exchanger:
             same = rank[ahead:] == rank[:-ahead]
             for compute in self.computes:
                 self.builder.depend(gathers[ahead:][same], compute.task[at][:-ahead][same])
+        return gathers, tuple(places)
 
     def reduce(self) -> Reduced:
         """Gradients reduced as they become final, or after every round where they are sharded."""
@@ -93,7 +100,12 @@ class _Exchanger:
                 self.builder.depend(compute.task[at[goes_on] + 1], reduces[goes_on])
         elif facts.scatters and facts.pp > 1:
             self._wait_for_room(at, reduces)
-        return Reduced(task=reduces, rank=rank[at], units=tuple(units for _, units in self._exchanged(at)))
+        return Reduced(
+            task=reduces,
+            rank=rank[at],
+            units=tuple(units for _, units in self._exchanged(at)),
+            reduced_for=tuple(places),
+        )
 
     def _encode(self, at: np.ndarray, after: list[np.ndarray]) -> list[np.ndarray]:
         """Gradients are encoded before they travel, beside the computation; the tasks of each class of slices."""

@@ -7,6 +7,7 @@ import msgspec
 from meshwright.errors import MeshwrightError
 from meshwright.lower.stages import Stages
 from meshwright.lower.units import Composition
+from meshwright.plan.facets.offload import Offload
 from meshwright.spec.workload import LAYERWISE
 from meshwright.sync.fragments import DENSE, GRADIENTS, PARAMETERS, STEP, Weights, gradients_due, stored
 from meshwright.sync.policy import read
@@ -28,7 +29,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     several streams of tokens, so that messages differ. ``layerwise``: the optimizer waits for norms of whole
     matrices. ``frozen``: there are forwards only; ``ahead``: microbatches
     that the schedule is further ahead with its forwards than it would be by itself; ``forwards``: passes of each
-    microbatch, where they are what is learnt by. ``params`` are the schedule's,
+    microbatch, where they are what is learnt by; ``offload``: what is moved to other tiers of memory, None where all is
+    on the device. ``params`` are the schedule's,
     besides sizes."""
 
     pp: int
@@ -59,6 +61,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     turns: int = 0
     ahead: int = 0
     forwards: int = 0
+    offload: Offload | None = None
     params: tuple[tuple[str, object], ...] = ()
 
     @property
@@ -116,6 +119,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         tied=model.tied_embeddings and not stages.ends_meet and stages.train.lora is None and not stages.frozen,
         frozen=stages.frozen,
         forwards=stages.forwards,
+        offload=plan.offload if plan.offload.any else None,
         layerwise=stages.train.optimizer in LAYERWISE,
         encoded=exchanges
         and not stages.frozen

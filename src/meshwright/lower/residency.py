@@ -11,7 +11,9 @@ from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import gathered_bytes, static_bytes, unscattered_bytes
-from meshwright.lower.units import Composition, Unit
+from meshwright.lower.tier_sizes import tier_bytes
+from meshwright.lower.tiers import Saved, Tiered
+from meshwright.lower.units import Composition, Unit, composition_of
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.sync.due import rounds
 
@@ -23,17 +25,21 @@ LOGITS = "logits"
 #: and its end; logits and their end.
 SAVED, FREED_BY_W, FREED_BY_B, FREED_BY_BW, WORKSPACE, WORKSPACE_END, KEPT_LOGITS, LOGITS_END = range(8)
 NUM_ENTRIES = 8
+#: Activations of one segment on their way: those on the device, and those that the host or its drives keep.
+MOVED = "activations"
 
 
 class Sizes(msgspec.Struct, frozen=True, kw_only=True):
     """Entries that memory events refer to: NUM_ENTRIES of each distinct composition, in blocks of one entry; then the
-    whole gradients of some layers as they appear, then as they are scattered."""
+    whole gradients of some layers as they appear, then as they are scattered; then activations of some layers without
+    logits, as they are saved and as they are freed."""
 
     compositions: tuple[Composition, ...] = ()
     gradients: tuple[tuple[Unit, ...], ...] = ()
+    segments: tuple[tuple[Unit, ...], ...] = ()
 
     def __len__(self) -> int:
-        return NUM_ENTRIES * len(self.compositions) + 2 * len(self.gradients)
+        return NUM_ENTRIES * len(self.compositions) + 2 * len(self.gradients) + 2 * len(self.segments)
 
     def bytes_of(self, stages: Stages) -> np.ndarray:
         """Bytes of every entry for one plan, freed ones negative."""
@@ -44,6 +50,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
         saved = saved - logits
         whole = np.array([unscattered_bytes(stages.plan, stages.total_params(units)) for units in self.gradients])
         blocks = (saved, -held, held - saved, 0.0 - saved, working, -working, logits, -logits, whole, -whole)
+        if self.segments:
+            some = [stages.activations(composition_of(units)) for units in self.segments]
+            moved = np.array([a.saved - a.logits for a in some])
+            blocks = (*blocks, moved, -moved)
         return np.concatenate(blocks)
 
 
@@ -53,6 +63,7 @@ class _Codes:
     def __init__(self, facts: Facts):
         self.distinct = {c: i for i, c in enumerate(dict.fromkeys(facts.compositions))}
         self.gradients: dict[tuple[Unit, ...], int] = {}
+        self.segments: dict[tuple[Unit, ...], int] = {}
         self._of_stage = np.array([self.distinct[c] for c in facts.compositions])
 
     def entry(self, which: int, stage: np.ndarray) -> np.ndarray:
@@ -63,9 +74,19 @@ class _Codes:
         numbers = [self.gradients.setdefault(one, len(self.gradients)) for one in units]
         return NUM_ENTRIES * len(self.distinct) + np.array(numbers, np.int64) + 1
 
+    def of_segments(self, units: list[tuple[Unit, ...]]) -> np.ndarray:
+        """Entries of the activations of some segments as they are saved, known once all whole gradients are."""
+        numbers = [self.segments.setdefault(one, len(self.segments)) for one in units]
+        return NUM_ENTRIES * len(self.distinct) + 2 * len(self.gradients) + np.array(numbers, np.int64) + 1
+
 
 def add_memory(
-    builder: GraphBuilder, facts: Facts, orders: list[Actions], computes: list[Compute], reduced: Reduced
+    builder: GraphBuilder,
+    facts: Facts,
+    orders: list[Actions],
+    computes: list[Compute],
+    reduced: Reduced,
+    tiered: Tiered,
 ) -> Sizes:
     """Add activation and workspace events to every pass; return the entries that they refer to.
 
@@ -89,9 +110,10 @@ def add_memory(
             if not len(at):
                 continue
             stage = actions.stage[at]
-            if kind == F and not facts.frozen:
+            # those that leave the device do so layer by layer, below
+            if kind == F and not facts.frozen and not tiered.saved:
                 builder.memory(first[at], where[at], False, codes.entry(SAVED, stage), "activations")
-            elif kind != F:
+            elif kind != F and not tiered.saved:
                 which = FREED_BY_W if kind == W else FREED_BY_B if split and kind == B else FREED_BY_BW
                 builder.memory(last[at], where[at], True, codes.entry(which, stage), "activations")
             losses = at[losing[stage]] if kind != W and not facts.frozen else at[:0]
@@ -105,16 +127,39 @@ def add_memory(
             begins = np.flatnonzero(rounds(actions)[0])
             builder.memory(first[begins], where[begins], False, whole[actions.stage[begins]], IN_FLIGHT)
             builder.memory(reduced.task, index * facts.pp + reduced.rank, True, -scattered, IN_FLIGHT)
-    return Sizes(compositions=tuple(codes.distinct), gradients=tuple(codes.gradients))
+    for index, one in enumerate(tiered.saved):
+        _add_moved(builder, facts, codes, index * facts.pp, one, facts.pp * len(orders))
+    return Sizes(compositions=tuple(codes.distinct), gradients=tuple(codes.gradients), segments=tuple(codes.segments))
+
+
+def _add_moved(builder: GraphBuilder, facts: Facts, codes: _Codes, first: int, one: Saved, hosts: int) -> None:
+    """Add the events of activations that leave the device and come back: there, and where they lie meanwhile, which is
+    counted for a rank class of its own (`hosts` behind the device's)."""
+    units = [facts.compositions[s].segments[k] for s, k in zip(one.stage.tolist(), one.segment.tolist())]
+    entry = codes.of_segments(units)
+    freed = -(entry + len(codes.segments))
+    where, left = first + one.rank, one.gone >= 0
+    builder.memory(one.made, where, False, entry, MOVED)
+    builder.memory(one.gone[left], where[left], True, freed[left], MOVED)
+    builder.memory(one.back[left], where[left], False, entry[left], MOVED)
+    builder.memory(one.used, where, True, freed, MOVED)
+    builder.memory(one.gone[left], where[left] + hosts, False, entry[left], MOVED)
+    builder.memory(one.back[left], where[left] + hosts, True, freed[left], MOVED)
+
+
+def held_stages(stages: Stages, actions: Actions) -> list[list[int]]:
+    """The stages that every pipeline rank holds."""
+    held: list[list[int]] = [[] for _ in range(stages.plan.layout.pp)]
+    for stage, ranks in enumerate(actions.stage_ranks):
+        for rank in ranks:
+            held[rank].append(stage)
+    return held
 
 
 def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], ...]:
     """Constant bytes of every pipeline rank by category: the state of the stages it holds, and ZeRO-3's gathered
     copies."""
-    held: list[list[int]] = [[] for _ in range(stages.plan.layout.pp)]
-    for stage, ranks in enumerate(actions.stage_ranks):
-        for rank in ranks:
-            held[rank].append(stage)
+    held = held_stages(stages, actions)
     known: dict[tuple[int, ...], dict[str, float]] = {}  # equal stages are one object
     each: dict[int, dict[str, float]] = {}
     for composition in stages.compositions:
@@ -133,11 +178,11 @@ def constant_bytes(stages: Stages, actions: Actions) -> tuple[dict[str, float], 
 
 def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) -> dict[str, float]:
     plan = stages.plan
-    out: dict[str, float] = {}
+    out: dict[str, float] = dict(tier_bytes(stages, held)[""]) if plan.offload.any else {}
     gathered = 0.0
     for stage in held:
         composition = stages.compositions[stage]
-        for name, size in each[id(composition)].items():
+        for name, size in each[id(composition)].items() if not plan.offload.any else ():
             out[name] = out.get(name, 0.0) + size
         if plan.layout.zero == 3:
             parts = [gathered_bytes(plan, stages.total_params(s), stages.train) for s in composition.segments]

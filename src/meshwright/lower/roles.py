@@ -108,6 +108,27 @@ class CodeRole(msgspec.Struct, frozen=True, cache_hash=True):
     part: int = 0
 
 
+class TransferRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """State of some layers moved between tiers of memory: ``params``, ``weights`` (parameters after an update),
+    ``grads``, ``optimizer`` or ``activations``, by one ``way`` (the queue it is on)."""
+
+    what: str
+    way: str
+    units: tuple[Unit, ...]
+    slice: int
+    rank: int
+
+
+class HostRole(msgspec.Struct, frozen=True, cache_hash=True):
+    """Work of the host's processor on the state of some layers: their ``update``, or the ``sum`` of gradients of
+    several microbatches."""
+
+    what: str
+    units: tuple[Unit, ...]
+    slice: int
+    rank: int
+
+
 Role = (
     PassRole
     | MessageRole
@@ -119,6 +140,8 @@ Role = (
     | SlopesRole
     | UpdateRole
     | CodeRole
+    | TransferRole
+    | HostRole
 )
 
 

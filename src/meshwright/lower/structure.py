@@ -22,6 +22,7 @@ from meshwright.lower.messages import add_messages
 from meshwright.lower.residency import Sizes, add_memory
 from meshwright.lower.roles import Role, Roles
 from meshwright.lower.rules import broken
+from meshwright.lower.tiers import Tiered, add_tiers
 from meshwright.lower.update import add_projected, add_update
 from meshwright.schedules.actions import Actions
 
@@ -38,6 +39,7 @@ class Draft(msgspec.Struct):
     orders: list[Actions] = []
     computes: list[Compute] = []
     reduced: Reduced = Reduced()
+    tiered: Tiered = Tiered()
     sizes: Sizes = Sizes()
 
 
@@ -79,21 +81,28 @@ def exchanges(draft: Draft) -> None:
     draft.reduced = add_exchanges(draft.builder, draft.roles, draft.facts, draft.orders, draft.computes)
 
 
+def tiers(draft: Draft) -> None:
+    """State moved between device, host and drives."""
+    draft.tiered = add_tiers(draft.builder, draft.roles, draft.facts, draft.orders, draft.computes, draft.reduced)
+
+
 def update(draft: Draft) -> None:
     """The gradient norm, the optimizer, and parameters gathered after it."""
     if draft.facts.forwards:
         add_projected(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes)
     elif not draft.facts.frozen:
-        add_update(draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes, draft.reduced)
+        add_update(
+            draft.builder, draft.roles, draft.facts, draft.orders[0], draft.computes, draft.reduced, draft.tiered
+        )
 
 
 def memory(draft: Draft) -> None:
     """Bytes that every task allocates and frees."""
-    draft.sizes = add_memory(draft.builder, draft.facts, draft.orders, draft.computes, draft.reduced)
+    draft.sizes = add_memory(draft.builder, draft.facts, draft.orders, draft.computes, draft.reduced, draft.tiered)
 
 
 #: The passes in their order; each is named as the function is.
-PASSES: tuple[Callable[[Draft], None], ...] = (schedule, compute, messages, exchanges, update, memory)
+PASSES: tuple[Callable[[Draft], None], ...] = (schedule, compute, messages, exchanges, tiers, update, memory)
 
 
 def drafted(facts: Facts, until: str = "", *, check: bool = False) -> Draft:

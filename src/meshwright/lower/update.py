@@ -19,6 +19,7 @@ from meshwright.lower.roles import (
     TwinRole,
     UpdateRole,
 )
+from meshwright.lower.tiers import Tiered, add_host_updates
 from meshwright.lower.units import Unit
 from meshwright.schedules.actions import Actions
 
@@ -41,6 +42,7 @@ def add_update(
     actions: Actions,
     computes: list[Compute],
     reduced: Reduced,
+    tiered: Tiered,
 ) -> None:
     """Add the twins' sums, what decodes gradients, the norm, every rank's optimizer, the average of replicas that step
     apart, and the gather that nothing else hides."""
@@ -54,7 +56,11 @@ def add_update(
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
         updates = list(norms) if facts.early else []
-        for index in range(0 if facts.early else len(computes)):
+        if facts.offload is not None and facts.offload.optimizer:
+            units, moved = _divided(facts, actions, r)
+            for index, norm in enumerate(norms):
+                updates += add_host_updates(builder, roles, facts, moved, index, r, norm, tiered.gradients[index, r])
+        for index in range(0 if facts.early or not units else len(computes)):
             stream = builder.stream(index * pp + r, "compute")
             role = roles(UpdateRole(units, index, where))
             updates.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
@@ -66,6 +72,18 @@ def add_update(
             for index, update in enumerate(updates):
                 builder.occupy(gather, [builder.stream(index * pp + r, "dp_gather")])
                 builder.depend(gather, update)
+
+
+def _divided(facts: Facts, actions: Actions, rank: int) -> tuple[tuple[Unit, ...], list[tuple[int, int]]]:
+    """The layers of a pipeline rank that its device updates, and the segments that its host does."""
+    own: list[Unit] = []
+    moved = []
+    for stage, ranks in enumerate(actions.stage_ranks):
+        segments = facts.compositions[stage].segments if rank in ranks else ()
+        count = facts.offload.moved("optimizer", len(segments))
+        moved += [(stage, i) for i in range(count)]
+        own += [unit for some in segments[count:] for unit in some]
+    return tuple(own), moved
 
 
 def add_projected(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Actions, computes: list[Compute]) -> None:

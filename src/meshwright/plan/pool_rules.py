@@ -177,6 +177,9 @@ def _together(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             said = f"step apart or encode gradients (sync={pool.plan.sync.policy})"
             problem = f"replicas of {pool.name} {said}, and pools step together"
             yield _bad("P045", problem, f"{pool.name}.sync.policy = {pool.plan.sync.policy}", "leave sync= out")
+        if pool.plan.offload.any:
+            problem = f"{pool.name} keeps state off its devices, which is worked out for one pool"
+            yield _bad("P045", problem, f"{pool.name}.offload", "leave offload= out")
         part = layout.tp * layout.cp
         if train.seq_len % part and len(model.flows) == 1:
             problem = f"{train.seq_len} tokens do not divide among the {part} ranks that send and receive them"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.answer.prediction import Limit, Prediction, RankMemory, TrainingRun
+from meshwright.answer.prediction import Limit, Prediction, RankMemory, TierMemory, TrainingRun
 from meshwright.causes import WORDS
 from meshwright.quantity import big, gibibytes, seconds
 from meshwright.spec.network_bill import network_bill
@@ -55,9 +55,27 @@ def fit(prediction: Prediction) -> str:
     over = []
     if tight.headroom_bytes < 0:
         over.append(f"{gibibytes(-tight.headroom_bytes)} over on {tight.rank}")
+    over += [
+        f"{gibibytes(-one.headroom_bytes)} over in {tier(one)}" for one in prediction.tiers if one.headroom_bytes < 0
+    ]
     if prediction.power_over_w:
         over.append(f"{prediction.power_over_w / 1e3:,.1f} kW over the site's {limit_kw(prediction):,.1f} kW")
     return "does not fit: " + ", ".join(over)
+
+
+def tier(one: TierMemory) -> str:
+    """A tier of the fullest node in words: ``the host of 8 ranks``."""
+    return f"the {'host' if one.tier == 'host' else 'drives'} of {one.num_ranks} rank{'s' * (one.num_ranks > 1)}"
+
+
+def tiers(prediction: Prediction) -> list[tuple[str, str, str]]:
+    """(where, how much of what there is, of what) of every tier behind the devices."""
+    found = []
+    for one in prediction.tiers:
+        used = sorted(((size, name) for name, size in one.alive.items() if size), reverse=True)
+        said = ", ".join(f"{name} {gibibytes(size)}" for size, name in used)
+        found.append((tier(one), f"{gibibytes(one.peak_bytes)} of {gibibytes(one.capacity_bytes)}", said))
+    return found
 
 
 def fitting(prediction: Prediction) -> str:

@@ -9,7 +9,7 @@ from meshwright.lower.residency import IN_FLIGHT
 from meshwright.plan import check
 from meshwright.plan.text import over
 from meshwright.quantity import gibibytes
-from meshwright.report.facts import limit_kw
+from meshwright.report.facts import limit_kw, tier
 from meshwright.spec.layers import Moe
 
 #: What a category of memory is called, as a prefix, and the ZeRO level that shards it (Rajbhandari et al.
@@ -27,6 +27,14 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         return ()
     tight = prediction.tightest
     over = -tight.headroom_bytes
+    behind = [
+        f"{gibibytes(-one.headroom_bytes)} less in {tier(one)}: leave a part on the device (optimizer@0.5), shard it "
+        "over more ranks, or move it to drives (:nvme)"
+        for one in prediction.tiers
+        if one.headroom_bytes < 0
+    ]
+    if behind and over <= 0:
+        return tuple(behind)
     if over <= 0:
         share = limit_kw(prediction) * 1e3 / (prediction.money.power_w or 1.0)
         return (f"about {share:.0%} of the devices can be powered at their rated power: use fewer",)
@@ -40,6 +48,7 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
         for word, what, n in _sharding(prediction, tight)
     ]
+    found += behind + _moved(prediction, tight, over)
     activations = sum(b for name, b in tight.alive.items() if name.startswith("activation"))
     if activations > 0 and prediction.plan.memory.recompute != "full":
         # a flash kernel leaves selective recompute nothing to drop
@@ -50,6 +59,15 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
     found.append(_split_further(prediction, tight))
     return (f"needs {gibibytes(over)} less on {tight.rank}; any of these, or several:", *found)
+
+
+def _moved(prediction: Prediction, tight: RankMemory, over: float) -> list[str]:
+    """The optimizer's state moved to the host, where that is legal and it is not there yet."""
+    size = tight.alive.get("optimizer", 0.0)
+    if prediction.plan.offload.any or size < WORTH * over or not _legal(prediction, "offload=optimizer"):
+        return []
+    enough = ", enough by itself" if size >= over else ""
+    return [f"offload=optimizer moves {gibibytes(size)} of optimizer to the host{enough}"]
 
 
 def _split_further(prediction: Prediction, tight: RankMemory) -> str:

@@ -123,6 +123,9 @@ def _memory(prediction: Prediction, page: Page) -> None:
     used = f"{gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)} at {seconds(tight.at_s)}"
     room = f"{gibibytes(abs(tight.headroom_bytes))} {'over (| is the capacity)' if over else 'free'}"
     page.print(Text(f"{used}, {room}; {facts.fitting(prediction)}", "bold red" if over else ""), indent=2)
+    for (where, used, what), one in zip(facts.tiers(prediction), prediction.tiers):
+        short = f", {gibibytes(-one.headroom_bytes)} over" if one.headroom_bytes < 0 else ""
+        page.print(Text(f"{where}: {used}{short} ({what})", "bold red" if short else ""), indent=2)
 
 
 def _memory_bar(tight: RankMemory, sizes: list[float], page: Page) -> Text:

@@ -325,6 +325,7 @@ def memory_bytes(regions: Regions, scope: CoreScope, costs: CoreColumns) -> np.n
         which[places] = number
     constant = np.array([[around.state_bytes(core, one, s) for s in scope.states] for one in alike])  # [P, C, U]
     unscattered = np.array([[around.unscattered_bytes(core, one, s) for s in scope.states] for one in alike])
+    stay = np.array([around.keeps_activations(core, alike[0], s) for s in scope.states], float)[:, None]
     groups = sum(n > 1 for n in (core.tp, core.pp, core.dp * core.cp, core.ep, core.cp))
     out = np.empty((len(scope.inners), len(scope.pipelines), len(scope.states)))
     shared = np.array([inner.shares != EVEN for inner in scope.inners])
@@ -347,5 +348,5 @@ def memory_bytes(regions: Regions, scope: CoreScope, costs: CoreColumns) -> np.n
             places = np.array(chosen)
             for number in range(len(alike)):
                 mine = which[places] == number if len(alike) > 1 else slice(None)
-                out[places[mine], b] = (kept[mine][:, None, :] + state[number]).max(axis=2)
+                out[places[mine], b] = (kept[mine][:, None, :] * stay + state[number]).max(axis=2)
     return out * (1 + framework.allocator_slack) + groups * framework.communicator_bytes + framework.context_bytes

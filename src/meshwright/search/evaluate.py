@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright.answer.rank_memory import rank_memory
+from meshwright.answer.tier_memory import tier_memory
 from meshwright.cost import Costs, standard_on
 from meshwright.lower.facts import Facts
 from meshwright.lower.structure import Structure
@@ -64,4 +65,7 @@ class Evaluator:
             structures=self._structures,
         )
         ranks = rank_memory(run, self.costs)
-        return Evaluated(run.step_time_s, min(r.headroom_bytes for r in ranks))
+        room = min(r.headroom_bytes for r in ranks)
+        # where state lies off the devices, what does not fit there is lacking as well
+        behind = (tier.headroom_bytes for tier in tier_memory(run, self.costs)) if plan.offload.any else ()
+        return Evaluated(run.step_time_s, min((room, *(lack for lack in behind if lack < 0))))

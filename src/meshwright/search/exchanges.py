@@ -13,6 +13,7 @@ from meshwright.lower.program import Program
 from meshwright.lower.roles import NormRole
 from meshwright.lower.stages import Stages
 from meshwright.lower.state import STORED_BYTES, gathered_bytes, static_bytes, unscattered_bytes
+from meshwright.lower.tier_sizes import least_kept
 from meshwright.lower.units import Unit
 from meshwright.plan.facet import EXCHANGE
 from meshwright.plan.facets import fields
@@ -149,6 +150,8 @@ class Exchanges:
         trained = sum(n * binder.updated_params((u,)) for u, n in zip(blocks, self.model.layers_by_kind))
         sites = {binder.site(index, r) for index, s in enumerate(mesh.slices) for r in range(len(s.devices))}
         update = min(self.price(binder.updating(trained / core.pp, site)) for site in sites)
+        if plan.offload.optimizer:  # the device has a part of it, or none
+            update = 0.0
         return (
             shares("gather"),
             shares("reduce"),
@@ -172,11 +175,17 @@ class Exchanges:
         beside = self.layers.stages(alone, self.layers.mesh(alone))
         out = np.zeros(self.num_units)
         for i, unit in enumerate(self.units):
-            params = (beside if unit.kind == HEAD else stages).params(unit)
-            out[i] = sum(static_bytes(plan, self.train, params).values())
+            held = beside if unit.kind == HEAD else stages
+            params = held.params(unit)
+            kept = least_kept(held, unit) if plan.offload.any else static_bytes(plan, self.train, params)
+            out[i] = sum(kept.values())
             if core.pp > 1:
                 out[i] += gathered_bytes(plan, params, self.train)
         return out
+
+    def keeps_activations(self, core: Core, inner: Inner, state: State) -> bool:
+        """Whether activations stay on the device until their backward."""
+        return not plan_of(core, inner, PLAIN, state).offload.activations
 
     def unscattered_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Gradients of each unit [U] that accumulate whole in a round of a pipeline, the blocks alone."""

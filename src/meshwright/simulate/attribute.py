@@ -16,6 +16,7 @@ from meshwright.timeline import Timeline
 #: Unequal work shows beside the timeline alone (:mod:`meshwright.answer.spread`): another one is needed to tell it.
 NAMES = tuple(cause.name for cause in STEP if cause.name != "unequal")
 _DP = (QUEUE["dp"], QUEUE["dp_gather"], QUEUE["outer"])
+_MOVED = tuple(QUEUE[name] for name in ("h2d", "d2h", "nvme_read", "nvme_write", "host"))
 _PP = tuple(QUEUE[name] for name in ("pp_forward", "pp_backward", "link_forward", "link_backward"))
 
 
@@ -44,17 +45,25 @@ def attribution(timeline: Timeline, parts: np.ndarray) -> dict[str, float]:
     flight = np.where(message, np.minimum(gap, timeline.end_s[late] - timeline.start_s[late]), 0.0)
     flight[exchange] = _exchanging(timeline, rank[exchange], start[exchange] - gap[exchange], start[exchange])
     moved = {"dp": float((flight * share)[exchange].sum()), "pp": float((flight * share)[message].sum())}
+    left = np.maximum(gap - flight, 0.0)
+    if np.isin(timeline.queue, _MOVED).any():  # what is left of a gap, as far as state was on its way meanwhile
+        carried = np.minimum(left, _exchanging(timeline, rank, start - gap, start, _MOVED))
+        moved["offload"] = float((carried * share).sum())
+        left = left - carried
     for name, seconds in moved.items():
         total[NAMES.index(name)] += seconds
-    total[NAMES.index("bubble")] += float((np.maximum(gap - flight, 0.0) * share).sum())
+    total[NAMES.index("bubble")] += float((left * share).sum())
     total += _tails(timeline, rank, end, weight, makespan)
     return dict(zip(NAMES, total.tolist()))
 
 
-def _exchanging(timeline: Timeline, rank: np.ndarray, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Seconds of each interval [begin, end) in which the rank it is on had an exchange running."""
+def _exchanging(
+    timeline: Timeline, rank: np.ndarray, begin: np.ndarray, end: np.ndarray, queues: tuple[int, ...] = _DP
+) -> np.ndarray:
+    """Seconds of each interval [begin, end) in which the rank it is on had an exchange running, or what is on other
+    queues."""
     out = np.zeros(len(rank))
-    spans = np.flatnonzero(np.isin(timeline.queue, _DP))
+    spans = np.flatnonzero(np.isin(timeline.queue, queues))
     spans = spans[np.argsort(timeline.start_s[spans], kind="stable")]
     for r in np.flatnonzero(np.bincount(rank)):
         mine, asked = spans[timeline.rank[spans] == r], rank == r
@@ -81,5 +90,12 @@ def _tails(timeline: Timeline, rank: np.ndarray, end: np.ndarray, weight: np.nda
     tail = (makespan - last) * weight
     behind = exchanged >= makespan - 1e-12
     out[NAMES.index("dp")] = tail[behind].sum()
+    moved = np.isin(timeline.queue, _MOVED)
+    if moved.any():
+        carried = np.zeros(len(weight))
+        np.maximum.at(carried, timeline.rank[moved], timeline.end_s[moved])
+        mine = (carried >= makespan - 1e-12) & ~behind
+        out[NAMES.index("offload")] = tail[mine].sum()
+        behind |= mine
     out[NAMES.index("bubble")] = tail[~behind].sum()
     return out

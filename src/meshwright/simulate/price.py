@@ -97,6 +97,11 @@ class Pricer:
         if program.kind == "update":
             self._update(program, parts, spread)
             return ProgramPrice(parts, spread)
+        if program.kind == "transfer":
+            estimate = self.costs.price(program.work, program.site.device)
+            parts[CAUSE["offload"]] = estimate.seconds
+            spread[CAUSE["offload"]] = estimate.seconds * estimate.sigma
+            return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
         parts[cause], spread[cause], wait = self.moved(program)
         return ProgramPrice(parts, spread, wait=wait)

@@ -28,6 +28,9 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "nvme_bytes": (1e8, "bytes are expected, this looks like TB", 1e18, "bytes are expected"),
     "pcie_gb_s": (0.5, "GB/s (1e9 bytes/s) are expected, this looks like TB/s", 1e4, "this looks like MB/s or bytes/s"),
     "nvme_gb_s": (0.01, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
+    "nvme_write_gb_s": (0.01, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
+    "copy_gb_s": (0.1, "GB/s (1e9 bytes/s) are expected", 1e4, "this looks like MB/s or bytes/s"),
+    "host_memory_gb_s": (1, "GB/s (1e9 bytes/s) are expected", 1e5, "this looks like MB/s or bytes/s"),
     "nic_gbit_s": (
         0.5,
         "Gbit/s of one NIC are expected, this looks like Tbit/s",
@@ -45,7 +48,17 @@ LIMITS: dict[str, tuple[float, str, float, str]] = {
     "pue": (1, "power usage effectiveness is never below 1", 5, "power usage effectiveness is a ratio, such as 1.1"),
 }
 FRACTIONS = ("gemm", "memory", "attention_fwd", "attention_bwd")
-MAY_BE_ZERO = ("nvme_gb_s", "nvme_bytes", "power_w", "latency_us", "speed_spread", "crowding")
+MAY_BE_ZERO = (
+    "nvme_gb_s",
+    "nvme_write_gb_s",
+    "copy_gb_s",
+    "host_memory_gb_s",
+    "nvme_bytes",
+    "power_w",
+    "latency_us",
+    "speed_spread",
+    "crowding",
+)
 BUSBW = "the busbw column of nccl-tests, in 1e9 bytes/s"
 REACHED_BY = ("all_reduce", "all_gather", "reduce_scatter")
 """Operations whose measured bus bandwidth tells what a network's connections need."""

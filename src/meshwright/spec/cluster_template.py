@@ -56,6 +56,9 @@ MEANING: dict[type, dict[str, str]] = {
         "nvme_gb_s": "sequential read of all local drives together, in 1e9 bytes/s",
         "nvme_bytes": "capacity of the local drives",
         "power_w": "what the host draws under load besides its devices",
+        "copy_gb_s": "measured copies between one device and host memory; 0: 82% of pcie_gb_s",
+        "host_memory_gb_s": "peak of the host's memory, all sockets; 0: 409.6 is assumed",
+        "nvme_write_gb_s": "sequential write of all local drives together; 0: as fast as they are read",
     },
 }
 #: The record a table's last name means.

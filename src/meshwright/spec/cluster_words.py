@@ -13,11 +13,13 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from meshwright.errors import Diagnostic, nearest
+from meshwright.spec import cluster_tiers
 from meshwright.spec import wired_words as wired
+from meshwright.spec.cluster_tiers import Tiers
 from meshwright.spec.hardware import Level, Node
 from meshwright.spec.links import LinkKind, by_word, networks
 
-KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", *wired.KEYS)
+KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", *wired.KEYS, *cluster_tiers.EXAMPLES)
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
 INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
@@ -39,6 +41,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
         nic, nics: the network, by the word used, and its ports in a node.
         wired: what is said of the network's switches.
+        tiers: memory and drives of a node.
     """
 
     nodes: int | None = None
@@ -49,6 +52,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nic: str = ""
     nics: int | None = None
     wired: wired.SwitchWords = wired.SwitchWords()
+    tiers: Tiers = Tiers()
 
     @property
     def link(self) -> LinkKind | None:
@@ -63,6 +67,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         said += [self.nic] if self.nic else []
         said += [f"nics={self.nics}"] if self.nics is not None else []
         said += self.wired.words()
+        said += self.tiers.said
         return "".join(f",{word}" for word in said)
 
 
@@ -95,11 +100,12 @@ def read(items: Iterable[str], place: str) -> tuple[Words, list[Diagnostic]]:
     of_switches = {field: values.pop(field) for field in wired.FIELDS if field in values}
     values["wired"] = wired.SwitchWords(**of_switches)
     wrong += [bad("C013", *what[:1], place, what[1]) for what in wired.alone(values["wired"])]
+    tiers = {key: values.pop(key) for key in cluster_tiers.EXAMPLES if key in values}
     if "nvlink_gb_s" in values and values.get("inside", "nvlink") not in ("nvlink", "nvswitch"):
         other = next(iter(said["inside"]))
         number = next(iter(said["nvlink_gb_s"]))
         wrong.append(bad("C013", f"{number} and {other} contradict each other", place, "keep the one your nodes have"))
-    return Words(**values), wrong
+    return Words(**values, tiers=cluster_tiers.said(tiers)), wrong
 
 
 def _narrow(ways: dict[str, object]) -> None:
@@ -120,6 +126,13 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
         yield from _plain(word, place, wrong)
     elif key not in KEYS:
         wrong.append(bad("C014", f"unknown key {key!r}", place, _near(f"{key}=")))
+    elif key in cluster_tiers.EXAMPLES:
+        size = cluster_tiers.read(key, value)
+        if size is not None:
+            yield key, size, word
+        else:
+            unit = "a rate in GB/s" if key == "copy" else "a size, and rates in GB/s"
+            wrong.append(bad("C014", f"{key}={value} is not {unit}", place, f"such as {cluster_tiers.EXAMPLES[key]}"))
     elif key == "device":
         if value:
             yield key, value, word
@@ -209,7 +222,7 @@ def on(words: Words, standard: Standard, per_node: int, place: str) -> tuple[Nod
         node, outer = _between(words, standard, node, per_node)
     if words.wired.kind:
         outer = wired.joined(words.wired, node, outer)
-    return node, (*inner, *outer), wrong
+    return words.tiers.on(node), (*inner, *outer), wrong
 
 
 def _inside(words: Words, standard: Standard, place: str) -> tuple[tuple[Level, ...], float | None, list[Diagnostic]]:

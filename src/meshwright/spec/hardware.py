@@ -25,6 +25,17 @@ DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "fp4", "int8")
 block-scaled formats (fp8_block, mxfp8, nvfp4) run at the peak of their element type."""
 
 
+COPY_SHARE = 0.82
+"""Rate of pinned copies over that of a PCI Express link: NVIDIA's bandwidthTest reaches 12.9 of 15.75 GB/s on
+generation 3 and 26 of 31.5 on generation 4; packet headers and flow control take the rest."""
+USUAL_HOST_GB_S = 409.6
+"""Memory bandwidth of a host of two sockets with eight channels of DDR4-3200 each (AMD EPYC 7002 datasheet: 204.8 GB/s
+a socket), where nothing says another."""
+STREAM_SHARE = 0.46
+"""Share that all cores reach of their memory's peak in an optimizer's update: DeepSpeed's CPU Adam takes 2.57 s for 10
+billion parameters of 30 bytes each on two Xeon Platinum 8168, 256 GB/s (Ren et al. 2021, arXiv 2101.06840, table 4)."""
+
+
 class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One level of the tree: `arity` children joined under one parent.
 
@@ -77,7 +88,12 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         devices: devices attached to one host (a device is what a rank drives: a GPU, a GCD, a TPU chip).
         nics: network ports used for device traffic, each of `nic_gbit_s` (1e9 bits/s, per direction).
         pcie_gb_s: host to device bandwidth of one device, per direction (PCIe, or NVLink-C2C).
+        copy_gb_s: what pinned copies between one device and host memory reach per direction while all devices copy; 0:
+            not measured, and `COPY_SHARE` of `pcie_gb_s` is meant.
+        host_memory_gb_s: peak bandwidth of the host's memory, all sockets together; 0: unknown, and
+            `USUAL_HOST_GB_S` is meant.
         nvme_gb_s: sequential read of all local drives together; 0 when the host has none.
+        nvme_write_gb_s: sequential write of all of them together; 0: unknown, and as fast as they are read.
         power_w: what the host draws under load besides its devices' own power.
     """
 
@@ -91,6 +107,24 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     nvme_bytes: int = 0
     power_w: float = 0.0
     sources: dict[str, str] = {}
+    copy_gb_s: float = 0.0
+    host_memory_gb_s: float = 0.0
+    nvme_write_gb_s: float = 0.0
+
+    @property
+    def copies_gb_s(self) -> float:
+        """Copies between one device and host memory, per direction, in 1e9 bytes/s."""
+        return self.copy_gb_s or COPY_SHARE * self.pcie_gb_s
+
+    @property
+    def streamed_gb_s(self) -> float:
+        """The host's memory as its cores update state in it, in 1e9 bytes/s."""
+        return STREAM_SHARE * (self.host_memory_gb_s or USUAL_HOST_GB_S)
+
+    @property
+    def writes_gb_s(self) -> float:
+        """Sequential writes of all local drives together, in 1e9 bytes/s."""
+        return self.nvme_write_gb_s or self.nvme_gb_s
 
     @property
     def nic_gb_s(self) -> float:

@@ -18,6 +18,7 @@ MODULES = [
     "meshwright.plan.facets.sequence",
     "meshwright.plan.facets.experts",
     "meshwright.plan.facets.memory",
+    "meshwright.plan.facets.offload",
     "meshwright.plan.facets.precision",
     "meshwright.plan.facets.overlap",
     "meshwright.plan.facets.sync",
