@@ -14,6 +14,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_linked import contradictions, on_links, over
+from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores
 
@@ -88,6 +89,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     world: options.text(
         "FILE.csv", "Kill processes at the times of a trace, and recover: failures.csv,spares=1,repair=10s."
     ) = ""
+    elastic: options.switch("Go on when any process is killed, from memory and on the ranks that are left.") = False
     trace: options.text("FILE", "Write the measured timeline of the last steps, step.json.gz.") = ""
     job_trace: options.text("FILE", "Write what the run met in --world, event by event, job.json.") = ""
     json: options.JSON = False
@@ -120,8 +122,10 @@ def _run(argv: list[str]) -> int:
         note(_begin(job, num_ranks))
     if not job.plan.several and read(job.plan.sync.policy).rule.decider is not None:
         return _of_clients(given, job, predicted)
+    if given.elastic:
+        return elastic(given, job, predicted, _write)
     if given.world:
-        return _recovered(given, job, predicted)
+        return recovered(given, job, predicted, _write)
     device = "cpu" if given.link else given.device or "auto"
     with on_links(given.link, num_ranks, predicted) as (enter, predicted):
         summary = launch.start(loop.train, job, num_ranks=num_ranks, device=device, stops=True, enter=enter)
@@ -131,7 +135,7 @@ def _run(argv: list[str]) -> int:
     prediction, comparison = predicted(lengths, batches[-1] if batches else 0), None
     if batches:
         summary["grown"] = _grown(summary["step_s"], batches, lambda batch: predicted(lengths, batch).step_time_s)
-    timeline = _measured(summary, prediction)
+    timeline = measured(summary, prediction)
     if summary["step_s"]:
         from meshwright.compare import compare
 
@@ -159,16 +163,6 @@ def _grown(step_s: list[float], batches: list[int], predicted: Callable[[int], f
     }
 
 
-def _measured(summary: dict[str, Any], prediction: Prediction) -> Timeline:
-    """The timeline of a run, taken out of its summary; what was run is what is predicted, documents included."""
-    from base64 import b64decode
-
-    from meshwright.timeline import unpack
-
-    timeline = unpack(b64decode(summary.pop("timeline")))
-    return msgspec.structs.replace(timeline, identity=msgspec.structs.replace(prediction.identity, source="measured"))
-
-
 def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Prediction]) -> int:
     """The run of a plan whose replicas are clients of a server, in the world that is said."""
     from meshwright.run import clients, launch
@@ -177,14 +171,14 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
 
     kept = [f"--{word.replace('_', '-')}" for word in ("resume", "save_every", "job_trace") if getattr(given, word)]
     if kept:
-        raise MeshwrightError([_bad(word, "clients are saved at the end, and begin anew") for word in kept])
+        raise MeshwrightError([bad(word, "clients are saved at the end, and begin anew") for word in kept])
     world = (read(given.world).clients if given.world else None) or Crowd()
     num_ranks = job.plan.num_ranks
     summary = launch.start(clients.train, job, world, num_ranks=num_ranks, device=given.device or "auto", stops=True)
     if summary is None:
         return 0
     prediction = predicted(None)
-    timeline = _measured(summary, prediction)
+    timeline = measured(summary, prediction)
     summary.pop("lengths", None)
     if given.json:
         from meshwright.report.run_text import to_json
@@ -196,44 +190,6 @@ def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Predicti
         render(prediction, summary, None, console())
         render_clients(summary["clients"], console())
     _write(given, summary, timeline)
-    return 0
-
-
-def _recovered(given: RunOptions, job: Job, predicted: Callable[[Any], Prediction]) -> int:
-    """The run with processes killed as its world says; 1 where it was asked to end before its last step."""
-    from meshwright.run.recover import recovered
-    from meshwright.world.recovery import Recovery
-    from meshwright.world.trace import read
-
-    world = read(given.world)
-    decider = Recovery(save_every=job.save_every, spares=world.spares)
-    found = recovered(job, decider, world.trace, repair_s=world.repair_s, device=given.device or "auto")
-    if found is None:
-        note("ended on request: --resume goes on from its last checkpoint")
-        return 1
-    found.summary.pop("batches")
-    prediction, comparison = predicted(found.summary.pop("lengths")), None
-    timeline = _measured(found.summary, prediction)
-    if found.summary["step_s"]:
-        from meshwright.compare import compare
-
-        comparison = compare(prediction, timeline)
-    if given.json:
-        from meshwright.report.run_text import recovered_json
-
-        print_json(recovered_json(prediction, found, comparison))
-    else:
-        from meshwright.report.run_text import render, render_recovered
-
-        render(prediction, found.summary, comparison, console())
-        render_recovered(found, console())
-    _write(given, found.summary, timeline)
-    if given.job_trace:
-        from meshwright.trace import write
-        from meshwright.world.history import history
-
-        write(history(found.log, timeline.identity), given.job_trace)
-        note(f"wrote {given.job_trace}")
     return 0
 
 
@@ -278,7 +234,10 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         where, costs = over(cluster, costs, link)
         return predict(model, where, packed, plan, costs=costs, detail=False)
 
-    return _job(given, numbers, precision, predicted), predicted
+    job = _job(given, numbers, precision, predicted)
+    if given.elastic and (wrong := unelastic(job)):
+        raise MeshwrightError(wrong)
+    return job, predicted
 
 
 def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: Callable[[Any], Prediction]) -> Job:
@@ -355,59 +314,27 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
     for option, known in (("device", DEVICES), ("dtype", DTYPES), ("scale_lr", SCALES)):
         said = getattr(given, option)
         if said and said not in known:
-            out.append(_bad(f"--{option.replace('_', '-')} {said}", f"it is one of {', '.join(known)}"))
+            out.append(bad(f"--{option.replace('_', '-')} {said}", f"it is one of {', '.join(known)}"))
     if bool(given.scale_lr) != bool(given.base_batch):
         out.append(
-            _bad("--scale-lr without --base-batch, or the reverse", "say both: --scale-lr linear --base-batch 32")
+            bad("--scale-lr without --base-batch, or the reverse", "say both: --scale-lr linear --base-batch 32")
         )
     for option in ("resume", "save_every"):
         if getattr(given, option) and not given.out:
-            out.append(_bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
+            out.append(bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
     if given.lengths and launched():
-        out.append(_bad("--lengths", "the text's lengths are written where it is tokenised: run it without a launcher"))
-    out += _world(given)
+        out.append(bad("--lengths", "the text's lengths are written where it is tokenised: run it without a launcher"))
+    out += wrong_world(given)
     if given.resume and given.weights:
-        out.append(_bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
+        out.append(bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
     if given.out and Path(given.out).is_file():
-        out.append(_bad(f"--out {given.out}", "it is a file: name a folder"))
+        out.append(bad(f"--out {given.out}", "it is a file: name a folder"))
     elif given.out and (Path(given.out) / "index.json").is_file():
         held = Path(given.out).parent
-        out.append(_bad(f"--out {given.out}", f"it is a checkpoint: name the folder it is in, {held}"))
+        out.append(bad(f"--out {given.out}", f"it is a checkpoint: name the folder it is in, {held}"))
     elif given.out and not given.resume and any(Path(given.out).glob("step-*")):
-        out.append(
-            _bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder")
-        )
+        out.append(bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder"))
     return out
-
-
-def _world(given: RunOptions) -> list[Diagnostic]:
-    """List the errors in the failures that a run is to meet (``--world``), and in the options that these need."""
-    from meshwright.world.trace import read
-
-    if not given.world:
-        help = "it is of a run that meets failures: --world failures.csv"
-        return [_bad("--job-trace", help)] if given.job_trace else []
-    place = f"--world {given.world}"
-    try:
-        world = read(given.world)
-    except MeshwrightError as error:
-        return list(error.diagnostics)
-    out = []
-    if world.clients is not None:
-        return [_bad(place, "clients differ, and nodes do not fail: keep the words of one")] if world.of_job else []
-    if world.trace is None:
-        out.append(_bad(place, "a run is killed at the times of a trace: --world failures.csv"))
-    elif any(change.slowdown is not None for change in world.trace):
-        out.append(_bad(place, "a run cannot be slowed: leave `slow` lines to meshwright predict --world"))
-    if not (given.out and given.save_every):
-        out.append(_bad(place, "a run that recovers needs checkpoints: --out FOLDER --save-every STEPS"))
-    if launched():
-        out.append(_bad(place, "processes are killed where meshwright starts them: run it without a launcher"))
-    return out
-
-
-def _bad(place: str, help: str) -> Diagnostic:
-    return Diagnostic(code="L005", message=f"{place} cannot be", place="meshwright run", help=help)
 
 
 def _begin(job: Job, num_ranks: int) -> str:

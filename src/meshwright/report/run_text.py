@@ -21,6 +21,7 @@ from meshwright.report.compare_text import percent
 from meshwright.report.page import Page
 
 if TYPE_CHECKING:
+    from meshwright.run.elastic.launcher import ElasticRun
     from meshwright.run.recover import Recovered
 
 FORMAT_VERSION = 1
@@ -95,6 +96,38 @@ def render_recovered(found: Recovered, console: Console) -> None:
             f"{seconds(found.seconds)} in all; the same world simulated with this run's step and restart time: "
             f"{seconds(found.simulated_s)} ({error:+.1%})"
         )
+
+
+def elastic_json(prediction: Prediction, found: ElasticRun) -> dict[str, Any]:
+    """The outcome of an elastic run, as plain values."""
+    return to_json(prediction, found.summary, None) | {
+        "losses": found.losses,
+        "elastic": {
+            "seconds": found.seconds,
+            "failures": found.failures,
+            "recoveries": msgspec.to_builtins(found.recoveries),
+            "log": msgspec.to_builtins(found.log),
+        },
+    }
+
+
+def render_elastic(found: ElasticRun, console: Console) -> None:
+    """Print what processes an elastic run lost, and how it went on."""
+    with Page(console) as page:
+        page.title(f"{found.failures} process{'es' * (found.failures != 1)} lost")
+        for one in found.recoveries:
+            again = f"{one.repeated} step{'s' * (one.repeated != 1)} again"
+            again = again if one.source == "memory" else f"whose state comes from {one.source}"
+            page.rows(
+                [
+                    (
+                        Text(f"after {seconds(one.at_s)}"),
+                        Text(f"{one.seconds:.2f} s", justify="right"),
+                        Text(f"{one.ranks} ranks go on from step {one.step}, {again}: {one.cause}", "dim"),
+                    )
+                ]
+            )
+        page.quiet(f"{len(found.losses):,} steps in {seconds(found.seconds)}; the last has loss {found.losses[-1]:.6f}")
 
 
 def _batches(grown: Mapping[str, Any]) -> str:

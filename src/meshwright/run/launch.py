@@ -163,7 +163,7 @@ def _device_type(device: str, local_size: int) -> str:
     return "cuda"
 
 
-def _open(world: World, timeout_s: float, **where: Any) -> None:
+def open_group(world: World, timeout_s: float, **where: Any) -> None:
     """Threads, device and the default process group of a rank."""
     torch.set_num_threads(num_threads())
     if world.device.type == "cuda":
@@ -208,7 +208,7 @@ def _child(
         keep_memory()
         own_cores(world.local_rank, world.local_size)
     try:
-        _open(world, timeout_s, init_method=f"file://{folder}/store")
+        open_group(world, timeout_s, init_method=f"file://{folder}/store")
         report = Report(result=function(world, *args))
         _write(Path(folder), world.rank, report)
         leave()
@@ -344,7 +344,7 @@ def _join(function: Callable[..., Any], args: tuple, num_ranks: int, device: str
     store = watchdog.connect(timeout_s)
     watching = watchdog.Watchdog(world)
     try:
-        _open(world, timeout_s, store=dist.PrefixStore("job", store))
+        open_group(world, timeout_s, store=dist.PrefixStore("job", store))
         result = function(world, *args)
         watching.close()
         leave()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
 from meshwright.run.data import tokenizer
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
+from meshwright.run.held import device_name, peak_bytes
 from meshwright.run.judge import Judge
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
-from meshwright.run.record import Off, Recorder, ResidentBytes, install
+from meshwright.run.record import Off, Recorder, install
 from meshwright.run.resume import wanted_of
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
@@ -136,8 +137,8 @@ def train(world: World, job: Job) -> dict[str, Any]:
     corpus = open_corpus(world, job, place)
     trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
     begin(job, trainer)
-    run = _Run(job, trainer, corpus)
-    with closing(run), _recorded(place, job.steps - trainer.step_count) as recorder:
+    run = RankRun(job, trainer, corpus)
+    with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
         before = clocks.probe()
         run.steps()
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
@@ -151,7 +152,7 @@ def kept_steps(num_ranks: int) -> int:
 
 
 @contextmanager
-def _recorded(place: ProcessMesh, steps: int) -> Iterator[Recorder]:
+def recorded(place: ProcessMesh, steps: int) -> Iterator[Recorder]:
     """Record the last of so many steps; those before the window of steps that is kept leave nothing."""
     keep = kept_steps(place.world)
     recorder = Recorder(rank=place.rank, device=place.device, warmup=min(keep, steps // 2), keep=keep)
@@ -230,7 +231,7 @@ def checkpoints(out: str) -> list[Path]:
     return sorted(f for f in Path(out).glob("step-*") if f.is_dir()) if out else []
 
 
-class _Run:
+class RankRun:
     """One rank's run from where its trainer stands."""
 
     def __init__(self, job: Job, trainer: Trainer, corpus: data.Corpus):
@@ -250,6 +251,8 @@ class _Run:
         self.sequences = trainer.sequences
         self.saved, self.saved_step = "", trainer.step_count if self.first > 1 else -1
         self.stopped = False
+        #: Called after every step with the step, its result and its seconds.
+        self.after_step: list[Callable[[int, StepResult, float], None]] = []
         self.votes = Votes(self.mesh["world"])
         self.metrics = self._metrics()
         self.saver = self._saver()
@@ -290,6 +293,8 @@ class _Run:
                 self._poll()
             now = time.perf_counter()
             self._note(result, now - begun)
+            for told in self.after_step:
+                told(self.trainer.step_count, result, now - begun)
             self._grow()
             begun = now
             if self.trainer.round_ended:
@@ -394,7 +399,7 @@ class _Run:
         """The run so far, with its last steps' `timeline`, which the first rank has, and what else is said of it;
         collective."""
         done, place = self.trainer.step_count, self.mesh
-        peaks = share(place["world"], str(_peak_bytes(place.device)).encode(), place.device)
+        peaks = share(place["world"], str(peak_bytes(place.device)).encode(), place.device)
         steps = {"step": np.arange(self.first, done + 1)}
         steps |= {name: np.array(column, np.float64) for name, column in self.done.items()}
         ranks = {"rank": np.arange(len(peaks)), "peak_bytes": np.array([int(p) for p in peaks], np.int64)}
@@ -413,7 +418,7 @@ class _Run:
         return RunSummary.of(
             found,
             done,
-            device=_device_name(place.device),
+            device=device_name(place.device),
             stopped=self.stopped and done < self.job.steps,
             saved=self.saved,
             lengths=self.corpus.lengths() if place.first else None,
@@ -429,21 +434,3 @@ class _Run:
             self.metrics.close()
         if self.progress is not None:
             self.progress.close()
-
-
-def _peak_bytes(device: torch.device) -> int:
-    """Return the most memory this process held: of a GPU what torch reserved there and what lies beside it (context,
-    libraries, communicators, and what others hold), else resident."""
-    if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        return torch.cuda.max_memory_reserved(device) + total - free - torch.cuda.memory_reserved(device)
-    status = Path("/proc/self/status")
-    if status.exists():
-        peak = next((line for line in status.read_text().splitlines() if line.startswith("VmHWM")), "")
-        if peak:
-            return int(peak.split()[1]) * 1024
-    return ResidentBytes()()
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

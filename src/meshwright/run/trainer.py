@@ -68,9 +68,13 @@ class Trainer:
         *,
         settings: Settings | None = None,
         schedule_params: Mapping[str, Any] | None = None,
+        counts: tuple[int, ...] = (),
     ):
+        """`counts`: microbatches of each data-parallel rank where they are not as many on all."""
         #: Where this rank is among the plan's pools; its own plan is its pool's.
-        self.places = places(plan, model, mesh.rank, train.global_batch, schedule_params or {})
+        self.counts = counts
+        batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
+        self.places = places(plan, model, mesh.rank, batch, schedule_params or {})
         self.place = own = self.places.own
         plan = own.pool.plan
         self.model, self.plan, self.train, self.mesh = model, plan, train, mesh
@@ -82,6 +86,8 @@ class Trainer:
         self.shape = shape(train, plan.pipeline.microbatch)
         #: Called on every rank right before the optimizer writes: asynchronous checkpoints finish their copies.
         self.before_update: list[Callable[[], None]] = []
+        #: Called before the exchange that no rank leaves until all have come to it.
+        self.before_totals: list[Callable[[], None]] = []
         self.types = types = Types.of(plan, train, settings.precision)
         shared = Shared(
             model=model,
@@ -180,10 +186,15 @@ class Trainer:
 
     def rows(self) -> tuple[int, ...] | None:
         """The rows of a global batch that this data-parallel rank takes, in the order of its microbatches; None for
-        the usual ones, those next to each other."""
+        the usual ones, as many on every rank and those next to each other."""
+        size = self.shape.together
+        if self.counts:
+            at = self.mesh["dp"].index
+            first = sum(self.counts[:at]) * size
+            return tuple(range(first, first + self.counts[at] * size))
         if not self.places.plan.several:
             return None
-        size, count = self.shape.together, self.plan.num_microbatches(self.train.global_batch)
+        count = self.plan.num_microbatches(self.train.global_batch)
         dp = self.mesh["dp"]
         return tuple(row for m in range(count) for row in rows(dp.size, size, dp.index, m))
 
@@ -225,6 +236,8 @@ class Trainer:
             one.advance()
         for exchange in self.exchanges:
             exchange.finish()
+        for wait in self.before_totals:
+            wait()
         # every tensor-parallel rank has the whole loss of its tokens
         mine = total if self.mesh["tp"].index == 0 else torch.zeros_like(total)
         count = len(PARTS)
@@ -335,7 +348,8 @@ class Trainer:
     def passes(self, batch: Batch) -> list[Pass]:
         """The microbatches of a batch, cut to this context-parallel rank."""
         (length, _, size), device = self.shape, self.mesh.device
-        count = self.plan.num_microbatches(self.train.global_batch)
+        count, at_dp = self.plan.num_microbatches(self.train.global_batch), self.mesh["dp"].index
+        count = self.counts[at_dp] if self.counts else count
         if batch.tokens.shape != (count * size, length + 1):
             raise ValueError(f"a batch of shape {tuple(batch.tokens.shape)} for {count} x {size} rows of {length}")
         tokens = batch.tokens.to(device)

@@ -1,0 +1,107 @@
+"""Elastic runs: processes are killed at any instant, and the losses are those of a run that nobody disturbed."""
+
+import os
+import signal
+from functools import cache
+
+import pytest
+import torch
+
+from meshwright.answer.replan import replanned
+from meshwright.cli import main
+from meshwright.plan import parse
+from meshwright.run import data
+from meshwright.run.checkpoint.format import RankIndex
+from meshwright.run.data import tokenizer
+from meshwright.run.elastic.launcher import Formed, run
+from meshwright.run.elastic.memory import KeptRuns, Slot, written
+from meshwright.run.loop import Job
+from meshwright.run.settings import Settings
+from meshwright.spec.cluster import load
+from meshwright.spec.dimensions import transformer
+from meshwright.spec.workload import Train
+from meshwright.world.decider import replayed
+from meshwright.world.elastic import Elastic
+
+MODEL = transformer(layers=2, hidden=16, heads=2, kv_heads=1, vocab=260, ffn=24, gated=True, max_seq_len=32)
+TRAIN = Train(global_batch=3, seq_len=16, dtype="fp32")
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return str(data.build("sample", tokenizer.Bytes(), tmp_path_factory.mktemp("corpus")))
+
+
+def trained(corpus, plan, train=TRAIN, *, kills=(), spares=None, ranks=2):
+    """A run in which the k-th time that all ranks hold the state, `kills[k]` picks a process: 0 the first host, 1 its
+    worker."""
+    own = parse(plan).on(ranks)
+    settings = Settings(precision="float64", lr=1e-2)
+    job = Job(model=MODEL, plan=own, train=train, settings=settings, corpus=corpus, steps=STEPS, quiet=True)
+    left = list(kills)
+
+    def whole(pids):
+        if left:
+            os.kill(min(pids.items())[left.pop(0)], signal.SIGKILL)
+
+    @cache
+    def formed(size):
+        found = None if size == ranks else replanned(MODEL, load(f"{ranks}xh100"), train, own, size)
+        return Formed(own) if found is None else Formed(found.plan, found.counts, found.params)
+
+    sizes = (ranks,) if spares is None else tuple(sorted({formed(n).plan.num_ranks for n in range(1, ranks + 1)}))
+    decider = Elastic(sizes=sizes, spares=spares)
+    found = run(job, decider, formed, repair_s=0.0, whole=whole)
+    assert replayed(decider, found.log) == list(found.log)
+    assert len(found.losses) == STEPS and found.summary["last_step"] == STEPS
+    return found
+
+
+def test_a_run_whose_hosts_and_workers_are_killed_has_the_losses_of_an_undisturbed_one_to_the_last_bit(corpus):
+    even = Train(global_batch=4, seq_len=16, dtype="fp32")
+    plain = trained(corpus, "dp2 zero1", even)
+    found = trained(corpus, "dp2 zero1", even, kills=(0, 1))
+    assert plain.failures == 0 and plain.recoveries == ()
+    assert found.failures == 2 and len(found.recoveries) == 2
+    assert all(one.source == "memory" and one.repeated <= 1 and one.ranks == 2 for one in found.recoveries)
+    assert found.losses == plain.losses and found.grad_norms == plain.grad_norms
+
+
+def test_a_run_without_spares_shrinks_moves_its_layers_and_grows_again_with_the_same_losses(corpus):
+    # three sequences: the order of sums over microbatches differs between two stages and one, nothing else
+    plain = trained(corpus, "pp2")
+    found = trained(corpus, "pp2", kills=(0,), spares=0)
+    assert [one.ranks for one in found.recoveries] == [1, 2]
+    assert all(one.source == "memory" and one.repeated <= 1 for one in found.recoveries)
+    assert found.losses == pytest.approx(plain.losses, rel=1e-12)
+
+
+def test_a_slot_that_is_being_written_holds_no_step():
+    fd, empty = os.memfd_create("slot"), os.memfd_create("empty")
+    slot = Slot(fd, KeptRuns(3, RankIndex(tensors={}, file=None, layouts=(), entries=()), 16))
+    assert written([fd, empty]) == []
+    slot.values.view(torch.float64)[:] = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    slot.commit(7)
+    (found,) = written([fd, empty])
+    assert (found.step, found.kept.epoch) == (7, 3)
+    assert found.values.view(torch.float64).tolist() == [1.0, 2.0]
+    slot.commit(-1)
+    assert written([fd, empty]) == []
+    os.close(fd), os.close(empty)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (["--device", "cuda"], "--elastic --device cuda cannot be"),
+        (["--link", "100mbit"], "--elastic --link cannot be"),
+        (["--plan", "dp2 sync=diloco:H=4"], "replicas that step together"),
+        (["--world", "mtbf=3h"], "killed at the times of a trace, not of a mean"),
+    ],
+)
+def test_what_an_elastic_run_cannot_do_is_refused(more, told, tmp_path, capsys):
+    asked = ["run", "--model", "llama3-8b", "--on", "2xh100", "--train", "batch=2,seq=16", "--data", "sample"]
+    plan = [] if "--plan" in more else ["--plan", "dp2"]
+    assert main([*asked, *plan, "--elastic", *more]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())
