@@ -10,10 +10,11 @@ from meshwright.lower import bind, structured
 from meshwright.lower.place import Mesh
 from meshwright.lower.stages import Stages
 from meshwright.plan import parse as parse_plan
-from meshwright.simulate import batches
-from meshwright.simulate.batches import Placed, members, simulate_batches
+from meshwright.simulate import batches, unfolded
+from meshwright.simulate.batches import simulate_batches
 from meshwright.simulate.price import Pricer
 from meshwright.simulate.step import simulate
+from meshwright.simulate.unfolded import Placed, members
 from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse
@@ -207,7 +208,7 @@ def test_folded_slices_take_as_long_as_all_of_them(monkeypatch):
     question = asked("dp8 zero1 mb1", "batch=32,seq=2048,lengths=lognormal:mean=500;sigma=1")
     whole = simulate_batches(*question)
     tasks = whole.typical.lowered.graph.num_tasks
-    monkeypatch.setattr(batches, "MOST_TASKS", 2 * tasks)
+    monkeypatch.setattr(unfolded, "MOST_TASKS", 2 * tasks)
     folded = simulate_batches(*question)
     assert (whole.classes, folded.classes) == (8, 2)
     assert folded.steps_s == pytest.approx(whole.steps_s, rel=5e-3)  # the costliest rank decides

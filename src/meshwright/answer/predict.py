@@ -24,11 +24,13 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facets.sequence import STATIC
 from meshwright.quantity import seconds
 from meshwright.simulate import memory
 from meshwright.simulate.attribute import attribution
 from meshwright.simulate.batches import Batches, simulate_batches
 from meshwright.simulate.decide import decided
+from meshwright.simulate.groups import simulate_groups
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
@@ -77,7 +79,8 @@ def predict(
     plan, choice = decided(plan, model, cluster, train, costs)
     # replicas with steps of their own, and pools, are timed on a typical batch
     typical = bool(plan.several) or not read(plan.sync.policy).exact
-    batches = None if typical else simulate_batches(plan, model, cluster, train, costs)
+    draws = simulate_batches if plan.several or plan.sequence.groups == STATIC else simulate_groups
+    batches = None if typical else draws(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
     step, useful = (run.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.answer.prediction import Assumption, BatchSpread
-from meshwright.simulate.batches import MOST_TASKS, Batches
+from meshwright.simulate.batches import Batches, GroupUse
+from meshwright.simulate.unfolded import MOST_TASKS
 from meshwright.spec.workload import Train
 
 #: What drawn steps take longer than the same work in equal microbatches, in an attribution.
@@ -44,6 +45,17 @@ def with_unequal(split: dict[str, float], batches: Batches) -> dict[str, float]:
     return out | {UNEQUAL: max(0.0, extra)}
 
 
+def _groups(use: GroupUse) -> Assumption:
+    """The groups that were formed, and how good they may be."""
+    sizes = ", ".join(f"{count:,.3g} of {size:,}" for size, count in sorted(use.sizes.items(), reverse=True))
+    return Assumption(
+        "groups of ranks",
+        f"{sizes} in {use.rounds:,.3g} rounds of a step",
+        f"groups={use.method}, formed for each drawn batch by a line through prices of its passes; within "
+        f"{use.gap:.1%} of the least that any groups take",
+    )
+
+
 def drawn_assumptions(batches: Batches, train: Train) -> list[Assumption]:
     """Return the assumptions behind steps of drawn batches."""
     rows = "laid into microbatches" if train.packing == "balanced" else "laid into sequences"
@@ -63,6 +75,9 @@ def drawn_assumptions(batches: Batches, train: Train) -> list[Assumption]:
             )
         )
     slices = batches.typical.lowered.stages.plan.layout.dp
+    if batches.groups is not None:
+        slices *= batches.typical.lowered.stages.plan.layout.cp
+        out.append(_groups(batches.groups))
     if batches.distinct > 1 and batches.classes < slices:
         out.append(
             Assumption(

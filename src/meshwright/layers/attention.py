@@ -22,7 +22,7 @@ def pieces(c: Context, spec: Spec) -> list[Piece]:
         *enter(c, "attention"),
         *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
         *_rotary(c, spec, heads),
-        *_exchanged_core(c, spec, heads),
+        *[piece for share in c.shares or (c,) for piece in _exchanged_core(share, spec, heads)],
         *_gate(c, spec, heads),
         *linear(
             c,

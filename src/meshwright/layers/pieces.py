@@ -62,9 +62,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     ``batch``: the items of one microbatch over all context-parallel ranks; nothing else says how long sequences are.
     ``hidden`` is the width of the hidden states and ``causal`` whether a token sees no later one; all three are of the
     stream of tokens that the layer works on, and ``workload`` are the items of the streams that the workload fills.
-    ``tokens`` of the batch on a rank inside tensor-parallel regions, ``shard_tokens`` outside (divided by tp under
-    sequence parallelism); ``element`` bytes of an activation. ``ends_meet``: the first and the last stage are on one
-    rank, so that a shared table is there once.
+    ``shares``: where a rank is in groups that share documents of their own, the same ranks at work on those of each
+    group; the batch is then the tokens of one rank. ``tokens`` of the batch on a rank inside tensor-parallel regions,
+    ``shard_tokens`` outside (divided by tp under sequence parallelism); ``element`` bytes of an activation.
+    ``ends_meet``: the first and the last stage are on one rank, so that a shared table is there once.
     """
 
     model: Model
@@ -80,6 +81,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     causal: bool
     workload: Batch = ()
     ends_meet: bool = True
+    shares: tuple[Context, ...] = ()
 
     @classmethod
     def of(cls, stream: int, batch: Batch, model: Model, plan: Plan, train: Train, **fields: Any) -> Context:

@@ -4,7 +4,9 @@ share one price and one memory count.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import msgspec
 
@@ -28,6 +30,14 @@ from meshwright.spec.workload import Train
 from meshwright.sync.policy import read
 
 
+class GroupShare(NamedTuple):
+    """Documents that a group of ranks shares: the ``mesh`` whose context-parallel ranks are such groups, and the
+    ``batch`` of one of them."""
+
+    mesh: Mesh
+    batch: Batch
+
+
 class Stages:
     """Every virtual stage of a plan: its layers, composition, parameters and activations."""
 
@@ -42,14 +52,17 @@ class Stages:
         *,
         frozen: bool = False,
         first_layer: int = 0,
+        shares: Sequence[GroupShare] = (),
     ):
         """`batch` are the items of a microbatch, the workload's own if left out. ``frozen`` parameters are not trained.
-        `first_layer` is the number in the whole model of the first layer, where this is a part of one."""
+        `first_layer` is the number in the whole model of the first layer, where this is a part of one. `shares` are
+        those of the groups that a rank is in, where groups differ; `batch` are then the tokens of one rank."""
         #: Forward passes of each microbatch, where there are no backward ones and parameters are trained yet.
         self.forwards = read(plan.sync.policy).rule.forwards if not frozen else 0
         self.frozen, self.first_layer = frozen or self.forwards > 0, first_layer
         self.batch = train.microbatch(plan.pipeline.microbatch) if batch is None else batch
         self.plan, self.model, self.train, self.mesh = plan, model, train, mesh
+        self.shares = tuple(shares)
         self.layers = stage_layers(plan, model)
         self.known = known or Known()
         self._at: dict[int, Context] = {}
@@ -85,28 +98,28 @@ class Stages:
         """Sizes and groups of the ranks around `start`."""
         if start in self._at:
             return self._at[start]
-        mesh = self.mesh
-        groups = (
-            mesh.group("tp", start=start),
-            *mesh.hybrid_groups(self.plan.head_swap, "cp", start=start),
-            mesh.expert_group("ep", start=start),
-            mesh.expert_group("etp", start=start),
-        )
-        tp, inner, outer, ep, etp = groups
-        found = self._at[start] = Context.of(
+        found = self._context(self.mesh, self.plan, self.batch, start)
+        if self.shares:
+            shares = tuple(self._context(share.mesh, share.mesh.plan, share.batch, start) for share in self.shares)
+            found = msgspec.structs.replace(found, shares=shares)
+        self._at[start] = found
+        return found
+
+    def _context(self, mesh: Mesh, plan: Plan, batch: Batch, start: int) -> Context:
+        inner, outer = mesh.hybrid_groups(plan.head_swap, "cp", start=start)
+        return Context.of(
             self.model.head.stream,
-            self.batch,
+            batch,
             self.model,
-            self.plan,
+            plan,
             self.train,
-            tp_group=tp,
+            tp_group=mesh.group("tp", start=start),
             cp_inner=inner,
             cp_outer=outer,
-            ep_group=ep,
-            etp_group=etp,
+            ep_group=mesh.expert_group("ep", start=start),
+            etp_group=mesh.expert_group("etp", start=start),
             ends_meet=self.ends_meet,
         )
-        return found
 
     def pieces(self, kind: int, start: int = 0) -> list[Piece]:
         """The pieces of a layer, on the ranks around `start`."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import Diagnostic
-from meshwright.plan.facet import ALONE, LAYER, NUMBERED, Facet, Field, count, listed, names, wrong
+from meshwright.plan.facet import ALONE, KEYED, LAYER, NUMBERED, Facet, Field, count, listed, names, unrun, wrong
+from meshwright.sync.record import USUAL
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
 
 
 CP_ALGORITHMS = ("ring", "ulysses", "allgather")
+#: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
+STATIC = "static"
+GROUPS = (STATIC, "flexsp", "flexsp-ilp", "bytescale", "zeppelin")
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag),
     ``ulysses`` (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3,
     2407.21783). ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups
-    (the union of both, Fang & Zhao 2405.07719)."""
+    (the union of both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch,
+    groups of any power of two; a rank holds as many tokens as it would in groups of ``cp``."""
 
     algorithm: str = "ring"
     ulysses: int = 1
+    groups: str = STATIC
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -80,8 +86,53 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         )
 
 
+def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Yield everything that keeps groups from being formed anew for every batch."""
+    word, layout = plan.sequence.groups, plan.layout
+    if word == STATIC:
+        return
+    cp, ranks = layout.cp, layout.cp * layout.dp
+    found = []
+    if not train.packing:
+        found.append(
+            (f"sequences are whole, and groups={word} forms groups for documents of other lengths", "say lengths=")
+        )
+    if layout.pp > 1:
+        found.append((f"pp={layout.pp}: stages would pass on rows of other lengths", "say pp1"))
+    if ranks & (ranks - 1):
+        found.append((f"dp*cp={ranks} is no power of two, as its groups are", "a cluster with a power of two of ranks"))
+    if plan.sequence.ulysses > 1:
+        found.append(
+            (f"ulysses{plan.sequence.ulysses} is inside of groups of one size", "ring, allgather or ulysses alone")
+        )
+    if plan.experts.ep > 1:
+        found.append((f"ep={plan.experts.ep}: experts are spread over ranks with other tokens", "say ep1"))
+    if layout.shares or len(cluster.islands) > 1:
+        found.append(("ranks on unequal devices have shares of their own", "an island of equal devices"))
+    if plan.sync.policy != USUAL:
+        found.append((f"sync={plan.sync.policy}: replicas do not take the same step", "drop sync="))
+    if train.grow or train.clusters:
+        found.append(("grow= and clusters= lay out the data by themselves", "drop them"))
+    if model.streams or any(block.attention is None for block in model.blocks):
+        found.append((f"{model.name} is more than attention over one stream of tokens", "drop groups="))
+    if word == "zeppelin" and not layout.gathers_again and ranks > 1:
+        found.append(("a rank's groups differ from round to round, in which ranks meet under fsdp alone", "say fsdp"))
+    heads = min((a.heads // layout.tp for a in model.attentions), default=1)
+    if plan.sequence.algorithm == "ulysses" and cp > 1 and heads % cp:
+        found.append((f"a rank's {heads} heads are split over groups of cp={cp} at least", "say ring"))
+    for message, help in found:
+        yield wrong("P060", message, f"sequence.groups = {word}", help)
+
+
 def _split(plan: Plan) -> bool:
     return plan.layout.cp > 1
+
+
+def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Yield what the executor does not do with groups of ranks."""
+    if plan.sequence.groups != STATIC:
+        message = "groups of ranks that are formed for every batch are priced and not run"
+        yield unrun("P033", message, plan, "sequence", f"groups = {plan.sequence.groups}", groups=STATIC)
 
 
 FIELDS = (
@@ -107,11 +158,21 @@ FIELDS = (
         seen={LAYER: lambda plan: plan.layout.cp > 1 and plan.sequence.ulysses},
         with_sizes=True,
     ),
+    Field(
+        name="groups",
+        help="groups of context-parallel ranks, formed anew for every batch",
+        form=names(*GROUPS),
+        spelled=KEYED,
+        place=165,
+        decides=(LAYER,),
+        with_sizes=True,
+    ),
 )
 FACET = Facet(
     name="sequence",
     help="how context parallelism exchanges",
     record=Sequence,
     fields=FIELDS,
-    rules=(_context,),
+    rules=(_context, _grouped),
+    unexecutable=_unexecutable,
 )
