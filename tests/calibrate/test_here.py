@@ -13,7 +13,7 @@ from meshwright.cost.measured import GridTable, MeasuredLink
 from meshwright.cost.standard import standard
 from meshwright.errors import MeshwrightError
 from meshwright.graph import KIND
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.plan import parse
 from meshwright.run import bench
 from meshwright.run.bench import operators as bench_operators

@@ -11,7 +11,7 @@ from meshwright.cost.chain import Estimate
 from meshwright.cost.framework import Framework
 from meshwright.cost.roofline import contention
 from meshwright.graph import QUEUES
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.plan import parse
 from meshwright.simulate.layer import cost
 from meshwright.spec.cluster import load_device

@@ -16,6 +16,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.plan import Overlap, Plan
+from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.plan.pool_words import words_of
 from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
@@ -151,7 +152,7 @@ def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap
         usual.add("ep")
     if plan.layout.tp == 1:
         usual.discard("tp")
-    return Overlap(**{name: name in usual for name in Overlap.__struct_fields__})
+    return Overlap(**{name: name in usual for name in OVERLAPS})
 
 
 def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:

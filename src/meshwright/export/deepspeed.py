@@ -176,6 +176,7 @@ def _recompute(r: ExportRequest) -> Iterator[Gap]:
 def _overlap(r: ExportRequest) -> Iterator[Gap]:
     layout, overlap = r.layout, r.plan.overlap
     yield from shared.no_expert_overlap(r, "an expert's layer waits for its tokens")
+    yield from shared.tiles_alone(r)
     if layout.zero == 0 and overlap.dp and layout.dp * layout.cp > 1:
         yield Gap(
             facet="overlap.dp",

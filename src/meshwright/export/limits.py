@@ -216,6 +216,19 @@ def no_expert_overlap(r: ExportRequest, reason: str) -> Iterator[Gap]:
         )
 
 
+def tiles_alone(r: ExportRequest) -> Iterator[Gap]:
+    """Yield the gap of a way of overlapping inside layers that is not the steps of a ring, for a target that has no
+    other."""
+    if r.layout.tp > 1 and r.plan.overlap.tp and r.plan.overlap.how:
+        yield Gap(
+            facet="overlap.how",
+            value=f"overlap=tp:{r.plan.overlap.how}",
+            reason="products overlap with their own collectives, in the steps of a ring, or not at all",
+            help="say overlap=tp, or leave tp out",
+            mend={"overlap.how": ""},
+        )
+
+
 def no_partial_recompute(r: ExportRequest, keeps: str, *, operators: bool = False) -> Iterator[Gap]:
     """Recompute is all or nothing: no attention core alone, no first layers alone, and only if `operators` is said
     all but every second matrix product."""

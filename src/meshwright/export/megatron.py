@@ -173,6 +173,7 @@ def _overlap(r: ExportRequest) -> Iterator[Gap]:
     overlap, layout = r.plan.overlap, r.layout
     if why := _expert_overlap(r):
         yield from shared.no_expert_overlap(r, why)
+    yield from shared.tiles_alone(r)
     if layout.tp > 1 and overlap.tp and not layout.sp:
         yield Gap(
             facet="overlap.tp",

@@ -189,6 +189,7 @@ def stored_in(r: ExportRequest) -> str | None:
 
 def _overlap(r: ExportRequest) -> Iterator[Gap]:
     yield from shared.always_overlapped(r)
+    yield from shared.tiles_alone(r)
     if r.layout.pp > 1 and not r.plan.overlap.pp:
         yield Gap(
             facet="overlap.pp",

@@ -32,7 +32,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     matrix products one by one (q, k and v are three), or of an attention core that never stores its scores: those that
     recompute by operators may save. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
     2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of ``exchange``
-    (forward) or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it.
+    (forward) or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
+    the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
+    sums.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     exchange: Collective | None = None
     exchange_back: Collective | None = None
     joins: bool = False
+    lands: str = ""
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -292,6 +295,7 @@ def norm(c: Context, name: str) -> Piece:
         forward=Elementwise(num_bytes=2 * size, operator=c.model.blocks[0].norm),
         backward=Elementwise(num_bytes=3 * size, operator=f"{c.model.blocks[0].norm} backward"),
         saved=size,
+        lands="backward",
     )
 
 
@@ -308,4 +312,5 @@ def residual(c: Context, name: str) -> Piece:
             operator="residual backward",
         ),
         saved=mask,
+        lands="forward",
     )

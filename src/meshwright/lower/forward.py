@@ -15,7 +15,8 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.pieces import Context, Piece, linear, norm, residual
 from meshwright.lower import served_ends, served_experts
-from meshwright.lower.layer import Entry, program
+from meshwright.lower.entry import Entry
+from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
 from meshwright.lower.served_experts import Spread

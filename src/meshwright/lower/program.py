@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group, Staging, Work
 

@@ -12,7 +12,7 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.head import logits
 from meshwright.layers.pieces import Context, Piece, linear
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.spec.ends import Head
 from meshwright.work import Collective, Elementwise, Group
 

@@ -15,7 +15,7 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.attention import kv_heads
 from meshwright.layers.pieces import Context
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.spec.layers import Attention, Block
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.work import (

@@ -140,6 +140,9 @@ def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     if plan.memory.recompute == "selective":
         message = f"selective recompute of the {family} family is priced and not run"
         yield _bad("P033", message, "memory.recompute = selective", "say full, or drop it")
+    if plan.overlap.tp and plan.overlap.how:
+        message = f"overlap=tp:{plan.overlap.how} in the {family} family is priced and not run"
+        yield _bad("P033", message, f"overlap.how = {plan.overlap.how}", "leave tp out of overlap=")
     if train.lengths is not None:
         message = f"documents of several lengths in the {family} family are priced and not run"
         yield _bad("P033", message, "lengths=", "drop lengths=")

@@ -20,6 +20,7 @@ import torch
 
 from meshwright.run.collect import all_gather, all_reduce, reduce_scatter
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.tiles import gathered_product, scattered_product
 
 
 class Sink(Protocol):
@@ -54,6 +55,14 @@ def run_deferred(queue: deque[Callable[[], None]]) -> None:
             queue.popleft()()
 
 
+def postponed(queue: deque[Callable[[], None]]) -> bool:
+    """Hand queued weight gradients over to the W action that is to compute them; False where none is waited for."""
+    if _waiting is None:
+        return False
+    _waiting.extend(queue)
+    return True
+
+
 def _now_or_later(add: Callable[[], None]) -> None:
     """Add a weight's gradient to its sink by calling `add`: now, or at W where the schedule splits the backward."""
     if _waiting is None:
@@ -69,58 +78,96 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 class _Product(torch.autograd.Function):
     """x [..., k] times weight [n, k] transposed. `enter`: x is a shard along dim 0 that is gathered first (sequence
     parallelism), and again for the weight gradient unless `keep`; otherwise x is whole and its gradient a part that is
-    summed over the group."""
+    summed over the group. `tiles`: gathers and sums go round the ranks while parts of them are multiplied."""
 
     @staticmethod
-    def forward(ctx, x, weight, group, enter, keep):
-        ctx.group, ctx.enter, ctx.sink = group, enter, getattr(weight, "sink", None)
+    def forward(ctx, x, weight, group, enter, keep, tiles):
+        ctx.group, ctx.enter, ctx.sink, ctx.tiles = group, enter, getattr(weight, "sink", None), tiles
         ctx.again = enter and not keep
         x = x.contiguous()  # both products read it as rows
-        whole = all_gather(x, group) if enter else x
+        if enter and tiles:
+            out, whole = gathered_product(x, weight, group)
+        else:
+            whole = all_gather(x, group) if enter else x
+            out = whole @ weight.T
         ctx.save_for_backward(x if ctx.again else whole, weight)
-        return whole @ weight.T
+        return out
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        group, enter, sink = ctx.group, ctx.enter, ctx.sink
-
-        def factors() -> tuple[torch.Tensor, torch.Tensor]:
-            """The weight's gradient is the first transposed times the second."""
-            return _rows(grad), _rows(all_gather(x, group) if ctx.again else x)
-
+        group, enter = ctx.group, ctx.enter
         back = None
         if ctx.needs_input_grad[0]:
-            back = grad @ weight
-            if enter:
-                back = reduce_scatter(back, group)
-            elif group is not None:
-                back = all_reduce(back, group)
-        if not ctx.needs_input_grad[1]:
-            return back, None, None, None, None
-        if sink is None:
-            left, right = factors()
-            return back, left.T @ right, None, None, None
-        _now_or_later(lambda: sink.add_product(*factors()))
-        return back, None, None, None, None
+            if enter and ctx.tiles:
+                back = scattered_product(grad, weight.T, group)
+            else:
+                back = grad @ weight
+                if enter:
+                    back = reduce_scatter(back, group)
+                elif group is not None:
+                    back = all_reduce(back, group)
+        asked = ctx.needs_input_grad[1]
+        left = _weight_gradient(ctx.sink, lambda: (_rows(grad), _rows(all_gather(x, group) if ctx.again else x)), asked)
+        return back, left, None, None, None, None
+
+
+class _Scattered(torch.autograd.Function):
+    """x [S, ..., k] times weight [n, k] transposed, summed over the group and scattered along dim 0, in the steps of a
+    ring; the gradient is gathered in them."""
+
+    @staticmethod
+    def forward(ctx, x, weight, group):
+        ctx.group, ctx.sink = group, getattr(weight, "sink", None)
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        return scattered_product(x, weight, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        back, whole = gathered_product(grad, weight.T, ctx.group)
+        return back, _weight_gradient(ctx.sink, lambda: (_rows(whole), _rows(x)), ctx.needs_input_grad[1]), None
+
+
+def _weight_gradient(
+    sink: Sink | None, factors: Callable[[], tuple[torch.Tensor, torch.Tensor]], asked: bool
+) -> torch.Tensor | None:
+    """The gradient of a weight, the first of its `factors` transposed times the second: returned where it has no sink,
+    else given to it now or at W."""
+    if not asked:
+        return None
+    if sink is None:
+        left, right = factors()
+        return left.T @ right
+    _now_or_later(lambda: sink.add_product(*factors()))
+    return None
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any."""
-    return _Product.apply(x, weight, None, False, False)
+    return _Product.apply(x, weight, None, False, False, False)
 
 
 def column_parallel(
-    x: torch.Tensor, weight: torch.Tensor, tp: AxisGroup, *, sequence: bool, keep: bool
+    x: torch.Tensor, weight: torch.Tensor, tp: AxisGroup, *, sequence: bool, keep: bool, tiles: bool = False
 ) -> torch.Tensor:
     """Into a tensor-parallel region: x [s, b, k] with `sequence` sharded along dim 0, weight this rank's rows [n, k].
-    `keep`: what was gathered stays for the weight gradient.
+    `keep`: what was gathered stays for the weight gradient. `tiles`: in the steps of a ring.
 
     Returns [S, b, n] of the whole sequence.
     """
     if tp.alone:
         return matmul(x, weight)
-    return _Product.apply(x, weight, tp, sequence, keep)
+    return _Product.apply(x, weight, tp, sequence, keep, tiles)
+
+
+def row_parallel(x: torch.Tensor, weight: torch.Tensor, tp: AxisGroup) -> torch.Tensor:
+    """Out of a tensor-parallel region, in the steps of a ring: x [S, b, k] of this rank's columns k, weight [n, k].
+
+    Returns [s, b, n], this rank's shard of the sum along dim 0.
+    """
+    return _Scattered.apply(x, weight, tp)
 
 
 class _Grouped(torch.autograd.Function):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -9,8 +12,19 @@ from torch.utils.checkpoint import checkpoint
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
 from meshwright.run.moe import Mixture
+from meshwright.run.overlapped import through, told
 from meshwright.run.pair import PairEmbedding, PairHead, PairLayer
-from meshwright.run.parts import AttentionModule, EmbeddingModule, HeadModule, Mlp, Norm, Pass, Shared, dropped
+from meshwright.run.parts import (
+    AttentionModule,
+    EmbeddingModule,
+    HeadModule,
+    Mlp,
+    Norm,
+    Pass,
+    RowLinear,
+    Shared,
+    dropped,
+)
 from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 
@@ -33,6 +47,15 @@ class BlockModule(nn.Module):
         else:
             self.mlp = Mlp(shared, prefix, block.mlp)
 
+    @property
+    def parts(self) -> tuple[BlockPart, BlockPart]:
+        """Attention and MLP, to be run in an order of their own."""
+        site, out = 2 * self.layer + 1, (self.attention.out, self.mlp.down)
+        return (
+            BlockPart(self.shared, self.attention_norm, self.attention, out[0], site),
+            BlockPart(self.shared, self.mlp_norm, lambda x, _: self.mlp(x), out[1], site + 1),
+        )
+
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         if self.recompute == "full" and torch.is_grad_enabled():
             return checkpoint(self._forward, x, p, use_reentrant=False, preserve_rng_state=False)
@@ -41,6 +64,28 @@ class BlockModule(nn.Module):
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
         return x + dropped(self.shared, self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
+
+
+class BlockPart(NamedTuple):
+    """Attention or MLP of a block as a :class:`~meshwright.run.overlapped.LayerPart`."""
+
+    shared: Shared
+    norm: Norm
+    inside: Callable[[torch.Tensor, Pass], torch.Tensor]
+    out: RowLinear
+    site: int
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The part's input."""
+        return self.norm(x)
+
+    def body(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """This rank's partial result."""
+        return self.inside(x, p)
+
+    def land(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """The summed result as it is added to the stream."""
+        return dropped(self.shared, self.out.landed(x), p, self.site)
 
 
 def modules(shared: Shared) -> tuple[type, type, type]:
@@ -64,7 +109,13 @@ class Stage(nn.Module):
         self.stage, self.first, self.last = stage, first, last
         embedding, layer_of, head = modules(shared)
         self.embedding = embedding(shared) if first else None
-        self.layers = nn.ModuleList(layer_of(shared, layer, mode) for layer, mode in zip(layers, modes))
+        overlap, self.tp = shared.plan.overlap, shared.tp
+        #: Slices of the batch in which layers are run part by part, and parts that one does not wait for; None: whole.
+        self.order = (overlap.pieces[0], int(not overlap.exact)) if overlap.tp and overlap.how else None
+        inside = shared._replace(apart=True) if self.order else shared
+        self.layers = nn.ModuleList(layer_of(inside, layer, mode) for layer, mode in zip(layers, modes))
+        if self.order:
+            told(self.layers, self.order[0])
         if last:
             tied = self.embedding if shared.model.tied_embeddings and tied is None else tied
         self.head = head(shared, tied) if last else None
@@ -73,7 +124,10 @@ class Stage(nn.Module):
         """Hidden states in (None for the first stage), hidden states or the scaled loss out."""
         if self.embedding is not None:
             x = self.embedding(p)
-        for layer in self.layers:
+        if self.order:
+            parts = [part for layer in self.layers for part in layer.parts]
+            x = through(x, parts, p, self.tp, count=self.order[0], lag=self.order[1])
+        for layer in self.layers if not self.order else ():
             out = layer(x, p)
             x = layer.merge(x, out) if hasattr(layer, "merge") else out  # of several streams one has changed
         return self.head(x, p) if self.head is not None else x

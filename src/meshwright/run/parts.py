@@ -20,7 +20,7 @@ from meshwright.run.activation import activate
 from meshwright.run.attention import attend
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
-from meshwright.run.linear import column_parallel, matmul
+from meshwright.run.linear import column_parallel, matmul, row_parallel
 from meshwright.run.loss import cross_entropy
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
@@ -52,7 +52,8 @@ class Pass(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """The arguments with which all modules of a rank are built."""
+    """The arguments with which all modules of a rank are built. ``apart``: sums over tensor-parallel ranks are made by
+    who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part."""
 
     model: Model
     plan: Plan
@@ -62,6 +63,12 @@ class Shared(NamedTuple):
     dropout: float
     seed: int
     causal: bool
+    apart: bool = False
+
+    @property
+    def tiles(self) -> bool:
+        """Whether products go in the steps of a ring with the gathers and sums next to them."""
+        return self.sp and self.plan.overlap.tp and not self.plan.overlap.how
 
     @property
     def tp(self):
@@ -91,7 +98,10 @@ class Shared(NamedTuple):
 
     def enter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """A product of hidden states into a tensor-parallel region."""
-        return column_parallel(x, weight, self.tp, sequence=self.sp, keep=self.plan.memory.gathered == "kept")
+        if self.apart:
+            return matmul(x, weight)
+        keep = self.plan.memory.gathered == "kept"
+        return column_parallel(x, weight, self.tp, sequence=self.sp, keep=keep, tiles=self.tiles)
 
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial results out of a tensor-parallel region."""
@@ -230,7 +240,14 @@ class RowLinear(nn.Module):
             )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out = self.shared.leave(matmul(x, self.weight))
+        if self.shared.apart:
+            return matmul(x, self.weight)
+        if self.shared.tiles:
+            return self.landed(row_parallel(x, self.weight, self.shared.tp))
+        return self.landed(self.shared.leave(matmul(x, self.weight)))
+
+    def landed(self, out: torch.Tensor) -> torch.Tensor:
+        """The summed results with the bias."""
         return out if self.bias is None else out + self.bias
 
 

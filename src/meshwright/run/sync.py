@@ -143,6 +143,8 @@ class Bucket:
         #: Counts the times that gradients were summed from nothing.
         self.round = 0
         self.count = 0
+        #: Contributions of a microbatch: of layers that are run in slices each parameter has several.
+        self.contributions = sum(getattr(p, "contributions", 1) for p in self.parameters)
         self.exchanged = False
         self.starts = []
         at = 0
@@ -204,7 +206,7 @@ class Bucket:
         """One contribution was added. The last one before a reduction is due starts the exchange."""
         self.exchanged = False
         self.count += 1
-        if self.count == len(self.parameters):
+        if self.count == self.contributions:
             self.count = 0
             if not self.late and self.final:
                 self.exchange()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.lower.units import Unit
 from meshwright.spec.architecture import EMBEDDING, HEAD
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meshwright.cost.roofline import contention
-from meshwright.lower.layer import Entry
+from meshwright.lower.entry import Entry
 from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facet import LAYER

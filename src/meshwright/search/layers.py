@@ -8,8 +8,8 @@ space (schedules, stages, sharding) is combined from them.
 from __future__ import annotations
 
 from meshwright.cost import Costs
+from meshwright.lower.entry import Entry
 from meshwright.lower.known import Known
-from meshwright.lower.layer import Entry
 from meshwright.lower.place import Mesh
 from meshwright.lower.program import Site
 from meshwright.lower.stages import Stages

@@ -21,8 +21,8 @@ import numpy as np
 from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs
 from meshwright.cost.roofline import contention, streaming_share
+from meshwright.lower.entry import Entry
 from meshwright.lower.forward import Forward
-from meshwright.lower.layer import Entry
 from meshwright.simulate.layer import cost
 from meshwright.spec.architecture import EMBEDDING
 from meshwright.spec.hardware import Device

@@ -16,7 +16,8 @@ from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs, Estimate
 from meshwright.cost.roofline import contention
 from meshwright.layers.moe import SORTED
-from meshwright.lower.layer import Entry, Structure, graph_of, structure_of
+from meshwright.lower.entry import Entry, Structure, graph_of, in_a_row, structure_of
+from meshwright.lower.rewrites.slice import OFFLOADED
 from meshwright.simulate.engine import Listed
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
@@ -28,13 +29,16 @@ HOST_SIGMA = 0.3
 class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A pass over one layer: seconds by cause [len(PRICED)], summing to its duration; ``spread`` those seconds times
     the relative error (one standard deviation) of their estimates; the operations done, and how many of them
-    ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others."""
+    ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others. Where a
+    layer's last exchange runs beside the next layer, ``drain`` are the seconds of it that nothing hides behind the last
+    of them."""
 
     parts: np.ndarray
     spread: np.ndarray
     flops: float
     repeated: float
     wait: float = 0.0
+    drain: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -64,10 +68,10 @@ def _kernels(work: Work, costs: Costs) -> float:
 
 
 @lru_cache(maxsize=512)
-def _listed(structure: Structure) -> tuple[Listed, list[int]]:
-    """The graph of a pass, and the entry that each of its tasks is."""
-    graph = graph_of(structure)
-    return Listed(graph), graph.attribute("layer").tolist()
+def _listed(structure: Structure) -> tuple[Listed, list[int], list[bool]]:
+    """The graph of a pass, the entry that each of its tasks is, and whether it is of the last layer in a row."""
+    graph, last = graph_of(structure), in_a_row(structure) - 1
+    return Listed(graph), graph.attribute("layer").tolist(), [step == last for step in graph.attribute("step").tolist()]
 
 
 def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag: float = 1.0) -> LayerCost:
@@ -77,18 +81,25 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
     if not entries:
         return LayerCost(parts=np.zeros(len(PRICED)), spread=np.zeros(len(PRICED)), flops=0.0, repeated=0.0)
     parts, spread = [0.0] * len(PRICED), [0.0] * len(PRICED)  # read and written one by one: lists are faster
-    graph, entry_of = _listed(structure_of(entries))
+    graph, entry_of, counts = _listed(structure_of(entries))
     estimates = estimates_of(entries, device, costs, lag)
     start, end = graph.times([e.seconds for e in estimates])
-    ended = [0.0] * len(entries)
+    # of what a layer waits for of the one before it the ends are one layer early: they are over before its gaps end
+    ended, clock = [0.0] * len(entries), 0.0
     for position, index in enumerate(entry_of):
-        ended[index] = end[position]
+        if counts[position]:
+            ended[index] = end[position]
+        elif entries[index].queue == "compute":
+            clock = max(clock, end[position])
+    begin = clock
     framework = costs.framework
     per_kernel = framework.host_us_per_kernel
     backward_kernel = per_kernel if which == "F" else framework.backward_kernel_us
-    clock, issue, flops, repeated = 0.0, 0.0, 0.0, 0.0
+    issue, flops, repeated = 0.0, 0.0, 0.0
     for position, index in enumerate(entry_of):
-        _, queue, work, after, again = entries[index]
+        if not counts[position]:
+            continue
+        _, queue, work, after, again, _, before, _ = entries[index]
         if queue != "compute":
             issue += framework.host_us_per_collective * 1e-6
             continue
@@ -101,24 +112,32 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         gap = start[position] - clock
         if gap > 0:
             late = max((a for a in after if entries[a].queue != "compute"), key=lambda a: ended[a], default=None)
+            if late is None:
+                late = next((a for a in before if entries[a].queue != "compute"), None)
             parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
         cause = CAUSE["recompute" if again else estimate.cause]
         parts[cause] += estimate.seconds
         spread[cause] += estimate.seconds * estimate.sigma
         clock = end[position]
-    total = max(end)
-    if total > clock:
+    total, drain = max(end), 0.0
+    if total > clock and all(counts):
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
+    elif total > clock:
+        drain = total - clock
     wait = 0.0
     for queue in ("tp", "cp", "ep"):
         mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
         if not mine:
             continue
         seconds, exposed = sum(estimate.seconds for estimate in mine), parts[CAUSE[queue]]
-        hidden = min(max(0.0, seconds - exposed), clock)
+        hidden = min(max(0.0, seconds - exposed), clock - begin)
         idle = sum(estimate.wait for estimate in mine) / seconds if seconds else 0.0
         wait += exposed * idle
         # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
+        if not device.cores:
+            # memory that moves data by itself takes no multiprocessor
+            alone = sum(m.seconds for m, e in zip(estimates, entries) if e.queue == queue and e.role == OFFLOADED)
+            hidden = min(hidden, max(0.0, seconds - alone - exposed)) if alone else hidden
         parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
@@ -132,4 +151,6 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
     parts[CAUSE["host"]] += stalled
     spread[CAUSE["host"]] += stalled * HOST_SIGMA
-    return LayerCost(parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait)
+    return LayerCost(
+        parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait, drain=drain
+    )

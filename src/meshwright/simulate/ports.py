@@ -44,13 +44,14 @@ def cut(costs: Costs, program: Program) -> list[PassPart]:
     nodes: list[PassPart] = []
     ends: list[int] = []
     device, lag = program.site.device, program.site.straggling
+    before: list[int] = []
     for layer in program.layers:
         entries = layer.entries
         feeds_comm = {a for e in entries if e.queue != "compute" for a in e.after}
         at: list[int] = []
         stretch = -1  # the node that a kernel may join
         for number, entry in enumerate(entries):
-            after = [at[a] for a in entry.after] or list(ends)
+            after = [at[a] for a in entry.after] + [before[a] for a in entry.late if a < len(before)] or list(ends)
             if entry.queue != "compute":
                 nodes.append(PassPart(entry.queue, 0.0, entry.work, after))
                 at.append(len(nodes) - 1)
@@ -68,6 +69,7 @@ def cut(costs: Costs, program: Program) -> list[PassPart]:
         if at:
             used = {a for n in set(at) for a in nodes[n].after}
             ends = sorted(set(at) - used)
+        before = at if any(entry.late for entry in entries) else []
     if any(node.work is not None for node in nodes):
         return nodes
     return [PassPart("compute", sum(node.seconds for node in nodes), None, [])]

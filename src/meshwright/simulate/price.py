@@ -153,6 +153,8 @@ class Pricer:
             flops += one.flops
             repeated += one.repeated
             wait += one.wait
+        # the last layer's exchange has no next layer to hide behind; a part of a stage's pass has its part of that
+        parts[CAUSE["tp"]] += max((one.drain for one in layers), default=0.0) * program.share
         host = self.costs.framework.host_us_per_pass * 1e-6 * program.share
         parts[CAUSE["host"]] += host
         spread[CAUSE["host"]] += host * HOST_SIGMA

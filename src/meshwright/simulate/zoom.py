@@ -7,7 +7,7 @@ import numpy as np
 
 from meshwright.cost import Costs
 from meshwright.lower import Lowered
-from meshwright.lower.layer import graph_of, structure_of
+from meshwright.lower.entry import graph_of, structure_of
 from meshwright.simulate.engine import times
 from meshwright.simulate.layer import estimates_of
 from meshwright.spec.architecture import EMBEDDING, HEAD

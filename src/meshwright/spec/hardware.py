@@ -155,6 +155,8 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         peak_flops: dense FLOP/s by data type (`DTYPES`); a type not named is not supported in hardware.
         num_sms: streaming multiprocessors, compute units or cores that share the work of a kernel.
         paired_sms: two multiprocessors multiply one tile together, each reading half of its operands.
+        triggers: memory watches a kernel's stores, starts the exchange of what is finished and sums what arrives, with
+            no multiprocessor's help (T3, 2401.16677); no device on sale does.
         exponentials_per_clock: of one multiprocessor's special-function units; what attention waits for beside its
             products. NVIDIA's have 16 from Pascal to Blackwell; of other vendors' none is published and 16 stands.
         clock_mhz: the clock the matrix peak is stated at (sustained, so at times below the boost clock).
@@ -190,6 +192,7 @@ class Device(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     levels: tuple[Level, ...]
     sources: dict[str, str]
     paired_sms: bool = False
+    triggers: bool = False
     exponentials_per_clock: float = 16.0
     clock_mhz: float | None = None
     tdp_w: float | None = None

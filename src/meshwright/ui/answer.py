@@ -14,7 +14,7 @@ from meshwright.answer.prediction import Prediction
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.whatif import what_if
 from meshwright.plan import Plan, check
-from meshwright.plan.facets.overlap import OVERLAPS
+from meshwright.plan.facets.overlap import overlapped
 from meshwright.plan.text import says
 from meshwright.plan.written import write
 from meshwright.quantity import big, gibibytes, seconds
@@ -107,7 +107,7 @@ def _words(plan: Plan, *, said: bool) -> str:
     words = write(plan)
     if not said or says(words, "overlap"):
         return words
-    return f"{words} overlap={','.join(n for n in OVERLAPS if getattr(plan.overlap, n)) or 'none'}"
+    return f"{words} overlap={','.join(overlapped(plan.overlap)) or 'none'}"
 
 
 def _suits(name: str, value: Any) -> bool:

@@ -15,6 +15,7 @@ from meshwright.cost.reached import seconds_of
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
+from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
 from meshwright.spec.cluster import Cluster
@@ -342,7 +343,7 @@ def _plan(
         ),
     )
     overlap = usual_overlap(framework, plan, cluster.islands[0].domain_size)
-    overlap = Overlap(**{name: name in said or getattr(overlap, name) for name in Overlap.__struct_fields__})
+    overlap = Overlap(**{name: name in said or getattr(overlap, name) for name in OVERLAPS})
     return msgspec.structs.replace(plan, overlap=overlap)
 
 
