@@ -208,3 +208,13 @@ def test_a_folder_where_a_cluster_is_meant_is_said_to_be_one(tmp_path, monkeypat
     (tmp_path / "adir").mkdir()
     monkeypatch.chdir(tmp_path)
     assert "'adir' is a folder" in refusal("adir")[0].message
+
+
+def test_islands_meet_on_the_network_that_is_said_or_are_refused():
+    cluster = load("2x8xa100,ib200,meet=25gbe + 2x8xa100,roce200")
+    (meeting,) = cluster.interconnect
+    assert (meeting.name, meeting.gb_s) == ("25gbe", 2 * 25 / 8)  # two nodes of an island, one port each
+    assert load(cluster.name) == cluster
+    for words, said in (("8xa100,meet=25gbe", "no other island"), ("8xa100,meet=1gbe + 8xa100,meet=25gbe", "one net")):
+        with pytest.raises(MeshwrightError, match=f"C013.*{said}"):
+            load(words)

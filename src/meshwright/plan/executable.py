@@ -59,6 +59,9 @@ def _pools(plan: Plan, model: Model, train: Train, precision: str) -> list[Diagn
         found.append(_bad("P033", message, f"model {model.name}", "one pool, or a model of one stream of tokens"))
     for pool in plan.pools:
         layout, where = pool.plan.layout, f"plan.{pool.name}"
+        if layout.shares:
+            message = f"uneven batch shares inside one of several pools are priced and not run ({pool.name})"
+            found.append(_bad("P033", message, f"{where}.layout.shares = {layout.shares}", "drop shares"))
         if layout.cp > 1:
             message = f"links to context-parallel ranks are priced and not run ({pool.name})"
             found.append(_bad("P033", message, f"{where}.layout.cp = {layout.cp}", "take cp1 in every pool"))

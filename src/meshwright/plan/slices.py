@@ -34,6 +34,14 @@ def kinds(layout: Layout, cluster: Cluster) -> tuple[SliceKind, ...]:
     return tuple(SliceKind(members, tuple(device[name] for name in names)) for members, names in found)
 
 
+def microbatches_each(layout: Layout, cluster: Cluster) -> tuple[int, ...]:
+    """Microbatches of every data-parallel slice, in order, where they differ by kind; () where all have as many."""
+    if not layout.shares:
+        return ()
+    found = {d: share for kind, share in zip(kinds(layout, cluster), layout.shares) for d in kind.members}
+    return tuple(found[d] for d in range(layout.dp))
+
+
 def meet_inside(layout: Layout, experts: int, found: tuple[SliceKind, ...]) -> bool:
     """Whether exchanges inside layers over `experts` neighbouring ranks (ep x etp) stay between slices of one kind."""
     across = experts // (layout.tp * layout.cp)

@@ -29,12 +29,14 @@ FAR = 1e300
 
 
 class EqualityCase(msgspec.Struct, frozen=True, kw_only=True):
-    """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on."""
+    """A legal, executable plan with as many ranks as all other cases of a job, and what it trains on. ``counts``:
+    microbatches of every replica where the plan's shares differ."""
 
     model: Model
     plan: Plan
     train: Train
     steps: int = 2
+    counts: tuple[int, ...] = ()
 
 
 class Apart(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +95,9 @@ def _alone(case: EqualityCase) -> Plan:
 
 
 def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
-    trainer = Trainer(case.model, case.plan, case.train, place, settings=Settings(precision="float64", lr=1e-2))
+    settings = Settings(precision="float64", lr=1e-2)
+    counts = case.counts if case.plan.layout.shares else ()  # the one process it is compared with has no replicas
+    trainer = Trainer(case.model, case.plan, case.train, place, settings=settings, counts=counts)
     losses: list[float] = []
     gradients: list[tuple] = []
 

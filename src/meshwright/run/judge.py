@@ -31,7 +31,9 @@ class Judge:
         try:
             with torch.no_grad():
                 for number in range(self.batches):
-                    batch = self.held.batch(number, dp.index, dp.size)
+                    rows = trainer.rows()
+                    mine = self.held.batch(number, dp.index, dp.size) if rows is None else self.held.batch(number)
+                    batch = mine if rows is None else mine.taking(rows)
                     for one in trainer.passes(batch):
                         (stage,) = trainer.stages.values()
                         total += stage(None, one).to(torch.float64)

@@ -61,12 +61,12 @@ class Diverged(MeshwrightError):
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """One run, as every rank is told it.
 
-    ``corpus`` is the folder of a tokenised corpus; when it is "" every machine builds its own of ``text``. ``steps``
-    are done in all, those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the
-    end alone. ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are
-    the prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
+    ``corpus`` is a tokenised corpus's folder; "": every machine builds its own of ``text``. ``steps`` are done in all,
+    those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
+    ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
+    prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on; each rank has to hold a whole copy of the model.
+    not trained on; each rank has to hold a whole copy of the model. ``counts``: microbatches of replicas that differ.
     """
 
     model: Model
@@ -87,6 +87,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     held_out: float = 0.0
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
+    counts: tuple[int, ...] = ()
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
@@ -135,7 +136,8 @@ def train(world: World, job: Job) -> dict[str, Any]:
     """
     place = mesh.build(in_step(job.plan), device=world.device)
     corpus = open_corpus(world, job, place)
-    trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
+    how = {"settings": job.settings, "schedule_params": job.schedule_params, "counts": job.counts}
+    trainer = Trainer(job.model, job.plan, job.train, place, **how)
     begin(job, trainer)
     run = RankRun(job, trainer, corpus)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:

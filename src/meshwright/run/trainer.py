@@ -73,6 +73,8 @@ class Trainer:
         """`counts`: microbatches of each data-parallel rank where they are not as many on all."""
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.counts = counts
+        if plan.layout.shares:  # told by `counts` for each rank
+            plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, shares=()))
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {})
         self.place = own = self.places.own

@@ -19,6 +19,7 @@ from meshwright.spec import cluster_words
 from meshwright.spec.cluster_tree import MOST_DEVICES, Cluster, Island
 from meshwright.spec.cluster_words import Words, bad
 from meshwright.spec.hardware import Device, Level, Node
+from meshwright.spec.links import LinkKind, by_word
 from meshwright.spec.wiring import faults
 
 NAME = r"(?P<name>[A-Za-z0-9_][\w.\-]*)"
@@ -355,9 +356,38 @@ def torus_shape(devices: int, dims: int) -> tuple[int, ...]:
     return (side, *torus_shape(devices // side, dims - 1))
 
 
+def _meeting(link: LinkKind, islands: tuple[Island, ...]) -> Level:
+    """The network on which islands meet, as it was said: a port of a node, or as many as a node has, by its kind."""
+    ports = [island.num_nodes * (1 if link.per == "node" else max(1, island.node.nics)) for island in islands]
+    each = "one port" if link.per == "node" else "as many ports as its network has"
+    return Level(
+        name=link.name,
+        arity=len(islands),
+        gb_s=min(ports) * link.port_gb_s,
+        latency_us=link.latency_us,
+        topology=link.topology,
+        scale_out=True,
+        sources={
+            "gb_s": f"said: meet={link.name}; {link.source('gbit_s')}; assumed: {each} of every node",
+            "latency_us": link.source("latency_us"),
+            "*": f"said: meet={link.name}",
+        },
+    )
+
+
 def join(text: str, islands: tuple[Island, ...], words: tuple[Words, ...] = ()) -> Cluster:
-    """The cluster of the islands a short name asks for, and what each says of its network; several meet on a network as
-    wide as the narrowest's NICs."""
+    """The cluster of the islands a short name asks for, and what each says of its network; several meet on the network
+    that is said, else on one as wide as the narrowest's NICs.
+
+    Raises:
+        MeshwrightError: C013 for several networks to meet on, or one where there is nothing to meet.
+    """
+    meets = list(dict.fromkeys(one.meet for one in words if one.meet))
+    if len(meets) > 1 or (meets and len(islands) == 1):
+        of_one = f"meet={meets[0]}: there is no other island to meet"
+        message = of_one if len(islands) == 1 else f"meet={' and meet='.join(meets)}: islands meet on one network"
+        help = "drop it, or join islands by +" if len(islands) == 1 else "say one of them, once"
+        raise MeshwrightError(bad("C013", message, text, help))
     if len(islands) == 1:
         return Cluster(name=text, islands=islands)
     links = [said.link for said in words] or [None] * len(islands)
@@ -365,6 +395,8 @@ def join(text: str, islands: tuple[Island, ...], words: tuple[Words, ...] = ()) 
     for island, link in zip(islands, links):
         outer += [level.latency_us for level in island.device.levels if level.scale_out] if link is None else []
         outer += [link.latency_us] if link is not None else []
+    if meets:
+        return Cluster(name=text, islands=islands, interconnect=(_meeting(by_word()[meets[0]], islands),))
     ports = [island.num_nodes * island.node.nic_gb_s for island in islands]
     narrowest = links[ports.index(min(ports))]
     source = "assumed: the islands meet on one network that carries all NICs of the narrowest of them"

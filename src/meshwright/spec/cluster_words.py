@@ -19,7 +19,7 @@ from meshwright.spec.cluster_tiers import Tiers
 from meshwright.spec.hardware import Level, Node
 from meshwright.spec.links import LinkKind, by_word, networks
 
-KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", *wired.KEYS, *cluster_tiers.EXAMPLES)
+KEYS = ("nodes", "gpus", "device", "nvlink", "nic", "nics", "meet", *wired.KEYS, *cluster_tiers.EXAMPLES)
 ALIASES = {"gpus_per_node": "gpus", "devices": "gpus", "net": "nic", "network": "nic", "gpu": "device"}
 INSIDE = ("nvlink", "nvswitch", "nonvlink", "pcie")
 #: Largest number that any of the words takes: above, a slip of the keyboard.
@@ -40,6 +40,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
         inside: what joins the devices of a node: ``nvlink``, ``nvswitch``, ``nonvlink``, ``pcie`` or a PCIe link.
         nvlink_gb_s: NVLink of one device, both directions together, as datasheets give it.
         nic, nics: the network, by the word used, and its ports in a node.
+        meet: the network on which this island meets others, where that is not its own.
         wired: what is said of the network's switches.
         tiers: memory and drives of a node.
     """
@@ -51,6 +52,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
     nvlink_gb_s: float | None = None
     nic: str = ""
     nics: int | None = None
+    meet: str = ""
     wired: wired.SwitchWords = wired.SwitchWords()
     tiers: Tiers = Tiers()
 
@@ -66,6 +68,7 @@ class Words(msgspec.Struct, frozen=True, kw_only=True):
             said = [f"nvlink={self.nvlink_gb_s:g}", *(word for word in said if word != "nvlink")]
         said += [self.nic] if self.nic else []
         said += [f"nics={self.nics}"] if self.nics is not None else []
+        said += [f"meet={self.meet}"] if self.meet else []
         said += self.wired.words()
         said += self.tiers.said
         return "".join(f",{word}" for word in said)
@@ -144,7 +147,7 @@ def _meanings(word: str, place: str, wrong: list[Diagnostic]) -> Iterator[tuple[
             wrong.append(bad("C014", f"{key} = {value!r} {read}", place, help))
         else:
             yield field, read, word
-    elif key == "nic":
+    elif key in ("nic", "meet"):
         if value in by_word() and by_word()[value].kind != "pcie":
             yield key, value, word
         else:

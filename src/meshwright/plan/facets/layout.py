@@ -32,6 +32,7 @@ from meshwright.plan.facet import (
     yes_no,
 )
 from meshwright.spec.layers import Moe
+from meshwright.sync.policy import read
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -265,8 +266,13 @@ def _exchanged(plan: Plan) -> tuple[bool, bool, bool]:
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     layout = plan.layout
-    if layout.shares:
-        message = "uneven batch shares are priced and not run"
+    if layout.shares and layout.shards_gradients:
+        # a gradient that is kept sharded is summed after every microbatch, and replicas have not as many
+        message = f"uneven batch shares with zero{layout.zero} are priced and not run: replicas meet once a step to run"
+        yield unrun("P033", message, plan, "layout", f"shares = {layout.shares}", zero=1)
+    elif layout.shares and read(plan.sync.policy).rule.together(plan) < layout.dp * layout.cp:
+        # a replica's own step is of the mean of its own sequences, an average over replicas one of equal weights
+        message = "uneven batch shares of replicas that take steps of their own are priced and not run"
         yield unrun("P033", message, plan, "layout", f"shares = {layout.shares}", shares=())
     if layout.zero == 3 and layout.pp == 1 and model.mixtures:
         # fully_shard knows one mesh a module; experts are replicated over another one than the router beside them
