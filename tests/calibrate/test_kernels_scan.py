@@ -44,6 +44,11 @@ def test_kernels_that_training_does_not_run_are_left_out(kernel, phase):
     assert measured("ops_ssm", row(kernel, phase=phase)) is None
 
 
+def test_a_single_token_is_no_scan_by_chunks():
+    # 485 prefill rows of one token are in the table; a calibration of all tables once failed at them
+    assert measured("ops_ssm", row("chunk_gated_delta_rule", seq_len=1)) is None
+
+
 # Rows of ops_ssm.csv.gz, SGLang 0.5.14 on the H100 and TensorRT-LLM 1.3 on the H200: (batch, tokens, heads, key heads).
 MEASURED = [
     ("h100_sxm", (4, 1024, 32, 16), 465.0),

@@ -59,8 +59,10 @@ def test_a_latent_is_read_once_for_all_heads():
 
 def test_tables_of_serving_kernels_alone_do_not_price_training():
     work, device = Gemm(m=4096, n=8192, k=8192), load_device("b200_sxm")
-    assert SERVE(work, device).source.startswith("fitted: b200_sxm gemm bf16") and TRAIN(work, device) is None
-    assert {"b200_sxm", "l40s", "rtx_pro_6000_server"} == set(profiles(serving=True)[0]) - set(profiles()[0])
+    assert (
+        SERVE(work, device).source.startswith("fitted: b200_sxm gemm bf16") and TRAIN(work, device).source == "roofline"
+    )
+    assert {"b200_sxm", "gb200", "l40s", "rtx_pro_6000_server"} == set(profiles(serving=True)[0]) - set(profiles()[0])
 
 
 def test_a_product_of_fused_operands_starts_as_one_of_16_bits():

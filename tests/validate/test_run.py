@@ -19,6 +19,7 @@ from meshwright.validate.faults import FAULTS
 from meshwright.validate.measured import ANSWERS
 from meshwright.validate.run import to_json, validate
 from meshwright.validate.steps import answers
+from meshwright.work import Gemm
 from tests.validate.samples import collective, gemm, step, table
 
 PREDICTED = ("plan", "assumed", "predicted_s", "low_s", "high_s", "trivial_s", "fits", "allocated_bytes", "unsupported")
@@ -186,15 +187,15 @@ def test_a_row_is_predicted_alike_in_any_company(folder, tmp_path_factory):
 
 
 def test_kernels_are_priced_in_the_setting_they_were_measured_in():
-    def setting(op):
-        (link,) = ops._links(kernel_rows.MeasuredWork(op, "bf16", (), (), 1.0, ()))
+    def setting(op, engine=False):
+        (link,) = ops._links(kernel_rows.MeasuredWork(op, "bf16", (), (), 1.0, (), engine=engine))
         assert isinstance(link, fitted.Fitted)
         return link._serving, link._flash
 
     # Engines attend with a cache and run their experts in one kernel; products are the same everywhere.
     assert setting("prefill") == setting("decode") == setting("grouped_gemm") == (True, 0)
     assert setting("flash_fwd") == setting("flash_bwd") == (False, 2)
-    assert setting("gemm") == (False, 0)
+    assert setting("gemm") == (False, 0) and setting("gemm", engine=True) == (True, 0)
 
 
 def test_a_row_of_experts_is_priced_by_the_curve_fitted_to_such_rows():
@@ -211,6 +212,18 @@ def test_a_row_of_experts_is_priced_by_the_curve_fitted_to_such_rows():
     asked = [fitted.point(kernel, serving=True) for kernel in found.kernels]
     assert {point.ops for point in asked} == {("grouped_gemm",)}
     assert [tuple(points[0]) for points in sample.points] == [point.x for point in asked]
+
+
+def test_one_row_in_twenty_is_predicted_without_its_device_too(tmp_path):
+    table(tmp_path, "ops_gemm", [gemm(backend="sglang") for _ in range(41)])
+    own, left_out = validate(tmp_path, standard)
+    assert (own.name, left_out.name) == ("ops_gemm", "ops_gemm_left_out")
+    assert (own.metrics["all"]["rows"], left_out.metrics["all"]["rows"]) == (41, 3)
+    work, h100 = Gemm(m=4096, n=4096, k=4096), load_device("h100_sxm")
+    known, unknown = (fitted.link(serving=True, without=name)(work, h100) for name in ("", "h100_sxm"))
+    assert "carried to h100_sxm" in unknown.source and known.seconds != unknown.seconds
+    for made, estimate in ((own, known), (left_out, unknown)):
+        assert {s.time[1] for s in made.scored} == {estimate.seconds}
 
 
 def test_an_engines_all_reduce_is_another_kernel_than_nccls(tmp_path):

@@ -6,18 +6,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import floor, log10
 
+import msgspec
 import numpy as np
 
 from meshwright.calibrate.kernels import FittedCurve, median_ape, p90_ape
 from meshwright.calibrate.samples import LeftRows as Skipped
 from meshwright.calibrate.samples import shape_of
-from meshwright.calibrate.transfer import Transferred
+from meshwright.cost.carried import Carried
 from meshwright.cost.curve import SIGMA_CLASSES
 
 FORMAT_VERSION = 1
 
 
-def lines(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skipped], holdout: float) -> Iterator[str]:
+def lines(fits: list[FittedCurve], left: list[Carried], skipped: list[Skipped], holdout: float) -> Iterator[str]:
     """The whole report as text."""
     for fitted in fits:
         yield from _one(fitted, holdout)
@@ -31,8 +32,8 @@ def lines(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skippe
         yield f"  {fitted.sample.device.name:<16} {name:<24} {fit.rows:>6}  {held:>14}  {seen:>14}"
     if left:
         yield ""
-        yield "A device left out: its rows predicted by the nearest relative of the same or of another generation"
-        yield f"  {'device':<16} {'curve':<24} {'from':<16} {'generation':<10}  {'error':>14}  {'bias':>6}"
+        yield "A device left out: its rows predicted from each distance that has a curve, and by the roofline"
+        yield f"  {'device':<16} {'curve':<24} {'from':<16} {'nearness':<10}  {'error':>14}  {'bias':>6}"
         for row in left:
             error = f"{row.median_ape:.1%} / {row.p90_ape:.1%}"
             name = f"{row.op} {row.dtype}"
@@ -78,7 +79,7 @@ def _pair(errors: dict[str, float], which: str) -> str:
     return f"{errors[f'{which}_median']:.1%} / {errors[f'{which}_p90']:.1%}"
 
 
-def as_json(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skipped]) -> dict:
+def as_json(fits: list[FittedCurve], left: list[Carried], skipped: list[Skipped]) -> dict:
     """Return the figures of the report as JSON values, for a program."""
     return {
         "format_version": FORMAT_VERSION,
@@ -96,6 +97,6 @@ def as_json(fits: list[FittedCurve], left: list[Transferred], skipped: list[Skip
             }
             for f in fits
         ],
-        "device_left_out": [row._asdict() for row in left],
+        "device_left_out": [msgspec.structs.asdict(row) for row in left],
         "skipped": [row._asdict() for row in skipped],
     }

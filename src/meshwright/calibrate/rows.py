@@ -19,6 +19,10 @@ from meshwright.work import AttentionCore, Convolution, Elementwise, Gemm, Group
 PHASES = {"prefill": "prefill", "decode": "decode", "train_fwd": "flash_fwd", "train_bwd": "flash_bwd"}
 
 
+#: Libraries of inference engines.
+ENGINES = ("trtllm", "vllm", "sglang")
+
+
 class MeasuredWork(NamedTuple):
     """One row as work: the kind of curve, the precision, its kernels and what runs around them, seconds, the group
     that a holdout takes or leaves whole, and the library where each has a kernel of its own of one name."""
@@ -30,12 +34,13 @@ class MeasuredWork(NamedTuple):
     seconds: float
     group: tuple[int, ...]
     library: str = ""
+    engine: bool = False
 
     @property
     def serving(self) -> bool:
-        """Whether the row was measured in an inference engine, as all products below 16 bits were: what
+        """Whether the row was measured in an inference engine (``engine``: its table says so): what
         ``cost.fitted.link`` must be told."""
-        return self.op in ("prefill", "decode", "latent", "grouped_gemm") or DTYPE_BYTES.get(self.dtype, 1.0) < 2
+        return self.engine or self.op in ("prefill", "decode", "latent", "grouped_gemm")
 
     @property
     def flash(self) -> int:
@@ -62,7 +67,8 @@ def _gemm(row: TableRow) -> MeasuredWork | None:
 
     kernels = (product(m, n, k),) if row.text["pass"] == "fwd" else (product(m, k, n), product(k, n, m))
     around = (Elementwise(num_bytes=m * k * 3.0 * batch, fused=True),) if DTYPE_BYTES[multiplied] < 2 else ()
-    return MeasuredWork("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k))
+    engine = row.text["backend"] in ENGINES
+    return MeasuredWork("gemm", dtype, kernels, around, at["latency_us"] * 1e-6, (n, k), engine=engine)
 
 
 def _attention(row: TableRow) -> MeasuredWork | None:
@@ -155,7 +161,7 @@ def _ssm(row: TableRow) -> MeasuredWork | None:
         maps = int(at["n_groups"]) * int(at["d_state"]) if text["op"] == "mamba2" else keys
         work = Convolution(batch=batch, seq_len=seq, channels=values + 2 * maps, kernel=max(1, int(at["d_conv"])))
         return MeasuredWork("convolution", text["dtype"], (work,), (), seconds, (work.channels,))
-    if text["kernel"] not in SCANS:
+    if text["kernel"] not in SCANS or seq == 1:  # a single token is the step of a recurrence, not a scan by chunks
         return None
     scan = Scan(
         rule="delta",

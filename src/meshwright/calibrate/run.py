@@ -11,8 +11,8 @@ import msgspec
 from meshwright.atomic import write_bytes
 from meshwright.calibrate.kernels import FittedCurve, fit, profile
 from meshwright.calibrate.samples import CLASSES, LeftRows, samples
-from meshwright.calibrate.transfer import Transferred as LeftOut
-from meshwright.calibrate.transfer import leave_out, spreads
+from meshwright.calibrate.transfer import leave_out
+from meshwright.cost.carried import Carried
 from meshwright.cost.curve import CurveProfile
 from meshwright.cost.fitted import FORMAT_VERSION, read_profile
 from meshwright.version import VERSION
@@ -31,7 +31,7 @@ class Calibrated(NamedTuple):
     """The result of a calibration: fitted curves, the errors on each device left out, and the rows skipped."""
 
     fits: list[FittedCurve]
-    left: list[LeftOut]
+    left: list[Carried]
     skipped: list[LeftRows]
 
 
@@ -81,10 +81,14 @@ def write(done: Calibrated, classes: tuple[str, ...], folder: Path) -> list[Path
         written.append(path)
     if done.left:
         path = folder / "transfer.json"
-        sigma = msgspec.json.decode(path.read_bytes())["sigma"] if path.is_file() else {}
-        sigma = {**{op: v for op, v in sigma.items() if op not in refitted}, **spreads(done.left)}
-        record = {"format_version": FORMAT_VERSION, "code_version": VERSION, "sigma": sigma}
-        write_bytes(path, msgspec.json.format(msgspec.json.encode(record, order="deterministic"), indent=1) + b"\n")
+        known = msgspec.json.decode(path.read_bytes())["left_out"] if path.is_file() else []
+        left = [*msgspec.convert(known, list[Carried]), *done.left]
+        left = [one for one in left if one in done.left or one.op not in refitted]
+        left.sort(key=lambda one: (one.op, one.dtype, one.device, one.near))
+        lines = ",\n".join(msgspec.json.encode(one).decode() for one in left)
+        columns = msgspec.json.encode(Carried.__struct_fields__).decode()
+        head = f'{{"code_version":"{VERSION}","format_version":{FORMAT_VERSION},"columns":{columns},"left_out":[\n'
+        write_bytes(path, f"{head}{lines}\n]}}\n".encode())
         written.append(path)
     return written
 

@@ -44,7 +44,8 @@ FEWEST_GROUPS = 5
 
 class Sample(NamedTuple):
     """Rows of one curve. ``points``: one array [rows, dimensions] per kernel, of which a row has its first ``count``;
-    ``around_s``: what else a row contains; ``groups``: the hash in [0, 1) of the group each row belongs to."""
+    ``around_s``: what else a row contains; ``groups``: the hash in [0, 1) of the group each row belongs to; ``works``:
+    its kernels as work items."""
 
     op: str
     dtype: str
@@ -57,6 +58,7 @@ class Sample(NamedTuple):
     flops: np.ndarray
     groups: np.ndarray
     grouped_by: str
+    works: np.ndarray
 
     @property
     def hardware(self) -> tuple[float, ...]:
@@ -66,7 +68,9 @@ class Sample(NamedTuple):
         """The rows of a mask."""
         return self._replace(
             points=tuple(p[mask] for p in self.points),
-            **{name: getattr(self, name)[mask] for name in ("count", "around_s", "seconds", "flops", "groups")},
+            **{
+                name: getattr(self, name)[mask] for name in ("count", "around_s", "seconds", "flops", "groups", "works")
+            },
         )
 
 
@@ -159,10 +163,10 @@ def _sample(device: Device, op: str, dtype: str, rows: list, wrong: tables.Fault
             points[c][i] = _x(work, c)
     _refuse_impossible(device, dtype, rows, flops, seconds, wrong)
     groups, grouped_by = _groups(op, rows)
-    source = sorted({_source(row) for row, _ in rows})
-    return Sample(
-        op, dtype, device, "; ".join(source), tuple(points), count, around, seconds, flops, groups, grouped_by
-    )
+    works = np.empty(len(rows), object)
+    works[:] = [work.kernels for _, work in rows]
+    source = "; ".join(sorted({_source(row) for row, _ in rows}))
+    return Sample(op, dtype, device, source, tuple(points), count, around, seconds, flops, groups, grouped_by, works)
 
 
 def _x(work: MeasuredWork, kernel: int) -> tuple[float, ...]:

@@ -1,86 +1,92 @@
-"""A device left out: how badly curves of its nearest relative predict it, which is the spread carried curves get.
+"""A device left out: how badly others' curves predict it, which is the spread that carried curves get.
 
-The relative of the same generation (H200 for H100) and the one of another generation (A100 for H100) are scored
-apart, as the interval of a device nobody measured depends on which of them it has.
+Every sample is predicted once from each distance that has a curve (the same generation, another one with the same kind
+of matrix instructions, another kind, another width of numbers) and once by the roofline.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 
 from meshwright.calibrate.kernels import NORMAL_80, FittedCurve, median_ape, p90_ape
-from meshwright.cost.curve import CurveProfile
+from meshwright.calibrate.samples import Sample
+from meshwright.cost.carried import KIN, NEAR, OTHER, ROOFLINE, SAME, Carried, Spreads
+from meshwright.cost.chain import roofline_estimate
+from meshwright.cost.curve import SIGMA_CLASSES, CurveProfile, sigma_class
+from meshwright.cost.fitted import BoundCurve, nearest_curve, nearness
 from meshwright.cost.fitted import Fitted as Link
-from meshwright.cost.fitted import nearest_curve
 from meshwright.spec.cluster import load_device
 
 #: Rows of a device that are priced, evenly spread over the table: enough for a quantile.
 ROWS = 2000
+#: A class of durations with fewer rows takes the spread of all.
+FEWEST = 30
 
 
-class Transferred(NamedTuple):
-    """One device's rows as a curve of another predicts them; `near` is "same" or "other" generation."""
-
-    op: str
-    dtype: str
-    device: str
-    from_device: str
-    near: str
-    rows: int
-    median_ape: float
-    p90_ape: float
-    bias: float
-    spread: float
-
-
-def leave_out(fits: list[FittedCurve], profiles: dict[str, CurveProfile]) -> list[Transferred]:
-    """Every sample predicted from other devices' curves, once per generation distance that has any."""
-    link = Link(profiles, {})
+def leave_out(fits: list[FittedCurve], profiles: dict[str, CurveProfile]) -> list[Carried]:
+    """Every sample predicted from other devices' curves, once per distance that has any, and by the roofline."""
+    link = Link(profiles, Spreads(()))
     found = []
     for fitted in fits:
         sample = fitted.sample
-        for near in ("same", "other"):
-            allowed = [
-                name
-                for name in profiles
-                if name != sample.device.name
-                and (load_device(name).architecture == sample.device.architecture) == (near == "same")
-            ]
-            curve = nearest_curve(link, sample.device, (sample.op,), sample.dtype, allowed)
-            if curve is None:
-                continue
-            step = max(1, len(sample.seconds) // ROWS)
-            part = sample.where(np.arange(len(sample.seconds)) % step == 0)
-            predicted = part.around_s.copy()
-            for c, points in enumerate(part.points):
-                priced = np.array([curve.price(tuple(x.tolist())).seconds for x in points])
-                predicted += np.where(part.count > c, priced, 0.0)
-            log_error = np.log(predicted / part.seconds)
-            found.append(
-                Transferred(
-                    op=sample.op,
-                    dtype=sample.dtype,
-                    device=sample.device.name,
-                    from_device=curve.owner,
-                    near=near,
-                    rows=len(predicted),
-                    median_ape=median_ape(predicted, part.seconds),
-                    p90_ape=p90_ape(predicted, part.seconds),
-                    bias=float(np.mean(predicted / part.seconds) - 1),
-                    spread=float(np.quantile(np.abs(log_error), 0.8)) / NORMAL_80,
-                )
-            )
+        step = max(1, len(sample.seconds) // ROWS)
+        part = sample.where(np.arange(len(sample.seconds)) % step == 0)
+        for near, curve in _origins(link, sample, profiles):
+            found.append(_scored(part, near, curve.owner, _priced(part, curve)))
+        if sample.op in ("gemm", "grouped_gemm"):
+            own = np.array([sum(roofline_estimate(k, part.device).seconds for k in some) for some in part.works])
+            found.append(_scored(part, ROOFLINE, ROOFLINE, part.around_s + own))
     return found
 
 
-def spreads(left: list[Transferred]) -> dict[str, dict[str, float]]:
-    """Kind of curve -> generation -> typical spread of a device left out (the median over them, as a device that
-    its power limit slows far below its peak says little of others): what `transfer.json` holds."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row in left:
-        found.setdefault(row.op, {}).setdefault(row.near, []).append(row.spread)
-    return {
-        op: {near: round(float(np.median(v)), 4) for near, v in sorted(by.items())} for op, by in sorted(found.items())
+def _origins(link: Link, sample: Sample, profiles: dict[str, CurveProfile]) -> Iterator[tuple[str, BoundCurve]]:
+    """Yield the curve that a device would get from each distance."""
+    for near in (SAME, NEAR, OTHER):
+        others = [n for n in profiles if n != sample.device.name and nearness(load_device(n), sample.device) == near]
+        curve = nearest_curve(link, sample.device, (sample.op,), sample.dtype, others)
+        if curve is not None:
+            yield curve.near, curve
+    curves = {
+        name: CurveProfile(
+            format_version=p.format_version,
+            code_version=p.code_version,
+            device=name,
+            curves=tuple(c for c in p.curves if c.dtype != sample.dtype),
+        )
+        for name, p in profiles.items()
     }
+    other = nearest_curve(Link(curves, Spreads(())), sample.device, (sample.op,), sample.dtype)
+    if other is not None and other.near == KIN:
+        yield KIN, other
+
+
+def _priced(part: Sample, curve: BoundCurve) -> np.ndarray:
+    """Seconds of every row by a curve."""
+    predicted = part.around_s.copy()
+    for c, points in enumerate(part.points):
+        priced = np.array([curve.price(tuple(x.tolist())).seconds for x in points])
+        predicted += np.where(part.count > c, priced, 0.0)
+    return predicted
+
+
+def _scored(part: Sample, near: str, owner: str, predicted: np.ndarray) -> Carried:
+    off = np.log(predicted / part.seconds)
+    kinds = np.array([sigma_class(s) for s in predicted])
+    spread = []
+    for kind in range(len(SIGMA_CLASSES)):
+        own = off[kinds == kind]
+        spread.append(round(float(np.quantile(np.abs(own if len(own) >= FEWEST else off), 0.8)) / NORMAL_80, 4))
+    return Carried(
+        op=part.op,
+        dtype=part.dtype,
+        device=part.device.name,
+        from_device=owner,
+        near=near,
+        rows=len(predicted),
+        median_ape=round(median_ape(predicted, part.seconds), 4),
+        p90_ape=round(p90_ape(predicted, part.seconds), 4),
+        bias=round(float(np.median(off)), 4),
+        spread=tuple(spread),
+    )

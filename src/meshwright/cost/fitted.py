@@ -16,7 +16,9 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright import catalog
-from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link
+from meshwright.cost.carried import KIN as OF_KIN
+from meshwright.cost.carried import NEAR, OTHER, ROOFLINE, SAME, Carried, Spreads, width
+from meshwright.cost.chain import EXTRAPOLATED, SCAN_SIGMA, Estimate, Link, roofline_estimate
 from meshwright.cost.curve import FADE_OCTAVES, CurveProfile, CurveShape, Fit, Residual, hardware, sigma_class
 from meshwright.cost.curves_attention import DECODE, FORWARD, LATENT
 from meshwright.cost.curves_gemm import GEMM, GROUPED
@@ -62,16 +64,12 @@ TRAINED = KIN | {"fp8": ("fp8_block", "fp8")}
 WEIGHT_ONLY = "_wo"
 #: Generations of one vendor's devices in order; the distance between two is how unlike their kernels are.
 GENERATIONS = ("Pascal", "Volta", "Turing", "Ampere", "Ada Lovelace", "Hopper", "Blackwell", "Blackwell Ultra")
-#: From this generation on, kernels for training written for the one before reach well under those for serving.
-ASYNCHRONOUS = GENERATIONS.index("Hopper")
 #: Extra spread (one standard deviation of the log) per octave outside the measured range: an assumption, as no
 #: table reaches beyond itself.
 SIGMA_PER_OCTAVE = 0.10
 #: Share of FlashAttention-2's rate that the first FlashAttention reaches: 25 to 40% of the peak where the second
 #: reaches 50 to 73% (Dao 2307.08691, abstract; the middles of both ranges).
 FIRST_FLASH = 32.5 / 61.5
-#: Spread of a curve carried to a device it was not fitted on, when no `transfer.json` states it.
-DEFAULT_TRANSFER = {"same": 0.15, "other": 0.30}
 
 
 class Points(NamedTuple):
@@ -144,7 +142,7 @@ def _attention(work: AttentionCore, serving: bool, ops: tuple[str, ...]) -> Poin
 class BoundCurve:
     """A fit bound to a device: constants as a tuple, hardware as a tuple, texts made once."""
 
-    def __init__(self, fit: Fit, owner: Device, device: Device, dtype: str, transfer: dict[str, dict[str, float]]):
+    def __init__(self, fit: Fit, owner: Device, device: Device, dtype: str, spreads: Spreads):
         shape = SHAPES[fit.op]
         self.owner = owner.name
         self.op, self.seconds, self.axes = fit.op, shape.seconds, shape.axes
@@ -154,16 +152,21 @@ class BoundCurve:
         self.sigma = fit.sigma
         self.shared_bound = 1.0 if fit.shared_bound else 0.0
         self.source = f"fitted: {device.name} {fit.op} {fit.dtype} from {fit.source}, {fit.rows} rows"
+        self.near = OF_KIN if width(fit.dtype) != width(dtype) else nearness(owner, device)
+        if owner.name != device.name or self.near == OF_KIN:
+            apart = spreads.of(fit.op, self.near, dtype)
+            self.sigma = tuple(max(s, more) for s, more in zip(fit.sigma, apart))
         if owner.name != device.name:
-            near = "same" if owner.architecture == device.architecture else "other"
-            apart = transfer.get(fit.op, DEFAULT_TRANSFER).get(near, DEFAULT_TRANSFER[near])
-            self.sigma = tuple(max(s, apart) for s in fit.sigma)
             self.source = f"fitted: {owner.name} {fit.op} {fit.dtype} from {fit.source}, carried to {device.name}"
         self.cause = CAUSES.get(fit.op, "attention")
-        # Products of one generation left out and predicted from an older one's curve: 21% off for the H100 from the
-        # A100 where the roofline is 13% off, and 40 to 47% against 19 to 24% for experts. Attention carries better.
-        newer = _generation(device) > _generation(owner)
-        self.outdated = newer and self.cause == "gemm"
+        # Products of 16 bits of one generation left out and predicted from an older one's curve: 21% off for the H100
+        # from the A100 where the roofline is 13% off, 13% against 10% for the B200. Attention carries better, and
+        # products of fewer bits do too: 29% off for the B200 from the H200, where the roofline, which knows nothing of
+        # quantising, is 55% off. Those of experts carry worse from the A100 (44% against 18%); what engines run on a
+        # newer generation is faster than the kernel of the tables even there (B200).
+        newer = _generation(device) > _generation(owner) and self.cause == "gemm"
+        self.outdated = newer
+        self.outdated_served = newer and (fit.op == "grouped_gemm" or width(dtype) >= 2)
 
     def start_as(self, other: Fit | None) -> None:
         """Start as soon as another curve's kernels do, where these start later for what runs before them."""
@@ -193,14 +196,14 @@ class Fitted:
     def __init__(
         self,
         profiles: dict[str, CurveProfile],
-        transfer: dict,
+        spreads: Spreads,
         *,
         serving: bool = False,
         flash: int = 0,
         fused: bool = False,
     ):
         self.profiles = profiles
-        self.transfer = transfer
+        self.spreads = spreads
         self._serving = serving
         self._fused = fused
         self._flash = flash
@@ -218,10 +221,12 @@ class Fitted:
             curve = nearest_curve(self, device, ops, found.dtype, kin=kin)
             if curve is not None and self._fused:
                 curve.start_as(self._sixteen(curve))
-            self._curves[key] = None if curve is None or curve.outdated else curve
+            # what training frameworks take beside products was fitted with the roofline under them
+            old = curve is not None and (curve.outdated_served if self._serving else curve.outdated)
+            self._curves[key] = None if old else curve
         curve = self._curves[key]
         if curve is None:
-            return None
+            return self._by_roofline(work, device, ops, found.dtype)
         answer = curve.price(found.x)
         if getattr(work, "backward", False) and isinstance(work, Scan | Convolution):
             # forwards were measured alone: as many operations and bytes more as the backward has
@@ -229,6 +234,14 @@ class Fitted:
         if self._flash == 1 and curve.op in ("flash_fwd", "flash_bwd"):
             return answer._replace(seconds=answer.seconds / FIRST_FLASH, source=answer.source + ", as FlashAttention 1")
         return answer
+
+    def _by_roofline(self, work: Work, device: Device, ops: tuple[str, ...], dtype: str) -> Estimate | None:
+        """The roofline's answer for products, as sure as it was of those of devices that were measured."""
+        if not isinstance(work, Gemm | GroupedGemm):
+            return None
+        found = roofline_estimate(work, device)
+        spread = self.spreads.of(ops[0], ROOFLINE, dtype)[sigma_class(found.seconds)]
+        return found._replace(sigma=max(found.sigma, spread))
 
     def _sixteen(self, curve: BoundCurve) -> Fit | None:
         """The products of 16-bit operands of the device that a curve of quantised ones is of."""
@@ -238,7 +251,7 @@ class Fitted:
     def _core(self, work: AttentionCore, device: Device) -> tuple[str, ...]:
         """Which tables stand for an attention core that is not decoding: of the same use first, and in training
         those of kernels written for the device's generation."""
-        old = self._flash > 0 or _generation(device) < ASYNCHRONOUS
+        old = self._flash > 0 or not _asynchronous(device)
         if work.backward:
             return ("flash_bwd",) if old else ()
         if self._serving:
@@ -272,7 +285,7 @@ def nearest_curve(
     _, fit, owner = min(candidates, key=lambda c: c[0])
     if fit.op == "flash_bwd":
         fit = _slowed(link, fit, owner, device)
-    return BoundCurve(fit, owner, device, dtype, link.transfer)
+    return BoundCurve(fit, owner, device, dtype, link.spreads)
 
 
 def _slowed(link: Fitted, fit: Fit, owner: Device, device: Device) -> Fit:
@@ -300,17 +313,31 @@ def _clock_under_limit(owner: Device, device: Device, dtype: str) -> float:
     return min(1.0, (device.tdp_w / owner.tdp_w) ** (1 / 3))
 
 
+def _asynchronous(device: Device) -> bool:
+    """Whether the matrix instructions run beside the threads that issue them and read shared memory (wgmma of compute
+    capability 9, tcgen05 of 10): kernels are written anew for those. Workstation Blackwell (12) has none."""
+    return device.architecture == "Hopper" or device.paired_sms
+
+
+def nearness(owner: Device, device: Device) -> str:
+    """Return how near a device is to the owner of a curve, in the words of ``cost.carried``."""
+    if _asynchronous(owner) != _asynchronous(device):
+        return OTHER
+    return SAME if owner.architecture == device.architecture else NEAR
+
+
 def _generation(device: Device) -> int:
     """Place of a device's generation among its vendor's; the first for those not named."""
     return GENERATIONS.index(device.architecture) if device.architecture in GENERATIONS else 0
 
 
 def _distance(owner: Device, device: Device, kinship: int) -> tuple[float, ...]:
-    """Return the distance of two devices for a curve: generation, then precision, then ratios of bandwidth and
-    cores."""
+    """Return the distance of two devices for a curve: kind of matrix instructions, generation, then precision, then
+    ratios of bandwidth and cores."""
     order = [GENERATIONS.index(d.architecture) if d.architecture in GENERATIONS else 99 for d in (owner, device)]
     size = abs(owner.memory_gb_s / device.memory_gb_s - 1) + abs(owner.num_sms / device.num_sms - 1)
-    return (owner.name != device.name, abs(order[0] - order[1]), kinship, size)
+    unlike = _asynchronous(owner) != _asynchronous(device)
+    return (owner.name != device.name, unlike, abs(order[0] - order[1]), kinship, size)
 
 
 def read_profile(text: bytes, place: str) -> CurveProfile:
@@ -332,32 +359,36 @@ def read_profile(text: bytes, place: str) -> CurveProfile:
 
 
 @cache
-def profiles(
-    folder: Path | None = None, *, serving: bool = False
-) -> tuple[dict[str, CurveProfile], dict[str, dict[str, float]]]:
-    """(device name -> its curves, spreads of curves carried between devices) of a folder; default: the catalog's.
+def profiles(folder: Path | None = None, *, serving: bool = False) -> tuple[dict[str, CurveProfile], Spreads]:
+    """(device name -> its curves, spreads of what is carried between devices) of a folder; default: the catalog's.
 
     `serving` adds those of the folder ``serving`` in it: devices of which serving engines' kernels alone were measured.
     What training frameworks run there is another library's, and their profiles were fitted beside the roofline."""
     where = folder or catalog.folder("profiles").joinpath("kernels")
-    found, transfer = {}, {}
+    found: dict[str, CurveProfile] = {}
+    left: tuple[Carried, ...] = ()
     if serving and where.joinpath("serving").is_dir():
         found |= profiles(where.joinpath("serving"))[0]
     for file in sorted(where.iterdir(), key=lambda f: f.name):
         if file.name == "transfer.json":
-            transfer = msgspec.json.decode(file.read_bytes())["sigma"]
+            left = msgspec.convert(msgspec.json.decode(file.read_bytes())["left_out"], tuple[Carried, ...])
         elif file.name.endswith(".json"):
             profile = read_profile(file.read_bytes(), file.name)
             found[profile.device] = profile
-    return found, transfer
+    return found, Spreads(left)
 
 
-def link(*, serving: bool = False, flash: int = 0, fused: bool = False, folder: Path | None = None) -> Link:
+def link(
+    *, serving: bool = False, flash: int = 0, fused: bool = False, folder: Path | None = None, without: str = ""
+) -> Link:
     """The fitted curves as a link for ``Costs(links=(...,))``.
 
     `serving`: attention also writes a cache (inference engines). `flash`: generation of FlashAttention that training
     runs on every device (0: the device's own). `fused`: no kernel of its own quantises a product's operands. `folder`:
-    profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's.
+    profiles that ``meshwright calibrate --out`` wrote, instead of the catalog's. `without`: a device as if nobody had
+    measured it.
     """
-    known, transfer = profiles(folder, serving=serving)
-    return Fitted(known, transfer, serving=serving, flash=flash, fused=fused)
+    known, spreads = profiles(folder, serving=serving)
+    if without:
+        known, spreads = {n: p for n, p in known.items() if n != without}, spreads.without(without)
+    return Fitted(known, spreads, serving=serving, flash=flash, fused=fused)

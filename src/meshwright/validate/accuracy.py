@@ -10,6 +10,7 @@ import numpy as np
 
 from meshwright.atomic import write_bytes
 from meshwright.cost import frameworks
+from meshwright.cost.carried import NEARNESS, Spreads, width
 from meshwright.cost.fabric import shipped
 from meshwright.cost.fitted import SHAPES, profiles
 from meshwright.validate import text
@@ -232,7 +233,7 @@ def _frameworks() -> str:
 
 
 def _kernels() -> str:
-    known, transfer = profiles(serving=True)
+    known, spreads = profiles(serving=True)
     lines = ["## Constants of kernels", "", "Median and 90th percentile of the error of each fitted curve, on whole"]
     lines += ["groups of shapes held out and in sample.", ""]
     curves = [(name, c) for name, p in sorted(known.items()) for c in sorted(p.curves, key=lambda c: (c.op, c.dtype))]
@@ -241,10 +242,18 @@ def _kernels() -> str:
         for name, c in curves
     ]
     lines += _rows(("device", "curve", "rows", "held out", "in sample", "source"), shown, words=True)
-    lines += ["", "A curve carried to a device that nobody measured has this spread (one standard deviation of the"]
-    lines += ["log): from a device of the same generation, from another.", ""]
-    carried = [(op, *(f"{s[n]:.2f}" if n in s else "" for n in ("same", "other"))) for op, s in transfer.items()]
-    lines += _rows(("curve", "same", "other"), carried)
+    lines += [
+        "",
+        "A device left out, its rows predicted from another of its generation (`same`), from one of another with",
+    ]
+    lines += [
+        "the same kind of matrix instructions (`near`), with another kind (`other`), from products of another width"
+    ]
+    lines += [
+        "of numbers (`kin`) or by the roofline: the spread (one standard deviation of the log, of kernels from 0.1 to"
+    ]
+    lines += ["1 ms) that a device nobody measured gets, and devices behind it.", ""]
+    lines += _rows(("curve", *(f"{near}, devices" for near in NEARNESS)), _spreads(spreads))
     for op in sorted({c.op for _, c in curves}):
         lines += ["", f"What a `{op}` curve's constants are, and their range over devices:", ""]
         fitted = [c.constants for _, c in curves if c.op == op]
@@ -254,6 +263,17 @@ def _kernels() -> str:
             for c in SHAPES[op].constants
         ]
     return "\n".join(lines)
+
+
+def _spreads(spreads: Spreads) -> Iterator[tuple[str, ...]]:
+    """A line for each kind of curve and precision that some device was left out of."""
+    for op, dtype in sorted({(one.op, one.dtype) for one in spreads.left}):
+        cells = []
+        for near in NEARNESS:
+            alike = [one for one in spreads.left if one.op == op and one.near == near]
+            mine = {one.device for one in alike if width(one.dtype) == width(dtype)}
+            cells.append(f"{spreads.of(op, near, dtype)[2]:.2f}, {len(mine)}" if mine else "")
+        yield f"{op} {dtype}", *cells
 
 
 def _pair(errors: dict[str, float], which: str) -> str:

@@ -40,13 +40,16 @@ KERNEL_TABLES = ("ops_gemm", "ops_attention", "ops_moe")
 IMPOSSIBLE_RATE = 1.05
 #: A table whose typical row is that many times off its prediction, either way, is in other units.
 UNITS_OFF = 100.0
+#: One row in so many is predicted with its device left out too.
+LEFT_OUT_EVERY = 20
 #: Fewer rows of one device and precision than this say nothing about units.
 ENOUGH = 20
 
 
 class OpAnswer(NamedTuple):
     """One row's answer and what it measured. ``seconds`` are predicted, ``sigma`` their relative spread; ``roofline``
-    is what the ideal device would take; ``unsupported`` says why there is none of these."""
+    is what the ideal device would take; ``unsupported`` says why there is none of these. ``carried``: seconds and
+    spread as if nobody had measured the device, of one row in :data:`LEFT_OUT_EVERY`."""
 
     line: int
     source: str
@@ -60,6 +63,7 @@ class OpAnswer(NamedTuple):
     roofline: float | None = None
     extrapolated: bool = False
     unsupported: str = ""
+    carried: tuple[float, float] | None = None
 
 
 def kernels(path: Path, name: str, progress: Callable[[int, int], None]) -> Iterator[OpAnswer]:
@@ -72,14 +76,14 @@ def kernels(path: Path, name: str, progress: Callable[[int, int], None]) -> Iter
     wrong, off = kernel_tables.Faults(path), _Units()
     for i, row in enumerate(rows):
         progress(i, len(rows))
-        answer = _kernel(name, row, wrong)
+        answer = _kernel(name, row, wrong, left_out=i % LEFT_OUT_EVERY == 0)
         if not answer.unsupported:
             off.add((answer.hardware, row.text["dtype"]), row.line, answer.measured / answer.seconds)
         yield answer
     off.refuse(wrong)
 
 
-def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults) -> OpAnswer:
+def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults, *, left_out: bool) -> OpAnswer:
     text = row.text
     shape = " ".join([*(v for k, v in text.items() if k in SHAPE_WORDS), *(f"{k}{v:g}" for k, v in _sizes(row))])
     head = (row.line, text["source"], text["hardware"], "", shape)
@@ -97,6 +101,7 @@ def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults)
     if rate > IMPOSSIBLE_RATE * peak and supports(device, found.dtype):
         wrong.add("V005", row.line, f"{rate / 1e12:.4g} TFLOP/s; the {device.name} has {peak / 1e12:.4g}")
     estimates = [price(w, device, _links(found)) for w in work]
+    unknown = [price(w, device, _links(found, device.name)) for w in work] if left_out else []
     known = {**row.number, **text, "flops": flops, "bytes": moved}
     return OpAnswer(
         *head,
@@ -106,6 +111,7 @@ def _kernel(name: str, row: kernel_tables.TableRow, wrong: kernel_tables.Faults)
         sigma=_spread(estimates),
         roofline=sum(_ideal(w, device, found.dtype) for w in work),
         extrapolated=any("extrapolated" in e.source for e, w in zip(estimates, work) if not isinstance(w, Elementwise)),
+        carried=(sum(e.seconds for e in unknown), _spread(unknown)) if unknown else None,
     )
 
 
@@ -118,13 +124,13 @@ def _sizes(row: kernel_tables.TableRow) -> Iterator[tuple[str, float]]:
 
 
 @cache
-def _curves(serving: bool, flash: int) -> Link:
-    return fitted.link(serving=serving, flash=flash)
+def _curves(serving: bool, flash: int, without: str) -> Link:
+    return fitted.link(serving=serving, flash=flash, without=without)
 
 
-def _links(found: kernel_rows.MeasuredWork) -> tuple[Link, ...]:
-    """The links that answer for a kernel in the setting it was measured in."""
-    return (_curves(found.serving, found.flash),)
+def _links(found: kernel_rows.MeasuredWork, without: str = "") -> tuple[Link, ...]:
+    """The links that answer for a kernel in the setting it was measured in, `without` the curves of a device."""
+    return (_curves(found.serving, found.flash, without),)
 
 
 def price(work: Work, device: Device, links: tuple[Link, ...]) -> Estimate:

@@ -22,6 +22,8 @@ from meshwright.validate.serving_ranking import ranking
 FORMAT_VERSION = 1
 #: What is added to the name of a table of steps whose rows are asked as of software that nobody knows.
 UNKNOWN = "_unknown"
+#: What is added to the name of a table of kernels whose rows are predicted as of a device that nobody measured.
+LEFT_OUT = "_left_out"
 Progress = Callable[[str, int, int], None]
 
 
@@ -59,15 +61,18 @@ def validate(
         path = tables.find(folder, name)
         if path is None:
             continue
+        beside: Table | None = None
         if name in tables.STEPS:
-            made, unknown = _steps(path, name, costs_of, progress, sink)
+            made, beside = _steps(path, name, costs_of, progress, sink)
+        elif name == "serving_runs":
+            made = _served(path, name, progress, sink)
         else:
-            made = (_served if name == "serving_runs" else _ops)(path, name, progress, sink)
+            made, beside = _ops(path, name, progress, sink)
         total = int(made.metrics["all"]["rows"]) + len(made.unsupported)
         progress(name, total, total)
         out.append(made)
-        if name in tables.STEPS and unknown.scored:
-            out.append(unknown)
+        if beside is not None and beside.scored:
+            out.append(beside)
     served = _requests(folder, progress)
     out += [served] if served is not None else []
     if not out:
@@ -142,8 +147,9 @@ def _step_line(name: str, row: dict[str, str], found: MeasuredStep, answer: step
     }
 
 
-def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
-    scored, unsupported = [], []
+def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> tuple[Table, Table]:
+    """The table of kernels or collectives, and some of its rows predicted with their device left out."""
+    scored, unsupported, left_out = [], [], []
     tables.text_of(path)  # what cannot be unpacked is refused before anything is predicted
     for answer in _answers(path, name, progress):
         row_id, key = f"{name}:{answer.line}", f"{answer.source}/{answer.hardware}"
@@ -152,8 +158,14 @@ def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
             unsupported.append(Unsupported(id=row_id, key=key, faulty=flagged, reason=answer.unsupported))
         else:
             scored.append(score_op(row_id, key, answer, flagged))
+        if answer.carried is not None:
+            seconds, sigma = answer.carried
+            left_out.append(score_op(row_id, key, answer._replace(seconds=seconds, sigma=sigma), flagged))
         sink(_op_line(name, row_id, answer, flagged))
-    return _table(name, scored, unsupported, ops.VARIABLES[name])
+    return (
+        _table(name, scored, unsupported, ops.VARIABLES[name]),
+        _table(f"{name}{LEFT_OUT}", left_out, [], ops.VARIABLES[name]),
+    )
 
 
 def _served(path: Path, name: str, progress: Progress, sink: Sink) -> Table:
