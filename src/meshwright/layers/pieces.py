@@ -183,7 +183,8 @@ def linear(
     """A projection of a microbatch's tokens from k to n features (per rank), with its quantisation below 16 bits.
 
     In a LoRA run the base weight is frozen (no W) and those of its parts that are targets, by name with their
-    features, get two low-rank factors each. A base that is stored quantised is made 16 bits before each product.
+    features, get two low-rank factors each. A base that is stored quantised is made 16 bits before each product, which
+    in bitsandbytes keeps its input although no gradient of a frozen weight needs it.
     """
     m = int(c.tokens)
     e, dtype = c.element, c.dtype
@@ -220,13 +221,22 @@ def linear(
             weight=None if frozen else gradient,
             gradient=0.0 if frozen else m * n * c.low_or_element,
             outputs=tuple(m * width * e for width in targets.values()) if targets else (m * n * e,),
-            **({} if frozen else saved),
+            **(_kept_by_frozen(c, saved) if frozen else saved),
         )
     )
     chosen = [(part, width) for part, width in (targets or {}).items() if frozen and part in c.train.lora.targets]
     for i, (part, width) in enumerate(chosen):
         pieces += _adapter(c, name if len(targets) == 1 else f"{name} {part}", m, width, k, input_kept=i == 0)
     return pieces
+
+
+#: Formats of a frozen base whose products keep their inputs for the backward: bitsandbytes' ``MatMul4Bit``, to 0.45.
+KEEPS_INPUT = ("nf4", "nf4-dq")
+
+
+def _kept_by_frozen(c: Context, saved: dict[str, float]) -> dict[str, float]:
+    """What a product with a frozen weight saves of what one with a trained weight saves."""
+    return {"saved": saved.get("saved", 0.0)} if c.plan.precision.params in KEEPS_INPUT else {}
 
 
 def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool) -> list[Piece]:

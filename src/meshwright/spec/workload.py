@@ -53,7 +53,10 @@ FROZEN_BYTES: dict[str, float] = {
     "int8": 1.0,
 }
 #: Bytes of one value as gradients, masters and moments are stored.
-STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0}
+STORED_BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "none": 0.0, "int8": 1.0 + 4 / 256}
+#: Formats that only moments are stored in: 8 bits with a scale of 32 bits for each 256 values (block-wise quantisation,
+#: Dettmers et al. 2110.02861; blocks of 256 since bitsandbytes 0.44, of 2048 before, which is 0.002 bytes less).
+OF_MOMENTS = ("int8",)
 PHASES = ("pretrain", "sft", "lora")
 #: Optimizers with the fp32-sized moments they keep per parameter.
 OPTIMIZER_MOMENTS: dict[str, float] = {

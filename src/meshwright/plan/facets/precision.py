@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, EXCHANGE, KEYED, LAYER, Facet, Field, names, unrun, wrong
-from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, OPTIMIZER_MOMENTS, WEIGHT_BYTES
+from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, OF_MOMENTS, OPTIMIZER_MOMENTS, WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -150,7 +150,7 @@ FIELDS = (
     Field(
         name="moments",
         help="stored optimizer moments",
-        form=names(*STORED),
+        form=names(*STORED, *OF_MOMENTS),
         spelled=KEYED,
         place=280,
         decides=(EXCHANGE,),
