@@ -152,7 +152,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     step takes over what it would on idle nodes; ``messages`` pass the busiest child's whole port where ranks send to
     some others alone. Where the network's switches are described (``wired``), ``ringed`` and ``exchanged`` are how many
     times as long as a port the busiest link between switches takes, in a ring and in an all-to-all, and ``forwarded``
-    is the share of what an all-to-all sends between nodes that is passed on inside a node first."""
+    is the share of what an all-to-all sends between nodes that is passed on inside a node first.
+    ``carried`` is what the busiest child's port carries of an uneven exchange over that of an even one."""
 
     name: str
     members: int
@@ -169,6 +170,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     ringed: float = 1.0
     exchanged: float = 1.0
     forwarded: float = 0.0
+    carried: float = 1.0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -69,7 +69,7 @@ ILLEGAL = [
     ("tp4 cp4 dp1 ulysses", GPT, TRAIN, "P015", "splits a rank's 2 heads over cp=4|valid cp: 1, 2; or ring"),
     ("cp2 dp1 unfused", GPT, TRAIN, "P016", "ring attention merges partial softmaxes|say flash, or ulysses"),
     ("dp4 ep2", GPT, TRAIN, "P017", "gpt has no experts|drop ep"),
-    ("tp2 nosp", MIXTURE, TRAIN, "P017", "dispatches sequence shards|drop nosp"),
+    ("tp2 duplicates=sent", MIXTURE, TRAIN, "P017", "shards of sequences: ranks that hold|say nosp etp2"),
     ("dp64 ep16", MIXTURE, TRAIN, "P017", "ep=16 does not divide num_experts=8|valid ep: 1, 2, 4, 8"),
     (
         "tp3 dp1 etp3",

@@ -125,7 +125,7 @@ def test_the_skewed_router_leaves_experts_without_tokens():
     """What the equality above is worth: at the skew it uses, some experts see every token and some see none."""
     for config in CONFIGS.values():
         made, _ = mixture(config, parse("dp1"), skew=1.0)
-        _, chosen = route(tokens()[0].reshape(-1, 16), made.router, made.spec.top_k, normed=False)
+        _, _, chosen = route(tokens()[0].reshape(-1, 16), made.router, made.spec.top_k, normed=False)
         counts = torch.bincount(chosen.flatten(), minlength=made.spec.experts)
         assert counts.min() == 0
         assert counts.max() == SEQ * BATCH
@@ -210,7 +210,7 @@ def test_routing_takes_the_largest_shares(experts, count, normed, seed, data):
     made = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, 6, generator=made, dtype=torch.float64)
     router = torch.randn(experts, 6, generator=made, dtype=torch.float64)
-    weights, chosen = route(rows, router, top_k, normed=normed)
+    _, weights, chosen = route(rows, router, top_k, normed=normed)
     scores = (rows @ router.T).exp()
     shares = scores / scores.sum(-1, keepdim=True)
     assert all(len(set(row)) == top_k for row in chosen.tolist())

@@ -153,6 +153,7 @@ FAULTS = [
     ("seq=8", "W003", "does not say batch"),
     ("batch=4", "W003", "does not say seq"),
     ("", "W003", "for example batch=512,seq=8192"),
+    ("batch=4,seq=8,routing=zipf:affinity=2", "W018", "affinity=2 is not a number from 0 to 1"),
     ("batch=4,seq=8,lengths=none.csv", "W004", "cannot read the document lengths: No such file"),
 ]
 

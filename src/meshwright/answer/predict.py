@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 
 from meshwright.answer.clients import client_rounds
+from meshwright.answer.experts import expert_answer, expert_assumptions, expert_cautions
 from meshwright.answer.flops import dense_peak, executed_ratio, step_flops
 from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
@@ -106,6 +107,8 @@ def predict(
         cautions(one, costs, one.stages.model, train, one.plan, mfu=metrics.mfu.value, step_s=step) for one in parts
     )
     equal = equal_loss(plan, model, train)
+    routed = None if plan.several else expert_answer(run.lowered, model, train, plan)
+    resting = (*resting, *expert_assumptions(routed, train, plan))
     return Prediction(
         model=model,
         cluster=cluster,
@@ -124,6 +127,7 @@ def predict(
             *(() if choice is None else (choice.text,)),
             *_approximate(plan, train, rounds),
             *more_tokens(equal),
+            *expert_cautions(routed, plan),
             *_growing(model, cluster, train, plan, costs, step),
         ),
         equal_loss=equal,
@@ -142,6 +146,7 @@ def predict(
         clients=clients,
         choice=choice,
         memory_sigma=costs.framework.memory_sigma,
+        experts=routed,
     )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.answer.expert_metrics import ExpertAnswer
 from meshwright.answer.metrics import TrainMetrics
 from meshwright.answer.risk import fit_probability, peak_interval
 from meshwright.dataframe import dataframe
@@ -253,6 +254,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     left that open. ``equal_loss``: how many times the tokens of ``sync=step`` the plan takes to its loss,
     where it trains differently and that is known. ``pools`` say what each of several does. ``memory_sigma``: the
     relative error of its peaks of memory. ``tiers``: what hosts and drives hold, where state lies there.
+    ``experts``: how they are loaded, where the question says how tokens are routed.
     """
 
     model: Model
@@ -283,6 +285,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     pools: tuple[PoolShare, ...] = ()
     memory_sigma: float = 0.0
     tiers: tuple[TierMemory, ...] = ()
+    experts: ExpertAnswer | None = None
 
     @property
     def step_time_s(self) -> float:

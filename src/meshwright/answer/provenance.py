@@ -263,7 +263,7 @@ def _layout_assumptions(lowered: Lowered, model: Model, train: Train, plan: Plan
                 "a round is the microbatches a rank takes through a stage without another between; zero1 scatters once",
             )
         )
-    if model.mixtures:
+    if model.mixtures and train.routing is None and not plan.experts.capacity:
         out.append(
             Assumption(
                 "expert load",

@@ -68,6 +68,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
     data: options.text("PATH", "Text to train on: a file, a .jsonl, a folder, or sample.") = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
+    routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
     tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
     steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
@@ -204,6 +205,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     wrong += options.missing({"data": given.data}, {"data": DATA}, command="run")
     numbers = options.numbers(given, NUMBERS, wrong, command="run")
     wrong += unwritable(given.trace, "--trace") + unwritable(given.lengths, "--lengths")
+    wrong += unwritable(given.routing, "--routing")
     wrong += unwritable(given.job_trace, "--job-trace")
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
@@ -215,6 +217,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     from meshwright.plan import check
     from meshwright.plan.executable import unexecutable
 
+    if given.routing and not model.mixtures:
+        wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -269,7 +273,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
             note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
     set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
-    settings = Settings(precision=precision, **{f: numbers[o] for o, f in set_by.items() if o in numbers})
+    nodes = 1 if given.link else prediction.cluster.islands[0].node.devices  # linked ranks have a host each
+    said = {f: numbers[o] for o, f in set_by.items() if o in numbers}
+    settings = Settings(precision=precision, node_ranks=nodes, **said)
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
     return loop.Job(
@@ -285,6 +291,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         resume=given.resume,
         save_every=numbers.get("save_every", 0),
         weights=given.weights,
+        routing=given.routing,
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,

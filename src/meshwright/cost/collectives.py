@@ -194,10 +194,10 @@ def _exchange(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> 
     its members send outside it, all levels at once."""
     small = large = peers = 0.0
     for hop, fabric in zip(hops, fabrics):
-        outside = hop.below * (1 - hop.below / n) * _distance(hop)
+        outside = hop.below * (1 - hop.below / n) * _distance(hop) * hop.carried
         port = hop.gb_s * 1e9 / hop.exchanged if hop.wired else _port(hop, fabric)
         large = max(large, outside / (port * fabric.all_to_all))
-        small = max(small, hop.below / n / (port * fabric.exchange_connection))
+        small = max(small, hop.below / n * hop.carried / (port * fabric.exchange_connection))
         peers += (hop.members - 1) * hop.below * fabric.peer_us
     # what goes to another rail where no spine joins them: first inside a node to the rank on that rail
     passed = sum(hop.forwarded * (1 - hop.below / n) for hop in hops)

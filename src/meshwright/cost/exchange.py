@@ -110,9 +110,10 @@ def exchange_seconds(item: MoeExchange, constants: ExchangeConstants, *, each_ex
     for hop in item.group.hops:
         if hop.scale_out:
             seconds += constants.node_us * 1e-6 * log2(hop.members)
-            moving = max(moving, far * hop.below * hop.exchanged / (hop.gb_s * 1e9 * constants.network_fraction))
+            carried = far * hop.carried * hop.below * hop.exchanged
+            moving = max(moving, carried / (hop.gb_s * 1e9 * constants.network_fraction))
         else:
-            moving = max(moving, near / (hop.gb_s * 1e9 * constants.fraction))
+            moving = max(moving, near * hop.carried / (hop.gb_s * 1e9 * constants.fraction))
     return seconds + moving
 
 

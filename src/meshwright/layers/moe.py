@@ -6,6 +6,8 @@ over ``etp`` ranks. Tokens are taken from the sequence-parallel shard, so nothin
 
 from __future__ import annotations
 
+import msgspec
+
 from meshwright.layers.kind import Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import activation, adapted, dense
 from meshwright.layers.pieces import Context, Piece, dequantised
@@ -18,37 +20,77 @@ SORTED = "permute tokens"
 
 def pieces(c: Context, spec: Moe) -> list[Piece]:
     """Router, dispatch, the experts' MLPs, combine; shared experts beside them as a dense MLP."""
-    e, hidden, plan = c.element, c.hidden, c.plan
-    tokens = int(c.shard_tokens)
+    e, hidden, plan, load = c.element, c.hidden, c.plan, c.load(spec)
+    tokens = c.routed_tokens
     sent = tokens * spec.top_k
     routed = sent * hidden * e
-    rows = sent * plan.etp
+    rows = sent if _alike(c) else sent * plan.etp
     ffn = spec.ffn // plan.etp
-    inner = rows * ffn * e * plan.experts.imbalance
+    inner = rows * ffn * e * load.busiest
     up_width = 2 * ffn if spec.gated else ffn
-    kept = rows * hidden * e * plan.experts.imbalance
+    kept = rows * hidden * e * load.busiest
     pieces = [
+        *_gathered(c, spec),
+        *_cut(c, "tokens", forward=False),
         _router(c, spec, tokens),
         Piece(
             name=SORTED,
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
             backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
         ),
-        *_dispatch(c, spec, "dispatch", routed, "all_gather"),
-        *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
-        activation("experts activation", inner, spec.gated),
-        *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
-        *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
+        *_in_portions(
+            plan.experts.portions,
+            [
+                *_dispatch(c, spec, "dispatch", routed, "all_gather"),
+                *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
+                activation("experts activation", inner, spec.gated),
+                *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
+                *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
+            ],
+        ),
         Piece(
             name="unpermute and weight",
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
             backward=Elementwise(num_bytes=2 * routed + tokens * hidden * e, kernels=2),
             saved=routed,
         ),
+        *_cut(c, "outputs", forward=True),
     ]
     if spec.shared_ffn:
         pieces += dense(c, "shared experts", spec.shared_ffn, spec.gated)
     return pieces
+
+
+def _alike(c: Context) -> bool:
+    """Whether tensor-parallel ranks send the same tokens, all of them, to the parts that each has of the experts."""
+    return c.tp > 1 and not c.sp and c.plan.experts.duplicates == "sent" and c.plan.etp > 1
+
+
+def _cut(c: Context, name: str, *, forward: bool) -> list[Piece]:
+    """The gather of what tensor-parallel ranks did for their parts of tokens that all hold alike: of the outputs in the
+    forward, of the inputs' gradients in the backward (duplicate token dropping, DeepSpeed-TED, 2303.06318)."""
+    if c.routed_tokens == int(c.shard_tokens):
+        return []
+    gather = Collective(op="all_gather", num_bytes=c.tokens * c.hidden * c.element, group=c.tp_group)
+    ways = {"forward": gather} if forward else {"backward": gather}
+    return [Piece(name=f"{name} gather", queue="tp", **ways)]
+
+
+def _in_portions(count: int, pieces: list[Piece]) -> list[Piece]:
+    """Return pieces that take their tokens in so many portions."""
+    return pieces if count == 1 else [msgspec.structs.replace(piece, portions=count) for piece in pieces]
+
+
+def _gathered(c: Context, spec: Moe) -> list[Piece]:
+    """The hot experts' weights, gathered on all ranks that share the experts while the layer begins, and their
+    gradients summed back to their own ranks (the sparse collectives of Hecate, 2502.02581, section 3)."""
+    hot = c.plan.experts.hot
+    if not hot or c.plan.experts.ep == 1:
+        return []
+    size = hot * spec.expert_params(c.hidden) / c.plan.etp * c.element
+    gather = Collective(op="all_gather", num_bytes=size, group=c.ep_group)
+    reduce = Collective(op="reduce_scatter", num_bytes=size, group=c.ep_group)
+    return [Piece(name="hot experts gather", forward=gather, backward=reduce, queue="ep", saved=size, early=True)]
 
 
 def _router(c: Context, spec: Moe, tokens: int) -> Piece:
@@ -60,7 +102,7 @@ def _router(c: Context, spec: Moe, tokens: int) -> Piece:
         forward=Gemm(m=tokens, n=spec.experts, k=c.hidden, dtype=c.attention_dtype, out_bytes=4.0),
         backward=Gemm(m=tokens, n=c.hidden, k=spec.experts, dtype=c.attention_dtype),
         weight=Gemm(m=c.hidden, n=spec.experts, k=tokens, dtype=c.attention_dtype, out_bytes=4.0),
-        saved=2 * scores + c.shard_tokens * c.hidden * c.element,
+        saved=2 * scores + tokens * c.hidden * c.element,
         outputs=(scores,),
     )
 
@@ -70,17 +112,21 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
     back = "reduce_scatter" if split == "all_gather" else "all_gather"
 
     def swap(phase: str) -> Collective:
-        tokens = Routed(
-            phase=phase, tokens=int(c.shard_tokens), hidden=c.hidden, top_k=spec.top_k, experts=spec.experts
-        )
-        return Collective(op="all_to_all", num_bytes=routed, group=c.ep_group, routed=tokens)
+        tokens = Routed(phase=phase, tokens=c.routed_tokens, hidden=c.hidden, top_k=spec.top_k, experts=spec.experts)
+        return Collective(op="all_to_all", num_bytes=routed, group=c.load(spec).carried(c.ep_group), routed=tokens)
 
     pieces = []
     if c.plan.experts.ep > 1:
         # gradients go the other way
         there, returned = swap(name), swap("combine" if name == "dispatch" else "dispatch")
         pieces.append(Piece(name=f"{name} all-to-all", forward=there, backward=returned, queue="ep"))
-    if c.plan.etp > 1:
+    if _alike(c):
+        total = Collective(op="all_reduce", num_bytes=routed, group=c.etp_group)
+        first = name == "dispatch"
+        ways = {"backward": total} if first else {"forward": total}
+        over = Piece(name=f"{name} etp", queue="tp", **ways)
+        pieces.insert(0 if first else len(pieces), over)
+    elif c.plan.etp > 1:
         size = routed * c.plan.etp
         over = Piece(
             name=f"{name} etp",
@@ -93,8 +139,8 @@ def _dispatch(c: Context, spec: Moe, name: str, routed: float, split: str) -> li
 
 
 def _grouped(c: Context, name: str, spec: Moe, rows: int, n: int, k: int, saved: float) -> list[Piece]:
-    groups = max(1, spec.experts // c.plan.experts.ep)
-    imbalance, dtype, e = c.plan.experts.imbalance, c.dtype, c.element
+    groups = max(1, spec.experts // c.plan.experts.ep) + c.plan.experts.hot
+    imbalance, dtype, e = c.load(spec).busiest, c.dtype, c.element
     frozen = c.train.lora is not None
     common = {"groups": groups, "rows": rows, "dtype": dtype, "imbalance": imbalance}
     grads = 4.0 if c.plan.precision.grads == "fp32" else 2.0

@@ -14,11 +14,13 @@ import msgspec
 
 from meshwright.spec.ends import Stream
 from meshwright.spec.items import Batch, document, num_tokens
+from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, FROZEN_BYTES, Train
 from meshwright.work import Collective, Elementwise, Gemm, Group, Work
 
 if TYPE_CHECKING:
+    from meshwright.layers.routed import ExpertLoad
     from meshwright.plan import Plan
 
 
@@ -34,7 +36,9 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of ``exchange``
     (forward) or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
     the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
-    sums.
+    sums. What is ``early`` begins with the pass and is waited for where it stands; its backward is waited for by
+    nothing. Neighbouring pieces of so many ``portions`` take each portion of their tokens one after the other,
+    exchanges of some beside products of others.
     """
 
     name: str
@@ -56,6 +60,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     exchange_back: Collective | None = None
     joins: bool = False
     lands: str = ""
+    early: bool = False
+    portions: int = 1
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
@@ -129,6 +135,19 @@ class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @property
     def shard_tokens(self) -> float:
         return self.tokens / self.plan.layout.tp if self.sp else float(self.tokens)
+
+    @property
+    def routed_tokens(self) -> int:
+        """Tokens that this rank routes: of those that tensor-parallel ranks hold alike its part, unless all send
+        all."""
+        alike = self.tp > 1 and not self.sp and self.plan.experts.duplicates == "dropped"
+        return int(self.tokens / self.tp if alike else self.shard_tokens)
+
+    def load(self, spec: Moe) -> ExpertLoad:
+        """Return how the tokens of these ranks load the experts of a mixture."""
+        from meshwright.layers.routed import load_of  # needs numpy, which no --help does
+
+        return load_of(self.model, self.plan, self.train, spec, self.routed_tokens, self.ep_group)
 
     @property
     def tp(self) -> int:

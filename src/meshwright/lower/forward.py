@@ -52,7 +52,7 @@ class Forward:
         self.spread = Spread.of(plan)
         self.train = Train(global_batch=1, seq_len=1, dtype=plan.precision.compute or "bf16")
         inside = msgspec.structs.replace(layout, sp=False, tp=layout.attention_tp)
-        alone = msgspec.structs.replace(plan.experts, ep=1, etp=1)
+        alone = msgspec.structs.replace(plan.experts, ep=1, etp=1, duplicates="sent")
         self._inside = msgspec.structs.replace(plan, layout=inside, experts=alone)
         self._whole = msgspec.structs.replace(self.plan, experts=alone)
         self._group, self._beside = mesh.hybrid_groups(layout.attention_tp, "tp")

@@ -8,17 +8,14 @@ what it reads; rewrites (``lower/rewrites``) then overlap them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import msgspec
 
 from meshwright.layers.pieces import Piece
 from meshwright.lower.entry import JOINS, LANDS, PRODUCT, WEIGHT, Entry
 from meshwright.lower.operators import repeated
 from meshwright.lower.rewrites import rewritten
 from meshwright.plan import Overlap
-from meshwright.work import Gemm, Work
-
-if TYPE_CHECKING:
-    from meshwright.work import Collective
+from meshwright.work import Collective, Gemm, GroupedGemm, Work
 
 #: Every collective of a layer is waited for.
 NOTHING = Overlap()
@@ -81,10 +78,16 @@ def _role(piece: Piece, way: str) -> str:
 
 
 def _forward(p: _Program, pieces: list[Piece], again: bool = False) -> None:
-    for piece in pieces:
+    early = {id(one): p.put(one.name, one.queue, one.forward, p.last, again) for one in pieces if one.early}
+    for i, piece in enumerate(pieces):
         if piece.forward is None:
             continue
-        if piece.ring > 1:
+        if piece.early:
+            p.last = (*p.last, early[id(piece)])
+        elif piece.portions > 1:
+            if i == 0 or pieces[i - 1].portions == 1:
+                _portioned(p, _run(pieces, i), "forward", again=again)
+        elif piece.ring > 1:
             _ring(p, piece, piece.forward, piece.exchange, again)
         else:
             p.chain(piece.name, piece.queue, piece.forward, again, _role(piece, "forward"))
@@ -92,9 +95,17 @@ def _forward(p: _Program, pieces: list[Piece], again: bool = False) -> None:
 
 def _backward(p: _Program, pieces: list[Piece], *, with_weight: bool, core_again: bool) -> None:
     core = [piece for piece in pieces if piece.core]
-    for piece in reversed(pieces):
+    backwards = pieces[::-1]
+    for i, piece in enumerate(backwards):
         if core_again and core and piece is core[-1]:
             _forward(p, core, again=True)
+        if piece.early:
+            p.put(f"{piece.name} backward", piece.queue, piece.backward, p.last)
+            continue
+        if piece.portions > 1:
+            if i == 0 or backwards[i - 1].portions == 1:
+                _portioned(p, _run(backwards, i), "backward", with_weight=with_weight)
+            continue
         start = p.last
         if piece.backward is not None and piece.ring > 1:
             _ring(p, piece, piece.backward, piece.exchange_back, False)
@@ -103,6 +114,58 @@ def _backward(p: _Program, pieces: list[Piece], *, with_weight: bool, core_again
         if with_weight:
             # the weight gradient needs nothing but this piece's output gradient, so what follows does not wait for it
             _weight(p, piece, start=start)
+
+
+def _run(pieces: list[Piece], start: int) -> list[Piece]:
+    """The pieces from `start` on that take their tokens portion by portion."""
+    end = start
+    while end < len(pieces) and pieces[end].portions > 1:
+        end += 1
+    return pieces[start:end]
+
+
+def _portioned(p: _Program, pieces: list[Piece], way: str, *, again: bool = False, with_weight: bool = False) -> None:
+    """Take the tokens of some pieces portion by portion: all exchanges in front of the first product are issued at
+    once, then each portion's products and what is behind them, so that one portion travels while another is multiplied
+    (Tutel, 2206.03382; Lina, 2210.17223)."""
+    count, start = pieces[0].portions, p.last
+    first = next((i for i, one in enumerate(pieces) if one.queue == "compute"), len(pieces))
+    ended: list[tuple[int, ...]] = [start] * count
+
+    def put(piece: Piece, portion: int) -> None:
+        before, work = ended[portion], getattr(piece, way)
+        suffix = "" if way == "forward" else " backward"
+        if work is not None:
+            name = f"{piece.name}{suffix} {portion + 1}/{count}"
+            ended[portion] = (p.put(name, piece.queue, _portion(work, count), before, again),)
+        if with_weight and piece.weight is not None:
+            p.put(
+                f"{piece.name} weight gradient {portion + 1}/{count}",
+                piece.queue,
+                _portion(piece.weight, count),
+                before,
+                role=WEIGHT,
+            )
+
+    for portion in range(count):
+        for piece in pieces[:first]:
+            put(piece, portion)
+    for portion in range(count):
+        for piece in pieces[first:]:
+            put(piece, portion)
+    p.last = tuple(dict.fromkeys(entry for some in ended for entry in some))
+
+
+def _portion(work: Work, count: int) -> Work:
+    """One of so many equal portions of a work item's tokens."""
+    if isinstance(work, Collective):
+        routed = work.routed
+        if routed is not None:
+            routed = msgspec.structs.replace(routed, tokens=-(-routed.tokens // count))
+        return msgspec.structs.replace(work, num_bytes=work.num_bytes / count, routed=routed)
+    if isinstance(work, GroupedGemm):
+        return msgspec.structs.replace(work, rows=-(-work.rows // count))
+    return msgspec.structs.replace(work, num_bytes=work.num_bytes / count)
 
 
 def _weight(p: _Program, piece: Piece, start: tuple[int, ...]) -> None:

@@ -64,7 +64,7 @@ def pieces(own: Context, tokens: int, moe: Moe, spread: Spread, groups: tuple[Gr
     those of `own`; `groups` are all ranks of the replica, and those at the same place of every attention group."""
     imbalance = own.plan.experts.imbalance
     plan = msgspec.structs.replace(
-        own.plan, experts=msgspec.structs.replace(own.plan.experts, ep=1, etp=1, imbalance=1)
+        own.plan, experts=msgspec.structs.replace(own.plan.experts, ep=1, etp=1, imbalance=1, duplicates="sent")
     )
     alone = msgspec.structs.replace(own, plan=plan)
     split = msgspec.structs.replace(moe, ffn=-(-moe.ffn // spread.etp), shared_ffn=0)

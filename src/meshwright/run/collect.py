@@ -106,6 +106,42 @@ class _Scatter(torch.autograd.Function):
         return all_gather(grad, ctx.group), None
 
 
+class _Part(torch.autograd.Function):
+    """A rank's part of what all hold alike forward, gather backward."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.chunk(group.size)[group.index].contiguous()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.group), None
+
+
+class _Whole(torch.autograd.Function):
+    """Gather forward; backward a rank's part of a gradient that all hold alike."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return all_gather(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad.chunk(ctx.group.size)[ctx.group.index].contiguous(), None
+
+
+def part_of(x: torch.Tensor, group: AxisGroup) -> torch.Tensor:
+    """This rank's rows of `x` [n, ...], which every rank of the group holds alike; n divides by the group."""
+    return _Part.apply(x, group)
+
+
+def whole_of(x: torch.Tensor, group: AxisGroup) -> torch.Tensor:
+    """The parts of all ranks [n, ...] one below the other, for what every rank then does alike."""
+    return _Whole.apply(x, group)
+
+
 def sum_over(x: torch.Tensor, group: AxisGroup) -> torch.Tensor:
     """Partial `x` summed over the group; the gradient passes as it is."""
     return x if group.alone else _Sum.apply(x, group)

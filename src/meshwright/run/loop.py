@@ -1,11 +1,8 @@
 """A long run: step after step, with progress, metrics, checkpoints, and an end in order whenever it is asked for.
 
 Every rank runs :func:`train`. All that decides when to stop or save is the same number on every rank, so that none
-waits for one that has left: that somebody was asked to stop (SIGTERM) is exchanged beside every step, by a collective
-on a group of its own that is waited for when the step is over.
-
-A step is counted from 1: after step k, k updates are done, the checkpoint is ``step-k``, and the last line of the
-metrics says ``"step": k``.
+waits for one that has left: that somebody was asked to stop (SIGTERM) is exchanged beside every step.
+Steps count from 1: after step k, k updates are done, and the checkpoint is ``step-k``.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.resume import wanted_of
+from meshwright.run.routing import watched
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
@@ -65,6 +63,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
     ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
     prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
+    ``routing`` is a file that the choices of the model's routers are written to.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on; each rank has to hold a whole copy of the model. ``counts``: microbatches of replicas that differ.
     """
@@ -85,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     judged_every: int = 0
     held_out: float = 0.0
+    routing: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
     counts: tuple[int, ...] = ()
@@ -142,7 +142,8 @@ def train(world: World, job: Job) -> dict[str, Any]:
     run = RankRun(job, trainer, corpus)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
         before = clocks.probe()
-        run.steps()
+        with watched(job.routing, trainer.routers, job.model, place):
+            run.steps()
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
         moved = [(*kind, size) for kind, size in recorder.exchanged.items()]
         return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged))

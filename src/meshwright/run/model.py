@@ -43,7 +43,7 @@ class BlockModule(nn.Module):
         self.attention.drops_core = recompute == "selective"
         self.mlp_norm = Norm(shared, second, width, block, sums=sums)
         if isinstance(block.mlp, Moe):
-            self.mlp = Mixture(shared, prefix, block.mlp)
+            self.mlp = Mixture(shared, prefix, block.mlp, layer)
         else:
             self.mlp = Mlp(shared, prefix, block.mlp)
 
@@ -62,8 +62,12 @@ class BlockModule(nn.Module):
         return self._forward(x, p)
 
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        routed = isinstance(self.mlp, Mixture)
+        if routed:
+            self.mlp.begin()
         x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
-        return x + dropped(self.shared, self.mlp(self.mlp_norm(x)), p, 2 * self.layer + 2)
+        inner = self.mlp_norm(x)
+        return x + dropped(self.shared, self.mlp(inner, p) if routed else self.mlp(inner), p, 2 * self.layer + 2)
 
 
 class BlockPart(NamedTuple):

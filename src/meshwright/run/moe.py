@@ -1,9 +1,10 @@
 """A mixture of experts on a rank: the router, dispatch to the experts' ranks, the experts, combine.
 
-No token is dropped: the all-to-alls of expert parallelism (GShard, Lepikhin et al. 2006.16668) are as uneven as the
-router is. An expert may also be split over ``etp`` ranks, which then share their tokens: gathered before the experts,
-results reduce-scattered behind them, as ``layers/moe.py`` says. Tokens come from the shard of the sequence that a rank
-holds between tensor-parallel regions, so nothing is sent twice.
+No token is dropped without a capacity: the all-to-alls of expert parallelism (GShard, Lepikhin et al. 2006.16668) are
+as uneven as the router is. Experts lie on ranks as the plan's placement says. An expert may also be split over ``etp``
+ranks, which then share their tokens: gathered before the experts, results reduce-scattered behind them, as
+``layers/moe.py`` says. Tokens come from the shard of the sequence that a rank holds between tensor-parallel regions, so
+nothing is sent twice.
 
 Routers are those of Mixtral (2401.04088) and of Qwen2-MoE and Qwen3-MoE (2407.10671, 2505.09388): a softmax over all
 experts, of which the top k keep their weights, or have them divided by their sum (``Numerics.norm_topk``).
@@ -11,6 +12,7 @@ experts, of which the top k keep their weights, or have them divided by their su
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -18,17 +20,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.layers.routed import hottest, most_rows, placement
 from meshwright.run.activation import activate
-from meshwright.run.collect import all_gather, gather_dim, scatter_dim
+from meshwright.run.collect import all_gather, copy_to, gather_dim, part_of, scatter_dim, sum_over, whole_of
 from meshwright.run.exchange import swap
+from meshwright.run.flights import Flight, begin, end
 from meshwright.run.linear import grouped_matmul, matmul
+from meshwright.run.materialise import HotExperts, once
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.parameters import INIT_STD
-from meshwright.run.parts import Mlp, Shared
+from meshwright.run.parts import Mlp, Pass, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.record import recorder
+from meshwright.run.routing import RouterStatistics, balance, far, frequency, join
 from meshwright.spec import naming
 from meshwright.spec.layers import Dense, Moe
+from meshwright.spec.workload import Train
 
 #: Words for an expert's gate, up and down matrices where they differ from those of a dense MLP.
 EXPERT_WORDS = {"mixtral": ("w1", "w3", "w2")}
@@ -50,26 +57,33 @@ class Mixture(nn.Module):
         ValueError: a kind of mixture that is not run (:func:`refused`).
     """
 
-    def __init__(self, shared: Shared, prefix: str, spec: Moe):
+    def __init__(self, shared: Shared, prefix: str, spec: Moe, layer: int = 0):
         super().__init__()
         school = naming.school(shared.model)
         if reason := refused(spec, school):
             raise ValueError(f"the mixture of experts of {shared.model.name} cannot be run: {reason}")
-        self.spec, self.normed = spec, shared.model.numerics.norm_topk
-        self.ep, self.etp = shared.mesh["ep"], shared.mesh["etp"]
+        self.spec, self.normed, self.layer = spec, shared.model.numerics.norm_topk, layer
+        self.shared, self.ep, self.etp = shared, shared.mesh["ep"], shared.mesh["etp"]
+        self.plan = shared.plan.experts
+        self.seen = RouterStatistics(spec.experts, shared.mesh.device)
+        self._frequencies: dict[int, tuple[Pass, torch.Tensor | None]] = {}
+        self.before: Mixture | None = None
+        self.chosen: dict[int, torch.Tensor] = {}
+        self._again: set[int] = set()
         model, n = shared.model, shared.names
         at = f"{prefix}{n.mlp}"
-
-        def replicated(name: str, rows: int) -> nn.Parameter:
-            shape = (rows, model.hidden)
-            part = Part(name, shape, (0, 0), (slice(None), slice(None)))
-            return shared.make(name, shape, [part], copies=shared.tp.size, sums=shared.shard_sums)
-
-        self.router = replicated(f"{at}gate.weight", spec.experts)
+        #: Tokens that tensor-parallel ranks hold alike: each routes its part of them, or all of them.
+        self.cut = shared.tp if not shared.tp.alone and not shared.sp and self.plan.duplicates == "dropped" else None
+        #: Ranks that each have a part of every expert share their rows, unless all of them hold all.
+        self.alike = not shared.tp.alone and not shared.sp and self.plan.duplicates == "sent"
+        self.split = shared.mesh["self"] if self.alike else self.etp
+        sums = shared.tp.size if self.cut else shared.shard_sums
+        self.router = self._whole(f"{at}gate.weight", spec.experts, sums)
+        self._place()
         local, width = spec.experts // self.ep.size, spec.ffn // self.etp.size
         gate, up, down = EXPERT_WORDS.get(school, (n.gate, n.up, n.down))
         into = (gate, up) if spec.gated else (up,)
-        names = [f"{at}experts.{self.ep.index * local + i}." for i in range(local)]
+        names = [f"{at}experts.{expert}." for expert in self.order[self.ep.index * local :][:local]]
         first = self.etp.index * width
         self.up = shared.make(
             f"{at}experts.up.weight",
@@ -96,22 +110,52 @@ class Mixture(nn.Module):
             dense = Dense(ffn=spec.shared_ffn, gated=spec.gated, activation=spec.activation)
             self.beside = Mlp(alone, prefix, dense)
         if spec.shared_gate:
-            self.beside_gate = replicated(f"{at}shared_expert_gate.weight", 1)
+            self.beside_gate = self._whole(f"{at}shared_expert_gate.weight", 1, shared.shard_sums)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def _whole(self, name: str, rows: int, sums: int) -> nn.Parameter:
+        """A matrix that every rank holds."""
+        shape = (rows, self.shared.model.hidden)
+        part = Part(name, shape, (0, 0), (slice(None), slice(None)))
+        return self.shared.make(name, shape, [part], copies=self.shared.tp.size, sums=sums)
+
+    def _place(self) -> None:
+        """Work out where experts lie: ``order`` of them on the ranks, the ``slot`` of each there (None where that is
+        its number), which are hot, and which are on other nodes."""
+        shared, experts, ranks = self.shared, self.spec.experts, self.ep.size
+        layers = shared.model.routed_layers
+        routing, device = shared.routing, shared.mesh.device
+        at = layers.index(self.layer) if self.layer in layers else 0
+        node = max(1, min(ranks, shared.node_ranks // self.etp.size)) if shared.node_ranks else ranks
+        self.order, self.slot, self.hot, hot_of = list(range(experts)), None, None, None
+        if self.plan.placement != "contiguous" and ranks > 1:
+            found = placement(routing, len(layers), experts, self.plan.placement, ranks, node)
+            self.order = found.order[at].tolist()
+            self.slot = torch.tensor(self.order, device=device).argsort()
+        if self.plan.hot and ranks > 1:
+            slots = sorted(self.order.index(e) for e in hottest(routing, len(layers), experts, self.plan.hot)[at])
+            self.hot = HotExperts(slots, experts // ranks, self.ep)
+            hot_of = torch.arange(experts, device=device)
+            hot_of[slots] = torch.arange(experts, experts + len(slots), device=device)
+        #: Where a row goes by its slot: a hot one behind all slots.
+        self.hot_of = hot_of
+        home = torch.tensor(self.order, device=device).argsort() // (experts // ranks)
+        self.away = home // node != self.ep.index // node
+
+    def begin(self) -> None:
+        """Start what can run before tokens arrive: sending the hot experts."""
+        self._arriving = None
+        if self.hot is not None:
+            self._weights = once(self.up), once(self.down)
+            self._arriving = self.hot.begin(*self._weights)
+
+    def forward(self, x: torch.Tensor, p: Pass | None = None) -> torch.Tensor:
         """[s, b, h] of this rank's tokens in and out."""
-        tokens = x.reshape(-1, x.shape[-1])
-        weights, chosen = route(tokens, self.router, self.spec.top_k, normed=self.normed)
-        ordered, place = chosen.flatten().sort(stable=True)
-        # where each expert begins among them, found without asking the device how many there are
-        begins = torch.arange(self.spec.experts + 1, device=x.device)
-        counts = torch.searchsorted(ordered, begins).diff()
-        sent = SentRows.agree(counts, self.ep, self.etp)
-        rows = self._experts(dispatch(tokens[place // self.spec.top_k], sent, self.ep, self.etp), sent)
-        rows = combine(rows, sent, self.ep, self.etp)
-        # back from the order of experts to that of tokens
-        rows = rows[place.argsort()].unflatten(0, chosen.shape)
-        out = (rows * weights.to(rows.dtype).unsqueeze(-1)).sum(1).view(x.shape)
+        if self.hot is not None and getattr(self, "_arriving", None) is None:
+            self.begin()
+        mine = x if self.cut is None else part_of(x, self.cut)
+        out = self._routed(mine.reshape(-1, x.shape[-1]), p).view(mine.shape)
+        if self.cut is not None:
+            out = whole_of(out, self.cut)
         if self.beside is None:
             return out
         beside = self.beside(x)
@@ -119,18 +163,166 @@ class Mixture(nn.Module):
             beside = beside * torch.sigmoid(matmul(x, self.beside_gate))
         return out + beside
 
-    def _experts(self, rows: torch.Tensor, sent: SentRows) -> torch.Tensor:
-        inner = activate(grouped_matmul(rows, self.up, sent.groups), self.spec)
-        return grouped_matmul(inner, self.down, sent.groups)
+    def _routed(self, tokens: torch.Tensor, p: Pass | None) -> torch.Tensor:
+        """[t, h] of the tokens that this rank routes, through their experts."""
+        top_k, experts, count = self.spec.top_k, self.spec.experts, self.plan.portions
+        shares, weights, chosen = route(tokens, self.router, top_k, normed=self.normed)
+        if p is not None and torch.is_grad_enabled():  # it is trained on
+            tokens = self._watched(tokens, shares, chosen, p)
+        slots = chosen if self.slot is None else self.slot[chosen]
+        keep = None
+        if self.plan.capacity:
+            keep = within(weights, slots, most_rows(len(tokens), top_k, experts, self.plan.capacity), experts)
+            self.seen.dropped += (~keep).sum() if p is not None and id(p) not in self._again else 0
+        if self.hot_of is not None:
+            slots = self.hot_of[slots]
+        total = experts + (len(self.hot.slots) if self.hot is not None else 0)
+        edges = [len(tokens) * i // count for i in range(count + 1)]
+        some = [slice(a, b) for a, b in pairwise(edges)]
+        sorted_ = [Sorted.of(slots[one], None if keep is None else keep[one], total) for one in some]
+        sent = SentRows.agree(torch.stack([one.counts[:experts] for one in sorted_]), self.ep, self.split)
+        up, down = self.up, self.down
+        if self.hot is not None:
+            up, down = self._weights
+        elif count > 1:
+            up, down = once(up), once(down)
+        rows = [tokens[one][at.place // top_k] for one, at in zip(some, sorted_)]
+        cold = [row[: sum(one.to)] for row, one in zip(rows, sent)]
+        back = self._travelled(cold, sent, up, down)
+        if self.hot is not None:
+            warm = self.hot.end(*self._arriving)
+            self._arriving = None
+            near = [one.counts[experts:].tolist() for one in sorted_]
+            back = [
+                torch.cat([done, self._experts(row[sum(one.to) :], count, *warm)])
+                for done, row, one, count in zip(back, rows, sent, near)
+            ]
+        made = [one.restored(row, top_k) for one, row in zip(sorted_, back)]
+        whole = made[0] if count == 1 else torch.cat(made)
+        return (whole * weights.to(whole.dtype).unsqueeze(-1)).sum(1)
+
+    def _travelled(
+        self, rows: list[torch.Tensor], sent: list[SentRows], up: torch.Tensor, down: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """Rows of every portion to their experts, through them and back; with several, one portion is on its way while
+        another is multiplied."""
+        ep, etp = self.ep, self.split
+        if self.alike:
+            rows = [copy_to(one, self.etp) for one in rows]
+        if len(rows) == 1:
+            (row,), (one,) = rows, sent
+            done = self._experts(dispatch(row, one, ep, etp), one.groups, up, down)
+            return [self._summed(combine(done, one, ep, etp))]
+        out = [Flight(ep, one.to, one.back, "ep") for one in sent]
+        home = [Flight(ep, one.back, one.to, "ep") for one in sent]
+        begun = [begin(row, flight) for row, flight in zip(rows, out)]
+        returned = []
+        for row, one, there, back in zip(begun, sent, out, home):
+            arrived = arranged(end(row, there), one, etp)
+            done = self._experts(arrived, one.groups, up, down)
+            returned.append(begin(unarranged(done, one, etp), back))
+        return [self._summed(end(row, back)) for row, back in zip(returned, home)]
+
+    def _summed(self, rows: torch.Tensor) -> torch.Tensor:
+        """The parts of ranks that each computed a part of every row, added."""
+        return sum_over(rows, self.etp) if self.alike else rows
+
+    def _experts(self, rows: torch.Tensor, groups: list[int], up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        inner = activate(grouped_matmul(rows, up, groups), self.spec)
+        return grouped_matmul(inner, down, groups)
+
+    # -- what the router is seen to do, and losses on it
+
+    def begin_step(self) -> None:
+        """Forget what was seen of the last step's microbatches."""
+        self.seen.begin()
+        self._frequencies.clear()
+        self.chosen.clear()
+        self._again.clear()
+
+    def _watched(self, tokens: torch.Tensor, shares: torch.Tensor, chosen: torch.Tensor, p: Pass) -> torch.Tensor:
+        """Count what was chosen, and join the losses of balance and of locality; a pass that is repeated for its
+        activations counts once."""
+        train, key = self.shared.train, id(p)
+        if key in self._frequencies:
+            self._again.add(key)
+        else:
+            before = self.before.chosen.pop(key, None) if self.before is not None else None
+            counts = self.seen.saw(chosen, before)
+            if self.seen.follows is not None:
+                self.chosen[key] = chosen
+            self.seen.near += counts[~self.away].sum()
+            found = frequency(counts, self.seen, self._everyone(train)) if train is not None else None
+            self._frequencies[key] = p, found  # the pass too: no other has its number while this is kept
+        if train is None or not (train.balance or train.locality):
+            return tokens
+        loss = tokens.new_zeros((), dtype=shares.dtype)
+        if train.balance:
+            loss = loss + train.balance_weight * balance(shares, self._frequencies[key][1])
+        if train.locality:
+            loss = loss + train.locality * far(shares, self.away)
+        if key not in self._again:
+            self.seen.loss += loss.detach() * p.scale
+        return join(tokens, loss * p.scale)
+
+    def _everyone(self, train: Train) -> tuple[AxisGroup, ...]:
+        """The groups over which choices are counted together."""
+        if train.balance != "global":
+            return ()
+        split = self.shared.sp or self.cut is not None
+        return (self.shared.mesh["data"], *([self.shared.tp] if split else []))
 
 
-def route(tokens: torch.Tensor, router: torch.Tensor, top_k: int, *, normed: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights, experts) of each token, [t, top_k] both, by falling weight; computed in fp32, or fp64 where the tokens
-    are."""
+class Sorted(NamedTuple):
+    """Copies of tokens in the order of their experts: ``place`` int64 [copies] of each among all, which are ``size``,
+    and ``counts`` int64 of every expert. Copies that were dropped have no place."""
+
+    place: torch.Tensor
+    counts: torch.Tensor
+    size: int
+
+    @classmethod
+    def of(cls, slots: torch.Tensor, keep: torch.Tensor | None, total: int) -> Sorted:
+        """Sort copies [t, k] by their slots, of which there are `total`; those to `keep` where not all are."""
+        ordered, place = slots.flatten().sort(stable=True)
+        if keep is not None:
+            kept = keep.flatten()[place]
+            ordered, place = ordered[kept], place[kept]
+        # where each expert begins among them, found without asking the device how many there are
+        begins = torch.arange(total + 1, device=slots.device)
+        return cls(place, torch.searchsorted(ordered, begins).diff(), slots.numel())
+
+    def restored(self, rows: torch.Tensor, top_k: int) -> torch.Tensor:
+        """Rows in this order as [t, k, h]; zero where a copy was dropped."""
+        if len(self.place) < self.size:
+            rows = rows.new_zeros((self.size, rows.shape[1])).index_copy(0, self.place, rows)
+        else:
+            rows = rows[self.place.argsort()]
+        return rows.unflatten(0, (-1, top_k))
+
+
+def within(weights: torch.Tensor, slots: torch.Tensor, limit: int, experts: int) -> torch.Tensor:
+    """Return which copies [t, k] their experts take, at most `limit` each: those of largest weight, and of equal ones
+    the first."""
+    flat = slots.flatten()
+    order = weights.detach().flatten().argsort(descending=True, stable=True)
+    order = order[flat[order].argsort(stable=True)]
+    begins = torch.searchsorted(flat[order], torch.arange(experts, device=flat.device))
+    number = torch.arange(len(flat), device=flat.device) - begins[flat[order]]
+    keep = torch.empty(len(flat), dtype=torch.bool, device=flat.device)
+    keep[order] = number < limit
+    return keep.view_as(slots)
+
+
+def route(
+    tokens: torch.Tensor, router: torch.Tensor, top_k: int, *, normed: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(shares of all experts [t, experts], weights, experts) of each token, the last two [t, top_k] by falling weight;
+    computed in fp32, or fp64 where the tokens are."""
     logits = matmul(tokens, router)
     shares = logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
     weights, chosen = shares.topk(top_k, dim=-1)
-    return (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
+    return shares, (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
 
 
 class SentRows(NamedTuple):
@@ -145,37 +337,47 @@ class SentRows(NamedTuple):
     order: torch.Tensor
 
     @staticmethod
-    def agree(counts: torch.Tensor, ep: AxisGroup, etp: AxisGroup) -> SentRows:
-        """Return the rows to send and receive, from this rank's rows for each expert, int64 [experts]. The one place
-        that waits for the device."""
-        local = len(counts) // ep.size
-        mine = counts.view(ep.size, local)
+    def agree(counts: torch.Tensor, ep: AxisGroup, etp: AxisGroup) -> list[SentRows]:
+        """Return the rows to send and receive of every portion, from this rank's rows for each expert, int64 [portions,
+        experts]. The one place that waits for the device."""
+        portions, local = len(counts), counts.shape[1] // ep.size
+        mine = counts.view(portions, ep.size, local).transpose(0, 1).contiguous()  # [ep, portions, local]
         arriving = mine
         if not ep.alone:
             arriving = torch.empty_like(mine)
             with recorder().span("all_to_all", "ep"):
-                dist.all_to_all_single(arriving, mine.contiguous(), group=ep.handle)
-        table = all_gather(arriving.unsqueeze(0), etp)
-        host = torch.cat([mine.sum(1), table.flatten()]).tolist()
-        to, cells = host[: ep.size], host[ep.size :]
-        shape = (etp.size, ep.size, local)
-        lengths = torch.tensor(cells).view(shape)
+                dist.all_to_all_single(arriving, mine, group=ep.handle)
+        table = all_gather(arriving.unsqueeze(0), etp)  # [etp, ep, portions, local]
+        host = torch.cat([mine.sum(2).flatten(), table.flatten()]).tolist()
+        cut = ep.size * portions
+        to = torch.tensor(host[:cut]).view(ep.size, portions)
+        cells = torch.tensor(host[cut:]).view(etp.size, ep.size, portions, local)
+        return [SentRows._of(to[:, i].tolist(), cells[:, :, i], etp.index, counts.device) for i in range(portions)]
+
+    @staticmethod
+    def _of(to: list[int], lengths: torch.Tensor, index: int, device: torch.device) -> SentRows:
+        """Build the rows of one portion from their `lengths` [etp, ep, local experts] on the host."""
+        local = lengths.shape[2]
         totals = lengths.sum((1, 2)).tolist()
-        experts = torch.arange(local).expand(shape).reshape(-1).repeat_interleave(lengths.flatten())
+        experts = torch.arange(local).expand(lengths.shape).reshape(-1).repeat_interleave(lengths.flatten())
         longest = max(totals)
         places = torch.cat([torch.arange(n) + i * longest for i, n in enumerate(totals)])
         return SentRows(
             to=to,
-            back=lengths[etp.index].sum(1).tolist(),
+            back=lengths[index].sum(1).tolist(),
             totals=totals,
             groups=lengths.sum((0, 1)).tolist(),
-            order=places[experts.sort(stable=True).indices].to(counts.device),
+            order=places[experts.sort(stable=True).indices].to(device),
         )
 
 
 def dispatch(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
     """Rows [t, h] in the order of their experts, to the ranks of those; what arrives, in the order of this rank's."""
-    rows = swap(rows, ep, sent.to, sent.back, queue="ep")
+    return arranged(swap(rows, ep, sent.to, sent.back, queue="ep"), sent, etp)
+
+
+def arranged(rows: torch.Tensor, sent: SentRows, etp: AxisGroup) -> torch.Tensor:
+    """Rows that arrived, with those of the ranks that split the experts, in the order of this rank's experts."""
     if not etp.alone:
         rows = gather_dim(_padded(rows, max(sent.totals)), etp, 0)
     return rows[sent.order]
@@ -183,11 +385,14 @@ def dispatch(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) 
 
 def combine(rows: torch.Tensor, sent: SentRows, ep: AxisGroup, etp: AxisGroup) -> torch.Tensor:
     """The way back of :func:`dispatch`; what the ranks of an expert's split have, each a part, is added."""
+    return swap(unarranged(rows, sent, etp), ep, sent.back, sent.to, queue="ep")
+
+
+def unarranged(rows: torch.Tensor, sent: SentRows, etp: AxisGroup) -> torch.Tensor:
+    """The way back of :func:`arranged`."""
     longest = max(sent.totals)
     arrived = rows.new_zeros((longest * etp.size, rows.shape[1])).index_copy(0, sent.order, rows)
-    if not etp.alone:
-        arrived = scatter_dim(arrived, etp, 0)[: sent.totals[etp.index]]
-    return swap(arrived, ep, sent.back, sent.to, queue="ep")
+    return arrived if etp.alone else scatter_dim(arrived, etp, 0)[: sent.totals[etp.index]]
 
 
 def _padded(rows: torch.Tensor, length: int) -> torch.Tensor:

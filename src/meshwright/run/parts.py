@@ -30,6 +30,8 @@ from meshwright.spec import naming
 from meshwright.spec.layers import Attention as AttentionSpec
 from meshwright.spec.layers import Block, Dense
 from meshwright.spec.model import Model
+from meshwright.spec.routing import Routing
+from meshwright.spec.workload import Train
 
 
 class Pass(NamedTuple):
@@ -53,7 +55,8 @@ class Pass(NamedTuple):
 
 class Shared(NamedTuple):
     """The arguments with which all modules of a rank are built. ``apart``: sums over tensor-parallel ranks are made by
-    who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part."""
+    who runs the modules (:mod:`meshwright.run.overlapped`), which take and give this rank's part. ``node_ranks`` are
+    the devices of a node that the plan is for, 0 where all are on one."""
 
     model: Model
     plan: Plan
@@ -64,11 +67,18 @@ class Shared(NamedTuple):
     seed: int
     causal: bool
     apart: bool = False
+    train: Train | None = None
+    node_ranks: int = 0
 
     @property
     def tiles(self) -> bool:
         """Whether products go in the steps of a ring with the gathers and sums next to them."""
         return self.sp and self.plan.overlap.tp and not self.plan.overlap.how
+
+    @property
+    def routing(self) -> Routing | None:
+        """How tokens are said to be routed."""
+        return None if self.train is None else self.train.routing
 
     @property
     def tp(self):

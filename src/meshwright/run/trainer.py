@@ -32,6 +32,7 @@ from meshwright.run.pools import places
 from meshwright.run.projected import NO_NUMBER, ProjectedSteps
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
+from meshwright.run.routing import routers
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
 from meshwright.run.sync import PARTS, Bucket
@@ -100,9 +101,12 @@ class Trainer:
             dropout=settings.dropout if train.dropout else 0.0,
             seed=settings.seed,
             causal=train.causal,
+            train=train,
+            node_ranks=settings.node_ranks,
         )
         actions = own.actions
         self.stages = built(shared, actions, own.layers)
+        self.routers = routers(self.stages)
         self.kinds = parts = parts_of(self.stages, model, plan)
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
         self.exchanges = (
@@ -233,6 +237,8 @@ class Trainer:
             return self._projected_step(self.projected, batch)
         for exchange in self.exchanges:
             exchange.reset()
+        for router in self.routers:
+            router.begin_step()
         total = self.pipeline.run(self.passes(batch))
         for one in self.coded:
             one.advance()

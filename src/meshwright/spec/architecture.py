@@ -103,6 +103,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The distinct mixtures of experts."""
         return tuple(dict.fromkeys(block.mlp for block in self.blocks if isinstance(block.mlp, Moe)))
 
+    @property
+    def routed_layers(self) -> tuple[int, ...]:
+        """The layers that have experts."""
+        routed = {kind for kind, block in enumerate(self.blocks) if isinstance(getattr(block, "mlp", None), Moe)}
+        return tuple(layer for layer, kind in enumerate(self.pattern) if kind in routed)
+
     def block_params(self, kind: int) -> BlockParams:
         """Parameters of one block of a kind, by part, without the layers before its parts (embeddings, bridges)."""
         block = self.blocks[kind]

@@ -17,6 +17,8 @@ from meshwright.quantity import parse_count, write_count
 from meshwright.spec import lengths as of_documents
 from meshwright.spec.items import Batch, Item
 from meshwright.spec.lengths import LOGNORMAL, PARAMETERS, Lengths
+from meshwright.spec.routing import Routing
+from meshwright.spec.routing import read as read_routing
 
 #: Compute precisions of the matrix multiplications, with bytes per element as stored for the multiply.
 DTYPE_BYTES: dict[str, float] = {
@@ -76,6 +78,8 @@ MAX_COUNT = 10**9
 #: How documents are laid into sequences: whole documents, as many as fit; one a sequence, filled up; in microbatches of
 #: equal tokens and equal attention; one behind the other, cut where a sequence ends.
 PACKS = ("packed", "padded", "balanced", "concat")
+#: Whose choices a balance loss evens out, and its usual weight (Switch Transformers, 2101.03961, section 2.2).
+BALANCES, BALANCE_WEIGHT = ("micro", "global"), 0.01
 LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 
@@ -95,7 +99,9 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     :data:`PACKS`, "" where nobody said it, and ``seed`` what documents are drawn with. With ``grow`` the batch becomes
     larger, up to ``most`` sequences, where the norm test of that bound says so; with ``align`` learning rates of the
     embedding and the head follow the spread of their gradients, smoothed by so much; with ``clusters`` steps take turns
-    on so many parts of the text, and each part has a momentum of its own.
+    on so many parts of the text, and each part has a momentum of its own. ``routing`` is how often a mixture's router
+    chooses each expert. ``balance`` adds ``balance_weight`` times the routers' balance loss, of each rank's
+    ``micro``batch or of the ``global`` batch, and ``locality`` so many times the probability of experts on other nodes.
     """
 
     global_batch: int
@@ -114,6 +120,10 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
     most: int = 0
     align: float = 0.0
     clusters: int = 0
+    routing: Routing | None = None
+    balance: str = ""
+    balance_weight: float = BALANCE_WEIGHT
+    locality: float = 0.0
 
     @property
     def moments(self) -> int:
@@ -178,6 +188,13 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"clusters={self.clusters}")
         if self.align:
             parts.append(f"align={self.align:g}")
+        if self.routing is not None:
+            parts.append(f"routing={self.routing.text()}")
+        if self.balance:
+            weight = "" if self.balance_weight == BALANCE_WEIGHT else f":{self.balance_weight:g}"
+            parts.append(f"balance={self.balance}{weight}")
+        if self.locality:
+            parts.append(f"locality={self.locality:g}")
         if self.tokens:
             parts.append(f"tokens={write_count(self.tokens)}")
         if self.lora is not None:
@@ -226,7 +243,7 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
             continue
         name, reader, wanted = _READERS[key]
         try:
-            read = of_documents.read(value, base) if key == "lengths" else reader(value)
+            read = reader(value, base) if key in FILES else reader(value)
         except MeshwrightError as error:
             found += error.diagnostics
             continue
@@ -239,6 +256,8 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
                     help=f"write {key}=<{wanted}>" + (f"; meshwright explain {value}" if value in words() else ""),
                 )
             )
+        elif name == "balance":
+            values["balance"], values["balance_weight"] = read
         elif name.startswith("lora."):
             lora[name[5:]] = read
         else:
@@ -347,6 +366,12 @@ def _few(value: str) -> int | None:
     return read if read is not None and 2 <= read <= 1000 else None
 
 
+def _balance(value: str) -> tuple[str, float] | None:
+    kind, _, weight = value.partition(":")
+    read = _bound(weight) if weight else BALANCE_WEIGHT
+    return (kind.lower(), read) if kind.lower() in BALANCES and read is not None else None
+
+
 def _part(value: str) -> float | None:
     try:
         read = float(value)
@@ -385,8 +410,13 @@ _READERS = {
     "grow": ("grow", _bound, "a bound of the norm test, above 0 and up to 100"),
     "most": ("most", _count, "a positive number of sequences up to 1e9"),
     "align": ("align", _part, "a part of one above 0 and below 1, such as 0.97"),
+    "routing": ("routing", read_routing, "zipf:s=1.2 (with ;affinity= and ;near=), or a .json file"),
+    "balance": ("balance", _balance, "micro or global, with the loss's weight as in global:0.01"),
+    "locality": ("locality", _bound, "the weight of the loss, above 0 and up to 100"),
     "clusters": ("clusters", _few, "a number of clusters from 2 up to 1000"),
     "causal": ("causal", _yes_no, "yes or no"),
 }
+#: Keys whose values may be files, which lie in a folder.
+FILES = ("lengths", "routing")
 #: Keys that a workload may say.
 KEYS = tuple(_READERS)

@@ -23,6 +23,7 @@ from meshwright.plan.facet import (
     names,
     wrong,
 )
+from meshwright.spec.routing import GIVEN, PLACEMENTS
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 
 DISPATCHES = ("sent", "gathered")
+#: What ranks do that hold the same tokens: each sends its part to the experts, or each sends all.
+DUPLICATES = ("dropped", "sent")
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +44,23 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     ``imbalance`` is tokens of the busiest rank over the mean (1 = balanced router). ``dispatch`` is of serving: tokens
     of groups with requests of their own (``adp``) go to their experts' ranks alone (``sent``), or all tokens to all
     ranks and the sums back (``gathered``); "" as it can: sent where each expert is on one rank.
+    ``placement`` says which experts lie on which of the ``ep`` ranks (:mod:`meshwright.assign.placing`). An expert
+    takes ``capacity`` times its even share of a rank's tokens of a microbatch at most (0: all). The ``hot`` most chosen
+    experts of every mixture are gathered on all ranks for each pass (Hecate's sparse materialisation, 2502.02581).
+    Tokens go through the experts in so many ``portions``, one on its way while another is multiplied (Tutel,
+    2206.03382). Tensor-parallel ranks that all hold whole sequences (``nosp``) send each its part of the tokens and
+    gather what comes back, so that ``duplicates`` are dropped (DeepSpeed-TED, 2303.06318), or they send all of them.
     """
 
     ep: int = 1
     etp: int = 0
     imbalance: float = 1.0
     dispatch: str = ""
+    placement: str = "contiguous"
+    capacity: float = 0.0
+    hot: int = 0
+    portions: int = 1
+    duplicates: str = "dropped"
 
 
 def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -56,12 +70,21 @@ def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         if ep > 1 or plan.experts.etp > 1:
             yield wrong("P017", f"{model.name} has no experts", f"experts.ep = {ep}", "drop ep and etp")
         return
-    if layout.tp > 1 and not layout.sp:
+    length = train.seq_len // layout.cp
+    if layout.tp > 1 and not layout.sp and plan.experts.duplicates == DUPLICATES[0] and length % layout.tp:
         yield wrong(
             "P017",
-            "a mixture of experts under tensor parallelism dispatches sequence shards",
+            f"each of tp={layout.tp} ranks sends its part of {length} tokens of a sequence to their experts",
             "layout.sp = False",
-            "drop nosp",
+            "say duplicates=sent, or a sequence that divides",
+        )
+    if plan.experts.duplicates == "sent" and (layout.sp or layout.tp == 1 or etp != layout.tp):
+        yield wrong(
+            "P017",
+            f"duplicates=sent with tp={layout.tp}, etp={etp}{', and shards of sequences' if layout.sp else ''}: "
+            "ranks that hold the same tokens send all of them where each has a part of every expert",
+            "experts.duplicates = sent",
+            f"say nosp etp{layout.tp}, or drop duplicates" if layout.tp > 1 else "drop duplicates",
         )
     for spec in mixtures:
         if spec.experts % ep:
@@ -88,11 +111,75 @@ def _experts(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         )
 
 
+def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """Yield what is wrong with how tokens are said to be routed, and with what a plan makes of it."""
+    experts, routing, mixtures = plan.experts, train.routing, model.mixtures
+    if not mixtures:
+        for name in ("routing", "balance", "locality"):
+            if getattr(train, name):
+                message = f"{name}= is about experts, and {model.name} has none"
+                yield wrong("P070", message, f"experts.{name}", f"drop {name}= from the workload")
+        return
+    layers, counts = model.routed_layers, {spec.experts for spec in mixtures}
+    if routing is not None:
+        known = f"{len(layers)} mixtures of {', '.join(map(str, sorted(counts)))} experts ({model.name})"
+        if len(counts) > 1:
+            yield wrong(
+                "P070", f"mixtures of several sizes have no routing in common: {known}", "routing", "say imbalance="
+            )
+        elif not routing.fits(len(layers), *counts):
+            held = f"routing={routing.said} has {routing.layers} layers of {routing.experts} experts"
+            yield wrong("P070", f"{held}, and there are {known}", "routing", "record it with this model")
+        if experts.imbalance != 1:
+            said = f"experts.imbalance = {experts.imbalance:g}"
+            yield wrong(
+                "P071", "the load of the busiest rank is said twice: it follows from routing=", said, "drop one"
+            )
+    for name, value, usual in (("placement", experts.placement, "contiguous"), ("hot", experts.hot, 0)):
+        if value != usual and routing is None:
+            help = "add routing= to the workload: meshwright explain expert_routing"
+            yield wrong(
+                "P071", f"{name}={value} needs to know how tokens are routed", f"experts.{name} = {value}", help
+            )
+    if experts.placement == GIVEN and routing is not None and routing.ranks != experts.ep:
+        held = f"a placement on {routing.ranks} ranks" if routing.ranks else "no placement"
+        message = f"routing={routing.said} has {held}, and the plan has ep={experts.ep}"
+        yield wrong(
+            "P071", message, f"experts.ep = {experts.ep}", f"say ep{routing.ranks}" if routing.ranks else "drop it"
+        )
+    if experts.portions > 1 and plan.overlap.ep:
+        message = f"portions={experts.portions} and overlap=ep both hide the exchange of experts' tokens"
+        yield wrong("P073", message, f"experts.portions = {experts.portions}", "drop one of them")
+    most = min(counts)
+    if experts.hot and (experts.hot > most or experts.ep == 1):
+        message = f"hot={experts.hot} experts on all of {experts.ep} ranks, of {most} experts"
+        yield wrong("P071", message, f"experts.hot = {experts.hot}", f"at most {most}, with ep of 2 or more")
+    tokens = plan.pipeline.microbatch * train.seq_len // (plan.layout.cp * (plan.layout.tp if plan.layout.sp else 1))
+    for spec in mixtures if experts.capacity else ():
+        rows = experts.capacity * tokens * spec.top_k / spec.experts
+        if rows < 1:
+            yield wrong(
+                "P072",
+                f"capacity={experts.capacity:g} of {tokens} tokens a rank to {spec.top_k} of {spec.experts} experts is "
+                f"{rows:.3g} of a token for each: none has room for one",
+                f"experts.capacity = {experts.capacity:g}",
+                f"at least {spec.experts / (tokens * spec.top_k):.3g}",
+            )
+
+
 def _spread(model: Model, cluster: Cluster, train: Train) -> tuple[int, ...]:
     mixtures = model.mixtures
     return tuple(
         n for n in divisors(cluster.num_devices) if mixtures and all(m.experts % n == 0 for m in mixtures)
     ) or (1,)
+
+
+def _capacity(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if 0.0 <= value < 1e6 else None
 
 
 def _ratio(text: str) -> float | None:
@@ -139,6 +226,55 @@ FIELDS = (
         decides=(LAYER,),
     ),
     Field(
+        name="placement",
+        help="which experts lie on which ranks: by number, evened out, MoETuner's, ExFlow's, or as routing's file says",
+        form=names(*PLACEMENTS, GIVEN),
+        spelled=KEYED,
+        place=246,
+        decides=(LAYER,),
+        useful=lambda plan: plan.experts.ep > 1,
+    ),
+    Field(
+        name="capacity",
+        help="tokens that an expert takes of each rank at most, over its even share (0: all)",
+        form=Form(
+            read=_capacity,
+            write=lambda value: repr(value).removesuffix(".0"),
+            wanted="a ratio above 0",
+            ordered=True,
+            kind=float,
+        ),
+        spelled=KEYED,
+        place=247,
+        decides=(LAYER,),
+    ),
+    Field(
+        name="hot",
+        help="most chosen experts of each mixture that are gathered on all ranks for a pass",
+        form=count(0),
+        spelled=KEYED,
+        place=248,
+        decides=(LAYER,),
+    ),
+    Field(
+        name="portions",
+        help="portions of tokens that go through the experts, one on its way while another is multiplied",
+        form=count(1, 64),
+        spelled=KEYED,
+        place=249,
+        decides=(LAYER,),
+        useful=lambda plan: plan.experts.ep > 1,
+    ),
+    Field(
+        name="duplicates",
+        help="tokens that tensor-parallel ranks hold alike (nosp): each sends its part to experts, or all",
+        form=names(*DUPLICATES),
+        spelled=KEYED,
+        place=251,
+        decides=(LAYER,),
+        useful=lambda plan: plan.layout.tp > 1 and not plan.layout.sp,
+    ),
+    Field(
         name="dispatch",
         help="tokens of attention's groups to experts: sent to those that want them, or gathered by all",
         form=names(*DISPATCHES),
@@ -154,5 +290,5 @@ FACET = Facet(
     help="expert parallelism, and how evenly experts are loaded",
     record=Experts,
     fields=FIELDS,
-    rules=(_experts,),
+    rules=(_experts, _routed),
 )

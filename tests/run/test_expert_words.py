@@ -1,0 +1,78 @@
+"""Words of experts change where tokens are computed and never what: one process' losses, gradients and parameters."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import msgspec
+import pytest
+
+from meshwright.plan import check, parse
+from meshwright.plan.executable import unexecutable
+from meshwright.spec.cluster import load
+from meshwright.spec.routing import read
+from meshwright.spec.workload import Train
+from tests.run.processes import launch
+from tests.run.small import assemble, differences, llama, train_steps
+
+#: Relative to each tensor's largest element; two steps of AdamW amplify what another order of sums leaves.
+TOLERANCE = 1e-9
+MODEL = llama(experts=8, top_k=2, moe_ffn=24, shared_ffn=16)
+TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", routing=read("zipf:s=1"))
+
+
+@cache
+def one_process(plan, train):
+    return launch(1, train_steps, MODEL, plan, train, 2)
+
+
+def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8"):
+    """The largest relative differences of losses, first gradients and last parameters."""
+    expected = one_process(alone, train)
+    layout = parse(plan).layout
+    count = layout.tp * layout.pp * layout.cp * max(1, layout.dp)
+    legal = parse(plan).on(count)
+    assert check(legal, MODEL, load(f"{count}xh100"), train) == []
+    assert unexecutable(legal, MODEL, train) == []
+    got = launch(count, train_steps, MODEL, plan, train, 2)
+    losses = max(abs(a - b) / abs(b) for ours, theirs in zip(got[0][0], expected[0][0]) for a, b in zip(ours, theirs))
+    apart = [max(differences(assemble(got, i), assemble(expected, i)).values()) for i in (1, 2)]
+    return max(losses, *apart)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "dp4 ep4 placement=balanced",
+        "dp2 ep2 placement=moetuner hot=3",
+        "dp4 ep2 placement=exflow hot=2 portions=2 full",
+        "dp4 ep2 etp2 portions=3",
+        "tp2 dp2 ep4 etp1 nosp",
+        "tp2 dp2 ep2 nosp duplicates=sent",
+        "pp2 dp2 ep2 hot=1 zero1",
+    ],
+)
+def test_where_experts_lie_and_how_tokens_travel_changes_nothing(plan):
+    assert far_from_one_process(plan) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    "plan", ["dp4 ep4 mb2 capacity=0.6", "dp4 ep2 mb2 capacity=0.6 hot=2 placement=balanced portions=2"]
+)
+def test_what_a_capacity_drops_is_what_one_process_drops_of_the_same_microbatches(plan):
+    assert far_from_one_process(plan, alone="tp1 mb2 capacity=0.6") < TOLERANCE
+    everything = one_process("tp1 mb2", TRAIN)[0][0][0][0]
+    assert abs(one_process("tp1 mb2 capacity=0.6", TRAIN)[0][0][0][0] - everything) > 1e-6  # some were dropped
+
+
+@pytest.mark.parametrize("plan", ["dp4 ep4 mb2", "tp2 dp2 ep2 etp1 mb4", "cp2 dp2 ep4 mb4 full"])
+def test_a_global_balance_loss_is_that_of_one_process_with_the_whole_batch(plan):
+    balanced = msgspec.structs.replace(TRAIN, balance="global", balance_weight=10.0)
+    assert far_from_one_process(plan, balanced) < TOLERANCE
+
+
+def test_a_balance_loss_of_microbatches_is_another_than_the_global_one():
+    micro, whole = (msgspec.structs.replace(TRAIN, balance=b, balance_weight=10.0) for b in ("micro", "global"))
+    assert far_from_one_process("dp4 ep2 mb2", micro, alone="tp1 mb2") < TOLERANCE
+    norms = [one_process("tp1 mb2", t)[0][0][0][1] for t in (micro, whole, TRAIN)]
+    assert len({round(norm, 8) for norm in norms}) == 3
