@@ -33,6 +33,7 @@ from meshwright.simulate.batches import Batches, simulate_batches
 from meshwright.simulate.decide import decided
 from meshwright.simulate.groups import simulate_groups
 from meshwright.simulate.simulated import Simulated
+from meshwright.simulate.slowed import slowed
 from meshwright.simulate.step import simulate
 from meshwright.simulate.zoom import zooms
 from meshwright.spec.cluster import Cluster
@@ -84,7 +85,14 @@ def predict(
     batches = None if typical else draws(plan, model, cluster, train, costs)
     run = simulate(plan, model, cluster, train, costs) if batches is None else batches.typical
     shown, even = (run, run) if batches is None else (batches.shown, batches.even)
-    step, useful = (run.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
+    if world is not None and world.slow is not None:
+        if batches is not None:
+            message = "slow ranks are not simulated among documents of different lengths"
+            raise MeshwrightError.one("O006", message, place="--world", help="leave lengths= out of the workload")
+        shown = even = slowed(run, costs, world.slow)
+    step, useful = (
+        (shown.step_time_s, 0.0) if batches is None else (batches.mean_s, float(batches.drawn.useful().mean()))
+    )
     who = identity(model, cluster, train, plan, costs, shown.lowered.graph)
     clients = client_rounds(run, model, cluster, train, plan, costs, world)
     ranks = rank_memory(run, costs)

@@ -22,6 +22,7 @@ COMMANDS = {
     "weights": "A checkpoint of a run as published weights: safetensors with Hugging Face's names",
     "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
     "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
+    "diagnose": "Which rank or link of a traced job is slow or hangs, and what that costs",
     "replay": "What a measured step would take on a faster link, under another schedule or bucket size",
     "diff": "Why two predictions, plans, clusters or models differ",
     "papers": "Published systems: what each does, and whether its figures are reproduced",

@@ -24,6 +24,8 @@ import numpy as np
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.world.crowd import WANTED, Crowd, factors
+from meshwright.world.slow import WORDS as SLOW
+from meshwright.world.slow import SlowStep, value_of
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|min|m|h|d|w)", re.IGNORECASE)
@@ -45,8 +47,8 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     drawn with a mean of ``mtbf_s`` between them (None: the cluster's). A failed node is back after ``repair_s``;
     ``spares`` stand in for failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's
     drives write it), one every ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure
-    and the next step. ``clients``: replicas that differ, where they are clients of a server; ``of_job``: there is more
-    than that."""
+    and the next step. ``clients``: replicas that differ, where they are clients of a server; ``slow``: ranks and
+    links that are slow in every step; ``of_job``: there is more than these."""
 
     trace: tuple[WorldEvent, ...] | None = None
     source: str = ""
@@ -59,6 +61,7 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     draws: int = 100
     seed: int = 0
     clients: Crowd | None = None
+    slow: SlowStep | None = None
     of_job: bool = True
 
 
@@ -71,16 +74,18 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
     """
     fields: dict[str, object] = {}
     clients: dict[str, object] = {}
+    slow: dict[str, object] = {}
     wrong: list[Diagnostic] = []
     for part in (part.strip() for part in text.split(",")):
         key, equals, value = part.partition("=")
         try:
             if not equals and part.endswith(".csv"):
                 fields |= {"trace": read_trace(str(base / part)), "source": part}
-            elif key.lower() in _CLIENTS:
-                if key.lower() in clients:
+            elif key.lower() in _CLIENTS or key.lower() in SLOW:
+                into, reads = (slow, _of_step) if key.lower() in SLOW else (clients, _of_clients)
+                if key.lower() in into:
                     wrong.append(_bad(place, text, f"{key} is said twice", "keep one of them"))
-                clients[key.lower()] = _of_clients(key.lower(), value, place, text)
+                into[key.lower()] = reads(key.lower(), value, place, text)
             elif part != "catalog":  # the cluster's own failure rate, which is meant anyway
                 name, found = _word(key.lower(), value, place, text)
                 if fields.get(name, found) != found:
@@ -92,10 +97,20 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
         wrong.append(_bad(place, text, "a trace says when nodes fail, and so does mtbf", "keep one of them"))
     if wrong:
         raise MeshwrightError(wrong)
-    if clients:
+    if clients or slow:
         fields |= {"of_job": bool(fields.keys() - {"seed"}) or "catalog" in text.split(",")}
-        fields |= {"clients": Crowd(**clients, seed=fields.get("seed", 0))}
+    seed = fields.get("seed", 0)
+    fields |= {"clients": Crowd(**clients, seed=seed)} if clients else {}
+    fields |= {"slow": SlowStep(**slow, seed=seed)} if slow else {}
     return JobWorld(**fields)
+
+
+def _of_step(key: str, value: str, place: str, text: str) -> object:
+    """The value of a word of slow ranks and links."""
+    found = value_of(key, value)
+    if isinstance(found, str):
+        raise MeshwrightError(_bad(place, text, f"{key}={value!r} is not {found}", f"{key}={SLOW[key]}"))
+    return found
 
 
 def _of_clients(key: str, value: str, place: str, text: str) -> object:
@@ -127,7 +142,7 @@ def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
                 _bad(place, text, f"{key}={value!r} is not a number from {least} to {most:,}", f"{key}={least}")
             )
         return key, int(value)
-    known = [*_DURATIONS, *_COUNTS, *_CLIENTS, "catalog"]
+    known = [*_DURATIONS, *_COUNTS, *_CLIENTS, *SLOW, "catalog"]
     help = f"{nearest(key, known)} or name a trace file, failures.csv"
     raise MeshwrightError(_bad(place, text, f"unknown word {key!r} of a world", help))
 
