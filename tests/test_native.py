@@ -13,6 +13,7 @@ import meshwright as mw
 from meshwright import native as natives
 from meshwright import toposort
 from meshwright.assign import Problem, solve
+from meshwright.assign.groups import GroupCosts, GroupProblem, form_groups
 from meshwright.assign.partition import partition
 from meshwright.graph import GraphBuilder
 from meshwright.native import Float64s, Native, OutFloat64s, native
@@ -73,6 +74,9 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
     sizes = np.array([7, 3, 6, 4, 9, 2])
     for method in ("first-fit", "heaviest-first", "in-order", "enumerate", "local-search"):
         solve(method, Problem(sizes=sizes, capacity=12, costs=0.1 * sizes, num_bins=3))
+    costs = GroupCosts(degrees=(1, 2), start_s=(0.1,) * 2, token_s=(0.3, 0.4), pair_s=(0.01,) * 2)
+    problem = GroupProblem(lengths=np.array([9, 4, 3, 2, 1]), ranks=2, capacity=8, costs=costs)
+    assert form_groups("flexsp", problem).rounds and form_groups("zeppelin", problem).rounds
     for family, ranks, count in (("2bp:gpipe", 3, 7), ("hanayo", 4, 8), ("chimera", 4, 8)):
         build(family, ranks, count)
     assert both == {
@@ -90,6 +94,8 @@ def test_plain_and_compiled_are_equal_to_the_last_bit_in_all_that_predicts_and_s
         "assign.first_fit._first_fit",
         "assign.heaviest_first._heaviest_first",
         "assign.in_order._fill",
+        "assign.groups_apart._fit",
+        "assign.groups_nested._nest",
         "assign.enumeration._enumerate",
         "assign.local_search._improve",
         "assign.partition._fill",

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 
+from meshwright.assign.groups import GroupCosts
 from meshwright.assign.packing import taken
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
+from meshwright.run.groups import GroupRows
+from meshwright.run.mesh import alone as alone_mesh
 from meshwright.run.mesh import build
 from meshwright.run.parts import Pass
 from meshwright.run.settings import Settings
@@ -31,6 +34,8 @@ MODELS = {
     "experts": lambda: llama(vocab=VOCAB, experts=4, top_k=2, moe_ffn=24, shared_ffn=16),
     "tied": lambda: llama(vocab=VOCAB, tied_embeddings=True),
 }
+#: A token takes half as long again in a group of twice as many ranks.
+GROUP_COSTS = GroupCosts(degrees=(1, 2, 4), start_s=(0.1,) * 3, token_s=(1.0, 1.5, 2.25), pair_s=(0.01,) * 3)
 PACKS = ("packed", "padded", "balanced")
 
 
@@ -59,11 +64,13 @@ def packed_step(rank: int, model, words: str, folder: str, pack: str):
     layout = plan.layout
     plan = plan.on(layout.tp * layout.pp * layout.cp * max(1, layout.dp))
     mesh, train = build(plan), parse(f"batch=8,seq=32,dtype=fp32,pack={pack}")
-    trainer = Trainer(model, plan, train, mesh, settings=Settings(precision="float64", lr=1e-3))
+    said = {"settings": Settings(precision="float64", lr=1e-3), "group_costs": GROUP_COSTS}
+    trainer = Trainer(model, plan, train, mesh, **said)
     seen: list = []
     trainer.before_update.append(lambda: seen.extend(gradients(trainer)))
     text = data.load(Path(folder), train, vocab=VOCAB, seed=5, microbatch=plan.pipeline.microbatch)
-    result = trainer.step(text.batch(2, mesh["dp"].index, plan.layout.dp))
+    whole = trainer.groups is not None
+    result = trainer.step(text.batch(2) if whole else text.batch(2, mesh["dp"].index, plan.layout.dp))
     return (result.loss, result.grad_norm, result.num_tokens), seen
 
 
@@ -137,6 +144,24 @@ def test_packed_rows_train_as_a_loop_over_documents(model, pack, folder):
     ],
 )
 def test_packed_rows_train_alike_under_every_axis(model, plan, pack, folder):
+    compare(model, plan, pack, folder)
+
+
+@pytest.mark.parametrize(
+    ("model", "plan", "pack", "sizes"),
+    [
+        ("llama", "cp4 dp1 fsdp mb1 ring groups=flexsp", "packed", {1, 2, 4}),
+        ("gpt", "cp2 dp2 fsdp mb1 ulysses groups=bytescale", "balanced", {1, 2}),
+        ("llama", "cp2 dp2 fsdp mb1 ring groups=zeppelin full", "packed", {1, 2, 4}),
+        ("experts", "tp2 cp2 dp1 fsdp mb1 allgather groups=bytescale selective", "padded", {1, 2}),
+        ("tied", "cp2 dp2 zero1 mb1 ring groups=flexsp", "packed", {2}),
+    ],
+)
+def test_documents_train_alike_in_groups_that_are_formed_for_the_batch(model, plan, pack, sizes, folder):
+    said = parse_plan(plan).on(4)
+    found = GroupRows(said, MODELS[model](), parse(f"batch=8,seq=32,pack={pack}"), alone_mesh(), GROUP_COSTS)
+    formed = found.formed(corpus(folder, pack, 1).batch(2), ranks=said.layout.dp * said.layout.cp)
+    assert set(formed.degrees) == sizes and len(formed.rounds) > 1
     compare(model, plan, pack, folder)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.answer.drawn import BatchSpread
 from meshwright.answer.expert_metrics import ExpertAnswer
 from meshwright.answer.metrics import TrainMetrics
 from meshwright.answer.risk import fit_probability, peak_interval
@@ -103,25 +104,6 @@ class Money(msgspec.Struct, frozen=True, kw_only=True):
     joules_per_token: float | None
     source: str
     power_w: float | None = None
-
-
-class BatchSpread(msgspec.Struct, frozen=True, kw_only=True):
-    """How step times differ between ``num_draws`` drawn batches, in seconds: their mean, which is the answer's step
-    time, and quantiles; ``unequal_s`` of the mean is waiting that unequal microbatches cause. Of a step's tokens
-    ``useful_tokens`` (the share ``useful``) are those of ``documents``, the others padding. ``gap``: how far the
-    assignment of documents may be from the best, 0 where none is made."""
-
-    packing: str
-    num_draws: int
-    mean_s: float
-    p10_s: float
-    p50_s: float
-    p90_s: float
-    unequal_s: float
-    useful_tokens: float
-    useful: float
-    documents: float
-    gap: float
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):

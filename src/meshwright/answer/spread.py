@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.answer.prediction import Assumption, BatchSpread
+from meshwright.answer.drawn import BatchSpread
+from meshwright.answer.prediction import Assumption
 from meshwright.simulate.batches import Batches, GroupUse
 from meshwright.simulate.unfolded import MOST_TASKS
 from meshwright.spec.workload import Train
@@ -32,6 +33,7 @@ def batch_spread(batches: Batches, train: Train) -> BatchSpread:
         useful=useful / train.tokens_per_step,
         documents=sum(count for _, count in drawn.documents()) / drawn.num_draws,
         gap=drawn.laid.gap,
+        groups=batches.groups,
     )
 
 

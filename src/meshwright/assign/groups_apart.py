@@ -177,7 +177,7 @@ def _neighbours(counts: NDArray[np.int64], degrees: NDArray[np.int64], ranks: in
     ]  # all groups alike
     for change in changes:
         found = counts + change
-        if found.min() >= 0 and found @ degrees <= ranks:
+        if found.min() >= 0 and 0 < found @ degrees <= ranks:
             yield found
 
 

@@ -278,6 +278,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     settings = Settings(precision=precision, node_ranks=nodes, **said)
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
+    used = useful.batches
     return loop.Job(
         model=model,
         plan=plan,
@@ -296,6 +297,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         identity=prediction.identity,
         schedule_params=prediction.schedule_params,
         counts=() if plan.several else microbatches_each(plan.layout, prediction.cluster),
+        group_costs=None if used is None or used.groups is None else used.groups.costs,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.export.gap import Gap
 from meshwright.export.request import ExportRequest
 from meshwright.plan.facets.layout import DEFAULT_ORDER
+from meshwright.plan.facets.sequence import STATIC
 from meshwright.sync.record import USUAL
 
 #: Words of a workload whose steps no other trainer takes.
@@ -188,6 +189,14 @@ def one_exchange(r: ExportRequest) -> Iterator[Gap]:
             reason="what is written names one exchange over all context-parallel ranks",
             help="leave the number out",
             mend={"sequence.ulysses": 1},
+        )
+    if r.plan.sequence.groups != STATIC:
+        yield Gap(
+            facet="sequence.groups",
+            value=f"groups={r.plan.sequence.groups}",
+            reason="its context-parallel ranks are the same for every batch",
+            help="leave groups out",
+            mend={"sequence.groups": STATIC},
         )
 
 

@@ -254,7 +254,7 @@ KEEPS_INPUT = ("nf4", "nf4-dq")
 
 
 def _kept_by_frozen(c: Context, saved: dict[str, float]) -> dict[str, float]:
-    """What a product with a frozen weight saves of what one with a trained weight saves."""
+    """Return what a product with a frozen weight saves of what one with a trained weight saves."""
     return {"saved": saved.get("saved", 0.0)} if c.plan.precision.params in KEEPS_INPUT else {}
 
 

@@ -33,14 +33,15 @@ def local_positions(
         ValueError: the sequence does not divide.
     """
     outer = cp_size // ulysses
-    held = runs_of(seq_len, outer, cp_index // ulysses, balanced=_balanced(algorithm, causal))
+    held = runs_of(seq_len, outer, cp_index // ulysses, balanced=is_balanced(algorithm, causal))
     positions = torch.cat([torch.arange(*run) for run in held])
     if len(positions) % ulysses:
         raise ValueError(f"a sequence of {seq_len} tokens does not divide into {cp_size} pieces")
     return positions.chunk(ulysses)[cp_index % ulysses].clone()
 
 
-def _balanced(algorithm: str, causal: bool) -> bool:
+def is_balanced(algorithm: str, causal: bool) -> bool:
+    """Return whether ranks hold an early and a late piece of each sequence."""
     return algorithm != "ulysses" and causal
 
 
@@ -101,7 +102,7 @@ def attend(
         )
         return _to_heads(out, inner)
     seq_len = q.shape[1] * cp.size
-    held = _held(seq_len, cp.size, _balanced(algorithm, causal))
+    held = _held(seq_len, cp.size, is_balanced(algorithm, causal))
     if algorithm == "ring":
         around = _around_whole(held, cp.index, rule) if documents is None else _around(held, cp.index, rule, documents)
         hops = Hops(around, rule)

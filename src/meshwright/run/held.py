@@ -25,4 +25,4 @@ def peak_bytes(device: torch.device) -> int:
 
 def device_name(device: torch.device) -> str:
     """Return the name of a device: that of a GPU, or ``cpu``."""
-    return torch.cuda.getdevice_name(device) if device.type == "cuda" else "cpu"
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

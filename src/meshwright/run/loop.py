@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import torch
 
+from meshwright.assign.groups import GroupCosts
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.plan import Plan
 from meshwright.run import clocks, data, launch, mesh, traffic
@@ -62,8 +63,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``corpus`` is a tokenised corpus's folder; "": every machine builds its own of ``text``. ``steps`` are done in all,
     those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
     ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
-    prediction's, so that a schedule made for given times has one order in both. ``quiet`` prints no progress.
-    ``routing`` is a file that the choices of the model's routers are written to.
+    prediction's, so that a schedule made for given times has one order in both; so are ``group_costs``, by which groups
+    of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
+    written to.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on; each rank has to hold a whole copy of the model. ``counts``: microbatches of replicas that differ.
     """
@@ -88,6 +90,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
     counts: tuple[int, ...] = ()
+    group_costs: GroupCosts | None = None
 
 
 class RunSummary(msgspec.Struct, kw_only=True):
@@ -137,7 +140,7 @@ def train(world: World, job: Job) -> dict[str, Any]:
     place = mesh.build(in_step(job.plan), device=world.device)
     corpus = open_corpus(world, job, place)
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "counts": job.counts}
-    trainer = Trainer(job.model, job.plan, job.train, place, **how)
+    trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
     begin(job, trainer)
     run = RankRun(job, trainer, corpus)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
@@ -310,6 +313,8 @@ class RankRun:
         """The rows of a step that this rank trains on."""
         if self.growth is not None:
             return self.corpus.share(self.sequences, self.trainer.train.global_batch, self.dp.index, self.dp.size)
+        if self.trainer.groups is not None:
+            return self.corpus.batch(step)
         rows = self.trainer.rows()
         if rows is None:
             return self.corpus.batch(step, self.dp.index, self.dp.size)

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.plan import Layout, Plan
+from meshwright.plan.facets.sequence import STATIC
 from meshwright.sync.policy import read
 
 AXES = ("tp", "cp", "dp", "pp")
@@ -18,6 +19,8 @@ EXPERT_AXES = ("etp", "ep", "edp")
 CHANNELS = ("pp_forward_up", "pp_forward_down", "pp_backward_up", "pp_backward_down")
 #: Beginnings of the names of groups at both ends of a link between pools.
 LINKS = ("link_forward:", "link_backward:")
+#: Beginning of the names of groups that are formed for every batch.
+GROUPED = "groups"
 #: Groups with communicators of their own, as those of links have, though others may have the same ranks: a layer waits
 #: for what flows there, and must not wait for the gradients of the layers behind it, which replicas exchange meanwhile.
 APART = (*CHANNELS, "cp_inner", "cp_outer", "ep")
@@ -50,7 +53,7 @@ class ProcessMesh(msgspec.Struct, frozen=True, kw_only=True):
     ``expert_shard`` and ``expert_replica``, the same split of edp; :data:`CHANNELS`, the pp ranks again with handles
     of their own, so that what flows in different directions never queues behind each other; ``ends``, the first and
     last rank of each pipeline, and ``mirror``, a rank and its opposite in a pipeline; ``worker``, all ranks that take
-    the same optimizer step; ``self``; and ``world``.
+    the same optimizer step; ``self``; ``world``; and, where groups are formed for every batch, those of every size.
     """
 
     plan: Plan
@@ -108,12 +111,20 @@ def members(plan: Plan) -> dict[str, list[tuple[int, ...]]]:
     out["worker"] = _workers(out["data"], read(plan.sync.policy).rule.together(plan))
     out |= dict.fromkeys(CHANNELS, out["pp"])
     out["ends"] = sorted({(group[0], group[-1]) for group in out["pp"] if len(group) > 1})
+    if plan.sequence.groups != STATIC:
+        sizes = [1 << k for k in range(1, (plan.layout.dp * plan.layout.cp).bit_length())]
+        out |= {group_name(size): _split(out["data"], size)[0] for size in sizes}
     out["mirror"] = [
         pair for group in out["pp"] for pair in zip(group, reversed(group)) if group.index(pair[0]) < len(group) // 2
     ]
     out["self"] = [(r,) for r in ranks]
     out["world"] = [tuple(ranks)]
     return out
+
+
+def group_name(size: int) -> str:
+    """Return the name of the groups of so many neighbours that share documents."""
+    return f"{GROUPED}{size}"
 
 
 def _workers(data: Iterable[tuple[int, ...]], together: int) -> list[tuple[int, ...]]:
@@ -191,7 +202,7 @@ def _made(
     it."""
     groups = {}
     for name, some in sets.items():
-        own = name if name in APART or name.startswith(LINKS) else ""
+        own = name if name in APART or name.startswith((*LINKS, GROUPED)) else ""
         for ranks in some:
             if len(ranks) > 1 and (own, ranks) not in handles:
                 handles[own, ranks] = dist.new_group(list(ranks))

@@ -22,7 +22,7 @@ from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul, row_parallel
 from meshwright.run.loss import cross_entropy
-from meshwright.run.mesh import ProcessMesh
+from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import rotate
@@ -34,13 +34,24 @@ from meshwright.spec.routing import Routing
 from meshwright.spec.workload import Train
 
 
+class Segment(NamedTuple):
+    """Tokens [start, stop) of a rank's row, which the ranks of ``group`` share, and ``documents`` int32 [1, S] of all
+    tokens that they share."""
+
+    start: int
+    stop: int
+    group: AxisGroup
+    documents: torch.Tensor
+
+
 class Pass(NamedTuple):
     """The arguments of one microbatch's pass, the same for every layer of a rank.
 
     ``tokens``, ``targets`` int64 [b, s] on this context-parallel rank (a target of -1 is none), ``positions`` int64 [s]
     in the sequence, or [b, s] in the documents of each, ``documents`` int32 [b, S] of the whole sequences or None,
     ``rotary`` the cosines and sines [s, 1, width] or [b, s, 1, width], ``rows`` int64 [s, b] numbers of the tokens in
-    the global batch, ``scale`` what the summed loss is multiplied by.
+    the global batch, ``scale`` what the summed loss is multiplied by. ``segments`` are parts of the one row that
+    different groups of ranks share; () where all of it is shared alike.
     """
 
     tokens: torch.Tensor
@@ -51,6 +62,7 @@ class Pass(NamedTuple):
     rows: torch.Tensor
     scale: float
     step: int = 0
+    segments: tuple[Segment, ...] = ()
 
 
 class Shared(NamedTuple):
@@ -207,19 +219,22 @@ class AttentionModule(nn.Module):
     def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: Pass) -> torch.Tensor:
         shared = self.shared
 
+        said = {
+            "algorithm": shared.plan.sequence.algorithm,
+            "causal": shared.causal,
+            "window": self.spec.window,
+            "scale": self.spec.head_dim**-0.5,
+        }
+
         def core(q, k, v):
-            return attend(
-                q,
-                k,
-                v,
-                cp=shared.mesh["cp_outer"],
-                inner=shared.mesh["cp_inner"],
-                algorithm=shared.plan.sequence.algorithm,
-                causal=shared.causal,
-                window=self.spec.window,
-                scale=self.spec.head_dim**-0.5,
-                documents=p.documents,
-            )
+            if not p.segments:
+                outer, inner = shared.mesh["cp_outer"], shared.mesh["cp_inner"]
+                return attend(q, k, v, cp=outer, inner=inner, documents=p.documents, **said)
+            parts = []
+            for start, stop, group, documents in p.segments:
+                mine = (x[:, start:stop] for x in (q, k, v))
+                parts.append(attend(*mine, cp=group, documents=documents, **said))
+            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
         if self.drops_core and torch.is_grad_enabled():
             return checkpoint(core, q, k, v, use_reentrant=False, preserve_rng_state=False)

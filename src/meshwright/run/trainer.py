@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from meshwright.assign.groups import GroupCosts
 from meshwright.assign.packing import shape
 from meshwright.lower import order
 from meshwright.lower.waves import rows
 from meshwright.plan import Plan
+from meshwright.plan.facets.sequence import STATIC
 from meshwright.run.adapt import adapt
 from meshwright.run.attention import local_positions
 from meshwright.run.average import Rounds
@@ -21,6 +23,7 @@ from meshwright.run.coded import CodedSum
 from meshwright.run.connect import connect
 from meshwright.run.data import Batch
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
+from meshwright.run.groups import GroupRow, GroupRows
 from meshwright.run.links import Link
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.optimizer import Optimizer
@@ -70,8 +73,10 @@ class Trainer:
         settings: Settings | None = None,
         schedule_params: Mapping[str, Any] | None = None,
         counts: tuple[int, ...] = (),
+        group_costs: GroupCosts | None = None,
     ):
-        """`counts`: microbatches of each data-parallel rank where they are not as many on all."""
+        """`counts`: microbatches of each data-parallel rank where they are not as many on all. `group_costs`: those by
+        which groups of ranks are formed for every batch, as a prediction has them."""
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.counts = counts
         if plan.layout.shares:  # told by `counts` for each rank
@@ -137,6 +142,9 @@ class Trainer:
         apart = [f for f in self.fragments if not f.served]  # clients exchange with a server alone
         self.rounds = Rounds(policy, apart, parts, self.optimizer, mesh, settings.seed)
         self._update_early()
+        self.groups: GroupRows | None = None
+        if plan.sequence.groups != STATIC:
+            self.groups = GroupRows(plan, model, train, mesh, group_costs)
         self.positions = local_positions(
             self.shape.row_tokens,
             plan.layout.cp,
@@ -230,7 +238,8 @@ class Trainer:
     # -- training
 
     def step(self, batch: Batch) -> StepResult:
-        """One optimizer step on this data-parallel rank's rows [rows of a global batch / dp, row tokens + 1]."""
+        """One optimizer step on this data-parallel rank's rows [rows of a global batch / dp, row tokens + 1], or, with
+        groups of ranks, on all of a global batch."""
         record = recorder()
         record.step_begin(self.step_count)
         if self.projected is not None:
@@ -239,7 +248,8 @@ class Trainer:
             exchange.reset()
         for router in self.routers:
             router.begin_step()
-        total = self.pipeline.run(self.passes(batch))
+        passes = self.passes(batch)
+        total = self.pipeline.run(passes)
         for one in self.coded:
             one.advance()
         for exchange in self.exchanges:
@@ -354,7 +364,10 @@ class Trainer:
         return out
 
     def passes(self, batch: Batch) -> list[Pass]:
-        """The microbatches of a batch, cut to this context-parallel rank."""
+        """The microbatches of a batch, cut to this context-parallel rank; where ranks share documents in groups of
+        their own, of a whole global batch, and in as many rounds as they take."""
+        if self.groups is not None:
+            return self._grouped(self.groups.of(batch), batch)
         (length, _, size), device = self.shape, self.mesh.device
         count, at_dp = self.plan.num_microbatches(self.train.global_batch), self.mesh["dp"].index
         count = self.counts[at_dp] if self.counts else count
@@ -386,3 +399,22 @@ class Trainer:
                 )
             )
         return out
+
+    def _grouped(self, rows: list[GroupRow], batch: Batch) -> list[Pass]:
+        """The microbatches of a rank's rows, one a round; the pipeline runs as many."""
+        if len(rows) != 1 + max(microbatch for _, _, microbatch in self.pipeline.program):
+            self.pipeline = self._pipeline(order(self.plan, len(rows), self.schedule_params))
+        return [
+            Pass(
+                tokens=row.tokens,
+                targets=row.targets,
+                positions=row.positions,
+                documents=None,
+                rotary=self._rotary(row.positions),
+                rows=row.numbers.T,
+                scale=self.rounds.replicas / batch.num_targets,
+                step=self.step_count,
+                segments=row.segments,
+            )
+            for row in rows
+        ]

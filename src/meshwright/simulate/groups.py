@@ -28,7 +28,7 @@ from meshwright.lower.stages import GroupShare, Stages
 from meshwright.lower.structure import Structure
 from meshwright.plan import Plan
 from meshwright.plan.facets.sequence import STATIC
-from meshwright.simulate.batches import Batches, GroupUse
+from meshwright.simulate.batches import Batches, GroupUse, mixing_flops
 from meshwright.simulate.clock import times
 from meshwright.simulate.engine import times as in_order
 from meshwright.simulate.price import Pricer
@@ -71,6 +71,21 @@ def degrees(plan: Plan, model: Model) -> tuple[int, ...]:
     return tuple(size for size in sizes if ranks % size == 0 and not any(h % size for h in heads))
 
 
+def meets_in_rounds(plan: Plan) -> bool:
+    """Return whether all ranks meet in every round: parameters are gathered for it, or gradients scattered after it."""
+    layout = plan.layout
+    return layout.dp * layout.cp > 1 and (layout.gathers_again or layout.shards_gradients)
+
+
+def by_operations(plan: Plan, model: Model, train: Train) -> GroupCosts:
+    """Return costs by operations alone, in units of 10^12 of them, for who has no prices: exchanges take nothing."""
+    sizes, long = degrees(plan, model), 4096
+    token = 6e-12 * model.num_params
+    pair = 3e-12 * mixing_flops(model, train, long) / long**2
+    count = len(sizes)
+    return GroupCosts(degrees=sizes, start_s=(0.0,) * count, token_s=(token,) * count, pair_s=(pair,) * count)
+
+
 class GroupRounds:
     """Prices of ranks' loads under a plan with groups, for rounds of as many microbatches of every rank."""
 
@@ -84,11 +99,6 @@ class GroupRounds:
         self._known: dict[Load, Known] = {}
         self._ends: dict[int, dict] = {}  # passes of embedding and head, by the tokens of a rank
 
-    @property
-    def together(self) -> bool:
-        """Whether all ranks meet in every round: parameters are gathered for it, or gradients scattered after it."""
-        return self.ranks > 1 and (self.one.layout.gathers_again or self.one.layout.shards_gradients)
-
     def problem(self, lengths: NDArray[np.int64], found: GroupCosts) -> GroupProblem:
         """Return the problem of a batch of documents."""
         return GroupProblem(
@@ -96,7 +106,7 @@ class GroupRounds:
             ranks=self.ranks,
             capacity=self.capacity,
             costs=found,
-            together=self.together,
+            together=meets_in_rounds(self.plan),
         )
 
     def stages(self, load: Load, rounds: int) -> Stages:
@@ -124,7 +134,7 @@ class GroupRounds:
     def floor_s(self) -> float:
         """Seconds of the exchanges of parameters and gradients in a round, where they come with every round and
         overlap with its passes."""
-        if not self.together:
+        if not meets_in_rounds(self.plan):
             return 0.0
         one, two = (timed(self.bound((), m), self.costs, self.pricer).step_time_s for m in (1, 2))
         return two - one

@@ -130,8 +130,11 @@ def _split(plan: Plan) -> bool:
 
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     """Yield what the executor does not do with groups of ranks."""
-    if plan.sequence.groups != STATIC:
-        message = "groups of ranks that are formed for every batch are priced and not run"
+    if plan.sequence.groups == "flexsp-ilp":
+        message = "an integer program ends when its time is over, and ranks would not all find the same groups"
+        yield unrun("P033", message, plan, "sequence", "groups = flexsp-ilp", groups="flexsp")
+    if plan.sequence.groups != STATIC and train.packing == "concat":
+        message = "groups share whole documents, and pack=concat cuts them"
         yield unrun("P033", message, plan, "sequence", f"groups = {plan.sequence.groups}", groups=STATIC)
 
 
