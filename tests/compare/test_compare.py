@@ -75,9 +75,21 @@ def test_a_prediction_within_the_spread_of_the_steps_is_right():
     around = compare(timeline, repeated(timeline, [0.9, 0.95, 1.05, 1.1, 1.2]))
     assert around.within_spread and around.measured.num_steps == 5
     assert around.step_time_s.error == pytest.approx(1 / 1.05 - 1)
-    assert "so it is right" in compare_text.verdict(around)
+    assert "so the step time is right" in compare_text.verdict(around) and around.cancelling == ()
     beyond = compare(timeline, repeated(timeline, [1.1, 1.2, 1.3, 1.2, 1.1]))
     assert not beyond.within_spread and "outside the spread" in compare_text.verdict(beyond)
+
+
+def test_errors_of_parts_that_cancel_in_the_step_are_named():
+    timeline = answer("mb1").timeline
+    spent = {row.name: row.predicted_s for row in compare(timeline, timeline).kinds}
+    back = next(name for name in spent if name.startswith("B"))
+    measured = slower(slower(timeline, "F", 1.3), back, 1 - 0.3 * spent["F"] / spent[back])
+    c = compare(timeline, repeated(measured, [0.95, 1.0, 1.05]))
+    assert c.within_spread
+    assert {row.name for row in c.cancelling} == {"F", back}
+    assert "errors that cancel" in compare_text.verdict(c)
+    assert any("F -23.1% (-" in line for line in compare_text.remarks(c))  # 1 / 1.3 - 1
 
 
 def test_the_spread_is_the_middle_eighty_percent():

@@ -159,6 +159,17 @@ def test_a_folder_without_a_checkpoint_says_so(tmp_path):
     assert latest(tmp_path) is None
 
 
+def test_the_newest_checkpoint_without_its_index_is_said_to_be_damaged_and_not_passed_over(tmp_path):
+    held, state = shards.sharding(1, 1)[0], shards.values(1)
+    older = save(tmp_path, shards.pieces(held, state), meta(), ALONE)
+    newest = tmp_path / "step-00000099"
+    newest.mkdir()
+    with pytest.raises(MeshwrightError, match=f"(?s)H002.*lost its index.json.*{newest}.*remove {newest}"):
+        find(tmp_path)
+    newest.rmdir()
+    assert find(tmp_path) == older
+
+
 def test_another_format_version_is_refused(good, tmp_path):
     folder = shutil.copytree(good, tmp_path / "copy")
     text = (folder / "index.json").read_text().replace('"format_version":1', '"format_version":2')

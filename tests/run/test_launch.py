@@ -85,6 +85,28 @@ def divide():
     return 1 / 0
 
 
+def test_a_rank_that_a_signal_stops_is_named_and_nobody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(launch, "STOPPED_S", 1.0)
+    (found,) = dies(lambda: os.kill(os.getpid(), signal.SIGSTOP)).diagnostics
+    assert found.message.startswith(f"rank 1 on {HOST} died: stopped by a signal")
+
+
+def test_time_in_which_the_parent_stood_still_counts_for_nothing(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(launch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(launch, "_is_stopped", lambda pid: True)
+    heard = launch.Pulse([5])
+    now[0] = 3600.0  # all were stopped at a terminal, and go on
+    heard.check({0: 1})
+    for _ in range(100):
+        now[0] += 2 * launch.BEAT_S
+        try:
+            heard.check({0: 1})
+        except RankDied:
+            break
+    assert now[0] - 3600.0 == pytest.approx(launch.STOPPED_S, abs=3.0)
+
+
 def test_an_exception_names_its_rank_and_not_those_who_lost_their_peer():
     error = dies(divide)
     assert isinstance(error, RankDied)

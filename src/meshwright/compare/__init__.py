@@ -32,6 +32,8 @@ TOGETHER = {"dp": "gradient exchange", "dp_gather": "parameter gather", "outer":
 NORM = "gradient norm"
 #: Times below this are a trace's rounding.
 RESOLUTION_S = 1e-8
+#: Share of a step from which on errors of opposite sign are said to hide one another.
+CANCEL = 0.02
 #: Steps of a spread: the middle 80%.
 _TENTHS = 10
 
@@ -89,9 +91,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Predicted against measured. ``within_spread``: the prediction lies where the repeats do, so it is right as far
-    as they can tell. ``rates`` are what follows from the step time where the prediction is known, and not only its
-    timeline. ``differ`` are words of the identity that are not the same on both sides."""
+    """Predicted against measured. ``within_spread``: the predicted step time lies where the repeats do, so it is right
+    as far as they can tell; whether its parts are is another question (``cancelling``). ``rates`` are what follows from
+    the step time where the prediction is known, and not only its timeline. ``differ`` are words of the identity that
+    are not the same on both sides."""
 
     format_version: int
     predicted: Side
@@ -106,9 +109,22 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes: Pair | None
     differ: dict[str, tuple[str, str]]
 
+    @property
+    def cancelling(self) -> tuple[Row, ...]:
+        """Kinds of task whose errors make up for one another in the step time: those of one sign hide seconds of the
+        other, the largest first; () where they are less than ``CANCEL`` of the step."""
+        apart = {row: row.predicted_s - row.measured_s for row in self.kinds if row.matched}
+        longer = sum(gap for gap in apart.values() if gap > 0)
+        shorter = -sum(gap for gap in apart.values() if gap < 0)
+        step_s = self.step_time_s.measured
+        if min(longer, shorter) < CANCEL * step_s:
+            return ()
+        said = [row for row, gap in apart.items() if abs(gap) >= CANCEL / 2 * step_s]
+        return tuple(sorted(said, key=lambda row: -abs(apart[row])))
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, seconds and bytes."""
-        return msgspec.to_builtins(self)
+        return msgspec.to_builtins(self) | {"cancelling": [row.name for row in self.cancelling]}
 
 
 def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:

@@ -19,7 +19,8 @@ GOOD, BAD = 0.05, 0.15
 def render(comparison: Comparison, console: Console) -> None:
     """Print the comparison to `console`."""
     with Page(console) as page:
-        page.print(Text(verdict(comparison), "bold green" if comparison.within_spread else "bold"))
+        good = comparison.within_spread and not comparison.cancelling
+        page.print(Text(verdict(comparison), "bold green" if good else "bold"))
         for line in remarks(comparison):
             page.quiet(line)
         _rows("By kind of task (seconds per rank)", comparison.kinds, page)
@@ -36,16 +37,27 @@ def verdict(c: Comparison) -> str:
     if c.measured.num_steps < 2:
         return said
     where = "within" if c.within_spread else "outside"
-    right = ", so it is right" if c.within_spread else ""
+    right = ", so the step time is right" if c.within_spread else ""
+    if right and c.cancelling:
+        right += ", but by errors that cancel"
     return f"{said}, {where} the spread of {c.measured.num_steps} steps ({seconds(low)} to {seconds(high)}){right}"
 
 
 def remarks(c: Comparison) -> list[str]:
-    """Return the remarks on a comparison: fields of the question that differ, and a spread that is not known."""
+    """Return the remarks on a comparison: fields of the question that differ, errors that cancel, and a spread that is
+    not known."""
     out = [f"{name} differs: {a} predicted, {b} measured" for name, (a, b) in c.differ.items()]
+    if c.cancelling:
+        parts = [f"{row.name} {percent(row.error)} ({_gap(row)})" for row in c.cancelling]
+        out.append(f"errors of the parts that cancel in the step: {', '.join(parts)}")
     if c.measured.num_steps == 1:
         out.append("one step was measured: its spread is not known")
     return out
+
+
+def _gap(row: Row) -> str:
+    gap = row.predicted_s - row.measured_s
+    return f"{'+' if gap > 0 else '-'}{seconds(abs(gap))}"
 
 
 def unmatched(c: Comparison) -> str:

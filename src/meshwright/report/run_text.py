@@ -59,6 +59,9 @@ def render(prediction: Prediction, summary: Mapping[str, Any], comparison: Compa
         page.rows([head, *(_row(pair, summary, comparison) for pair in _pairs(comparison))])
         if "grown" in summary:
             page.quiet(_batches(summary["grown"]))
+        elsewhere = another_machine(prediction, str(summary["device"]))
+        if elsewhere:
+            page.print(Text(elsewhere, "bold yellow"))
         basis = _basis(prediction, summary, comparison)
         page.quiet(f"{basis}; error is predicted over measured, less one")
 
@@ -177,6 +180,18 @@ def _row(pair: Pair, summary: Mapping[str, Any], c: Comparison) -> tuple[Text, .
         remark = f"{gibibytes(min(held))} to {gibibytes(max(held))} over the ranks"
     cells = (write(pair.predicted), write(pair.measured), "" if pair.error is None else percent(pair.error))
     return (Text(pair.name), *(Text(cell, justify="right") for cell in cells), Text(remark, "dim"))
+
+
+def another_machine(prediction: Prediction, device: str) -> str:
+    """A sentence where the prediction is of accelerators and the run was one of processors, whose times say nothing of
+    each other; else ""."""
+    predicted = prediction.cluster.islands[0].device
+    if device != "cpu" or predicted.synchronous:
+        return ""
+    return (
+        f"predicted for {predicted.title}, measured on this machine's processor: the errors compare two machines; to "
+        f"predict this one: meshwright calibrate --here, then --on {prediction.num_devices}xhere"
+    )
 
 
 def _basis(prediction: Prediction, summary: Mapping[str, Any], c: Comparison) -> str:

@@ -43,6 +43,11 @@ from meshwright.run.world import RankDied, Report, World, died, meet
 GRACE_S = 1.5
 #: After so long without an answer a collective gives up.
 TIMEOUT_S = 600.0
+#: A rank says so often that it is alive.
+BEAT_S = 0.5
+#: A rank that a signal stopped is given up after so long, and one that is merely silent after so much longer: a call
+#: into a library may keep its threads waiting.
+STOPPED_S, SILENT_S = 10.0, 120.0
 #: Signals that ask a run to end in order.
 ASKING = (signal.SIGINT, signal.SIGTERM)
 #: What a rank says whose peer has gone: a consequence, never the cause.
@@ -89,19 +94,20 @@ def start(
     kind = _device_type(device, num_ranks)
     context = multiprocessing.get_context(start_method(kind))
     reading, writing = context.Pipe(duplex=False)
+    beats = context.RawArray("L", num_ranks)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
         children = []
         for rank in range(num_ranks):
             world = World(rank, num_ranks, rank, num_ranks, socket.gethostname(), torch.device(kind, rank))
             inherited = writing if context.get_start_method() == "fork" else None
-            words = (function, args, world, folder, reading, inherited, timeout_s, stops, enter)
+            words = (function, args, world, folder, reading, inherited, timeout_s, stops, enter, beats)
             children.append(context.Process(target=_child, args=words, name=f"rank {rank}"))
         try:
             with _forwarding(children, stops):
                 _begin(children)
                 if begun is not None:
                     begun(children)
-                _watch(children, Path(folder))
+                _watch(children, Path(folder), beats)
             return _read(Path(folder), 0).result
         finally:
             _end(children)
@@ -190,6 +196,7 @@ def _child(
     timeout_s: float,
     stops: bool,
     enter: Callable[[int], None] | None,
+    beats: Any,
 ) -> None:
     """A rank's whole life; never returns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent has it too, and passes it on once
@@ -204,6 +211,7 @@ def _child(
         _write(Path(folder), world.rank, report_of(error))
         end_process(1)
     threading.Thread(target=_die_with_parent, args=(parent,), daemon=True).start()
+    threading.Thread(target=_beat, args=(beats, world.rank), daemon=True).start()
     if world.device.type == "cpu":
         keep_memory()
         own_cores(world.local_rank, world.local_size)
@@ -223,6 +231,13 @@ def _die_with_parent(parent: Any) -> None:
         parent.recv_bytes()  # nothing is ever sent: it returns when the other end is closed
     except (EOFError, OSError):
         os._exit(1)
+
+
+def _beat(beats: Any, rank: int) -> None:
+    """Count on for as long as this process runs."""
+    while True:
+        beats[rank] += 1
+        time.sleep(BEAT_S)
 
 
 def report_of(error: BaseException) -> Report:
@@ -252,19 +267,57 @@ def _read(folder: Path, rank: int) -> Report | None:
         return None
 
 
-def _watch(children: list[Any], folder: Path) -> None:
+def _watch(children: list[Any], folder: Path, beats: Any) -> None:
     """Return when all have ended well; else end the others, and raise what the cause was."""
     running, failed_at = dict(enumerate(children)), 0.0
+    heard = Pulse(beats)
     while running and not (failed_at and time.monotonic() - failed_at > GRACE_S):
-        wait([c.sentinel for c in running.values()], timeout=0.2 if failed_at else None)
+        wait([c.sentinel for c in running.values()], timeout=0.2 if failed_at else 2 * BEAT_S)
         for rank, child in list(running.items()):
             if child.exitcode is not None:
                 del running[rank]
                 failed_at = failed_at or (time.monotonic() if child.exitcode else 0.0)
+        if not failed_at:
+            heard.check({rank: child.pid for rank, child in running.items()})
     _end(list(running.values()))
     if failed_at:
         ended = {rank: child.exitcode for rank, child in enumerate(children) if rank not in running}
         raise verdict(ended, {rank: _read(folder, rank) for rank in ended})
+
+
+class Pulse:
+    """The beats of ranks as their parent hears them. Time in which the parent itself stood still counts for nothing: a
+    whole job may be stopped at a terminal and go on."""
+
+    def __init__(self, beats: Any):
+        self.beats, self.last, self.looked = beats, list(beats), time.monotonic()
+        self.silent_s = [0.0] * len(self.last)
+
+    def check(self, pids: dict[int, int]) -> None:
+        """Take note of the ranks' beats.
+
+        Raises:
+            RankDied: L001 naming a rank that a signal has stopped, or that has not been heard of.
+        """
+        now = time.monotonic()
+        passed, self.looked = min(now - self.looked, 4 * BEAT_S), now
+        for rank, pid in pids.items():
+            beat = self.beats[rank]
+            self.silent_s[rank] = 0.0 if beat != self.last[rank] or not beat else self.silent_s[rank] + passed
+            self.last[rank] = beat
+            if self.silent_s[rank] > STOPPED_S and _is_stopped(pid):
+                help = "kill -CONT goes on with a stopped process; --resume with the run, from its last checkpoint"
+                raise died(rank, socket.gethostname(), f"stopped by a signal, for {self.silent_s[rank]:.0f} s", help)
+            if self.silent_s[rank] > SILENT_S:
+                raise died(rank, socket.gethostname(), f"nothing heard of it for {self.silent_s[rank]:.0f} s")
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped a process; False where the system does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except OSError:
+        return False
 
 
 def _end(children: list[Any]) -> None:

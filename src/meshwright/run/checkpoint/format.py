@@ -193,10 +193,15 @@ def older(folder: Path) -> str:
 def complete(root: Path) -> list[tuple[int, int, Path]]:
     """(step, generation, folder) of the checkpoints in a folder, oldest first. One that is saved again at the same
     step is a new generation of it."""
+    return [one for one in _named(root) if (one[2] / INDEX).is_file()]
+
+
+def _named(root: Path) -> list[tuple[int, int, Path]]:
+    """(step, generation, folder) of what has a checkpoint's name, oldest first."""
     if not root.is_dir():
         return []
     found = ((_FOLDER.fullmatch(folder.name), folder) for folder in root.iterdir())
-    return sorted((int(m[1]), int(m[2] or 0), folder) for m, folder in found if m and (folder / INDEX).is_file())
+    return sorted((int(m[1]), int(m[2] or 0), folder) for m, folder in found if m)
 
 
 def latest(root: str | Path) -> Path | None:
@@ -209,10 +214,14 @@ def find(path: str | Path) -> Path:
     """The checkpoint that a path means: itself, or the newest in it.
 
     Raises:
-        MeshwrightError: H001 when it is neither.
+        MeshwrightError: H001 when it is neither; H002 when the newest has lost its index. A checkpoint gets its name
+            when it is whole, so that going on from an older one would lose steps that were saved.
     """
     path = Path(path)
     folder = path if (path / INDEX).is_file() else latest(path)
+    newest = [] if folder == path else _named(path)[-1:]
+    if newest and newest[0][2] != folder:
+        raise damaged(f"it has lost its {INDEX}", newest[0][2])
     if folder is None:
         raise MeshwrightError.one(
             "H001",
