@@ -39,7 +39,7 @@ def test_exposed_communication_is_named_as_its_queue():
     stems = {queue.split("_")[0] for queue in QUEUES}
     # what is moved between tiers is on queues of its own
     assert set(causes.of_kind("exchange")) - {"offload"} <= stems
-    assert {"h2d", "d2h", "nvme_read", "nvme_write"} <= set(QUEUES)
+    assert {"h2d", "d2h", "nvme"} <= set(QUEUES)
 
 
 def test_an_attribution_and_the_errors_of_a_step_have_the_entries_of_the_table():

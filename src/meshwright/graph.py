@@ -43,8 +43,8 @@ KINDS: tuple[str, ...] = (
 )
 KIND = {name: index for index, name in enumerate(KINDS)}
 #: Queues a rank has. ``compute`` runs kernels; the others carry one kind of traffic each, in order: ``outer`` what
-#: replicas average and apply in a later step; ``h2d`` and ``d2h`` copies between device and host, ``nvme_read`` and
-#: ``nvme_write`` those between host and drives. ``host`` is what the host's processor computes.
+#: replicas average and apply in a later step; ``h2d`` and ``d2h`` copies between device and host, ``nvme`` those
+#: between host and drives, in both directions. ``host`` is what the host's processor computes.
 QUEUES: tuple[str, ...] = (
     "compute",
     "tp",
@@ -61,8 +61,7 @@ QUEUES: tuple[str, ...] = (
     "outer",
     "h2d",
     "d2h",
-    "nvme_read",
-    "nvme_write",
+    "nvme",
 )
 QUEUE = {name: index for index, name in enumerate(QUEUES)}
 #: Per-task attribute columns, -1 where one does not apply.

@@ -217,12 +217,14 @@ class Staging(msgspec.Struct, frozen=True, kw_only=True):
 class TierCopy(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """State moved between tiers of memory, or streamed through by the host's processor, one ``way``: ``h2d``, ``d2h``,
     ``nvme_read``, ``nvme_write`` or ``host``. ``gb_s`` is what one rank has of the link, in 1e9 bytes/s, and
-    ``latency_us`` what a transfer takes to begin."""
+    ``latency_us`` what a transfer takes to begin. ``saved``: what moves are tensors saved for the backward, of which a
+    framework may have more than fused kernels do."""
 
     num_bytes: float
     gb_s: float
     latency_us: float
     way: str
+    saved: bool = False
 
 
 class Scan(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

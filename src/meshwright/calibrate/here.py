@@ -181,9 +181,10 @@ def device_toml(machine: Machine) -> str:
         "",
         "[node]",
         *(host["node"] % (machine.memory_bytes, machine.cores)).split("\n"),
+        *_drives(machine),
         "",
         "[node.sources]",
-        '"*" = "the operating system; the NIC is not measured"',
+        '"*" = "the operating system, and free room on its drives; rates of drives are measured, the NIC is not"',
         "",
         "[[levels]]",
         'name = "loopback"',
@@ -207,6 +208,15 @@ def device_toml(machine: Machine) -> str:
         '"*" = "not measured: ten-gigabit Ethernet"',
     ]
     return "\n".join(lines) + "\n"
+
+
+def _drives(machine: Machine) -> list[str]:
+    """The lines of the node about its drives; none where they were not measured."""
+    found = machine.drives
+    if found is None:
+        return []
+    rates = {"nvme_gb_s": found.read_gb_s, "nvme_write_gb_s": found.write_gb_s}
+    return [f"nvme_bytes = {found.free_bytes}", *(f"{name} = {max(0.01, rate):.4g}" for name, rate in rates.items())]
 
 
 def fit(machine: Machine) -> MachineFit:

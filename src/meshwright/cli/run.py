@@ -80,6 +80,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         ""
     )
     base_batch: options.text("COUNT", "Sequences of the batch that --lr is for, with --scale-lr.") = ""
+    drives: options.text(
+        "DIR", "Folder for state that offload= keeps on drives; that for temporary files if left out."
+    ) = ""
     warmup: options.text("COUNT", "Steps over which the learning rate rises; none if left out.") = ""
     decay: options.text("COUNT", "Step at which a cosine has brought it down to a tenth; constant if left out.") = ""
     clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
@@ -275,7 +278,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
     nodes = 1 if given.link else prediction.cluster.islands[0].node.devices  # linked ranks have a host each
     said = {f: numbers[o] for o, f in set_by.items() if o in numbers}
-    settings = Settings(precision=precision, node_ranks=nodes, **said)
+    settings = Settings(precision=precision, node_ranks=nodes, drives=given.drives, **said)
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
     used = useful.batches

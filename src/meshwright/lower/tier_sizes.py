@@ -132,7 +132,14 @@ def transfer(role: TransferRole, stages: Stages, mesh: Mesh, site: Site, start: 
     latency = COPY_US if copies else DRIVE_US
     if copies and same_memory(stages):  # nothing to copy: it is there
         size = latency = 0.0
-    work = TierCopy(num_bytes=size, gb_s=rate_gb_s(node, ranks, role.way), latency_us=latency, way=role.way)
+    whole = stages.plan.memory.recompute == "full" and not stages.plan.memory.layers
+    work = TierCopy(
+        num_bytes=size,
+        gb_s=rate_gb_s(node, ranks, role.way),
+        latency_us=latency,
+        way=role.way,
+        saved=role.what == "activations" and not whole,
+    )
     return Program(
         kind="transfer", name=f"{STATE_WORDS.get(role.what, role.what)} {WAY_WORDS[role.way]}", site=site, work=work
     )

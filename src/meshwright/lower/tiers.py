@@ -2,9 +2,9 @@
 
 Parameters are fetched ahead of the pass that uses them, into room for ``prefetch`` layers and one, and what is next
 used last makes room (Belady's rule: the order of uses is the schedule's, so that it is known). Gradients leave as soon
-as they are summed, activations behind their forward, and are back before the backward. Every direction of every link
-is a stream of its own, in order: ``h2d`` and ``d2h`` between device and host, ``nvme_read`` and ``nvme_write`` between
-host and drives.
+as they are summed, activations behind their forward, and are back before the backward. Every link is a stream,
+in order: ``h2d`` and ``d2h``, the two directions between device and host, and ``nvme`` between host and drives, which
+read or write at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from meshwright.plan.facets.offload import NVME
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.sync.due import last_of
 
+#: The link, a stream, that each way of a transfer is on.
+LINKS = {"h2d": "h2d", "d2h": "d2h", "nvme_read": "nvme", "nvme_write": "nvme"}
 #: A segment of a stage's layers, by both numbers.
 Segment = tuple[int, int]
 
@@ -157,30 +159,27 @@ class Mover:
 
     def issue(self) -> None:
         """Add all transfers that were asked for, on each link in the order of their positions."""
-        for way in dict.fromkeys(one.way for one in self.asked):
-            mine = [one for one in self.asked if one.way == way]
-            at, of = (
-                np.concatenate([one.at for one in mine]),
-                np.repeat(np.arange(len(mine)), [len(o.at) for o in mine]),
-            )
-            order = np.lexsort((of, at))
+        for link in dict.fromkeys(LINKS[one.way] for one in self.asked):
+            mine = [one for one in self.asked if LINKS[one.way] == link]
+            at = np.concatenate([one.at for one in mine])
+            of = np.repeat(np.arange(len(mine)), [len(one.at) for one in mine])
+            # what is read ahead goes before what is written until then
+            ahead = np.array([self.room * (one.way == "nvme_read") for one in mine])
+            order = np.lexsort((of, at - ahead[of]))
             tasks = np.empty(len(at), np.int64)
-            tasks[order] = self._added([one.what for one in mine], way, at[order], of[order])
+            tasks[order] = self._added(mine, link, at[order], of[order])
             for number, one in enumerate(mine):
                 one.tasks[:] = tasks[of == number]
 
-    def _added(self, whats: list[str], way: str, at: np.ndarray, of: np.ndarray) -> np.ndarray:
+    def _added(self, mine: list[AskedTransfers], link: str, at: np.ndarray, of: np.ndarray) -> np.ndarray:
         facts = self.facts
         key = (of * facts.pp + self.rank[at]) * 10**12 + self.place[at]
         _, first, back = np.unique(key, return_index=True, return_inverse=True)
-        numbers = [
-            self.roles(TransferRole(whats[of[i]], way, self._units(at[i]), self.index, self._where(at[i])))
-            for i in first
-        ]
-        streams = np.array([self.builder.stream(self.index * facts.pp + r, way) for r in range(facts.pp)])
+        roles = [TransferRole(*mine[of[i]][:2], self._units(at[i]), self.index, self._where(at[i])) for i in first]
+        streams = np.array([self.builder.stream(self.index * facts.pp + r, link) for r in range(facts.pp)])
         return self.builder.extend(
             KIND["copy"],
-            np.array(numbers, np.int64)[back],
+            np.array([self.roles(role) for role in roles], np.int64)[back],
             stream=streams[self.rank[at]],
             stage=self.stage[at],
             microbatch=self.microbatch[at],
@@ -320,38 +319,35 @@ def add_host_updates(
     arrived: dict[Segment, int],
 ) -> list[np.ndarray]:
     """Add the update of a pipeline rank's segments by its host, one after the other: state read from drives where it
-    lies there, updated, written back, and new parameters copied to the device where they lie there. Return the last
-    tasks."""
+    lies there, a window ahead, updated, written back, and new parameters copied to the device where they lie there.
+    Return the last tasks."""
     offload, where = facts.offload, 0 if facts.alike else rank
-    stream = {q: builder.stream(index * facts.pp + rank, q) for q in ("host", "h2d", "nvme_read", "nvme_write")}
-    room, ends, updates = offload.prefetch + 1, [], []
+    room, ends = offload.prefetch + 1, []
+    reads: dict[Segment, list[np.ndarray]] = {}
+    tiers = {"optimizer": offload.optimizer, "grads": offload.grads, "params": offload.params}
+    on_drives = [what for what, tier in tiers.items() if tier == NVME]
 
-    def put(kind: str, role, queue: str, **said) -> np.ndarray:
-        return builder.extend(KIND[kind], roles(role), stream=[stream[queue]], **said)
+    def put(kind: str, what: str, way: str, at: Segment, after: list[np.ndarray]) -> np.ndarray:
+        units = facts.compositions[at[0]].segments[at[1]]
+        role = HostRole(what, units, index, where) if way == "host" else TransferRole(what, way, units, index, where)
+        stream = builder.stream(index * facts.pp + rank, LINKS.get(way, way))
+        task = builder.extend(KIND[kind], roles(role), stream=[stream], stage=at[0], layer=at[1])
+        for one in after:
+            builder.depend(task, one)
+        return task
 
-    for stage, segment in held:
-        units, said = facts.compositions[stage].segments[segment], {"stage": stage, "layer": segment}
-        before = [norm, np.array([arrived[stage, segment]])]
-        for what, tier in (("optimizer", offload.optimizer), ("grads", offload.grads)):
-            if tier == NVME:
-                read = put("copy", TransferRole(what, "nvme_read", units, index, where), "nvme_read", **said)
-                builder.depend(read, before[-1] if what == "grads" else norm)
-                if len(updates) >= room:  # the host has room for so many segments at a time
-                    builder.depend(read, updates[-room])
-                before.append(read)
-        update = put("host", HostRole("update", units, index, where), "host", **said)
-        for task in before:
-            builder.depend(update, task)
-        updates.append(update)
-        if offload.optimizer == NVME:
-            ends.append(put("copy", TransferRole("optimizer", "nvme_write", units, index, where), "nvme_write", **said))
-            builder.depend(ends[-1], update)
-        if offload.params == NVME:
-            ends.append(put("copy", TransferRole("params", "nvme_write", units, index, where), "nvme_write", **said))
-            builder.depend(ends[-1], update)
+    def read(at: Segment) -> None:
+        after = {"optimizer": norm, "grads": np.array([arrived[at]])}
+        reads[at] = [put("copy", what, "nvme_read", at, [after[what]]) for what in on_drives if what in after]
+
+    for at in held[:room]:
+        read(at)
+    for number, at in enumerate(held):
+        update = put("host", "update", "host", at, [norm, np.array([arrived[at]]), *reads[at]])
+        ends.append(update)
+        ends += [put("copy", what, "nvme_write", at, [update]) for what in on_drives if what != "grads"]
         if not offload.params:
-            ends.append(put("copy", TransferRole("weights", "h2d", units, index, where), "h2d", **said))
-            builder.depend(ends[-1], update)
-        if offload.params and NVME not in (offload.optimizer, offload.params):
-            ends.append(update)
+            ends.append(put("copy", "weights", "h2d", at, [update]))
+        if number + room < len(held):
+            read(held[number + room])
     return ends

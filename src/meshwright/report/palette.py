@@ -86,8 +86,7 @@ QUEUES: dict[str, str] = {
     "outer": "red",
     "h2d": "green",
     "d2h": "green",
-    "nvme_read": "ochre",
-    "nvme_write": "ochre",
+    "nvme": "ochre",
 }
 #: Colours of the memory categories, in the order in which they are stacked: of all orders the one whose neighbours
 #: differ most for the eye that sees least of it.

@@ -3,7 +3,8 @@ one that scales each matrix (``layerwise.py``)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from meshwright.run.clusters import ClusterMomentum, moment
 from meshwright.run.layerwise import BETAS, Lamb, Lars, Matrices
 from meshwright.run.lion import Lion
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.moments import Moments
 from meshwright.run.pieces import TensorPiece
 from meshwright.run.record import recorder
 from meshwright.run.settings import Settings
@@ -46,9 +48,11 @@ class Optimizer:
         device: torch.device,
         parts: Sequence[int] = (),
         clusters: int = 0,
+        moved: Callable[[tuple[str, ...]], Moments | None] | None = None,
     ):
         """`parts`: the part of the model that each held piece is of, where those have learning rates of their own,
-        which ``rates`` multiply. `clusters`: parts of the data that have a momentum each."""
+        which ``rates`` multiply. `clusters`: parts of the data that have a momentum each. `moved` makes those moments
+        that lie on drives, of their names."""
         self.names = tuple(map(moment, range(clusters))) if clusters else MOMENTS[kind]
         self.rates = [1.0] * (1 + max(parts, default=0))
         self.held, self.kind, self.settings, self.world, self.device = held, kind, settings, world, device
@@ -77,9 +81,11 @@ class Optimizer:
             self.torch = ClusterMomentum(groups, settings.lr, clusters)
         else:
             self.torch = _make(kind, groups, settings)
-        for master in self.masters:
+        self.moments_away = moved(self.names) if moved is not None and self.names else None
+        away = self.moments_away.away if self.moments_away is not None else frozenset()
+        for number, master in enumerate(self.masters):
             state = self.torch.state[master]
-            for name in self.names:
+            for name in self.names if number not in away else ():
                 state[name] = torch.zeros_like(master)
             if kind in COUNTED:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
@@ -116,10 +122,21 @@ class Optimizer:
         scale = min(1.0, clip / (norm + 1e-6)) if clip else 1.0
         for group in self.torch.param_groups:
             group["lr"] = self.settings.lr_at(step) * self.rates[group.get("part", 0)]
+        chosen = range(len(self.held)) if some is None else some
+        away = self.moments_away
+        if away is None:
+            self._apply(chosen, scale)
+            return
+        here = [i for i in chosen if i not in away.away]
+        if here:
+            self._apply(here, scale)
+        away.each(partial(self._apply_moved, scale))
+
+    def _apply(self, chosen: Sequence[int], scale: float) -> None:
+        """Update these held pieces, with their gradients scaled."""
+        masters = [self.masters[i] for i in chosen]
         with torch.no_grad():
-            chosen = slice(None) if some is None else slice(some.start, some.stop)
-            masters = self.masters[chosen]
-            gradients = [h.gradient.to(master.dtype) for master, h in zip(masters, self.held[chosen])]
+            gradients = [self.held[i].gradient.to(master.dtype) for master, i in zip(masters, chosen)]
             if scale != 1.0 and gradients:
                 torch._foreach_mul_(gradients, scale)  # the step is over: nothing reads them after this
             for master, gradient in zip(masters, gradients):
@@ -128,8 +145,19 @@ class Optimizer:
         for master in masters:
             master.grad = None
 
+    def _apply_moved(self, scale: float, moments: dict[int, dict[str, torch.Tensor]]) -> None:
+        """Update held pieces whose moments are here for it."""
+        for number, state in moments.items():
+            self.torch.state[self.masters[number]].update(state)
+        self._apply(list(moments), scale)
+        for number, state in moments.items():
+            for name in state:
+                del self.torch.state[self.masters[number]][name]
+
     def set_step(self, step: int) -> None:
-        """Bias corrections go on from so many updates."""
+        """Bias corrections go on from so many updates, and moments that were filled go back to where they lie."""
+        if self.moments_away is not None:
+            self.moments_away.put()
         for state in self.torch.state.values():
             if "step" in state:
                 state["step"].fill_(float(step))
@@ -139,12 +167,13 @@ class Optimizer:
         return [self.torch.state[self.masters[number]][name] for name in self.names]
 
     def pieces(self) -> list[TensorPiece]:
-        """Masters and moments, live."""
-        out = []
-        for master, h in zip(self.masters, self.held):
+        """Masters and moments, live; of moments on drives copies, which :meth:`set_step` writes back."""
+        out, taken = [], {} if self.moments_away is None else self.moments_away.taken()
+        for number, (master, h) in enumerate(zip(self.masters, self.held)):
             where = (h.parameter, h.start, h.stop)
             out.append(TensorPiece("param", *where, master.detach(), h.owner))
-            out += [TensorPiece(name, *where, self.torch.state[master][name], h.owner) for name in self.names]
+            state = taken.get(number) or self.torch.state[master]
+            out += [TensorPiece(name, *where, state[name], h.owner) for name in self.names]
         return out
 
 

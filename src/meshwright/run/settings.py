@@ -21,8 +21,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     at ``warmup_from`` of it (Goyal et al. 1706.02677 begin at the rate of the small batch), and, when
     ``decay_steps`` is given, falls along a cosine to ``min_lr`` of itself by then (SGDR's single cycle, Loshchilov
     and Hutter 1608.03983). ``clip`` limits the gradient's norm, 0 = never. ``precision`` overrides the plan's
-    (``float64``). ``dropout`` is the rate where the workload has dropout. ``node_ranks`` are the
-    devices of a node that the plan is for, by which experts are placed; 0: all are on one."""
+    (``float64``). ``drives`` is the folder of state that lies on drives, "" that of the system for temporary files.
+    ``dropout`` is the rate where the workload has dropout. ``node_ranks`` are the devices of a node that the plan is
+    for, by which experts are placed; 0: all are on one."""
 
     seed: int = 0
     lr: float = 3e-4
@@ -35,6 +36,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     decay_steps: int = 0
     min_lr: float = 0.1
     precision: str = ""
+    drives: str = ""
     dropout: float = 0.1
     node_ranks: int = 0
 

@@ -22,10 +22,12 @@ from meshwright.run.average import Rounds
 from meshwright.run.coded import CodedSum
 from meshwright.run.connect import connect
 from meshwright.run.data import Batch
+from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows
 from meshwright.run.links import Link
 from meshwright.run.mesh import ProcessMesh
+from meshwright.run.moments import moments_on
 from meshwright.run.optimizer import Optimizer
 from meshwright.run.parameters import Maker
 from meshwright.run.parts import Pass, Shared
@@ -36,6 +38,7 @@ from meshwright.run.projected import NO_NUMBER, ProjectedSteps
 from meshwright.run.record import recorder
 from meshwright.run.rotary import tables
 from meshwright.run.routing import routers
+from meshwright.run.saved import SavedOnDrives
 from meshwright.run.settings import Settings
 from meshwright.run.spread import SpreadByPart, part_of_name
 from meshwright.run.sync import PARTS, Bucket
@@ -132,7 +135,13 @@ class Trainer:
         if train.grow or train.align:
             of = [part_of_name(h.parameter.parts[0].name, shared.names) for h in held]
             self.spread = SpreadByPart(self.exchanges, shared.names, mesh["data"].size, train.align)
-        self.optimizer = Optimizer(held, kind, applied, mesh["worker"], mesh.device, of, train.clusters)
+        self.drives = on_cores(mesh.device, settings.drives) if plan.offload.any and held else None
+        moved = partial(moments_on, self.drives, held, parts, plan.offload) if plan.offload.optimizer else None
+        self.optimizer = Optimizer(held, kind, applied, mesh["worker"], mesh.device, of, train.clusters, moved)
+        if self.drives is not None and plan.offload.activations:
+            SavedOnDrives(self.drives, plan.offload.prefetch + 1).over_stages(
+                self.stages, plan.offload, actions, mesh["pp"].index
+            )
         self.parts = of
         policy = read(plan.sync.policy)
         self.projected: ProjectedSteps | None = None

@@ -16,7 +16,7 @@ from meshwright.timeline import Timeline
 #: Unequal work shows beside the timeline alone (:mod:`meshwright.answer.spread`): another one is needed to tell it.
 NAMES = tuple(cause.name for cause in STEP if cause.name != "unequal")
 _DP = (QUEUE["dp"], QUEUE["dp_gather"], QUEUE["outer"])
-_MOVED = tuple(QUEUE[name] for name in ("h2d", "d2h", "nvme_read", "nvme_write", "host"))
+_MOVED = tuple(QUEUE[name] for name in ("h2d", "d2h", "nvme", "host"))
 _PP = tuple(QUEUE[name] for name in ("pp_forward", "pp_backward", "link_forward", "link_backward"))
 
 

@@ -98,7 +98,10 @@ class Pricer:
             self._update(program, parts, spread)
             return ProgramPrice(parts, spread)
         if program.kind == "transfer":
-            estimate = self.costs.price(program.work, program.site.device)
+            work = program.work
+            if work.saved:
+                work = msgspec.structs.replace(work, num_bytes=work.num_bytes * self.costs.framework.activation_copies)
+            estimate = self.costs.price(work, program.site.device)
             parts[CAUSE["offload"]] = estimate.seconds
             spread[CAUSE["offload"]] = estimate.seconds * estimate.sigma
             return ProgramPrice(parts, spread)

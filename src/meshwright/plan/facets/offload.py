@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, count, wrong
+from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, count, unrun, wrong
 from meshwright.spec.workload import LAYERWISE
 from meshwright.sync.policy import read as read_sync
 
@@ -166,6 +166,22 @@ def _has_tier(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
             yield wrong("P053", message, f"offload = {_of(plan.offload)}", help)
 
 
+def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    offload = plan.offload
+    for name in STATES:
+        tier = getattr(offload, name)
+        if tier and name in ("params", "grads"):
+            message = f"{name} off the device are priced and not run"
+            yield unrun("P033", message, plan, "offload", f"{name} = {tier}", **{name: ""})
+        elif tier == HOST:
+            message = f"{name} in the memory of a GPU's host is priced and not run, on drives of a processor it is"
+            yield unrun("P033", message, plan, "offload", f"{name} = {tier}", **{name: NVME})
+    policy = plan.precision
+    if offload.optimizer and (policy.compute or train.dtype) != "fp32" and policy.compute != "float64":
+        message = "masters of 16-bit parameters stay in memory while moments lie on drives: priced and not run"
+        yield unrun("P033", message, plan, "offload", f"optimizer = {offload.optimizer}", optimizer="")
+
+
 FIELDS = (
     Field(
         name="offload",
@@ -198,4 +214,5 @@ FACET = Facet(
     record=Offload,
     fields=FIELDS,
     rules=(_possible, _has_tier),
+    unexecutable=_unexecutable,
 )

@@ -30,6 +30,8 @@ import torch.distributed as dist
 
 from meshwright.run.bench import kernels, operators
 from meshwright.run.bench.clock import REPEATS, Bench, BenchClock, TimedRepeats, mean
+from meshwright.run.bench.drives import DriveFigures
+from meshwright.run.bench.drives import figures as drive_figures
 from meshwright.run.bench.exchange import OPS, collectives, staging
 from meshwright.run.bench.model import MICROBATCHES, STEPS, VOCAB, ModelTimes, TimedModel, model_of, plan_of, train_of
 from meshwright.run.bench.operands import Operands
@@ -50,7 +52,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     ``op ranks``; ``staging``: what fully sharded parameters cost a rank's processor beside their exchange,
     ``gather`` and ``reduce`` by bytes; ``operators``: memory-bound operators of a model as the executor runs them, by
     name; ``base_bytes``: the memory of a rank beside its tensors; ``crowding``: what taking turns on a core costs
-    (:func:`_crowding`)."""
+    (:func:`_crowding`); ``drives``: rates of those for temporary files."""
 
     kind: str
     cores: int
@@ -70,6 +72,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     crowding: float = 0.0
     scope: BenchScope = FULL
+    drives: DriveFigures | None = None
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -94,6 +97,7 @@ def measure(
     busy = min(cores, 8)
     known = KeptParts(file, _identity(kind, cores, scope))
     rounds = _rounds(known, scope, progress, busy, kind)
+    drives = known.part("drives", drive_figures)
     base = known.part("memory", lambda: start(_base, scope, num_ranks=busy, device=kind))
     # on a GPU a stream of its own hides the copies
     staged = known.part("staging", lambda: start(staging, scope, num_ranks=2, device=kind)) if kind == "cpu" else {}
@@ -114,7 +118,7 @@ def measure(
         {
             **rounds[0]["machine"], **_timed(rounds), "passes": _passes(rounds, scope), "collectives": exchanges,
             "staging": staged, "cores": cores, "kind": kind, "crowding": crowding, "comm_slowdown": slowdown,
-            "base_bytes": base, "seconds": time.perf_counter() - begun, "scope": scope,
+            "drives": drives, "base_bytes": base, "seconds": time.perf_counter() - begun, "scope": scope,
         },
         Machine,
         strict=False,
