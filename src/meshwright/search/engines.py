@@ -150,5 +150,5 @@ def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
     hides = {"pp": core.pp > 1, "dp": core.dp * core.cp > 1, "tp": core.tp > 1}
     found: dict[frozenset[str], tuple[str, ...]] = {}
     for overlap in space["overlap"]:
-        found.setdefault(frozenset(name for name in overlap if hides.get(name, True)), overlap)
+        found.setdefault(frozenset(name for name in overlap if hides.get(name.partition(":")[0], True)), overlap)
     return tuple(found.values())

@@ -25,6 +25,7 @@ from meshwright.search.recommend import recommended
 from meshwright.search.space import Space, default
 from meshwright.search.store import Store
 from meshwright.search.walk import Stopped, Tried, Walk, Wanted
+from meshwright.search.ways import with_way
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -108,7 +109,7 @@ def find(
             walk.stop.over = True
             walk.end()
             best = ranked(_best(fitting, top, families), top, walk)
-            pick = recommended(walk, roomy, engines) if best and recommend else None
+            pick = with_way(recommended(walk, roomy, engines), walk, engines) if best and recommend else None
     if not walk.covered and not walk.tried and not stopped:
         unlearned = list(beyond_positions(model, train))
         if unlearned:

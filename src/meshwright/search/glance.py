@@ -16,6 +16,7 @@ from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
 from meshwright.plan.facet import LAYER
 from meshwright.plan.facets import fields
+from meshwright.plan.facets.overlap import inside
 from meshwright.search.columns import Alone, CoreColumns, spread, units_of, waited_for
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.layers import Book, deciding_ends
@@ -45,7 +46,7 @@ class Glance(NamedTuple):
 @lru_cache(maxsize=4096)
 def _way(rest: Inner) -> Inner:
     """Return an inner part with the words that kernels depend on, and the defaults of the plainest plan otherwise."""
-    sliced = tuple(name for name in rest.overlap if name == "tp")
+    sliced = tuple(name for name in rest.overlap if inside(name))
     usual = {name: fields()[name].usual for name in rest._fields if LAYER not in fields()[name].decides}
     return rest._replace(**usual | {"recompute": "none", "recompute_layers": 0, "overlap": sliced})
 
@@ -148,7 +149,7 @@ class Glances:
     def _brief(self, rest: Inner) -> tuple:
         """Return all that the bound of an inner part depends on besides its order, as a key."""
         mode = "none" if rest.recompute_layers else rest.recompute
-        waits = self.alike and "tp" not in rest.overlap
+        waits = self.alike and not any(map(inside, rest.overlap))
         beside = waits and "ep" in rest.overlap
         return _way(rest), mode == "full", mode == "selective", waits, beside, None if self.alike else rest.shares
 

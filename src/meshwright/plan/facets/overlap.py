@@ -123,6 +123,11 @@ def _stored(value: tuple[str, ...]) -> dict[str, bool | str]:
     return {name: name in words for name in OVERLAPS} | {"how": words.get("tp", "")}
 
 
+def inside(word: str) -> bool:
+    """Whether a word of a search's value says how collectives inside layers are overlapped."""
+    return word.partition(":")[0] == "tp"
+
+
 def overlapped(overlap: Overlap) -> tuple[str, ...]:
     """Return the names of the overlapped exchanges, sorted, as a search writes them."""
     words = {"tp": f"tp:{overlap.how}"} if overlap.how else {}
