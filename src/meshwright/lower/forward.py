@@ -19,6 +19,7 @@ from meshwright.lower.entry import Entry
 from meshwright.lower.layer import program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
+from meshwright.lower.rewrites import rewritten
 from meshwright.lower.served_experts import Spread
 from meshwright.lower.served_mixing import MIXED, Mixing, entries, kept_bytes, mixings, prefix_once
 from meshwright.plan import Memory, Plan
@@ -84,9 +85,10 @@ class Forward:
         own = self.context(most * self.plan.layout.adp or tokens)
         if kind == EMBEDDING:
             pieces = served_ends.embedding(own, layer, self.mesh.group())
-        else:
-            pieces = served_ends.reordered(own, self._block(layer, own, tokens))
-        return served_ends.summed(_chained(program(pieces, "F")), serving.sums)
+            return served_ends.summed(_chained(program(pieces, "F")), serving.sums)
+        pieces = served_ends.reordered(own, self._block(layer, own, tokens))
+        found = served_ends.summed(_chained(program(pieces, "F")), serving.sums)
+        return rewritten(found, (len(found) - 1,), self.plan.overlap)
 
     def _block(self, block: Block, own: Context, tokens: int) -> list[Piece]:
         """Return the pieces of a block; experts are those of the busiest rank, and their outputs summed once."""

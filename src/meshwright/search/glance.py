@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.cost.roofline import contention
 from meshwright.lower.entry import Entry
 from meshwright.lower.units import Unit
 from meshwright.plan import Experts, Layout, Plan
@@ -60,7 +59,6 @@ class Glances:
         self.kinds, self.num_units = evaluator.kinds, evaluator.num_units
         self.alike, self.devices = evaluator.alike, evaluator.devices
         self.names = [device.name for device in self.devices]
-        self.contention = min(0.0 if device.cores else contention(device) for device in self.devices)
         self._waits: dict[tuple, np.ndarray] = {}
         self._ends: dict[tuple, list[Entry]] = {}
         self._glances: dict[Core, Glance] = {}
@@ -169,11 +167,9 @@ class Glances:
         forward, whole, back = each[:, :, :, 0], each[:, :, :, 1], each[:, :, :, 2]
         if waits.any():
             waited = np.array([[self._waited(a, n) for n in near.tolist()] for a in alone])[which] * waits[..., None]
-            hidden = waited[:, :, 1] * beside  # overlapped with kernels, which it slows for as long as both run
-            slowed = np.minimum(hidden[:, :, None], each[:, :, :, [0, 2]]) * self.contention
-            waited = waited[:, :, 0] + waited[:, :, 1] - hidden
-            forward += waited[:, :, None, 0] + slowed[:, :, :, 0]
-            back += waited[:, :, None, 1] + slowed[:, :, :, 1]
+            waited = waited[:, :, 0] + waited[:, :, 1] * (1 - beside)  # what is overlapped slows kernels, by little
+            forward += waited[:, :, None, 0]
+            back += waited[:, :, None, 1]
         np.maximum(whole, back, out=whole)
         repeated = forward * full + np.array([a.core for a in alone])[which][:, None] * repeats
         repeated[..., self.kinds :] = 0.0

@@ -318,12 +318,14 @@ def _tokenwise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Seconds by cause of all layers' token-wise part, and those times their relative errors, where `most` of the
     tokens are one attention group's (0: equal parts)."""
-    parts, spread = np.zeros(len(PRICED)), np.zeros(len(PRICED))
+    parts, spread, drain = np.zeros(len(PRICED)), np.zeros(len(PRICED)), 0.0
     kinds = [(EMBEDDING, 1), *enumerate(forward.model.layers_by_kind)]
     for kind, count in kinds:
-        mine, uncertain = _parts(forward.tokenwise(kind, int(tokens), most), device, costs)
-        parts += mine * count
-        spread += uncertain * count
+        found = cost(forward.tokenwise(kind, int(tokens), most), "F", device, costs)
+        parts += found.parts * count
+        spread += found.spread * count
+        drain = max(drain, found.drain)
+    parts[CAUSE["tp"]] += drain  # what nothing hides behind the last layer
     message = forward.send(int(tokens))
     if message is not None:
         sent = costs.price(message, device)

@@ -14,7 +14,7 @@ import numpy as np
 
 from meshwright.causes import CAUSE, PRICED
 from meshwright.cost import Costs, Estimate
-from meshwright.cost.roofline import contention
+from meshwright.cost.interference import slowdown
 from meshwright.layers.moe import SORTED
 from meshwright.lower.entry import Entry, Structure, graph_of, in_a_row, structure_of
 from meshwright.lower.rewrites.slice import OFFLOADED
@@ -130,15 +130,12 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
         if not mine:
             continue
         seconds, exposed = sum(estimate.seconds for estimate in mine), parts[CAUSE[queue]]
-        hidden = min(max(0.0, seconds - exposed), clock - begin)
         idle = sum(estimate.wait for estimate in mine) / seconds if seconds else 0.0
         wait += exposed * idle
-        # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
-        if not device.cores:
-            # memory that moves data by itself takes no multiprocessor
-            alone = sum(m.seconds for m, e in zip(estimates, entries) if e.queue == queue and e.role == OFFLOADED)
-            hidden = min(hidden, max(0.0, seconds - alone - exposed)) if alone else hidden
-        parts[CAUSE[queue]] += hidden * (1 - idle if device.cores else contention(device))
+        if device.cores:  # what is hidden needs a core as much as the kernels that hide it, but for the time it waits
+            parts[CAUSE[queue]] += min(max(0.0, seconds - exposed), clock - begin) * (1 - idle)
+        else:
+            parts[CAUSE[queue]] += _slowed(queue, entries, estimates, (start, end), entry_of, begin, device)
         spread[CAUSE[queue]] = parts[CAUSE[queue]] * max(estimate.sigma for estimate in mine)
     total = float(np.sum(parts))
     stalled = sum(e.name == SORTED for e in entries) * framework.host_us_per_dispatch * 1e-6
@@ -154,3 +151,30 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
     return LayerCost(
         parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait, drain=drain
     )
+
+
+def _slowed(
+    queue: str,
+    entries: Sequence[Entry],
+    estimates: list[Estimate],
+    times: tuple[list[float], list[float]],
+    entry_of: list[int],
+    begin: float,
+    device: Device,
+) -> float:
+    """Seconds that the kernels of a layer lose to the collectives of a queue that run beside them, pair by pair; the
+    layer begins at `begin`. Memory that moves data by itself takes nothing from them."""
+    start, end = times
+    kernels = [p for p, i in enumerate(entry_of) if entries[i].queue == "compute" and start[p] >= begin]
+    beside = [p for p, i in enumerate(entry_of) if entries[i].queue == queue and entries[i].role != OFFLOADED]
+    lost, first = 0.0, 0
+    for p in beside:
+        while first < len(kernels) and end[kernels[first]] <= start[p]:
+            first += 1
+        work, seconds = entries[entry_of[p]].work, end[p] - start[p]
+        for k in kernels[first:]:
+            if start[k] >= end[p]:
+                break
+            together = min(end[k], end[p]) - max(start[k], start[p])
+            lost += together * slowdown(estimates[entry_of[k]].cause, work, seconds, device)
+    return lost
