@@ -3,20 +3,20 @@
 import pytest
 
 from meshwright.world.decider import LogEntry, replayed
-from meshwright.world.elastic import Elastic, Regroup
+from meshwright.world.elastic import NEWEST, Elastic, Regroup
 from meshwright.world.recovery import Began, Ended, Failed, Finish, Repaired, Restarted, TrainFrom, Wait
 from tests.world.test_recovery import told
 
 
 def test_a_spare_takes_the_place_of_a_lost_node_and_the_job_goes_on_where_it_was():
     found = told(Elastic(sizes=(1, 2, 4)), Began(), Failed(7), Restarted(), Ended())
-    assert found == [(TrainFrom(0, 0),), (Regroup(4),), (TrainFrom(7, 0),), (Finish(),)]
+    assert found == [(TrainFrom(NEWEST, 1),), (Regroup(4),), (TrainFrom(NEWEST, 1),), (Finish(),)]
 
 
 def test_without_a_spare_the_job_goes_on_under_the_largest_plan_for_those_that_are_left_and_grows_again():
     found = told(Elastic(sizes=(2, 4), spares=0), Began(), Failed(7), Restarted(), Failed(9), Repaired(), Repaired())
     # three nodes are left, then two; both have the plan for two, and the third changes nothing
-    assert found[1:] == [(Regroup(2),), (TrainFrom(7, 0),), (Regroup(2),), (), (Regroup(4),)]
+    assert found[1:] == [(Regroup(2),), (TrainFrom(NEWEST, 1),), (Regroup(2),), (), (Regroup(4),)]
 
 
 def test_with_too_few_nodes_for_any_plan_the_job_waits():

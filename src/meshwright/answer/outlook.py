@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import ceil, isinf, sqrt
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from meshwright.answer.prediction import Money, TrainingRun
+from meshwright.answer.recoveries import RecoveryWay, state_of, ways
 from meshwright.causes import JOB
 from meshwright.errors import MeshwrightError
 from meshwright.lower import Lowered
@@ -20,7 +22,6 @@ from meshwright.spec.workload import Train
 from meshwright.timeline import UNKNOWN, Identity
 from meshwright.world.decider import LogEntry
 from meshwright.world.history import history
-from meshwright.world.recovery import Recovery
 from meshwright.world.trace import JobWorld, changes
 
 #: Time from an interruption to the first new step: detection, restart, loading. Assumed; flagged where shown.
@@ -84,10 +85,13 @@ def training_run(
     *,
     useful: float = 0.0,
     identity: Identity = UNKNOWN,
+    passes_s: float = 0.0,
+    on_fewer: Callable[[int], float | None] = lambda devices: None,
 ) -> TrainingRun:
     """Time and cost for the workload's tokens: steps, checkpoints and failures as separate lines. `interval_s` and
     `draws_s` are of the step time `step_s`; `useful` are the tokens of a step that count, all of them if left out, and
-    `identity` says what is asked.
+    `identity` says what is asked. `passes_s` are the seconds of a step in which its state does not change, and
+    `on_fewer` gives those of a step on fewer devices, None where there is no plan for so few.
 
     Checkpoints go to the nodes' own drives at their rated speed, at Young's interval sqrt(2 d M) for a write time d
     and a mean time between interruptions M (Young, 1974); failures take what they do on average (Daly, 2006). In a
@@ -106,7 +110,20 @@ def training_run(
         low, high = interval_s[0] * whole, interval_s[1] * whole
         drawn = [float(draw) * whole for draw in draws_s]
     else:
-        lines, total, drawn, log = _simulated(sizes, world, step_s, draws_s)
+        state = state_of(lowered, cluster, sum(_stored_bytes(part) for part in lowered.parts))
+        island = cluster.islands[0]
+        found = [
+            (way, *_simulated(sizes, way, world, step_s, draws_s))
+            for way in ways(
+                world, sizes.job, sizes.save_every, sizes.mtbf_s, state, passes_s, island.num_nodes,
+                lambda nodes: on_fewer(nodes * island.devices_per_node),
+            )
+        ]  # fmt: skip
+        # of several ways the one that is done first is told in full, after the others' totals
+        _, lines, total, drawn, log = min(found, key=lambda one: one[2])
+        if len(found) > 1:
+            best = min(found, key=lambda one: one[2])[0].name
+            lines = [*(_told(one, best) for one in found), *lines]
         happened = history(log, identity)
         low, high = (float(q) for q in np.quantile(drawn, INTERVAL))
     lines.append(("data loading", None, "assumed to be hidden behind compute"))
@@ -137,16 +154,18 @@ class WholeJob(NamedTuple):
     mtbf_s: float | None
     lacks: tuple[str, ...]
 
-    def check(self, world: JobWorld) -> None:
+    def check(self, world: JobWorld, way: RecoveryWay | None = None) -> None:
         """Raise O004 where the `world` leaves out what the catalog does not know either, and O003 where a job with its
         failures does not end on average: a simulation would go through all of them to find that out."""
         if self.lacks:
             help = "say mtbf= or name a trace" if self.mtbf_s is None and world.trace is None else "say save=30s"
             raise MeshwrightError.one("O004", f"the world does not say enough: {'; '.join(self.lacks)}", help=help)
-        job = self.job
-        alone_s = job.num_steps * job.step_s + -(-job.num_steps // self.save_every) * job.save_s + job.restart_s
-        if world.trace is None and expected_s(job, self.save_every, self.mtbf_s) > HOPELESS * alone_s:
-            work_s = self.save_every * job.step_s
+        job, every = (self.job, self.save_every) if way is None else (way.job, way.every)
+        if way is not None and job.regroup_s:
+            job = msgspec.structs.replace(job, restart_s=job.regroup_s)
+        alone_s = job.num_steps * job.step_s + -(-job.num_steps // every) * job.save_s + job.restart_s
+        if world.trace is None and expected_s(job, every, self.mtbf_s) > HOPELESS * alone_s:
+            work_s = every * job.step_s
             raise MeshwrightError.one(
                 "O003",
                 f"failures come every {seconds(self.mtbf_s)}, a checkpoint after {seconds(work_s)}"
@@ -196,22 +215,22 @@ def _expected(sizes: WholeJob) -> list[Line]:
 
 
 def _simulated(
-    sizes: WholeJob, world: JobWorld, step_s: float, draws_s: Sequence[float]
+    sizes: WholeJob, way: RecoveryWay, world: JobWorld, step_s: float, draws_s: Sequence[float]
 ) -> tuple[list[Line], float, list[float], tuple[LogEntry, ...]]:
-    """The lines of the mean run in a world, its seconds, those of every draw (failures and step time drawn), and the
-    log of the first draw."""
-    sizes.check(world)
-    decider = Recovery(save_every=sizes.save_every, spares=world.spares)
-    runs = [run_job(sizes.job, decider, changes(world, sizes.mtbf_s, draw)) for draw in range(world.draws)]
-    count, job = len(runs), sizes.job
+    """The lines of the mean run in a world that goes on in one way, its seconds, those of every draw (failures and step
+    time drawn), and the log of the first draw."""
+    sizes.check(world, way)
+    runs = [run_job(way.job, way.decider, changes(world, sizes.mtbf_s, draw)) for draw in range(world.draws)]
+    count, job = len(runs), way.job
     mean = {cause.name: sum(run.by_cause[cause.name] for run in runs) / count for cause in JOB}
     failures = sum(run.failures for run in runs) / count
     ready = "a spare for every failed node" if world.spares is None else f"{world.spares} spare nodes"
     notes = {
-        "steps": f"{job.num_steps:,} steps of {job.step_s:.3f} s",
-        "checkpoints": _saves(job, sizes.save_every),
+        "steps": f"{job.num_steps:,} steps of {job.step_s:.3f} s"
+        + ("" if len(job.step_of) < 2 else ", or on fewer nodes"),
+        "checkpoints": way.keeps,
         "lost": f"work since a checkpoint, {failures:,.1f} failures on average",
-        "restarts": f"{job.restart_s / 60:.3g} min from a failure to the next step; {ready}",
+        "restarts": f"{way.restarts}; {ready}",
         "waiting": f"for one of the failed nodes, each back after {seconds(job.repair_s)}",
     }
     lines: list[Line] = [(cause.words, mean[cause.name], notes[cause.name]) for cause in JOB]
@@ -222,6 +241,12 @@ def _simulated(
         run.by_cause["steps"] * factors[i % len(factors)] + rest for i, (run, rest) in enumerate(zip(runs, others))
     ]
     return lines, sum(mean.values()), drawn, runs[0].log
+
+
+def _told(one: tuple, best: str) -> Line:
+    """The line of one way to go on among several."""
+    way, _, total, *_ = one
+    return f"by {way.name}", total, f"{way.keeps}{'; told below' if way.name == best else ''}"
 
 
 def _saves(job: JobSizes, every: int) -> str:

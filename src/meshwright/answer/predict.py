@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -14,9 +14,10 @@ from meshwright.answer.intervals import interval, interval_draws
 from meshwright.answer.metrics import Metric, TrainMetrics
 from meshwright.answer.outlook import money, training_run
 from meshwright.answer.pools import pool_shares
-from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes
+from meshwright.answer.prediction import Money, Prediction, RankMemory, RoundTimes, TrainingRun
 from meshwright.answer.provenance import assumptions, cautions, identity, warnings
 from meshwright.answer.rank_memory import dynamic_copies, rank_memory
+from meshwright.answer.replan import replanned
 from meshwright.answer.sensitivity import sensitivities
 from meshwright.answer.spread import batch_spread, drawn_assumptions, with_unequal
 from meshwright.answer.tier_memory import tier_memory
@@ -140,7 +141,9 @@ def predict(
         ),
         equal_loss=equal,
         money=bill,
-        run=training_run(run.lowered, cluster, plan, train, step, within, draws, job, useful=useful, identity=who)
+        run=_run(
+            run, cluster, plan, train, step, within, draws, job, useful=useful, identity=who, split=split, costs=costs
+        )
         if train.tokens
         else None,
         timeline=timeline,
@@ -155,6 +158,45 @@ def predict(
         choice=choice,
         memory_sigma=costs.framework.memory_sigma,
         experts=routed,
+    )
+
+
+def _run(
+    run: Simulated,
+    cluster: Cluster,
+    plan: Plan,
+    train: Train,
+    step_s: float,
+    within: tuple[float, float],
+    draws: Sequence[float],
+    job: JobWorld | None,
+    *,
+    useful: float,
+    identity: Identity,
+    split: dict[str, float],
+    costs: Costs,
+) -> TrainingRun:
+    """The run over the workload's tokens."""
+
+    def on_fewer(devices: int) -> float | None:
+        if plan.several:
+            return None
+        found = replanned(run.lowered.stages.model, cluster, train, plan, devices, costs=costs)
+        return found.step_time_s if found is not None and found.fits else None
+
+    return training_run(
+        run.lowered,
+        cluster,
+        plan,
+        train,
+        step_s,
+        within,
+        draws,
+        job,
+        useful=useful,
+        identity=identity,
+        passes_s=max(0.0, step_s - split["optimizer"] - split["dp"]),
+        on_fewer=on_fewer,
     )
 
 

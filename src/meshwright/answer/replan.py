@@ -11,13 +11,17 @@ from collections.abc import Iterator
 
 import msgspec
 
-from meshwright.answer.predict import predict
-from meshwright.cost import Costs
+from meshwright.answer.rank_memory import rank_memory
+from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
+
+#: Plans that are priced for a number of devices: those that leave the fewest of them out.
+MOST_PRICED = 6
 
 
 class Replanned(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,20 +40,24 @@ def replanned(
 ) -> Replanned | None:
     """The fastest plan like `plan` on at most so many of the cluster's devices, those that fit first; None where there
     is none. `plan` has one pool."""
-    found = []
-    for one, counts in shrunk(plan, train, devices):
+    found, priced = [], costs or standard_on(cluster)
+    like = sorted(shrunk(plan, train, devices), key=lambda one: -one[0].layout.num_ranks)
+    for one, counts in like:
         share = max(counts, default=0) or train.global_batch // (one.layout.dp * one.pipeline.microbatch)
         alike = msgspec.structs.replace(train, global_batch=share * one.layout.dp * one.pipeline.microbatch)
         smaller = with_devices(cluster, one.layout.num_ranks)
         if smaller is None or check(one, model, smaller, alike):
             continue
+        if len(found) == MOST_PRICED:
+            break
         try:
-            said = predict(model, smaller, alike, one, costs=costs, detail=False)
+            run = simulate(one, model, smaller, alike, priced)
         except MeshwrightError:  # it cannot be priced there
             continue
         even = counts if len(set(counts)) > 1 else ()
+        fits = all(rank.headroom_bytes >= 0 for rank in rank_memory(run, priced))
         found.append(
-            Replanned(plan=one, counts=even, step_time_s=said.step_time_s, fits=said.fits, params=said.schedule_params)
+            Replanned(plan=one, counts=even, step_time_s=run.step_time_s, fits=fits, params=run.schedule_params)
         )
     return min(found, key=lambda r: (not r.fits, r.step_time_s), default=None)
 

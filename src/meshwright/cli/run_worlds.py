@@ -37,6 +37,10 @@ def wrong_world(given: Any) -> list[Diagnostic]:
         world = read(given.world)
     except MeshwrightError as error:
         return [*out, *error.diagnostics]
+    if (world.recovery, world.saving) != ("checkpoint", "blocking"):
+        out.append(bad(place, "recovery= and saving= are of a prediction; a run is --elastic, or goes on from --out"))
+    if world.slow is not None:
+        out.append(bad(place, "slow ranks are of a prediction: a run cannot be slowed"))
     if world.clients is not None:
         differ = world.of_job or given.elastic
         return [*out, bad(place, "clients differ, and nodes do not fail: keep the words of one")] if differ else out
@@ -156,7 +160,7 @@ def elastic(given: Any, job: Job, predicted: Callable[[Any], Prediction], write:
     sizes = {ranks}
     if world.spares is not None:  # else there is always one that takes the place of a lost one
         sizes |= {found.plan.num_ranks for n in range(1, ranks) if (found := formed(n)) is not None}
-    decider = Elastic(sizes=tuple(sorted(sizes)), spares=world.spares, save_every=job.save_every)
+    decider = Elastic(sizes=tuple(sorted(sizes)), spares=world.spares)
     found = launcher.run(job, decider, formed, repair_s=world.repair_s, trace=world.trace or ())
     if found.summary["stopped"]:
         note(f"ended on request{': --resume goes on from its last checkpoint' if job.out else ''}")

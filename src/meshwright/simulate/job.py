@@ -16,6 +16,7 @@ import msgspec
 from meshwright.causes import JOB
 from meshwright.errors import MeshwrightError
 from meshwright.world.decider import Decider, LogEntry
+from meshwright.world.elastic import NEWEST, Regroup
 from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restart, Restarted, TrainFrom, Wait
 from meshwright.world.trace import WorldEvent
 
@@ -28,13 +29,18 @@ MOST_FAILURES = 700.0
 
 class JobSizes(msgspec.Struct, frozen=True, kw_only=True):
     """A job's sizes: ``num_steps`` of ``step_s`` seconds each, ``save_s`` for a checkpoint, during which training
-    stands still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back."""
+    stands still, ``restart_s`` from a failure to the next step, ``repair_s`` until a failed node is back. A checkpoint
+    counts ``flush_s`` after training went on, where it is written beside it. ``step_of`` are the seconds of a step on
+    fewer nodes, by their number, and ``regroup_s`` what it takes to go on with another number of them."""
 
     num_steps: int
     step_s: float
     save_s: float
     restart_s: float
     repair_s: float
+    flush_s: float = 0.0
+    regroup_s: float = 0.0
+    step_of: dict[int, float] = {}
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +65,7 @@ class Stretch:
         self.work_s = every * job.step_s
         self.cycle_s = self.work_s + job.save_s
         self.saves = ceil(num_steps / every)
+        self.flush_s = job.flush_s
         self.num_steps = num_steps
         self.end_s = num_steps * job.step_s + self.saves * job.save_s
 
@@ -83,7 +90,7 @@ class Stretch:
         """Steps in checkpoints at a place, and the place where the last of these was complete."""
         if place >= self.end_s:
             return self.num_steps, self.end_s
-        cycles = min(floor(place / self.cycle_s), self.saves - 1)
+        cycles = max(0, min(floor((place - self.flush_s) / self.cycle_s), self.saves - 1))
         return cycles * self.every, cycles * self.cycle_s
 
 
@@ -100,14 +107,14 @@ class _Driver:
     """The virtual clock of a job: ``now_s``, the job's present activity with its end, and the world's next event."""
 
     def __init__(self, job: JobSizes, decider: Decider, changes: Iterator[WorldEvent]):
-        self.job, self.decider = job, decider
+        self.job, self.decider, self.sizes = job, decider, job
         self.changes = chain(changes, repeat(WorldEvent(float("inf"))))
         self.next = next(self.changes)
         self.now_s, self.slowdown, self.saved_steps, self.failures = 0.0, 1.0, 0, 0
         self.repairs: list[float] = []
         self.spent = {cause.name: 0.0 for cause in JOB}
         self.stretch: Stretch | None = None
-        self.place = self.begun_s = self.until_s = 0.0
+        self.place = self.kept_place = self.begun_s = self.until_s = 0.0
         self.doing: type = Wait
         self.log: list[LogEntry] = []
 
@@ -125,13 +132,20 @@ class _Driver:
             if self.now_s > limit:
                 raise self._hopeless()
 
-    def _start(self, decision: TrainFrom | Restart | Wait) -> None:
+    def _start(self, decision: TrainFrom | Restart | Regroup | Wait) -> None:
+        if self.stretch is not None:  # another number of nodes takes over while all is well
+            self._stops(self.now_s)
         self.begun_s, self.doing, self.stretch = self.now_s, type(decision), None
         if isinstance(decision, TrainFrom):
-            left = self.job.num_steps - decision.first_step
-            self.stretch = Stretch(self.job, left, min(decision.save_every, max(left, 1)))
-            self.first_step, self.place, self.kept_s = decision.first_step, 0.0, self.now_s
-        self.until_s = {Restart: self.now_s + self.job.restart_s, Wait: float("inf")}.get(self.doing, 0.0)
+            first = self.saved_steps if decision.first_step == NEWEST else decision.first_step
+            left = self.job.num_steps - first
+            self.stretch = Stretch(self.sizes, left, min(decision.save_every, max(left, 1)))
+            self.first_step, self.place, self.kept_place, self.kept_s = first, 0.0, 0.0, self.now_s
+        if isinstance(decision, Regroup):
+            step_s = self.job.step_of.get(decision.nodes, self.job.step_s)
+            self.sizes = msgspec.structs.replace(self.job, step_s=step_s)
+        ends = {Restart: self.now_s + self.job.restart_s, Regroup: self.now_s + self.job.regroup_s, Wait: inf}
+        self.until_s = ends.get(self.doing, 0.0)
 
     def _happens(self) -> Event:
         """The next thing that the decider is told."""
@@ -167,8 +181,9 @@ class _Driver:
             before = self.stretch.elapsed_s(self.place, self.slowdown)
             place = self.stretch.place_at(before + at_s - self.now_s, self.slowdown)
             _, kept = self.stretch.saved(place)
-            if kept > self.place:
+            if kept > self.kept_place:  # complete by now, though training may have gone on since it was begun
                 self.kept_s = self.now_s + self.stretch.elapsed_s(kept, self.slowdown) - before
+                self.kept_place = kept
             self.place = place
         self.now_s = at_s
 
@@ -180,19 +195,26 @@ class _Driver:
         self._pass(at_s)
         self.place = self.stretch.end_s
         self._count(self.stretch.num_steps, self.stretch.saves, at_s)
+        self.now_s += self.job.flush_s  # the last checkpoint has to be written
+        self.spent["checkpoints"] += self.job.flush_s
         return Ended()
 
     def _fails(self, at_s: float) -> Failed:
         self.failures += 1
         self._pass(at_s)
         if self.stretch is not None:
-            steps, _ = self.stretch.saved(self.place)
-            self._count(steps, ceil(steps / self.stretch.every), self.kept_s)
-            self.spent["lost"] += at_s - self.kept_s
+            self._stops(at_s)
         else:
             self.spent["restarts"] += at_s - self.begun_s
         self.repairs.append(at_s + self.job.repair_s)
         return Failed(self.saved_steps)
+
+    def _stops(self, at_s: float) -> None:
+        """Training is broken off: what is in checkpoints counts, and the rest is lost."""
+        steps, _ = self.stretch.saved(self.place)
+        self._count(steps, ceil(steps / self.stretch.every), self.kept_s)
+        self.spent["lost"] += at_s - self.kept_s
+        self.stretch = None
 
     def _count(self, steps: int, saves: int, kept_s: float) -> None:
         """Book what counts of a stretch: its steps in checkpoints, which were complete at `kept_s`."""

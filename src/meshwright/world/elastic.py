@@ -12,6 +12,9 @@ import msgspec
 
 from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restarted, TrainFrom, Wait
 
+#: In place of a first step: the newest one that is whole, wherever that is.
+NEWEST = -1
+
 
 class Regroup(msgspec.Struct, frozen=True, tag=True):
     """Go on with so many nodes, under the plan for them, from the newest step that is whole in their memories."""
@@ -20,20 +23,20 @@ class Regroup(msgspec.Struct, frozen=True, tag=True):
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """How an elastic job stands: steps that are whole in memory, nodes in repair, nodes that train now (0: none)."""
+    """How an elastic job stands: nodes in repair, and nodes that train now (0: none)."""
 
-    done_steps: int = 0
     in_repair: int = 0
     nodes: int = 0
 
 
 class Elastic(msgspec.Struct, frozen=True, kw_only=True):
     """The decider. There are plans for each of ``sizes`` nodes, of which the largest is the job's; ``spares`` nodes
-    stand ready, None for as many as ever fail. ``save_every`` steps lie between checkpoints on disks."""
+    stand ready, None for as many as ever fail. ``save_every`` steps lie between those that a failure takes the job back
+    to, one where every step is kept in memory."""
 
     sizes: tuple[int, ...]
     spares: int | None = None
-    save_every: int = 0
+    save_every: int = 1
 
     def begin(self) -> Membership:
         """The state before anything happened."""
@@ -45,13 +48,13 @@ class Elastic(msgspec.Struct, frozen=True, kw_only=True):
         """Return the state after an event, and what is to be done."""
         match event:
             case Began() | Restarted():
-                return state, (TrainFrom(state.done_steps, self.save_every),)
-            case Failed(saved_steps=done):
-                state = Membership(done, state.in_repair + 1, self.usable(state.in_repair + 1))
+                return state, (TrainFrom(NEWEST, self.save_every),)
+            case Failed():
+                state = Membership(state.in_repair + 1, self.usable(state.in_repair + 1))
                 return state, (Regroup(state.nodes) if state.nodes else Wait(),)
             case Repaired():
                 nodes = self.usable(state.in_repair - 1)
-                grows, state = nodes > state.nodes, Membership(state.done_steps, state.in_repair - 1, nodes)
+                grows, state = nodes > state.nodes, Membership(state.in_repair - 1, nodes)
                 return state, (Regroup(nodes),) if grows else ()
             case Ended():
                 return state, (Finish(),)

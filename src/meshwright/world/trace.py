@@ -48,7 +48,8 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     ``spares`` stand in for failed nodes (None: always). A checkpoint takes ``save_s`` (None: as the cluster's
     drives write it), one every ``checkpoint_s`` (None: Young's interval), and ``restart_s`` lie between a failure
     and the next step. ``clients``: replicas that differ, where they are clients of a server; ``slow``: ranks and
-    links that are slow in every step; ``of_job``: there is more than these."""
+    links that are slow in every step; ``recovery`` and ``saving``: how the job goes on after a failure, and how it
+    saves, of :data:`CHOICES`; ``of_job``: there is more than these."""
 
     trace: tuple[WorldEvent, ...] | None = None
     source: str = ""
@@ -62,6 +63,8 @@ class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     clients: Crowd | None = None
     slow: SlowStep | None = None
+    recovery: str = "checkpoint"
+    saving: str = "blocking"
     of_job: bool = True
 
 
@@ -95,6 +98,9 @@ def read(text: str, *, base: Path = Path(), place: str = "--world") -> JobWorld:
             wrong += error.diagnostics
     if "trace" in fields and "mtbf_s" in fields:
         wrong.append(_bad(place, text, "a trace says when nodes fail, and so does mtbf", "keep one of them"))
+    if fields.get("saving") == "lazy" and fields.get("recovery", "checkpoint") != "checkpoint":
+        message = f"saving=lazy is of checkpoints, and recovery={fields['recovery']} keeps steps otherwise"
+        wrong.append(_bad(place, text, message, "say recovery=all to see them side by side, or leave one of them out"))
     if wrong:
         raise MeshwrightError(wrong)
     if clients or slow:
@@ -142,7 +148,13 @@ def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
                 _bad(place, text, f"{key}={value!r} is not a number from {least} to {most:,}", f"{key}={least}")
             )
         return key, int(value)
-    known = [*_DURATIONS, *_COUNTS, *_CLIENTS, *SLOW, "catalog"]
+    if key in CHOICES:
+        if value.lower() not in CHOICES[key]:
+            known = CHOICES[key]
+            message = f"{key}={value!r} is not one of {', '.join(known)}"
+            raise MeshwrightError(_bad(place, text, message, nearest(value, known) or f"{key}={known[0]}"))
+        return key, value.lower()
+    known = [*CHOICES, *_DURATIONS, *_COUNTS, *_CLIENTS, *SLOW, "catalog"]
     help = f"{nearest(key, known)} or name a trace file, failures.csv"
     raise MeshwrightError(_bad(place, text, f"unknown word {key!r} of a world", help))
 
@@ -151,6 +163,8 @@ def _word(key: str, value: str, place: str, text: str) -> tuple[str, object]:
 _CLIENTS = {"speeds": "lognormal:0.5", "jitter": "slow:0.1x6", "links": "uniform:1-4", "drop": "0.05", "skew": "0.3"}
 _LEAST = {"mtbf": 1.0, "repair": 0.0, "save": 0.0, "checkpoint": 1e-3, "restart": 0.0}
 _DURATIONS = {key: f"{key}_s" for key in _LEAST}
+#: How a job goes on after a failure (``all``: each, side by side), and how it saves.
+CHOICES = {"recovery": ("checkpoint", "memory", "elastic", "all"), "saving": ("blocking", "lazy")}
 _COUNTS = {"spares": (0, MOST_SPARES), "draws": (1, MOST_DRAWS), "seed": (0, 2**32 - 1)}
 
 

@@ -148,6 +148,8 @@ def _whole(model: Model, cluster: Cluster, train: Train, plan: Plan, world: JobW
     costs = standard_on(cluster, cluster.islands[0].device.framework or "meshwright")
     asked = predict(model, cluster, train, plan, costs=costs, detail=False)
     lowered = simulate(plan, model, cluster, train, costs).lowered
+    if (world.recovery, world.saving) != ("checkpoint", "blocking"):
+        raise _cannot("an emulated job goes on from checkpoints that it waits for", "leave recovery= and saving= out")
     found = whole_job(lowered, cluster, asked.run.num_steps, asked.step_time_s, world)
     found.check(world)
     return found
