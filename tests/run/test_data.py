@@ -1,6 +1,7 @@
 """The corpus: the same tokens whatever the plan, each once an epoch, boundaries between documents, clear errors."""
 
 import json
+import struct
 
 import numpy as np
 import pytest
@@ -151,7 +152,7 @@ def test_a_folder_is_read_by_name_with_what_is_below(tmp_path):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhi")
-    assert [b"".join(d) for d in documents.documents([tmp_path / "a.txt"])] == [b"hi"]
+    assert [b"".join(d) for d in documents.documents([documents.Source(tmp_path / "a.txt")])] == [b"hi"]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 64])
@@ -159,12 +160,15 @@ def test_characters_across_blocks_are_text_and_the_wrong_byte_is_named(block, tm
     monkeypatch.setattr(documents, "BLOCK", block)
     file = tmp_path / "a.txt"
     file.write_bytes("aé€😀b".encode())
-    assert b"".join(next(documents.documents([file]))) == "aé€😀b".encode()
+    assert b"".join(next(documents.documents([documents.Source(file)]))) == "aé€😀b".encode()
     file.write_bytes("aé€😀b".encode() + b"\xe9 latin")
-    (found,) = refused(lambda: b"".join(next(documents.documents([file]))))
+    (found,) = refused(lambda: b"".join(next(documents.documents([documents.Source(file)]))))
     assert (found.code, found.message) == ("D002", "not UTF-8 text from byte 11 on")
     file.write_bytes("a€".encode()[:-1])
-    assert refused(lambda: b"".join(next(documents.documents([file]))))[0].message == "not UTF-8 text from byte 1 on"
+    assert (
+        refused(lambda: b"".join(next(documents.documents([documents.Source(file)]))))[0].message
+        == "not UTF-8 text from byte 1 on"
+    )
 
 
 @pytest.mark.parametrize(
@@ -174,7 +178,7 @@ def test_characters_across_blocks_are_text_and_the_wrong_byte_is_named(block, tm
 def test_a_line_without_a_text_is_named(line, said, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "fine"}\n' + line + "\n")
-    (found,) = refused(lambda: [b"".join(d) for d in documents.documents([file])])
+    (found,) = refused(lambda: [b"".join(d) for d in documents.documents([documents.Source(file)])])
     assert (found.code, found.place) == ("D003", f"{file}:2")
     assert said in found.message
 
@@ -252,3 +256,93 @@ def test_the_sample_is_text_of_a_size_to_train_a_small_model(tmp_path):
     made = data.load(folder, Train(global_batch=8, seq_len=256), vocab=257)
     assert 30_000 < len(made.tokens) < 200_000
     assert len(made.starts) > 20
+
+
+def indexed(folder, texts, kind=4, name="corpus", **wrong):
+    """Tokens as Megatron-LM's preprocessing lays them, written here by hand, each document closed by 256 as
+    ``--append-eod`` does."""
+    ids = [[*t.encode(), 256] for t in texts]
+    lengths = np.array([len(i) for i in ids], "<i4")
+    flat = np.array([one for some in ids for one in some], data.indexed.KINDS[kind])
+    begins = np.concatenate(([0], np.cumsum(lengths)[:-1])).astype("<i8") * flat.itemsize
+    said = {"magic": b"MMIDIDX\x00\x00", "version": 1, "code": kind, "lengths": lengths} | wrong
+    firsts = np.arange(len(ids) + 1, dtype="<i8")
+    head = said["magic"] + struct.pack("<QBQQ", said["version"], said["code"], len(ids), len(firsts))
+    (folder / f"{name}.idx").write_bytes(head + said["lengths"].tobytes() + begins.tobytes() + firsts.tobytes())
+    (folder / f"{name}.bin").write_bytes(flat.tobytes())
+    return folder / name
+
+
+@pytest.mark.parametrize("kind", [4, 8, 5])
+@pytest.mark.parametrize("ending", ["", ".bin", ".idx"])
+def test_tokens_of_megatron_give_the_batches_of_their_text(kind, ending, tmp_path):
+    texts = ["hello there", "w", "a longer one of them"]
+    plain = corpus(tmp_path, texts, seq=4, batch=3)
+    name = f"{indexed(tmp_path, texts, kind)}{ending}"
+    folder = data.build(name, tokenizer.load("bytes"), tmp_path / "cache")
+    assert sorted(f.name for f in folder.iterdir()) == ["meta.json", "starts.bin"]  # the tokens stay where they are
+    made = data.load(folder, Train(global_batch=3, seq_len=4), vocab=257)
+    for step in range(4):
+        ours, theirs = made.batch(step), plain.batch(step)
+        assert ours.tokens.equal(theirs.tokens) and ours.documents.equal(theirs.documents)
+    assert data.digest(name) == data.digest(str(indexed(tmp_path, texts, kind, name="moved")))
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ({"magic": b"MMIDIDY\x00\x00"}, "not an index"),
+        ({"version": 2}, "version 2"),
+        ({"code": 7}, "none of integers"),
+        ({"lengths": np.array([3, 3], "<i4")}, "one behind the other"),
+        ({"lengths": np.array([4, 9], "<i4")}, "bytes, and the index says"),
+        ({"lengths": np.array([4], "<i4")}, "take"),
+    ],
+)
+def test_an_index_that_does_not_fit_its_tokens_is_refused(wrong, said, tmp_path):
+    name = indexed(tmp_path, ["abc", "de"], **wrong)
+    (found,) = refused(data.build, str(name), tokenizer.load("bytes"), tmp_path / "cache")
+    assert found.code == "D007" and said in found.message
+
+
+def test_negative_ids_and_a_missing_half_are_refused(tmp_path):
+    name = indexed(tmp_path, ["abc"])
+    np.array([97, 98, -1, 256], "<i4").tofile(f"{name}.bin")
+    (found,) = refused(data.build, str(name), tokenizer.load("bytes"), tmp_path / "cache")
+    assert found.code == "D007" and "id -1 at place 2" in found.message
+    (tmp_path / "corpus.idx").unlink()
+    (found,) = refused(data.build, f"{name}.bin", tokenizer.load("bytes"), tmp_path / "cache")
+    assert found.code == "D001" and found.place.endswith("corpus.idx")
+
+
+def test_a_field_of_lines_is_taken_by_its_name(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "hello", "text": "other"}\n{"body": "w"}\n')
+    folder = data.build(f"{tmp_path / 'a.jsonl'}#body", tokenizer.load("bytes"), tmp_path / "cache")
+    made = data.load(folder, Train(global_batch=1, seq_len=4), vocab=257)
+    assert made.tokens.tolist() == [*b"hello", 256, *b"w", 256]
+    (tmp_path / "a.txt").write_text("plain")
+    (found,) = refused(documents.files, f"{tmp_path / 'a.txt'}#body")
+    assert found.code == "D001" and ".jsonl and .parquet" in found.message
+
+
+def test_parquet_is_read_by_its_column_and_says_what_it_lacks(tmp_path):
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    file = tmp_path / "a.parquet"
+    parquet.write_table(arrow.table({"text": ["hello", "wörld"], "id": [1, 2], "body": ["x", None]}), file)
+    folder = data.build(str(file), tokenizer.load("bytes"), tmp_path / "cache")
+    made = data.load(folder, Train(global_batch=1, seq_len=4), vocab=257)
+    assert made.tokens.tolist() == corpus(tmp_path, ["hello", "wörld"], seq=4, batch=1).tokens.tolist()
+    for name, said in (("id", "is of int64"), ("none", "no column 'none'"), ("body", "it is null")):
+        (found,) = refused(data.build, f"{file}#{name}", tokenizer.load("bytes"), tmp_path / "cache")
+        assert found.code == "D003" and said in found.message
+    file.write_bytes(b"PAR1 and no more")
+    (found,) = refused(data.build, str(file), tokenizer.load("bytes"), tmp_path / "cache")
+    assert found.code == "D001" and "not a Parquet file" in found.message
+
+
+def test_a_file_that_is_no_text_is_told_what_it_looks_like(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"PAR1\x15\x04\x90\xff\x00")
+    (found,) = refused(data.build, str(file), tokenizer.load("bytes"), tmp_path / "cache")
+    assert found.code == "D002" and "looks like Parquet" in found.help

@@ -254,7 +254,7 @@ def opened(text: str, words: str, train: Train, vocab: int) -> tuple[str, str]:
     Raises:
         MeshwrightError: D codes for the text, D005 also where what is held out is less than a batch.
     """
-    from meshwright.run.data import documents, tokenizer
+    from meshwright.run.data import tokenizer
 
     folder = data.build(text, tokenizer.load(words), data.cache_folder())
     place = f"--data {text}"
@@ -269,4 +269,4 @@ def opened(text: str, words: str, train: Train, vocab: int) -> tuple[str, str]:
             place=place,
             help="more text, or a smaller batch or seq",
         ) from None
-    return str(folder), documents.digest(documents.files(text))[:16]
+    return str(folder), data.digest(text)[:16]

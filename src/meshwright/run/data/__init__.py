@@ -20,6 +20,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 from meshwright.assign.packing import cut, shape, taken
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.run.data import documents
+from meshwright.run.data import documents, indexed
 from meshwright.run.data.rows import PackedRows, packed
 from meshwright.run.data.tokenizer import Tokenizer
 from meshwright.spec.lengths import Lengths, of_counts
@@ -67,12 +68,21 @@ class Batch(NamedTuple):
 
 
 class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token."""
+    """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token. ``file``:
+    where the tokens lie that others have written, of the numpy type ``kind``; "" for a file beside this header."""
 
     num_tokens: int
     num_documents: int
     largest: int
     width: int
+    file: str = ""
+    kind: str = ""
+
+    def tokens(self, folder: Path) -> tuple[Path, np.dtype[Any]]:
+        """The file of the tokens, and their type."""
+        if self.file:
+            return Path(self.file), np.dtype(self.kind)
+        return folder / TOKENS, np.dtype(f"<u{self.width}")
 
 
 class Corpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,14 +240,20 @@ def _round_keys(key: tuple[int, int]) -> list[np.uint64]:
 def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
 
-    The key is the contents of the files and the tokenizer. A folder appears whole or not at all, so that processes
-    may build at the same time.
+    The key is the contents of the files and the tokenizer; tokens that are there already (:mod:`.indexed`) stay where
+    they are. A folder appears whole or not at all, so that processes may build at the same time.
 
     Raises:
-        MeshwrightError: D001, D002, D003 for what cannot be read; X104 when the cache cannot be written.
+        MeshwrightError: D001, D002, D003, D007 for what cannot be read; X104 when the cache cannot be written.
     """
-    found = documents.files(name)
-    key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
+    both = indexed.pair(name)
+    if both is not None:
+        ready = indexed.read(*both)
+        write, key = partial(_write_header, ready=ready), f"indexed {ready.digest} {FORMAT_VERSION}"
+    else:
+        found = documents.files(name)
+        key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
+        write = partial(_write, found=found, tokenizer=tokenizer)
     folder = cache / _short(key)
     if whole(folder):
         return folder
@@ -245,7 +261,7 @@ def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     try:
         cache.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".building-"))
-        _write(temporary, found, tokenizer)
+        write(temporary)
         if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
             shutil.rmtree(folder)
         temporary.rename(folder)
@@ -263,11 +279,41 @@ def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     return folder
 
 
+def digest(name: str) -> str:
+    """A hash of the contents of what `name` means, whatever it is called and wherever it lies.
+
+    Raises:
+        MeshwrightError: D001, D007 for what cannot be read.
+    """
+    both = indexed.pair(name)
+    return documents.digest(documents.files(name)) if both is None else indexed.read(*both).digest
+
+
 def _short(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()[:32]
 
 
-def _write(folder: Path, found: list[Path], tokenizer: Tokenizer) -> None:
+def _write_header(folder: Path, ready: indexed.IndexedTokens) -> None:
+    """Write what is known of tokens that lie elsewhere."""
+    meta = CorpusMeta(
+        num_tokens=ready.num_tokens,
+        num_documents=len(ready.starts),
+        largest=ready.largest(),
+        width=np.dtype(ready.kind).itemsize,
+        file=str(ready.file),
+        kind=ready.kind,
+    )
+    _write_about(folder, ready.starts, meta)
+
+
+def _write_about(folder: Path, starts: NDArray[np.int64], meta: CorpusMeta) -> None:
+    for name, data in ((STARTS, starts.astype("<i8").tobytes()), (META, msgspec.json.encode(meta))):
+        with (folder / name).open("wb") as file:
+            file.write(data)
+            _flush(file)
+
+
+def _write(folder: Path, found: list[documents.Source], tokenizer: Tokenizer) -> None:
     width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
     kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
     count, largest, starts = 0, 0, []
@@ -284,10 +330,7 @@ def _write(folder: Path, found: list[Path], tokenizer: Tokenizer) -> None:
                 count, largest = count + 1, max(largest, tokenizer.end)
         _flush(file)
     meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
-    for name, data in ((STARTS, np.array(starts, "<i8").tobytes()), (META, msgspec.json.encode(meta))):
-        with (folder / name).open("wb") as file:
-            file.write(data)
-            _flush(file)
+    _write_about(folder, np.array(starts, np.int64), meta)
 
 
 def _flush(file: Any) -> None:
@@ -299,8 +342,8 @@ def whole(folder: Path) -> bool:
     """Whether a folder holds a tokenised corpus of the sizes that it says."""
     try:
         meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
-        sizes = {TOKENS: meta.num_tokens * meta.width, STARTS: meta.num_documents * 8}
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        sizes = {meta.tokens(folder)[0]: meta.num_tokens * meta.width, folder / STARTS: meta.num_documents * 8}
+        return all(file.stat().st_size == size for file, size in sizes.items())
     except (OSError, msgspec.MsgspecError):
         return False
 
@@ -355,7 +398,7 @@ def load(
     if wrong:
         raise MeshwrightError(wrong)
     return Corpus(
-        tokens=np.memmap(folder / TOKENS, np.dtype(f"<u{meta.width}"), "r"),
+        tokens=np.memmap(*meta.tokens(folder), "r"),
         starts=starts,
         largest=meta.largest,
         seq_len=train.seq_len,

@@ -1,8 +1,9 @@
 """Documents out of files: what there is to train on, in one order, before it is tokenised.
 
-A text file is one document; a folder is all ``.txt``, ``.md`` and ``.jsonl`` files in it and below, by name; every line
-of a ``.jsonl`` file is an object whose "text" is one document. All text is UTF-8. ``package:NAME`` is the folder of an
-installed Python package, which is looked up and not imported.
+A text file is one document; a folder is all ``.txt``, ``.md``, ``.jsonl`` and ``.parquet`` files in it and below, by
+name; every line of a ``.jsonl`` file is an object whose "text" is one document, and so is every row of a ``.parquet``
+file with its column "text". ``NAME#body`` takes the key or column "body" instead. All text is UTF-8. ``package:NAME``
+is the folder of an installed Python package, which is looked up and not imported.
 
 The sample that comes with the program is verse and prose of Shakespeare, Blake, Shelley, Coleridge, Keats, Carroll and
 Lincoln, and of the founding papers of the United States: printed between 1600 and 1871, in the public domain, each
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -25,17 +27,51 @@ from meshwright.errors import Diagnostic, MeshwrightError
 SAMPLE = "sample"
 #: What the name of an installed package follows, whose text files are meant.
 PACKAGE = "package:"
-SUFFIXES = (".txt", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+#: Files of many documents, each in a field by a name, and the name where nobody says.
+FIELDS = (".jsonl", ".parquet")
+FIELD = "text"
+#: Rows of a .parquet file that are read at a time.
+ROWS = 1024
+#: Beginnings of files that are no text, and their names.
+BINARY = {
+    b"PAR1": "Parquet",
+    b"\x1f\x8b": "gzip",
+    b"PK": "ZIP",
+    b"\x28\xb5\x2f\xfd": "Zstandard",
+}
 #: Bytes read at a time.
 BLOCK = 1 << 22
 
 
-def files(name: str) -> list[Path]:
+class Source(NamedTuple):
+    """A file of text, and the field of its rows that holds a document."""
+
+    path: Path
+    field: str = FIELD
+
+    @property
+    def fields(self) -> bool:
+        """Whether its documents are in a field of rows."""
+        return self.path.suffix in FIELDS
+
+
+def files(name: str) -> list[Source]:
     """The files that `name` means, in the order they are read.
 
     Raises:
         MeshwrightError: D001 when there are none.
     """
+    before, mark, field = name.rpartition("#")
+    if mark and before and field and not Path(name).exists():
+        found = _files(before)
+        if not any(path.suffix in FIELDS for path in found):
+            raise _unreadable(Path(name), f"#{field} names a field, which only {' and '.join(FIELDS)} files have")
+        return [Source(path, field) for path in found]
+    return [Source(path) for path in _files(name)]
+
+
+def _files(name: str) -> list[Path]:
     if name == SAMPLE:
         return [Path(str(resources.files("meshwright.run.data") / "sample.jsonl"))]
     path = _installed(name) if name.startswith(PACKAGE) else Path(name)
@@ -62,34 +98,38 @@ def _installed(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def digest(found: list[Path]) -> str:
+def digest(found: list[Source]) -> str:
     """SHA-256 over the contents of the files in their order, and how each is read; names do not matter.
 
     Raises:
         MeshwrightError: D001 for the first file that cannot be read.
     """
     whole = hashlib.sha256()
-    for path in found:
+    for source in found:
+        path = source.path
         try:
             with path.open("rb") as file:
                 part = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise _unreadable(path, error.strerror or str(error)) from None
-        whole.update(f"{'jsonl' if path.suffix == '.jsonl' else 'text'} {part}\n".encode())
+        how = path.suffix.removeprefix(".") if source.fields else "text"
+        how += f"#{source.field}" if source.fields and source.field != FIELD else ""
+        whole.update(f"{how} {part}\n".encode())
     return whole.hexdigest()
 
 
-def documents(found: list[Path]) -> Iterator[Iterator[bytes]]:
+def documents(found: list[Source]) -> Iterator[Iterator[bytes]]:
     """Each document as consecutive blocks of UTF-8; read one through before asking for the next.
 
     Raises:
-        MeshwrightError: D001 unreadable, D002 not UTF-8, with the byte; D003 a line that has no text.
+        MeshwrightError: D001 unreadable, D002 not UTF-8, with the byte; D003 a line or row that has no text.
     """
-    for path in found:
-        if path.suffix == ".jsonl":
-            yield from (iter([text]) for text in _lines(path))
+    for source in found:
+        if source.fields:
+            read = _lines if source.path.suffix == ".jsonl" else _rows
+            yield from (iter([text]) for text in read(source))
         else:
-            yield _blocks(path)
+            yield _blocks(source.path)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -111,29 +151,66 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise _unreadable(path, error.strerror or str(error)) from None
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def _rows(source: Source) -> Iterator[bytes]:
+    """The texts of a .parquet file's rows."""
+    path = source.path
+    try:
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise _unreadable(path, "Parquet needs pyarrow", "pip install 'meshwright[import]'") from None
+    try:
+        with parquet.ParquetFile(path) as file:
+            kinds = {one.name: one.type for one in file.schema_arrow}
+            kind = kinds.get(source.field)
+            if kind is None or not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                texts = [n for n, t in kinds.items() if pyarrow.types.is_string(t) or pyarrow.types.is_large_string(t)]
+                why = f"no column {source.field!r}" if kind is None else f"column {source.field!r} is of {kind}"
+                help = f"say which: --data {path}#{texts[0]}" if texts else "a column of strings holds the text"
+                raise MeshwrightError.one("D003", f"not documents: {why}", place=str(path), help=help)
+            number = 0
+            for batch in file.iter_batches(batch_size=ROWS, columns=[source.field]):
+                for value in batch.column(0).to_pylist():
+                    number += 1
+                    if value is None:
+                        help = "drop rows without a text first: nothing is skipped silently"
+                        raise MeshwrightError.one(
+                            "D003", "not a document: it is null", place=f"{path}: row {number}", help=help
+                        )
+                    yield value.encode()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise _unreadable(path, f"not a Parquet file: {str(error).partition(chr(10))[0]}") from None
+
+
+def _lines(source: Source) -> Iterator[bytes]:
+    path = source.path
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _text(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
+                    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                    yield _text(line, source.field, f"{path}:{number}")
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from None
 
 
-def _text(line: bytes, place: str) -> bytes:
-    """The text of one line of a .jsonl file."""
+def _text(line: bytes, field: str, place: str) -> bytes:
+    """The text of one line of a .jsonl file, in a field."""
     try:
         read = json.loads(line)
-        problem = "" if isinstance(read, dict) and isinstance(read.get("text"), str) else 'it has no text in "text"'
+        has = isinstance(read, dict) and isinstance(read.get(field), str)
+        problem = "" if has else f"it has no text in {json.dumps(field)}"
         if not problem:
-            return read["text"].encode()
+            return read[field].encode()
     except UnicodeEncodeError:
         problem = "its text has half a surrogate pair in it"
     except (ValueError, RecursionError) as error:
         problem = f"not JSON: {error}"
     raise MeshwrightError.one(
-        "D003", f"not a document: {problem}", place=place, help='every line is an object such as {"text": "..."}'
+        "D003",
+        f"not a document: {problem}",
+        place=place,
+        help='every line is an object such as {"text": "..."}; --data FILE#body takes another key',
     )
 
 
@@ -143,17 +220,23 @@ def _unreadable(path: Path, reason: str, help: str = "") -> MeshwrightError:
             code="D001",
             message=f"cannot read the text: {reason}",
             place=f"--data {path}",
-            help=help or f"name a text file, a .jsonl file or a folder of them, or the word {SAMPLE}",
+            help=help or f"name a text, .jsonl or .parquet file, a folder of them, Megatron-LM's .bin, or {SAMPLE}",
         )
     )
 
 
 def _not_text(path: Path, at: int) -> MeshwrightError:
+    with path.open("rb") as file:
+        begins = file.read(16)
+    kind = next((name for head, name in BINARY.items() if begins.startswith(head)), "" if at else "no text")
+    help = "convert it first: iconv -f LATIN1 -t UTF-8 OLD > NEW"
+    if kind:
+        help = f"it looks like {kind}: name text, .jsonl, .parquet or Megatron-LM's .bin and .idx by those endings"
     return MeshwrightError(
         Diagnostic(
             code="D002",
             message=f"not UTF-8 text from byte {at:,} on",
             place=f"--data {path}",
-            help="convert it first: iconv -f LATIN1 -t UTF-8 OLD > NEW",
+            help=help,
         )
     )
