@@ -41,6 +41,7 @@ LAYOUTS = (
     "dp4", "dp4 zero1", "dp4 zero2", "dp4 zero3", "dp4 zero1 shard2", "dp4 overlap=none", "dp4 zero3 overlap=none",
     "tp4", "tp4 nosp", "tp2 dp2 overlap=tp,dp,pp", "cp4", "cp2 dp2 zero3", "cp4 ulysses", "cp4 allgather",
     "tp2 pp2", "tp2 pp2 nosp", "cp2 pp2", "pp2 dp2 zero1", "pp4 overlap=none", "pp2 dp2 selective", "tp2 cp2 full",
+    "tp4 nosp mb2 overlap=tp:domino", "tp2 pp2 nosp mb2 overlap=tp:domino,pp", "tp4 nosp overlap=tp:ladder",
 )  # fmt: skip
 
 

@@ -30,8 +30,8 @@ class LayerCost(msgspec.Struct, frozen=True, kw_only=True):
     """A pass over one layer: seconds by cause [len(PRICED)], summing to its duration; ``spread`` those seconds times
     the relative error (one standard deviation) of their estimates; the operations done, and how many of them
     ``repeated`` forward work; ``wait`` the seconds of its exchanges in which the device is free for others. Where a
-    layer's last exchange runs beside the next layer, ``drain`` are the seconds of it that nothing hides behind the last
-    of them."""
+    layer's last exchange runs beside the next layer, ``drain`` are the seconds by which several layers take longer than
+    each by itself: of the last one's exchange, which nothing hides."""
 
     parts: np.ndarray
     spread: np.ndarray
@@ -122,8 +122,10 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
     total, drain = max(end), 0.0
     if total > clock and all(counts):
         parts[CAUSE[entries[ended.index(total)].queue]] += total - clock
-    elif total > clock:
-        drain = total - clock
+    elif not all(counts):
+        # so many layers in a row take more than as often the steady state: what nothing hides, less what the first
+        # layer has no layer before it to wait for
+        drain = max(0.0, total - in_a_row(structure_of(entries)) * (clock - begin))
     wait = 0.0
     for queue in ("tp", "cp", "ep"):
         mine = [estimate for entry, estimate in zip(entries, estimates) if entry.queue == queue]
