@@ -9,11 +9,15 @@ import numpy as np
 import pytest
 
 from meshwright.answer.predict import predict
-from meshwright.layers.routed import ExpertLoad, most_rows, taken
+from meshwright.answer.serving import predict_serving
+from meshwright.errors import MeshwrightError
+from meshwright.layers.routed import most_rows, taken
 from meshwright.plan import parse
+from meshwright.plan.executable import unexecutable
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.routing import write
+from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 
 MODEL = transformer(
@@ -97,6 +101,56 @@ def test_ranks_that_hold_the_same_tokens_send_less_where_duplicates_are_dropped(
     assert dropped.attribution["ep"] < 0.5 * sent.attribution["ep"]
 
 
-def test_no_load_changes_no_group():
-    group = answer("ep8 mb1 full").cluster and ExpertLoad().carried
-    assert group("the same") == "the same"
+def test_recomputed_layers_that_keep_what_collectives_brought_exchange_less_and_hold_more():
+    """DeepSpeed-TED's way to recompute: of forward, recomputation and backward one exchanges no more, a
+    third of the time, or up to half where weight gradients hide the backward's; what is kept is an activation."""
+    again, kept = (answer(f"tp2 ep8 mb4 full etp2{word}") for word in ("", " brought=kept"))
+    assert 0.5 < kept.attribution["ep"] / again.attribution["ep"] < 0.68
+    assert kept.memory[0].alive["activations"] > again.memory[0].alive["activations"]
+    assert any("brought" in d.message or "kept for recomputation" in d.message for d in refusals("brought=kept full"))
+
+
+def refusals(words):
+    model = transformer(layers=2, hidden=64, heads=4, vocab=128, ffn=64, gated=True, experts=4, top_k=2)
+    return unexecutable(parse(words).on(2), model, parse_train("batch=2,seq=64"))
+
+
+def test_every_other_layer_has_experts_where_the_model_says_so():
+    model = transformer(layers=5, hidden=64, heads=4, vocab=128, experts=4, top_k=1, dense_layers=1, moe_every=2)
+    assert model.routed_layers == (2, 4)
+
+
+@cache
+def served(plan, more=""):
+    model = transformer(
+        layers=2, hidden=2048, heads=16, vocab=1000, gated=True, ffn=1024, experts=64, top_k=2, moe_ffn=1024
+    )
+    asked = parse_serve("batch=64,prompt=256,output=2" + more)
+    return predict_serving(model, load("16xa100"), asked, parse(plan))
+
+
+def test_requests_wait_for_the_rank_whose_experts_are_chosen_most():
+    plan = "tp16 adp16 ep16"
+    assert served(plan, ",expert_routing=zipf:s=1").metrics.e2e_s.mean > served(plan).metrics.e2e_s.mean
+
+
+def test_tokens_that_stay_with_their_experts_cross_less_the_nearer_these_are_and_need_all_contexts_everywhere():
+    near, by_number = (
+        served(f"tp16 adp16 ep16 dispatch=stays{word}", ",expert_routing=zipf:s=0;affinity=0.9")
+        for word in (" placement=exflow", "")
+    )
+    assert near.metrics.e2e_s.mean < by_number.metrics.e2e_s.mean
+    assert near.kv_blocks < served("tp16 adp16 ep16").kv_blocks / 8  # every rank keeps all requests, not one in sixteen
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("tp16 adp16 ep16 dispatch=stays", "dispatch=stays goes by which expert follows which"),
+        ("tp16 adp16 ep16 placement=exflow", "placement=exflow needs to know"),
+        ("tp16 adp16 ep16 hot=2 capacity=1.5", "the plan says capacity, hot"),
+    ],
+)
+def test_words_that_serving_has_nothing_for_are_refused(plan, said):
+    with pytest.raises(MeshwrightError, match=said):
+        served(plan)

@@ -41,7 +41,7 @@ class Lenders:
         self.replica, self.serve, self.count = replica, serve, plan.layout.dp
         self.router = serving.get("routing", serve.engine.routing)
         one = alone(plan)
-        forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
+        forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, routing=serve.expert_routing)
         mesh = Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster)
         size = plan.layout.num_ranks // self.count
         self.sigma = 0.0

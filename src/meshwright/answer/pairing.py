@@ -40,7 +40,7 @@ class PairedReplicas:
         self.replica, self.serve, self.count = replica, serve, plan.layout.dp
         self.router = serving.get("routing", serve.engine.routing)
         one = alone(plan)
-        forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv)
+        forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, routing=serve.expert_routing)
         mesh = Mesh(Plan(layout=Layout(dp=cluster.num_devices)), cluster)
         size, between = plan.layout.num_ranks // self.count, KvCrossing(forward, forward)
         pools = [Pool(devices=(i * size, (i + 1) * size), plan=one) for i in range(self.count)]

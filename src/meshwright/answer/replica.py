@@ -70,7 +70,7 @@ def built(
     policy = serving.get("batching", serve.engine.policy)
     kept = kv_shares(serve, model)
     device, one = cluster.islands[0].device, alone(plan)
-    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, common_prefix(requests))
+    forward = Forward(model, one, Mesh(one, cluster), serve.engine.kv, common_prefix(requests), serve.expert_routing)
     length = requests.prompt + requests.output
     tokens, batch = _largest(serve, policy, requests, plan), min(serve.engine.max_batch, len(requests))
     token_s = 2.0 * forward.kv_bytes(0) / (device.memory_gb_s * 1e9)  # read and written

@@ -14,7 +14,7 @@ from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.roofline import supports
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
-from meshwright.plan import Layout, Memory, Pipeline, Plan, check
+from meshwright.plan import Experts, Layout, Memory, Pipeline, Plan, check
 from meshwright.plan.facets import fields
 from meshwright.plan.serving_roles import serving_pools
 from meshwright.serving.kv_budget import KvShares
@@ -25,6 +25,7 @@ from meshwright.spec.ends import Contrastive, Embedding
 from meshwright.spec.mixers import SharedTransformer
 from meshwright.spec.model import Model
 from meshwright.spec.requests import Requests, common_prefix, numbered
+from meshwright.spec.routing import Routing
 from meshwright.spec.serve import EngineWords, Serve
 from meshwright.spec.serve_values import AUTO_BUDGET
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
@@ -64,7 +65,7 @@ def refused(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Di
     if len(cluster.islands) > 1:
         help = "say one of its islands, or a pool for each: a=[on=0:8] + b=[on=8:16] a->b:kv"
         found.append(_bad(f"{cluster.name} has islands of unlike devices", f"--on {cluster.name}", help))
-    return found + _of_replicas(plan, model, cluster, sound=not found)
+    return found + _of_replicas(plan, model, cluster, sound=not found, routing=serve.expert_routing)
 
 
 def _of_pools(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[Diagnostic]:
@@ -82,15 +83,17 @@ def _of_pools(plan: Plan, model: Model, cluster: Cluster, serve: Serve) -> list[
         own = cut(cluster, *pool.devices) if pool.devices else None
         if own is None or len(own.islands) > 1:
             continue
-        for one in _of_replicas(pool.plan, model, own, sound=True):
+        for one in _of_replicas(pool.plan, model, own, sound=True, routing=serve.expert_routing):
             place = one.place.replace("plan.", f"plan.{pool.name}.", 1) if one.place.startswith("plan.") else one.place
             found.append(msgspec.structs.replace(one, place=place))
     return list(dict.fromkeys(found))
 
 
-def _of_replicas(plan: Plan, model: Model, cluster: Cluster, *, sound: bool) -> list[Diagnostic]:
+def _of_replicas(
+    plan: Plan, model: Model, cluster: Cluster, *, sound: bool, routing: Routing | None = None
+) -> list[Diagnostic]:
     """Return what is wrong with the plan of replicas that are alike; where the question is not `sound` otherwise, its
-    words alone."""
+    words alone. `routing` is how requests' tokens choose experts."""
     found: list[Diagnostic] = []
     words = _training_words(plan)
     if words:
@@ -100,14 +103,14 @@ def _of_replicas(plan: Plan, model: Model, cluster: Cluster, *, sound: bool) -> 
         return found
     layout, spread = plan.layout, Spread.of(plan)
     each = 2 * layout.tp * layout.cp  # a length that every rank can have a part of: real ones are rounded up
-    train = Train(global_batch=max(1, layout.dp), seq_len=each, causal=True)
+    train = Train(global_batch=max(1, layout.dp), seq_len=each, causal=True, routing=routing)
     etp = spread.etp if model.mixtures else plan.experts.etp
     whole = msgspec.structs.replace(plan, experts=msgspec.structs.replace(plan.experts, etp=etp))
     wrong = check(whole, model, cluster, train, serving=True)
     if layout.num_ranks <= cluster.num_devices:  # replicas need not fill a cluster
         wrong = [d for d in wrong if d.code != "P010"]
     wrong = [d for d in wrong if d.code != "W006"]  # the requests' own lengths are checked
-    return [*_multiplied(plan, cluster), *_experts(plan, model), *_contexts(plan, model), *wrong]
+    return [*_multiplied(plan, cluster), *_experts(plan, model, routing), *_contexts(plan, model), *wrong]
 
 
 def _unserved(model: Model) -> Iterator[str]:
@@ -166,7 +169,7 @@ def _multiplied(plan: Plan, cluster: Cluster) -> Iterator[Diagnostic]:
     yield Diagnostic(code="P022", message=message, place=f"plan.precision.dtype = {dtype}", help=help)
 
 
-def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+def _experts(plan: Plan, model: Model, routing: Routing | None) -> Iterator[Diagnostic]:
     """Yield what is wrong with how the experts lie on a replica's ranks, and with exchanges of tokens for them."""
     tp, spread, layout = plan.layout.tp, Spread.of(plan), plan.layout
     if model.mixtures and spread.ep * spread.etp != tp:
@@ -179,7 +182,10 @@ def _experts(plan: Plan, model: Model) -> Iterator[Diagnostic]:
         yield Diagnostic(
             code="P017", message=message, place=f"plan.experts.dispatch = {plan.experts.dispatch}", help=help
         )
-    if plan.experts.dispatch == "sent" and spread.etp > 1:
+    if spread.stays and routing is None:
+        message, help = "dispatch=stays goes by which expert follows which", "add expert_routing= to the workload"
+        yield Diagnostic(code="P071", message=message, place="plan.experts.dispatch = stays", help=help)
+    if plan.experts.dispatch in ("sent", "stays") and spread.etp > 1:
         message = f"tokens are sent to experts that lie on one rank, and etp={spread.etp} ranks split each"
         help = f"say ep{tp}, or dispatch=gathered"
         yield Diagnostic(code="P017", message=message, place="plan.experts.dispatch = sent", help=help)
@@ -261,6 +267,8 @@ def _training_words(plan: Plan) -> list[str]:
     usual, layout = Layout(), plan.layout
     said = [name for name in ("zero", "shard", "shares") if getattr(layout, name) != getattr(usual, name)]
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
+    trained = ("capacity", "hot", "portions", "duplicates")
+    said += [name for name in trained if getattr(plan.experts, name) != getattr(Experts(), name)]
     said += ["recompute"] if plan.memory.recompute != Memory().recompute else []
     return said
 

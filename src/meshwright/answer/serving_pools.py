@@ -160,7 +160,8 @@ def _built(
         asked = _asked(plan, pool, requests)
         made = built(model, own, serve, pool.plan, asked, costs, profile, shared)
         one = alone(pool.plan)
-        out.append(_BuiltPool(pool, own, made, Forward(model, one, Mesh(one, own), serve.engine.kv), first))
+        forward = Forward(model, one, Mesh(one, own), serve.engine.kv, routing=serve.expert_routing)
+        out.append(_BuiltPool(pool, own, made, forward, first))
         first += pool.plan.layout.dp
     return out
 

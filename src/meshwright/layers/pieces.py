@@ -38,7 +38,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
     sums. What is ``early`` begins with the pass and is waited for where it stands; its backward is waited for by
     nothing. Neighbouring pieces of so many ``portions`` take each portion of their tokens one after the other,
-    exchanges of some beside products of others.
+    exchanges of some beside products of others. ``brought`` bytes of a collective's result are kept where the layer
+    is recomputed, 0 where it is exchanged again.
     """
 
     name: str
@@ -62,6 +63,19 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     lands: str = ""
     early: bool = False
     portions: int = 1
+    brought: float = 0.0
+
+
+def keeping(pieces: list[Piece]) -> list[Piece]:
+    """Return the pieces of a layer whose recomputation keeps what collectives brought in the first forward."""
+    out = []
+    for piece in pieces:
+        work = piece.forward
+        if isinstance(work, Collective):
+            part = work.group.size if work.op == "reduce_scatter" else 1
+            piece = msgspec.structs.replace(piece, brought=work.num_bytes / part)
+        out.append(piece)
+    return out
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -71,6 +71,22 @@ def load_of(model: Model, plan: Plan, train: Train, spec: Moe, tokens: int, grou
     )
 
 
+def served_load(routing: Routing | None, layers: int, experts: int, method: str, group: Group) -> ExpertLoad:
+    """Return the load of ranks that serve: each has requests of its own, whose tokens all experts may be asked for."""
+    if routing is None or group.size == 1:
+        return ExpertLoad()
+    return _load(routing, layers, experts, 1, 1, 0.0, 0, method, group)
+
+
+def leaving(routing: Routing, layers: int, experts: int, method: str, group: Group) -> tuple[float, ...]:
+    """Return what ports carry where tokens stay with their experts from layer to layer, at every level of the group
+    over what they would if every token went anywhere."""
+    node = node_of(group)
+    lie = placement(routing, layers, experts, method, group.size, node)
+    near, far = lie.leave_rank / (1.0 - 1.0 / group.size), lie.leave_node / max(1e-12, 1.0 - node / group.size)
+    return tuple(far if hop.scale_out else near for hop in group.hops)
+
+
 def placement(
     routing: Routing | None, layers: int, experts: int, method: str, ranks: int, node: int
 ) -> ExpertPlacement:

@@ -29,6 +29,7 @@ from meshwright.spec.engine_words import KV_BYTES
 from meshwright.spec.items import Item
 from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.model import Model
+from meshwright.spec.routing import Routing
 from meshwright.spec.workload import DTYPE_BYTES, WEIGHT_BYTES, Train
 from meshwright.work import Collective, Group
 
@@ -38,14 +39,22 @@ STREAM_PREFIX = 48
 
 class Forward:
     """The forward pass of a model under a plan, on one of its replicas. ``kv`` is the precision of the cache, and
-    ``shared`` the tokens of a prefix that all requests have in common.
+    ``shared`` the tokens of a prefix that all requests have in common; ``routing`` is how often each expert is chosen.
 
     Of several attention groups (``adp``) each has an equal part of an iteration's tokens and requests; dense MLPs
     beside experts, the embedding and the head are of each group's own tokens, MLPs of a model without experts of all.
     """
 
-    def __init__(self, model: Model, plan: Plan, mesh: Mesh, kv: str = "bf16", shared: int = 0):
-        self.model, self.mesh, self.kv, self.shared = model, mesh, kv, shared
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        mesh: Mesh,
+        kv: str = "bf16",
+        shared: int = 0,
+        routing: Routing | None = None,
+    ):
+        self.model, self.mesh, self.kv, self.shared, self.routing = model, mesh, kv, shared, routing
         self.unfused = plan.memory.attention == "unfused"  # of what mixes tokens, which is apart from all else
         plan = msgspec.structs.replace(plan, memory=Memory())
         layout = plan.layout
@@ -85,6 +94,8 @@ class Forward:
         own = self.context(most * self.plan.layout.adp or tokens)
         if kind == EMBEDDING:
             pieces = served_ends.embedding(own, layer, self.mesh.group())
+            if self.spread.stays:
+                pieces.append(served_experts.context_gather(own, self.kv_bytes(0), self.mesh.group("tp")))
             return served_ends.summed(_chained(program(pieces, "F")), serving.sums)
         pieces = served_ends.reordered(own, self._block(layer, own, tokens))
         found = served_ends.summed(_chained(program(pieces, "F")), serving.sums)
@@ -97,7 +108,7 @@ class Forward:
             attention = layers.of(block).pieces(own, msgspec.structs.replace(block, mlp=None))
             groups = self.mesh.group("tp"), self._beside
             routed = -(-tokens // own.plan.layout.cp)
-            experts = served_experts.pieces(own, routed, moe, self.spread, groups)
+            experts = served_experts.pieces(own, routed, moe, self.spread, groups, self.routing)
             return [*attention, norm(own, "mlp norm"), *experts, residual(own, "mlp residual")]
         if self.plan.layout.adp == 1 or self.model.mixtures or moe is None:
             return layers.of(block).pieces(own, block)
@@ -239,7 +250,8 @@ class Forward:
         """Return the bytes that a rank of a stage keeps of a request of so many tokens: what its attention sees again,
         and the states of its scans. Of several attention groups one keeps it: this is the mean over them."""
         kept = sum(self.layer_bytes(kind, tokens) for kind in self.stages[stage] if kind >= 0)
-        return kept * self.plan.serving.streams / self.plan.layout.adp
+        groups = 1 if self.spread.stays else self.plan.layout.adp  # where tokens wander all ranks have all
+        return kept * self.plan.serving.streams / groups
 
     def layer_bytes(self, kind: int, tokens: float) -> float:
         """Return the bytes that a rank of the attention group which has a request keeps of it in a layer."""

@@ -78,9 +78,13 @@ def _role(piece: Piece, way: str) -> str:
 
 
 def _forward(p: _Program, pieces: list[Piece], again: bool = False) -> None:
-    early = {id(one): p.put(one.name, one.queue, one.forward, p.last, again) for one in pieces if one.early}
+    early = {
+        id(one): p.put(one.name, one.queue, one.forward, p.last, again)
+        for one in pieces
+        if one.early and not (again and one.brought)
+    }
     for i, piece in enumerate(pieces):
-        if piece.forward is None:
+        if piece.forward is None or (again and piece.brought):
             continue
         if piece.early:
             p.last = (*p.last, early[id(piece)])
@@ -147,6 +151,8 @@ def _portioned(p: _Program, pieces: list[Piece], way: str, *, again: bool = Fals
                 role=WEIGHT,
             )
 
+    if again:
+        pieces, first = [one for one in pieces if not one.brought], first - sum(bool(o.brought) for o in pieces[:first])
     for portion in range(count):
         for piece in pieces[:first]:
             put(piece, portion)

@@ -17,8 +17,10 @@ import msgspec
 from meshwright import layers
 from meshwright.layers.mlp import dense
 from meshwright.layers.pieces import Context, Piece, leave
+from meshwright.layers.routed import leaving, served_load
 from meshwright.plan import Plan
 from meshwright.spec.layers import Moe
+from meshwright.spec.routing import Routing
 from meshwright.work import Collective, Elementwise, Group, GroupedGemm, Routed
 
 #: Pieces of a mixture that are of experts' tokens, and so of a rank's share of them.
@@ -27,19 +29,21 @@ OWN = "experts "
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """How a replica's ranks hold experts: ``ep`` groups, each expert over ``etp`` ranks; ``sent``: tokens travel to
-    those that want them alone."""
+    those that want them alone; ``stays``: they stay with their first expert until the next layer's."""
 
     ep: int
     etp: int
     sent: bool
+    stays: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> Spread:
         """Return what a plan says, with what it leaves open: each expert over the ranks that ``ep`` leaves."""
         experts = plan.experts
         etp = experts.etp or max(1, plan.layout.tp // experts.ep)
-        sent = experts.dispatch == "sent" or (not experts.dispatch and etp == 1)
-        return cls(ep=experts.ep, etp=etp, sent=sent and plan.layout.adp > 1)
+        stays = experts.dispatch == "stays"
+        sent = stays or experts.dispatch == "sent" or (not experts.dispatch and etp == 1)
+        return cls(ep=experts.ep, etp=etp, sent=sent and plan.layout.adp > 1, stays=stays)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -59,9 +63,17 @@ def load(experts: int, top_k: int, tokens: int, ep: int) -> tuple[int, int]:
     return max(1, ceil(most)), max(1, min(own, round(active)))
 
 
-def pieces(own: Context, tokens: int, moe: Moe, spread: Spread, groups: tuple[Group, Group]) -> list[Piece]:
+def pieces(
+    own: Context,
+    tokens: int,
+    moe: Moe,
+    spread: Spread,
+    groups: tuple[Group, Group],
+    routing: Routing | None = None,
+) -> list[Piece]:
     """Return router, experts and shared experts for so many `tokens` of all attention groups, on a rank that routes
-    those of `own`; `groups` are all ranks of the replica, and those at the same place of every attention group."""
+    those of `own`; `groups` are all ranks of the replica, and those at the same place of every attention group.
+    `routing` is how often each expert is chosen, evenly where nobody said it."""
     imbalance = own.plan.experts.imbalance
     plan = msgspec.structs.replace(
         own.plan, experts=msgspec.structs.replace(own.plan.experts, ep=1, etp=1, imbalance=1, duplicates="sent")
@@ -69,12 +81,22 @@ def pieces(own: Context, tokens: int, moe: Moe, spread: Spread, groups: tuple[Gr
     alone = msgspec.structs.replace(own, plan=plan)
     split = msgspec.structs.replace(moe, ffn=-(-moe.ffn // spread.etp), shared_ffn=0)
     rows, active = load(moe.experts, moe.top_k, tokens, spread.ep)
+    layers_of, method = len(own.model.routed_layers), own.plan.experts.placement
+    if routing is not None and spread.ep > 1:
+        ranked = Group(size=spread.ep, hops=groups[0].hops if spread.etp == 1 else ())
+        uneven = served_load(routing, layers_of, moe.experts, method, ranked)
+        rows = max(rows, ceil(tokens * moe.top_k / spread.ep * uneven.busiest))
+        if spread.sent:
+            groups = (uneven.carried(groups[0]), groups[1])
     mine = [
         _busiest(p, rows * imbalance, active, own.tokens * moe.top_k) for p in layers.of(split).pieces(alone, split)
     ]
     first = next(i for i, p in enumerate(mine) if p.name.startswith(OWN))
     last = max(i for i, p in enumerate(mine) if p.name.startswith(OWN)) + 1
-    into, out = _travel(own, tokens, moe, spread, groups)
+    if spread.stays and routing is not None:
+        into, out = _stay(own, moe, groups[0], leaving(routing, layers_of, moe.experts, method, groups[0]))
+    else:
+        into, out = _travel(own, tokens, moe, spread, groups)
     body = [*mine[:first], *into, *mine[first:last], *out, *mine[last:]]
     shared = dense(alone, "shared experts", moe.shared_ffn, moe.gated) if moe.shared_ffn else []
     if own.plan.layout.adp == 1:  # one sum of routed and shared experts' outputs
@@ -115,6 +137,30 @@ def _travel(
     there = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="dispatch", **routed))
     back = Collective(op="all_to_all", num_bytes=sent, group=everyone, routed=Routed(phase="combine", **routed))
     return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, size)]
+
+
+def _stay(own: Context, moe: Moe, everyone: Group, leaves: tuple[float, ...]) -> tuple[list[Piece], list[Piece]]:
+    """Return the exchanges of tokens that stay with their first expert from layer to layer (ExFlow, 2401.08383): on
+    their way there the copies whose next expert is elsewhere, back those of all experts but the first."""
+    share = -(-own.tokens // own.tp)
+    routed = {"tokens": share, "hidden": own.hidden, "experts": moe.experts}
+    size = float(share) * own.hidden * own.element
+    going = tuple(msgspec.structs.replace(hop, carried=hop.carried * one) for hop, one in zip(everyone.hops, leaves))
+    group = msgspec.structs.replace(everyone, hops=going)
+    work = Routed(phase="dispatch", top_k=moe.top_k, **routed)
+    there = Collective(op="all_to_all", num_bytes=size * moe.top_k, group=group, routed=work)
+    if moe.top_k == 1:
+        return [_exchange("dispatch", there)], _again(own, size)
+    others = Routed(phase="combine", top_k=moe.top_k - 1, **routed)
+    back = Collective(op="all_to_all", num_bytes=size * (moe.top_k - 1), group=everyone, routed=others)
+    return [_exchange("dispatch", there)], [_exchange("combine", back), *_again(own, size)]
+
+
+def context_gather(own: Context, kept: float, everyone: Group) -> Piece:
+    """Return the gather that gives all ranks the keys and values of an iteration's new tokens, `kept` bytes for each of
+    those on a rank, so that a token's layers may run wherever its experts are."""
+    size = float(own.tokens) * kept * everyone.size
+    return _exchange("context gather", Collective(op="all_gather", num_bytes=size, group=everyone))
 
 
 def _again(own: Context, size: float) -> list[Piece]:

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright import layers, schedules
 from meshwright.layers.kind import Params
-from meshwright.layers.pieces import Context, Piece
+from meshwright.layers.pieces import Context, Piece, keeping
 from meshwright.lower import state
 from meshwright.lower.known import Known
 from meshwright.lower.layer import program
@@ -128,7 +128,10 @@ class Stages:
         found = self.known.pieces.get(key)
         if found is None:
             layer = self.model.layer(kind)
-            found = self.known.pieces[key] = layers.of(layer).pieces(self.context_of(kind, start), layer)
+            found = layers.of(layer).pieces(self.context_of(kind, start), layer)
+            if self.plan.memory.brought == "kept" and kind >= 0:
+                found = keeping(found)
+            self.known.pieces[key] = found
         return found
 
     def layer_pass(self, unit: Unit, which: str, start: int = 0) -> LayerPass:

@@ -178,7 +178,7 @@ def activations(c: Context, pieces: list[Piece], recompute: str) -> Activations:
     passing = 2 * c.tokens * c.hidden * c.element  # a gradient in and out of the layer
     if recompute == "full":
         # only the layer's input stays; its activations come back while it is recomputed
-        entry = c.shard_tokens * c.hidden * c.element
+        entry = c.shard_tokens * c.hidden * c.element + sum(p.brought for p in pieces)
         return Activations(saved=entry, held=held, working=everything + passing)
     if recompute == "operators":
         entry = c.shard_tokens * c.hidden * c.element + kept_bytes(pieces)

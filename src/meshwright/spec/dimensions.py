@@ -31,6 +31,7 @@ def transformer(
     moe_ffn: int | None = None,
     shared_ffn: int = 0,
     dense_layers: int = 0,
+    moe_every: int = 1,
     bias: bool | None = None,
     norm: Literal["rmsnorm", "layernorm"] | None = None,
     positions: Literal["learned", "rotary", "none"] | None = None,
@@ -49,6 +50,7 @@ def transformer(
         experts: routed experts per layer, 0 = dense; then `top_k` and `moe_ffn` (default `ffn`) are needed.
         shared_ffn: total inner width of the shared experts.
         dense_layers: so many first layers keep a dense MLP of width `ffn`.
+        moe_every: of those behind them the last of every so many has experts, the others a dense MLP.
         bias: biases on all projections; absent: exactly when not gated.
         norm: absent: RMSNorm when gated, LayerNorm with bias otherwise.
         positions: absent: rotary when gated, learned otherwise (`max_seq_len` rows); ``none`` for ALiBi.
@@ -63,6 +65,7 @@ def transformer(
     optional = {"ffn": ffn, "kv_heads": kv_heads, "head_dim": head_dim, "moe_ffn": moe_ffn}
     counts = {"experts": experts, "top_k": top_k, "shared_ffn": shared_ffn, "dense_layers": dense_layers}
     counts["window"] = window
+    sizes["moe_every"] = moe_every
     given = sizes | {key: value for key, value in optional.items() if value is not None}
     faults = _whole(given, 1, name) + _whole(counts, 0, name)
     faults = faults or _contradictions(given | counts, gated, name)
@@ -103,7 +106,8 @@ def transformer(
             shared_ffn=shared_ffn,
             activation=activation,
         )
-        mlps[dense_layers:] = [moe] * (layers - dense_layers)
+        for routed in range(dense_layers + moe_every - 1, layers, moe_every):
+            mlps[routed] = moe
     blocks, pattern = stack(layer(mlp) for mlp in mlps)
     embedding, head = ends(
         vocab,
@@ -149,7 +153,7 @@ def _contradictions(d: dict[str, int], gated: bool, name: str) -> list[Diagnosti
     dense_layers = d["dense_layers"] if d["experts"] else layers
     if dense_layers > layers:
         refuse("M003", f"dense_layers={dense_layers} is more than layers={layers}", "")
-    needs_ffn = dense_layers > 0 or "moe_ffn" not in d
+    needs_ffn = dense_layers > 0 or d["moe_every"] > 1 or "moe_ffn" not in d
     if gated and "ffn" not in d and needs_ffn:
         refuse("M001", "ffn is missing", "a gated MLP has no usual width: give ffn (Llama 2 7B has 11008 for 4096)")
     if d["experts"] and not 1 <= d["top_k"] <= d["experts"]:

@@ -28,6 +28,8 @@ from meshwright.spec.lengths import Lengths
 from meshwright.spec.lengths import is_file as is_file_of_lengths
 from meshwright.spec.lengths import read as read_lengths
 from meshwright.spec.request_limits import FASTEST, LONGEST, MOST_REQUESTS
+from meshwright.spec.routing import Routing
+from meshwright.spec.routing import read as read_routing
 from meshwright.spec.serve_rules import contradictions
 from meshwright.spec.serve_values import (
     AUTO_BUDGET,
@@ -91,8 +93,9 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     a block hash names (0: a block of the engine's cache; 512 in a trace). ``classes`` are objectives of priorities.
 
     ``longest`` leaves out requests of more tokens, prompt and answer together (0: none), as benchmarks do for models of
-    a short context. ``clients`` are workloads on top of each other, each with its ``name``; ``file`` is where they and
-    other words were read, ``keys`` which of them it says above its clients. ``base`` is the folder that files lie in.
+    a short context. ``expert_routing`` is how often a mixture's router chooses each expert. ``clients`` are workloads
+    on top of each other, each with its ``name``; ``file`` is where they and other words were read, ``keys`` which of
+    them it says above its clients. ``base`` is the folder that files lie in.
     """
 
     name: str = ""
@@ -125,6 +128,7 @@ class Serve(msgspec.Struct, frozen=True, kw_only=True):
     adapters: Population | None = None
     adapter_rank: int = 16
     seed: int = 0
+    expert_routing: Routing | None = None
     ttft: Objective | None = None
     tpot: Objective | None = None
     e2e: Objective | None = None
@@ -273,7 +277,7 @@ def _read(
             continue
         name, reader, wanted = _READERS[bound]
         try:
-            read = reader(value)
+            read = reader(value, base) if bound == "expert_routing" else reader(value)
         except MeshwrightError as error:  # of lengths, which are another word in a training step
             said, help = f"{place} {key}={value}", error.diagnostics[0].help.replace("lengths=", f"{key}=")
             wrong += [msgspec.structs.replace(d, place=said, help=help) for d in error.diagnostics]
@@ -360,6 +364,7 @@ _READERS: dict[str, tuple[str, Callable[[str], Any], str]] = {
     "priority": ("priority", priorities, "a whole number, or several with weights: 1:0.2+0:0.8"),
     "adapters": ("adapters", population, _WHO),
     "adapter_rank": ("adapter_rank", count(65536), "a positive rank up to 65,536"),
+    "expert_routing": ("expert_routing", read_routing, "zipf:s=1.2 (with ;affinity=), or a .json file"),
     "seed": ("seed", seed, "a whole number from 0 up to 999999999"),
     "ttft": ("ttft", objective, _BOUND),
     "tpot": ("tpot", objective, _BOUND),

@@ -11,7 +11,6 @@ MODULES = (
     "zero_bubble",
     "data_parallel",
     "layouts",
-    "experts",
     "sequence",
     "merging",
     "iterations",

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshwright.spec.workload import Train
 
 
-DISPATCHES = ("sent", "gathered")
+DISPATCHES = ("sent", "gathered", "stays")
 #: What ranks do that hold the same tokens: each sends its part to the experts, or each sends all.
 DUPLICATES = ("dropped", "sent")
 
@@ -43,13 +43,15 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     The expert mesh is its own factorisation of tp*cp*dp (Megatron-Core's parallel folding, 2504.14960).
     ``imbalance`` is tokens of the busiest rank over the mean (1 = balanced router). ``dispatch`` is of serving: tokens
     of groups with requests of their own (``adp``) go to their experts' ranks alone (``sent``), or all tokens to all
-    ranks and the sums back (``gathered``); "" as it can: sent where each expert is on one rank.
-    ``placement`` says which experts lie on which of the ``ep`` ranks (:mod:`meshwright.assign.placing`). An expert
-    takes ``capacity`` times its even share of a rank's tokens of a microbatch at most (0: all). The ``hot`` most chosen
-    experts of every mixture are gathered on all ranks for each pass (Hecate's sparse materialisation, 2502.02581).
-    Tokens go through the experts in so many ``portions``, one on its way while another is multiplied (Tutel,
-    2206.03382). Tensor-parallel ranks that all hold whole sequences (``nosp``) send each its part of the tokens and
-    gather what comes back, so that ``duplicates`` are dropped (DeepSpeed-TED, 2303.06318), or they send all of them.
+    ranks and the sums back (``gathered``), or they stay with their first expert until the next layer's (``stays``:
+    every rank has every request's keys and values, ExFlow, 2401.08383); "" as it can: sent where each expert is on one
+    rank. ``placement`` says which experts lie on which of the ``ep`` ranks (:mod:`meshwright.assign.placing`). An
+    expert takes ``capacity`` times its even share of a rank's tokens of a microbatch at most (0: all). The ``hot`` most
+    chosen experts of every mixture are gathered on all ranks for each pass (Hecate's sparse materialisation,
+    2502.02581). Tokens go through the experts in so many ``portions``, one on its way while another is multiplied
+    (Tutel, 2206.03382). Tensor-parallel ranks that all hold whole sequences (``nosp``) send each its part of the tokens
+    and gather what comes back, so that ``duplicates`` are dropped (DeepSpeed-TED, 2303.06318), or they send all of
+    them.
     """
 
     ep: int = 1
@@ -137,7 +139,7 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
             )
     for name, value, usual in (("placement", experts.placement, "contiguous"), ("hot", experts.hot, 0)):
         if value != usual and routing is None:
-            help = "add routing= to the workload: meshwright explain expert_routing"
+            help = "add routing= (of serving expert_routing=) to the workload: meshwright explain expert_routing"
             yield wrong(
                 "P071", f"{name}={value} needs to know how tokens are routed", f"experts.{name} = {value}", help
             )
@@ -282,7 +284,7 @@ FIELDS = (
         place=245,
         decides=(LAYER,),
         serving=True,
-        served=lambda model, cluster: ("", *DISPATCHES) if model.mixtures else ("",),
+        served=lambda model, cluster: ("", *DISPATCHES[:2]) if model.mixtures else ("",),
     ),
 )
 FACET = Facet(

@@ -24,7 +24,7 @@ RECOMPUTE_MODES = ("none", "selective", "operators", "full")
 USUAL_RECOMPUTE = ("none", "selective", "full")
 ATTENTION_KERNELS = ("flash", "unfused")
 LOSS_KERNELS = ("eager", "copied", "in-place", "fused")
-GATHERED = ("again", "kept")
+GATHERED = BROUGHT = ("again", "kept")
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,6 +41,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
         gathered: the input of a product, which sequence parallelism gathers over the tensor-parallel ranks: gathered
             ``again`` for the weight gradient (Korthikanti et al., section 4.2.2), or ``kept`` from the forward, as a
             framework's automatic differentiation does by itself.
+        brought: the results of collectives where whole layers are recomputed: exchanged ``again``, or ``kept`` from the
+            first forward (communication-aware checkpointing, DeepSpeed-TED, 2303.06318).
     """
 
     recompute: str = "none"
@@ -48,6 +50,7 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     attention: str = "flash"
     loss: str = "eager"
     gathered: str = "again"
+    brought: str = "again"
 
     def mode(self, position: int) -> str:
         """Return the recompute mode of the layer at this position of its chunk."""
@@ -81,6 +84,9 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
     if memory.recompute == "operators":
         message = "recompute by operators is priced and not run"
         yield unrun("P033", message, plan, "memory", "recompute = operators", recompute="full")
+    if memory.brought != "again":
+        message = "collectives whose results are kept for recomputation are priced and not run"
+        yield unrun("P033", message, plan, "memory", f"brought = {memory.brought}", brought="again")
     if memory.loss != "eager":
         message = f"the loss kernels {memory.loss!r} are priced and not run"
         yield unrun("P033", message, plan, "memory", f"loss = {memory.loss}", loss="eager")
@@ -124,6 +130,15 @@ FIELDS = (
         spelled=KEYED,
         place=220,
         decides=(LAYER,),
+    ),
+    Field(
+        name="brought",
+        help="results of collectives where whole layers are recomputed: exchanged again, or kept",
+        form=names(*BROUGHT),
+        spelled=KEYED,
+        place=231,
+        decides=(LAYER,),
+        useful=lambda plan: plan.memory.recompute == "full",
     ),
     Field(
         name="gathered",
