@@ -61,10 +61,9 @@ def test_a_base_of_4_bits_is_refused_where_it_is_trained_or_multiplied_in_8(trai
 
 def test_products_over_a_base_of_bitsandbytes_keep_their_inputs():
     """Inputs of the projections into attention and the MLP, of the one out of attention (4096 each) and of the one out
-    of the MLP (11008), 2 bytes of each of 512 tokens in 32 layers; the default framework keeps 1.25 times fused bytes.
-    """
+    of the MLP (11008), 2 bytes of each of 512 tokens in 32 layers."""
     kept = [asked(*ASKED, f"mb1 params={stored}").memory[0].alive["activations"] for stored in ("nf4", "int4")]
-    assert kept[0] - kept[1] == pytest.approx(1.25 * 32 * 512 * 2 * (3 * 4096 + 11008), rel=1e-6)
+    assert kept[0] - kept[1] == pytest.approx(32 * 512 * 2 * (3 * 4096 + 11008), rel=1e-6)
 
 
 def test_moments_of_8_bits_have_a_scale_for_256_values():

@@ -36,7 +36,7 @@ def test_the_interval_of_a_peak_is_the_central_80_percent():
 def test_a_prediction_says_how_likely_it_fits_and_the_fullest_rank_decides():
     found = predict(model("llama3-8b"), cluster("8xh100"), workload("batch=64,seq=4096"), plan("fsdp mb1 full"))
     tight, sigma = found.tightest, found.memory_sigma
-    assert sigma == 0.2  # of the default profile
+    assert sigma == 0.3  # of the default profile
     assert found.p_fit == fit_probability(tight.needed_bytes, tight.capacity_bytes, sigma)
     said = found.to_json()
     assert (said["p_fit"], said["peak_memory_interval_bytes"]) == (

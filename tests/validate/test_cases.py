@@ -184,3 +184,9 @@ def test_what_a_job_measured_on_its_network_describes_the_cluster():
 )
 def test_a_frameworks_profile_is_that_of_the_network_its_job_measured(row, profile):
     assert case(row).framework.name == profile
+
+
+def test_what_lies_in_the_hosts_memory_is_not_kept_on_the_device():
+    """MaxText's policy saves the projections to queries, keys and values alone, and those on the host."""
+    asked = case(step(recompute="selective", flags="qkv_proj_offloaded"))
+    assert (asked.plan.memory.recompute, "recompute" in asked.assumed) == ("full", False)

@@ -38,6 +38,9 @@ ATTENTION = {
 }
 #: Flags that say that communication is overlapped with compute, and which.
 OVERLAPPED = {"async_tp": "tp"}
+#: Flags that say where what is not recomputed lies: in the host's memory, so that a device keeps as much as where all
+#: is recomputed.
+LEFT_ON_DEVICE = {"qkv_proj_offloaded": "full"}
 #: Flags that say how operands of 8 bits are scaled, where it is not by whole tensors.
 SCALED = {"float8_rowwise": "fp8_row"}
 #: How flags say that a frozen base is stored quantised, as a plan says it.
@@ -304,7 +307,9 @@ def _plan(
     if not vpp:
         vpp = 2 if pp > 1 and model.num_layers % (2 * pp) == 0 and count % pp == 0 else 1
         assumed.append("vpp")
+    said = row["flags"].split(";")
     recompute = {"none": "none", "selective": usual.selective, "full": "full"}.get(row["recompute"], "")
+    recompute = next((LEFT_ON_DEVICE[flag] for flag in said if flag in LEFT_ON_DEVICE), recompute)
     if not recompute:
         recompute = usual.recompute
         assumed.append("recompute")
@@ -315,7 +320,7 @@ def _plan(
     if not sp:
         assumed.append("sp")
     moe = bool(model.mixtures)
-    said = {OVERLAPPED.get(flag, "") for flag in row["flags"].split(";")}
+    shown = {OVERLAPPED.get(flag, "") for flag in said}
     reduced = next((grads for words, grads in REDUCED.items() if words in row["notes"]), usual.grads)
     plan = Plan(
         layout=Layout(
@@ -343,7 +348,7 @@ def _plan(
         ),
     )
     overlap = usual_overlap(framework, plan, cluster.islands[0].domain_size)
-    overlap = Overlap(**{name: name in said or getattr(overlap, name) for name in OVERLAPS})
+    overlap = Overlap(**{name: name in shown or getattr(overlap, name) for name in OVERLAPS})
     return msgspec.structs.replace(plan, overlap=overlap)
 
 
