@@ -196,13 +196,15 @@ class Routed(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 class Collective(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """One collective. ``num_bytes`` is the size as nccl-tests counts it: all_reduce and send: one rank's buffer;
     all_gather: the gathered output; reduce_scatter: the input; all_to_all: one rank's send buffer; neighbours: one
-    message of those that ranks send to the others that they meet. ``routed``: what
-    is sent are tokens on their way between experts, which libraries made for that may send fewer copies of."""
+    message of those that ranks send to the others that they meet. ``back_bytes`` go the other way at the same time,
+    over links that carry both. ``routed``: what is sent are tokens on their way between experts, which libraries made
+    for that may send fewer copies of."""
 
     op: str
     num_bytes: float
     group: Group
     routed: Routed | None = None
+    back_bytes: float = 0.0
 
 
 class Staging(msgspec.Struct, frozen=True, kw_only=True):

@@ -183,7 +183,7 @@ def test_ulysses_inside_a_ring_swaps_neighbours_and_sends_between_their_groups()
     assert found["send"] == [S / 2 * 2 * 32 * 2]
     assert {p.forward.group.size for p in pieces if p.queue == "cp"} == {4}
     (core,) = (p for p in pieces if p.exchange)
-    assert (core.exchange.group.size, core.ring) == (2, 2)
+    assert (core.exchange.each.group.size, core.ring) == (2, 2)
     assert (core.forward.heads, core.forward.kv_heads) == (2, 1)
     assert flops(pieces, "F", of=AttentionCore) == pytest.approx(flops(layer("dp1", LLAMA), "F", of=AttentionCore) / 8)
 

@@ -317,6 +317,9 @@ ALGORITHMS = [
     (4, "allgather", 1),
     (4, "ring", 2),
     (4, "allgather", 2),
+    (4, "burstattention", 1),
+    (4, "tokenring", 1),
+    (4, "burstattention", 2),
 ]
 
 
@@ -328,7 +331,9 @@ def test_a_cut_sequence_gives_the_whole_ones_output_and_gradients(size, algorith
         assert worst(_assembled(ranks, i), _whole(case)) < 1e-9, case
 
 
-@pytest.mark.parametrize(("size", "algorithm", "ulysses"), [(4, "ring", 1), (2, "ulysses", 1), (4, "ring", 2)])
+@pytest.mark.parametrize(
+    ("size", "algorithm", "ulysses"), [(4, "ring", 1), (2, "ulysses", 1), (4, "burstattention", 1), (4, "tokenring", 1)]
+)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_lower_precision_stays_within_its_rounding(size, algorithm, ulysses, dtype, most):
     """Inputs rounded first, then float64 as the reference. bfloat16 has 8 bits: one rounding is 2**-9 = 0.2%, and the

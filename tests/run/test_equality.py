@@ -79,6 +79,8 @@ LAYOUTS = [
     "cp2 ulysses",
     "cp2 allgather",
     "cp4",
+    "cp4 burstattention",
+    "cp4 tokenring zero3",
     "cp4 ulysses2",
     "cp4 allgather ulysses2",
     "pp2",

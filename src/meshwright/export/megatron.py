@@ -97,7 +97,7 @@ def _context(r: ExportRequest) -> Iterator[Gap]:
     if layout.cp == 1:
         return
     yield from shared.pieces(r, 2 * layout.cp, "every context-parallel rank takes two")
-    yield from shared.one_exchange(r)
+    yield from shared.context(r, tuple(CP_COMM), "it passes keys and values on, swaps heads, or gathers")
     if r.plan.memory.attention != "flash":
         yield Gap(
             facet="memory.attention",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
-from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
+from meshwright.layers.pieces import Context, Piece, RingMoves, enter, entering, linear, regather
 from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
 from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
@@ -241,8 +241,10 @@ def _core(
     own_output = queries * heads * spec.v_head_dim * c.element if lower or c.train.lora is not None else 0.0
     exchange = {}
     if ring > 1:
-        send = Collective(op="send", num_bytes=kv_bytes, group=c.cp_outer)
-        exchange = {"exchange": send, "exchange_back": Collective(op="send", num_bytes=2 * kv_bytes, group=c.cp_outer)}
+        rows = queries * heads
+        exchange = _ring_moves(
+            c, kv_bytes, rows * spec.head_dim * c.element, rows * spec.v_head_dim * c.element, 4.0 * rows
+        )
     return [
         Piece(
             name="attention core",
@@ -256,6 +258,27 @@ def _core(
             **exchange,
         )
     ]
+
+
+def _ring_moves(c: Context, kv: float, q: float, out: float, row: float) -> dict[str, RingMoves]:
+    """Return the messages of a ring forward and backward, of bytes of a rank's keys and values, its queries, its
+    outputs, and a number in fp32 for each query and head."""
+
+    def send(size: float, back: float = 0.0) -> Collective:
+        return Collective(op="send", num_bytes=max(size, back), back_bytes=min(size, back), group=c.cp_outer)
+
+    algorithm = c.plan.sequence.algorithm
+    forward = RingMoves(first=send(kv), each=send(kv))
+    # keys and values go on, followed by their gradients, which come home at the end
+    backward = RingMoves(first=send(2 * kv), each=send(2 * kv), last=send(kv))
+    asked = q + out + 2 * row  # queries, the gradients of their outputs, and two sums of each
+    if algorithm == "burstattention":
+        backward = RingMoves(first=send(asked + q), each=send(asked + q), last=send(q))
+    if algorithm == "tokenring":
+        # what was found for the block before returns to where its queries are from, while the next ones go on
+        forward = RingMoves(first=send(q), each=send(q, out + row), last=send(out + row))
+        backward = RingMoves(first=send(asked), each=send(asked, q), last=send(q))
+    return {"exchange": forward, "exchange_back": backward}
 
 
 def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> AttentionCore:

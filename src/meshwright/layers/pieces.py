@@ -24,6 +24,15 @@ if TYPE_CHECKING:
     from meshwright.plan import Plan
 
 
+class RingMoves(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages of a ring: ``first`` before the second block, ``each`` before every later one, and ``last`` behind the
+    last block, where something has to come home."""
+
+    first: Collective
+    each: Collective
+    last: Collective | None = None
+
+
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a layer: its work forward and backward, and the bytes it saves.
 
@@ -33,8 +42,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     its backward in bytes, None where it is as large as ``saved``. ``outputs`` are the bytes of the results of its
     matrix products one by one (q, k and v are three), or of an attention core that never stores its scores: those that
     recompute by operators may save. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
-    2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for one exchange of ``exchange``
-    (forward) or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
+    2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for a message of ``exchange`` (forward)
+    or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
     the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
     sums. What is ``early`` begins with the pass and is waited for where it stands; its backward is waited for by
     nothing. Neighbouring pieces of so many ``portions`` take each portion of their tokens one after the other,
@@ -57,8 +66,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     core_saved: float = 0.0
     outputs: tuple[float, ...] = ()
     ring: int = 1
-    exchange: Collective | None = None
-    exchange_back: Collective | None = None
+    exchange: RingMoves | None = None
+    exchange_back: RingMoves | None = None
     joins: bool = False
     lands: str = ""
     early: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.layers.pieces import Piece
+from meshwright.layers.pieces import Piece, RingMoves
 from meshwright.lower.entry import JOINS, LANDS, PRODUCT, WEIGHT, Entry
 from meshwright.lower.operators import repeated
 from meshwright.lower.rewrites import rewritten
@@ -183,11 +183,15 @@ def _weight(p: _Program, piece: Piece, start: tuple[int, ...]) -> None:
     p.put(f"{piece.name} weight gradient", piece.queue, piece.weight, after, role=WEIGHT)
 
 
-def _ring(p: _Program, piece: Piece, block: Work, exchange: Collective, again: bool) -> None:
-    """Blocks circulate: while one is worked on, the next arrives (Ring Attention, 2310.01889)."""
+def _ring(p: _Program, piece: Piece, block: Work, moves: RingMoves, again: bool) -> None:
+    """Blocks circulate: while one is worked on, the next arrives (Ring Attention, 2310.01889); what comes home at the
+    end is waited for."""
     arrived, worked = p.last, p.last
     for step in range(piece.ring):
         worked = (p.put(f"{piece.name} {step + 1}/{piece.ring}", piece.queue, block, arrived, again),)
         if step + 1 < piece.ring:
-            arrived = (p.put(f"{piece.name} exchange {step + 1}", "cp", exchange, arrived, again),)
+            move = moves.each if step else moves.first
+            arrived = (p.put(f"{piece.name} exchange {step + 1}", "cp", move, arrived, again),)
+    if moves.last is not None:
+        worked = (p.put(f"{piece.name} exchange home", "cp", moves.last, worked, again),)
     p.last = worked

@@ -13,9 +13,11 @@ from functools import cache
 
 import torch
 
+from meshwright.plan.facets.sequence import RINGS
 from meshwright.run.collect import all_gather, reduce_scatter
 from meshwright.run.exchange import swap
 from meshwright.run.mesh import AxisGroup
+from meshwright.run.query_ring import by_queries
 from meshwright.run.ring import Hops, blockwise
 from meshwright.run.visible import MaskBlock, MaskRule, TokenRun, blocks, document_blocks, runs_of
 
@@ -103,7 +105,12 @@ def attend(
         return _to_heads(out, inner)
     seq_len = q.shape[1] * cp.size
     held = _held(seq_len, cp.size, is_balanced(algorithm, causal))
-    if algorithm == "ring":
+    if algorithm in ("burstattention", "tokenring") and not cp.alone:
+        hops = Hops(_around(held, cp.index, rule, documents), rule)
+        queries = Hops(_around_queries(held, cp.index, rule, documents), rule)
+        back = algorithm == "tokenring"
+        return by_queries(q, k, v, hops=hops, queries=queries, group=cp, scale=scale, returned=back, sinks=sinks)
+    if algorithm in RINGS:
         around = _around_whole(held, cp.index, rule) if documents is None else _around(held, cp.index, rule, documents)
         hops = Hops(around, rule)
         return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)
@@ -132,6 +139,16 @@ def _visible(
     queries: tuple[TokenRun, ...], keys: tuple[TokenRun, ...], rule: MaskRule, documents: torch.Tensor | None
 ) -> tuple[MaskBlock, ...]:
     return blocks(queries, keys, rule) if documents is None else document_blocks(queries, keys, rule, documents)
+
+
+def _around_queries(
+    held: Sequence[tuple[TokenRun, ...]], index: int, rule: MaskRule, documents: torch.Tensor | None
+) -> tuple[tuple[MaskBlock, ...], ...]:
+    """The blocks of each hop of queries past the keys of a rank, up to the last hop in which any rank has work."""
+    size = len(held)
+    every = [[_visible(held[(i - hop) % size], held[i], rule, documents) for i in range(size)] for hop in range(size)]
+    last = max(hop for hop in range(size) if hop == 0 or any(every[hop]))
+    return tuple(every[hop][index] for hop in range(last + 1))
 
 
 def _around(

@@ -66,15 +66,7 @@ def _plain(hops: Hops, num_queries: int, num_keys: int) -> bool:
 class _Blockwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, sinks, hops, group, scale):
-        merged = _Merged(q, v)
-        # one contiguous message: both travel in one transfer
-        packed = _pack(k, v) if len(hops.blocks) > 1 else None
-        for step, found in enumerate(hops.blocks):
-            moving = _Moving.start(packed, group, 1) if step + 1 < len(hops.blocks) else None
-            keys, values = (k, v) if packed is None else _unpack(packed, k, v)
-            for block in found:
-                merged.add(block, *_attend(block, q, keys, values, hops.rule, scale))
-            packed = moving.wait() if moving else None
+        merged = around_keys(q, k, v, hops, group, scale)
         out, sums = merged.finish(sinks)
         ctx.save_for_backward(q, k, v, sinks, out, sums)
         ctx.hops, ctx.group, ctx.scale = hops, group, scale
@@ -85,15 +77,15 @@ class _Blockwise(torch.autograd.Function):
         q, k, v, sinks, out, sums = ctx.saved_tensors
         hops, group, scale, last = ctx.hops, ctx.group, ctx.scale, len(ctx.hops.blocks) - 1
         grad = grad.transpose(1, 2)
-        total_q = _Sum(q)
+        total_q = GradientSum(q)
         packed = _pack(k, v) if last else None
         arriving = None
         for step, found in enumerate(hops.blocks):
-            moving = _Moving.start(packed, group, 1) if step < last else None
+            moving = Moving.start(packed, group, 1) if step < last else None
             keys, values = (k, v) if packed is None else _unpack(packed, k, v)
-            total_k, total_v = _Sum(k), _Sum(v)
+            total_k, total_v = GradientSum(k), GradientSum(v)
             for block in found:
-                part = _attend_back(block, grad, q, keys, values, out, sums, hops.rule, scale)
+                part = attend_back(block, grad, q, keys, values, out, sums, hops.rule, scale)
                 total_q.add(block, block.q0, block.q1, part.q)
                 total_k.add(block, block.k0, block.k1, part.k)
                 total_v.add(block, block.k0, block.k1, part.v)
@@ -101,14 +93,35 @@ class _Blockwise(torch.autograd.Function):
                 # what the ranks before this one have summed for the block joins, and goes on or, at the end, home
                 before = arriving.wait() if arriving else None
                 message = _added(total_k.value, total_v.value, before)
-                arriving = _Moving.start(message, group, 1 if step < last else -last)
+                arriving = Moving.start(message, group, 1 if step < last else -last)
             packed = moving.wait() if moving else None
         grads = (total_k.value, total_v.value) if not last else _unpack(arriving.wait(), k, v)
         grad_sinks = None
         if sinks is not None:
-            kept = (grad * out).sum(-1, dtype=sums.dtype)
-            grad_sinks = -((sinks.to(sums.dtype)[:, None] - sums).exp() * kept).sum((0, 2)).to(sinks.dtype)
+            grad_sinks = grad_of_sinks(grad, out, sums, sinks)
         return total_q.value, *grads, grad_sinks, None, None, None
+
+
+def around_keys(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hops: Hops, group: AxisGroup, scale: float
+) -> Merged:
+    """Attend to the keys and values of all ranks while they go round."""
+    merged = Merged(q, v)
+    # one contiguous message: both travel in one transfer
+    packed = _pack(k, v) if len(hops.blocks) > 1 else None
+    for step, found in enumerate(hops.blocks):
+        moving = Moving.start(packed, group, 1) if step + 1 < len(hops.blocks) else None
+        keys, values = (k, v) if packed is None else _unpack(packed, k, v)
+        for block in found:
+            merged.add(block, *attend_block(block, q, keys, values, hops.rule, scale))
+        packed = moving.wait() if moving else None
+    return merged
+
+
+def grad_of_sinks(grad: torch.Tensor, out: torch.Tensor, sums: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Return the gradient of the sinks [heads] of outputs and sums that they are part of."""
+    kept = (grad * out).sum(-1, dtype=sums.dtype)
+    return -((sinks.to(sums.dtype)[:, None] - sums).exp() * kept).sum((0, 2)).to(sinks.dtype)
 
 
 def _rows(x: torch.Tensor, start: int, stop: int, row: int | None) -> torch.Tensor:
@@ -123,7 +136,7 @@ def _bias(block: MaskBlock, q: torch.Tensor, rule: MaskRule) -> torch.Tensor | N
     return hidden(block.q1 - block.q0, block.k1 - block.k0, block.offset, rule, q.dtype, q.device)
 
 
-def _attend(block: MaskBlock, q, k, v, rule: MaskRule, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_block(block: MaskBlock, q, k, v, rule: MaskRule, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     return flash.forward(
         _rows(q, block.q0, block.q1, block.row),
         _rows(k, block.k0, block.k1, block.row),
@@ -134,7 +147,7 @@ def _attend(block: MaskBlock, q, k, v, rule: MaskRule, scale: float) -> tuple[to
     )
 
 
-def _attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, scale: float) -> flash.Grads:
+def attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, scale: float) -> flash.Grads:
     rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
     mine = (rows, slice(None), slice(block.q0, block.q1))
     return flash.backward(
@@ -150,7 +163,7 @@ def _attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, sca
     )
 
 
-class _Merged:
+class Merged:
     """Output and softmax sums of this rank's queries over the blocks so far. The first block of a query is taken as it
     is; from the second on sums are kept in the wide type."""
 
@@ -197,7 +210,7 @@ def _ratio(sums: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
     return (sums - anchor).exp().unsqueeze(-1)
 
 
-class _Sum:
+class GradientSum:
     """The gradient of [b, n, heads, d] as parts of it come in; a part that is all of it is taken as it is."""
 
     def __init__(self, like: torch.Tensor):
@@ -217,8 +230,19 @@ class _Sum:
         rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
         self.parts[rows, start:stop] += part
 
+    def merge(self, whole: torch.Tensor | None) -> None:
+        """Add a gradient of all of it, where there is one."""
+        if whole is None:
+            return
+        if self.parts is None:
+            self.parts = whole
+            return
+        kind = flash.wide(self.like.dtype)
+        self.parts = self.parts.to(kind) + whole.to(kind)
+
     @property
     def value(self) -> torch.Tensor:
+        """The sum in the type of what it is the gradient of."""
         return torch.zeros_like(self.like) if self.parts is None else self.parts.to(self.like.dtype)
 
 
@@ -239,7 +263,7 @@ def _added(k: torch.Tensor, v: torch.Tensor, before: torch.Tensor | None) -> tor
     return (mine.to(wide) + before.to(wide)).to(mine.dtype)
 
 
-class _Moving(NamedTuple):
+class Moving(NamedTuple):
     """A message on its way to the rank `distance` places on, and the equal one from as far behind."""
 
     works: list[dist.Work]
@@ -247,11 +271,12 @@ class _Moving(NamedTuple):
     received: torch.Tensor
 
     @staticmethod
-    def start(message: torch.Tensor, group: AxisGroup, distance: int) -> _Moving:
+    def start(message: torch.Tensor, group: AxisGroup, distance: int) -> Moving:
         target = group.ranks[(group.index + distance) % group.size]
         source = group.ranks[(group.index - distance) % group.size]
         received = torch.empty_like(message)
-        token = recorder().start("send", "cp", group=(group.ranks[group.index], target))
+        said = {"group": (group.ranks[group.index], target), "num_bytes": message.nbytes}
+        token = recorder().start("send", "cp", **said)
         # started as one batch, every rank sends and receives at once: no order in which two could wait for each other
         works = dist.batch_isend_irecv(
             [
@@ -260,7 +285,7 @@ class _Moving(NamedTuple):
             ]
         )
         recorder().watch(works[-1], token)
-        return _Moving(works, message, received)
+        return Moving(works, message, received)
 
     def wait(self) -> torch.Tensor:
         for work in self.works:

@@ -16,6 +16,7 @@ import numpy as np
 
 from meshwright.lower.entry import Entry
 from meshwright.lower.units import Unit
+from meshwright.plan.facets.sequence import RINGS
 from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
@@ -112,7 +113,7 @@ def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> W
             Counter(
                 (e.queue, e.work.op, e.work.num_bytes)
                 for e in entries
-                if e.queue != "compute" and not (e.queue == "cp" and algorithm == "ring") and " etp" not in e.name
+                if e.queue != "compute" and not (e.queue == "cp" and algorithm in RINGS) and " etp" not in e.name
             )
             for entries in units
         ]

@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from meshwright.spec.workload import Train
 
 
-CP_ALGORITHMS = ("ring", "ulysses", "allgather")
+CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring")
+#: Of these, blocks that circulate while others are worked on; and those that a search tries by itself.
+RINGS, SEARCHED = ("ring", "burstattention", "tokenring"), ("ring", "ulysses", "allgather")
 #: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
 STATIC = "static"
 GROUPS = (STATIC, "flexsp", "flexsp-ilp", "bytescale", "zeppelin")
 
 
 class Sequence(msgspec.Struct, frozen=True, kw_only=True):
-    """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag),
-    ``ulysses`` (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3,
-    2407.21783). ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups
-    (the union of both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch,
-    groups of any power of two; a rank holds as many tokens as it would in groups of ``cp``."""
+    """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag), ``ulysses``
+    (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3, 2407.21783);
+    ``burstattention`` is a ring whose backward passes on queries with their gradients (BurstAttention, Sun et al.
+    2403.09347), ``tokenring`` one in which queries go round one way and results return the other (2412.20501).
+    ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups (the union of
+    both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch, groups of any
+    power of two; a rank holds as many tokens as it would in groups of ``cp``."""
 
     algorithm: str = "ring"
     ulysses: int = 1
@@ -77,7 +81,7 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
                     f"layout.cp = {cp}" if word == "cp" else f"sequence.ulysses = {swap}",
                     f"valid {word}: {listed(heads, cluster.num_devices)}; or ring",
                 )
-    if plan.memory.attention == "unfused" and algorithm == "ring":
+    if plan.memory.attention == "unfused" and algorithm in RINGS:
         yield wrong(
             "P016",
             "ring attention merges partial softmaxes, which the unfused kernels do not give",
@@ -147,7 +151,7 @@ FIELDS = (
         place=160,
         decides=(LAYER,),
         seen={LAYER: lambda plan: plan.layout.cp > 1 and plan.sequence.algorithm},
-        domain=lambda model, cluster, train: CP_ALGORITHMS,
+        domain=lambda model, cluster, train: SEARCHED,
         useful=_split,
         with_sizes=True,
     ),
