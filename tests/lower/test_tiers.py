@@ -139,6 +139,17 @@ def test_more_layers_ahead_hide_more_and_need_more_room():
     assert many.memory[0].alive["parameters"] > few.memory[0].alive["parameters"]
 
 
+def test_a_layer_in_tiles_is_gathered_and_scattered_in_as_many_messages_of_a_share_of_its_bytes():
+    whole, tiled = (answer(f"dp8 zero3 mb2 full{words}") for words in ("", " tiles=4"))
+    one, other = whole.memory[0].alive, tiled.memory[0].alive
+    assert other["gathered parameters"] == pytest.approx(one["gathered parameters"] / 4)
+    assert other["gradients"] < one["gradients"]
+    lowered = lower(parse("dp8 zero3 mb2 full tiles=4"), GPT, NODE, TRAIN)
+    times = {m.times for program in lowered.programs for m in program.moves if m.op in ("all_gather", "reduce_scatter")}
+    assert times == {4}
+    assert tiled.step_time_s > whole.step_time_s  # three messages more of each begin
+
+
 WORDS = [
     "dp8 mb1 zero0",
     "dp8 mb1 zero2",
@@ -201,6 +212,7 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
         ("dp8 zero2 offload=params", "P052", "zero3, of which each rank fetches its shard"),
         ("pp4 dp2 zb-h1 offload=activations", "P052", "splits the backward"),
         ("dp8 offload=optimizer sync=diloco:h=8", "P052", "drop sync="),
+        ("dp8 zero1 tiles=4", "P052", "zero3 and pp1"),
     ],
 )
 def test_state_that_cannot_be_moved_is_refused_with_the_way_out(words, code, said):

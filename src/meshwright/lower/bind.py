@@ -70,6 +70,8 @@ from meshwright.sync.record import NO_CODEC
 from meshwright.sync.rounds import turns_of
 from meshwright.work import Elementwise, Gemm, Group, Staging
 
+#: Exchanges of parameters and gradients that are sharded, which may go tile by tile.
+TILED = ("all_gather", "reduce_scatter")
 #: What is exchanged of layers once in several steps.
 AVERAGE = "average"
 #: What a code does with values that have arrived, and with those of an outer step alone, by name.
@@ -297,7 +299,11 @@ class Binder:
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
         """A program of collectives (op, bytes, group), one after the other."""
         sharded = self.plan.layout.zero == 3
-        moves = tuple(Move(op, size, group, buckets(op, size, self.bucket_bytes), sharded) for op, size, group in steps)
+        tiles = self.plan.offload.tiles if sharded else 1
+        moves = tuple(
+            Move(op, size, group, buckets(op, size, self.bucket_bytes) * (tiles if op in TILED else 1), sharded)
+            for op, size, group in steps
+        )
         name = " + ".join(op for op, _, _ in steps) or "nothing to exchange"
         return Program(kind="exchange", name=name, site=self.meeting, moves=moves)
 

@@ -187,11 +187,12 @@ def _static(stages: Stages, held: list[int], each: dict[int, dict[str, float]]) 
         if plan.layout.zero == 3:
             parts = [gathered_bytes(plan, stages.total_params(s), stages.train) for s in composition.segments]
             # without a pipeline two layers are gathered at a time; under one the stage stays gathered
-            gathered += sum(sorted(parts)[-2:]) if plan.layout.pp == 1 else sum(parts)
+            gathered += sum(sorted(parts)[-2:]) / plan.offload.tiles if plan.layout.pp == 1 else sum(parts)
     if gathered:
         out["gathered parameters"] = gathered
     if plan.layout.shards_gradients and plan.layout.pp == 1:
         # the layer in flight has its gradient whole until it is scattered
         segments = [s for stage in held for s in stages.compositions[stage].segments]
-        out["gradients"] += max(unscattered_bytes(plan, stages.total_params(s)) for s in segments)
+        whole = max(unscattered_bytes(plan, stages.total_params(s)) for s in segments)
+        out["gradients"] += whole / plan.offload.tiles
     return out

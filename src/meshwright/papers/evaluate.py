@@ -46,6 +46,7 @@ STEP: Mapping[str, tuple[str, Callable[[Prediction], float]]] = {
     "throughput": ("tokens/s/GPU", lambda p: p.tokens_per_s_per_gpu),
     "total throughput": ("tokens/s", lambda p: p.tokens_per_s_per_gpu * p.num_devices),
     "MFU": ("", lambda p: p.mfu),
+    "HFU": ("", lambda p: p.hfu),
     "model FLOP/s": ("TFLOP/s/GPU", lambda p: p.mfu * peak_flops(p.cluster.islands[0].device, "bf16") / 1e12),
     "bubble": ("", lambda p: p.bubble),
     "peak memory": ("bytes", lambda p: p.peak_memory_bytes),

@@ -40,6 +40,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
         activations: tensors saved for the backward.
         optimizer_part, activations_part: share of each stage's layers whose state is moved, the first ones.
         prefetch: layers that are fetched ahead of their use.
+        tiles: parts in which a layer's sharded parameters are gathered and used, one after the other, and its gradients
+            are scattered (memory-centric tiling, Rajbhandari et al. 2104.07857, section 5.1.3).
     """
 
     params: str = ""
@@ -49,6 +51,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_part: float = 1.0
     activations_part: float = 1.0
     prefetch: int = 2
+    tiles: int = 1
 
     @property
     def any(self) -> bool:
@@ -114,6 +117,9 @@ def _possible(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
     """P052 where state cannot be moved, or moving it changes nothing."""
     offload, layout, synchronous = plan.offload, plan.layout, cluster.islands[0].device.synchronous
     place = f"offload = {_of(offload)}"
+    if offload.tiles > 1 and (layout.zero < 3 or layout.pp > 1):
+        message = f"tiles={offload.tiles} gathers a layer in parts, and no layer is gathered for its pass alone"
+        yield wrong("P052", message, f"offload.tiles = {offload.tiles}", "say zero3 and pp1, or drop tiles=")
     if not offload.any:
         if offload.prefetch != Offload().prefetch:
             place = f"offload.prefetch = {offload.prefetch}"
@@ -176,6 +182,9 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         elif tier == HOST:
             message = f"{name} in the memory of a GPU's host is priced and not run, on drives of a processor it is"
             yield unrun("P033", message, plan, "offload", f"{name} = {tier}", **{name: NVME})
+    if offload.tiles > 1:
+        message = "layers gathered in parts are priced and not run"
+        yield unrun("P033", message, plan, "offload", f"tiles = {offload.tiles}", tiles=1)
     policy = plan.precision
     if offload.optimizer and (policy.compute or train.dtype) != "fp32" and policy.compute != "float64":
         message = "masters of 16-bit parameters stay in memory while moments lie on drives: priced and not run"
@@ -206,6 +215,15 @@ FIELDS = (
         place=321,
         decides=(STRUCTURE, EXCHANGE),
         useful=lambda plan: plan.offload.any,
+    ),
+    Field(
+        name="tiles",
+        help="parts in which a layer's sharded parameters are gathered and used",
+        form=count(1, 4096),
+        spelled=KEYED,
+        place=322,
+        decides=(EXCHANGE,),
+        useful=lambda plan: plan.layout.zero == 3,
     ),
 )
 FACET = Facet(
