@@ -144,6 +144,11 @@ def test_nothing_at_all_names_all_that_is_missing(capfd):
     [
         (["--steps", "0"], "L005", "--steps 0 cannot be"),
         (["--lr", "fast"], "L005", "--lr fast cannot be"),
+        (["--schedule", "step", "--decay", "9"], "L005", "--schedule step cannot be"),
+        (["--min-lr", "0"], "L005", "--min-lr cannot be"),
+        (["--betas", "0.9,1"], "L005", "--betas 0.9,1 cannot be"),
+        (["--keep", "3"], "L005", "--keep cannot be"),
+        (["--held-out", "0.1"], "L005", "--held-out cannot be"),
         (["--lr", "nan"], "L005", "--lr nan cannot be"),
         (["--dtype", "int8"], "L005", "--dtype int8 cannot be"),
         (["--device", "tpu"], "L005", "--device tpu cannot be"),

@@ -152,7 +152,7 @@ def test_a_folder_is_read_by_name_with_what_is_below(tmp_path):
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhi")
-    assert [b"".join(d) for d in documents.documents([documents.Source(tmp_path / "a.txt")])] == [b"hi"]
+    assert [b"".join(d) for d in documents.documents([documents.TextFile(tmp_path / "a.txt")])] == [b"hi"]
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 64])
@@ -160,13 +160,13 @@ def test_characters_across_blocks_are_text_and_the_wrong_byte_is_named(block, tm
     monkeypatch.setattr(documents, "BLOCK", block)
     file = tmp_path / "a.txt"
     file.write_bytes("aé€😀b".encode())
-    assert b"".join(next(documents.documents([documents.Source(file)]))) == "aé€😀b".encode()
+    assert b"".join(next(documents.documents([documents.TextFile(file)]))) == "aé€😀b".encode()
     file.write_bytes("aé€😀b".encode() + b"\xe9 latin")
-    (found,) = refused(lambda: b"".join(next(documents.documents([documents.Source(file)]))))
+    (found,) = refused(lambda: b"".join(next(documents.documents([documents.TextFile(file)]))))
     assert (found.code, found.message) == ("D002", "not UTF-8 text from byte 11 on")
     file.write_bytes("a€".encode()[:-1])
     assert (
-        refused(lambda: b"".join(next(documents.documents([documents.Source(file)]))))[0].message
+        refused(lambda: b"".join(next(documents.documents([documents.TextFile(file)]))))[0].message
         == "not UTF-8 text from byte 1 on"
     )
 
@@ -178,7 +178,7 @@ def test_characters_across_blocks_are_text_and_the_wrong_byte_is_named(block, tm
 def test_a_line_without_a_text_is_named(line, said, tmp_path):
     file = tmp_path / "a.jsonl"
     file.write_text('{"text": "fine"}\n' + line + "\n")
-    (found,) = refused(lambda: [b"".join(d) for d in documents.documents([documents.Source(file)])])
+    (found,) = refused(lambda: [b"".join(d) for d in documents.documents([documents.TextFile(file)])])
     assert (found.code, found.place) == ("D003", f"{file}:2")
     assert said in found.message
 

@@ -30,9 +30,12 @@ def judged(rank: int, text: str):
     return before, sum(steps) / len(steps), judge.loss()
 
 
-@pytest.mark.parametrize("text", ["dp1 mb4", "dp2 mb2", "dp2 mb1"])
+PLANS = ["dp1 mb4", "dp2 mb2", "dp2 mb1", "dp2 mb2 fsdp", "dp1 tp2 mb2", "dp1 cp2 mb2", "dp1 pp2 mb1 1f1b"]
+
+
+@pytest.mark.parametrize("text", PLANS)
 def test_a_judged_loss_is_the_mean_of_steps_without_a_learning_rate(text):
-    ranks = 2 if text.startswith("dp2") else 1
+    ranks = 1 if text == "dp1 mb4" else 2
     for before, steps, after in launch(ranks, judged, text):
         assert before == pytest.approx(steps, rel=1e-12)
         assert after == before
@@ -79,3 +82,25 @@ def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed():
     assert train.starts.tolist() == [0, 700] and held.starts.tolist() == [0, 150]
     with pytest.raises(ValueError, match="held out"):
         held_out(CORPUS, 0.01)
+
+
+def trained(rank: int, text: str, judges: bool):
+    trainer = local.begun(llama(), text, TRAIN, Settings(precision="float64", lr=1e-2))
+    train, held = held_out(CORPUS, 0.25)
+    dp = trainer.mesh["dp"]
+    judge = Judge(trainer, held)
+    losses, seen = [], []
+    for step in range(3):
+        losses.append(trainer.step(train.batch(step, dp.index, dp.size)).loss)
+        if judges:
+            seen.append(judge.loss())
+    return losses, seen
+
+
+@pytest.mark.parametrize("text", ["dp2 mb2 fsdp", "dp1 pp2 mb1 1f1b", "dp2 mb1 zero1"])
+def test_training_is_the_same_whether_it_is_judged_or_not_and_its_losses_are_those_of_one_process(text):
+    (judged_losses, seen), _ = launch(2, trained, text, True)
+    (plain, _), _ = launch(2, trained, text, False)
+    ((_, alone),) = launch(1, trained, "dp1 mb4", True)
+    assert judged_losses == plain
+    assert seen == pytest.approx(alone, rel=1e-12)

@@ -51,10 +51,18 @@ NUMBERS = {
     "seed": (0, 2**63 - 1, True, "a whole number"),
     "lr": (0.0, 1e6, False, "a learning rate such as 3e-4"),
     "clip": (0.0, 1e12, False, "a norm, 0 for no clipping"),
+    "min_lr": (0.0, 1.0, False, "a share of the learning rate, 0 to 1"),
+    "weight_decay": (0.0, 1e3, False, "a rate such as 0.1"),
+    "keep": (1, 1e9, True, "a number of checkpoints"),
+    "eval_every": (1, 1e12, True, "a number of steps"),
+    "held_out": (1e-6, 0.5, False, "a share of the text, up to 0.5"),
 }
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("fp32", "bf16", "float64")
 SCALES = ("linear", "sqrt")
+SCHEDULES = ("cosine", "linear", "wsd")
+#: Share of the text that --eval-every measures the loss on where nobody says.
+HELD_OUT = 0.01
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +92,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         "DIR", "Folder for state that offload= keeps on drives; that for temporary files if left out."
     ) = ""
     warmup: options.text("COUNT", "Steps over which the learning rate rises; none if left out.") = ""
-    decay: options.text("COUNT", "Step at which a cosine has brought it down to a tenth; constant if left out.") = ""
+    decay: options.text("COUNT", "Step at which it has come down to --min-lr of itself; constant if left out.") = ""
+    schedule: options.text("WAY", "How it comes down: cosine, linear, or wsd (over the last tenth of the steps).") = ""
+    min_lr: options.text("SHARE", "What is left of the learning rate at --decay; 0.1 if left out.") = ""
+    weight_decay: options.text("RATE", "Decoupled weight decay of matrices; 0.1 if left out.") = ""
+    betas: options.text("B1,B2", "Decay of the first and second moment; 0.9,0.95 if left out.") = ""
+    keep: options.text("COUNT", "Newest checkpoints that are kept; 2 if left out.") = ""
+    eval_every: options.text("COUNT", "Steps between measurements of the loss on text that is not trained on.") = ""
+    held_out: options.text("SHARE", "With --eval-every: the last share of the text, held out; 0.01 if left out.") = ""
     clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
     seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
     dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
@@ -219,9 +234,13 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     precision = "float64" if given.dtype == "float64" else ""
     from meshwright.plan import check
     from meshwright.plan.executable import unexecutable
+    from meshwright.plan.facets.sequence import STATIC
 
     if given.routing and not model.mixtures:
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
+    if given.eval_every and (plan.several or plan.sequence.groups != STATIC):
+        why = "several pools" if plan.several else f"groups={plan.sequence.groups}"
+        wrong.append(bad(f"--eval-every {given.eval_every}", f"under {why} no loss is measured without training"))
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -269,16 +288,22 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
             microbatch=plan.pools[0].plan.pipeline.microbatch,
             place=f"--data {given.data}",
         )
+        if given.eval_every:
+            _check_held_out(text, numbers.get("held_out", HELD_OUT), given.data)
         if text.rows is not None:  # padding is no use
             useful = predicted(msgspec.to_builtins(text.lengths()))
         if given.lengths:
             count = data.write_lengths(text, Path(given.lengths))
             note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")
     steps = math.ceil(train.tokens / train.tokens_per_step) if train.tokens else STEPS
-    set_by = {"lr": "lr", "warmup": "warmup", "decay": "decay_steps", "clip": "clip", "seed": "seed"}
+    set_by = {"decay": "decay_steps"} | {f: f for f in ("lr", "warmup", "clip", "seed", "min_lr", "weight_decay")}
     nodes = 1 if given.link else prediction.cluster.islands[0].node.devices  # linked ranks have a host each
     said = {f: numbers[o] for o, f in set_by.items() if o in numbers}
     settings = Settings(precision=precision, node_ranks=nodes, drives=given.drives, **said)
+    if given.schedule:
+        settings = msgspec.structs.replace(settings, schedule=given.schedule)
+    if given.betas:
+        settings = msgspec.structs.replace(settings, betas=_betas(given.betas))
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
     used = useful.batches
@@ -294,6 +319,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         out=given.out,
         resume=given.resume,
         save_every=numbers.get("save_every", 0),
+        judged_every=numbers.get("eval_every", 0),
+        held_out=numbers.get("held_out", HELD_OUT) if given.eval_every else 0.0,
+        keep=numbers.get("keep", loop.KEEP),
         weights=given.weights,
         routing=given.routing,
         ideal_s=useful.mfu * useful.step_time_s,
@@ -302,6 +330,20 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         counts=() if plan.several else microbatches_each(plan.layout, prediction.cluster),
         group_costs=None if used is None or used.groups is None else used.groups.costs,
     )
+
+
+def _check_held_out(text: Any, share: float, name: str) -> None:
+    """D005 where what is held out is less than a batch, or what is left."""
+    from meshwright.run import data
+
+    try:
+        data.held_out(text, share)
+    except ValueError as error:
+        message = f"the text is too short to hold a part out: {error}"
+        if text.rows is not None:
+            message = "rows of whole documents (pack=) have no part that is held out"
+        help = "more text, another --held-out, a smaller batch or seq, or no --eval-every"
+        raise MeshwrightError.one("D005", message, place=f"--data {name}", help=help) from None
 
 
 def _computed_in(dtype: str, plan: Plan, train: Train) -> tuple[Plan, Train]:
@@ -325,7 +367,8 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
     """Return a diagnostic for each option with an unknown value, for options that exclude one another, and for an
     output folder that cannot be used."""
     out = []
-    for option, known in (("device", DEVICES), ("dtype", DTYPES), ("scale_lr", SCALES)):
+    known_words = (("device", DEVICES), ("dtype", DTYPES), ("scale_lr", SCALES), ("schedule", SCHEDULES))
+    for option, known in known_words:
         said = getattr(given, option)
         if said and said not in known:
             out.append(bad(f"--{option.replace('_', '-')} {said}", f"it is one of {', '.join(known)}"))
@@ -333,7 +376,13 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
         out.append(
             bad("--scale-lr without --base-batch, or the reverse", "say both: --scale-lr linear --base-batch 32")
         )
-    for option in ("resume", "save_every"):
+    for option, needs in (("held_out", "eval_every"), ("schedule", "decay"), ("min_lr", "decay")):
+        if getattr(given, option) and not getattr(given, needs):
+            said, other = (f"--{one.replace('_', '-')}" for one in (option, needs))
+            out.append(bad(said, f"it says how, and {other} says when: add it"))
+    if given.betas and _betas(given.betas) is None:
+        out.append(bad(f"--betas {given.betas}", "two numbers from 0 to below 1: --betas 0.9,0.95"))
+    for option in ("resume", "save_every", "keep"):
         if getattr(given, option) and not given.out:
             out.append(bad(f"--{option.replace('_', '-')}", "it needs a folder of checkpoints: --out FOLDER"))
     if given.lengths and launched():
@@ -349,6 +398,15 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
     elif given.out and not given.resume and any(Path(given.out).glob("step-*")):
         out.append(bad(f"--out {given.out}", "it holds checkpoints of a run: --resume goes on, or name another folder"))
     return out
+
+
+def _betas(text: str) -> tuple[float, float] | None:
+    """Two decays of moments; None for anything else."""
+    try:
+        first, second = (float(part) for part in text.split(","))
+    except ValueError:
+        return None
+    return (first, second) if 0 <= first < 1 and 0 <= second < 1 else None
 
 
 def _begin(job: Job, num_ranks: int) -> str:

@@ -24,7 +24,7 @@ from meshwright.run import launch, mesh
 from meshwright.run.between import Aggregator
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.client import ClientLoop, Flat
-from meshwright.run.loop import KEEP, Job, RunSummary, begin, open_corpus
+from meshwright.run.loop import Job, RunSummary, begin, open_corpus
 from meshwright.run.mail import ASK, CHANGED, EXPECT, LEFT, NEAR, STOP, SUMMED, TRAIN, Gone, Letter, Post
 from meshwright.run.metrics import METRICS, Metrics
 from meshwright.run.trainer import Trainer
@@ -283,7 +283,7 @@ def _save(job: Job, trainer: Trainer) -> str:
     """Save the server's model and the first client's moments."""
     if not job.out:
         return ""
-    saver = AsyncSaver(job.out, trainer.mesh["world"], device=trainer.mesh.device, keep=KEEP)
+    saver = AsyncSaver(job.out, trainer.mesh["world"], device=trainer.mesh.device, keep=job.keep)
     try:
         saver.begin(
             trainer.pieces(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
 
 from meshwright.run.data import Corpus
 from meshwright.run.record import Off, install, recorder
@@ -15,30 +16,41 @@ BATCHES = 8
 
 class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
-    that of replicas that differ it is the mean of their losses. A rank holds a whole copy of the model."""
+    that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without
+    dropout."""
 
     def __init__(self, trainer: Trainer, held: Corpus):
         self.trainer, self.held = trainer, held
         self.batches = min(BATCHES, held.num_sequences // held.global_batch)
+        self.pipeline = trainer.forwards()
 
     def loss(self) -> float:
         """Mean loss per token; collective."""
         trainer, record = self.trainer, recorder()
-        dp = trainer.mesh["dp"]
+        mesh, dp = trainer.mesh, trainer.mesh["dp"]
         trainer.settle()
-        total = torch.zeros((), dtype=torch.float64, device=trainer.mesh.device)
+        total = torch.zeros((), dtype=torch.float64, device=mesh.device)
         install(Off())
         try:
             with torch.no_grad():
                 for number in range(self.batches):
                     rows = trainer.rows()
-                    mine = self.held.batch(number, dp.index, dp.size) if rows is None else self.held.batch(number)
-                    batch = mine if rows is None else mine.taking(rows)
-                    for one in trainer.passes(batch):
-                        (stage,) = trainer.stages.values()
-                        total += stage(None, one).to(torch.float64)
+                    batch = self.held.batch(number, dp.index, dp.size) if rows is None else self.held.batch(number)
+                    batch = batch if rows is None else batch.taking(rows)
+                    plain = [one._replace(step=-1) for one in trainer.passes(batch)]
+                    total += self.pipeline.run(plain)
         finally:
             install(record)
-        if not dp.alone:
-            dist.all_reduce(total, group=dp.handle)
+            self._let_go()
+        if mesh["tp"].index:  # every tensor-parallel rank has the whole loss of its tokens
+            total = torch.zeros_like(total)
+        if not mesh["world"].alone:
+            dist.all_reduce(total, group=mesh["world"].handle)
         return float(total) / trainer.rounds.replicas / self.batches
+
+    def _let_go(self) -> None:
+        """Free parameters that were gathered: those of a unit without a backward would be taken for the next step's."""
+        for stage in self.trainer.stages.values():
+            for module in stage.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()

@@ -67,7 +67,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
     written to.
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on; each rank has to hold a whole copy of the model. ``counts``: microbatches of replicas that differ.
+    not trained on. ``keep`` so many checkpoints. ``counts``: microbatches of replicas that differ.
     """
 
     model: Model
@@ -86,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     quiet: bool = False
     judged_every: int = 0
     held_out: float = 0.0
+    keep: int = KEEP
     routing: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}
@@ -279,7 +280,7 @@ class RankRun:
     def _saver(self) -> AsyncSaver | None:
         if not self.job.out:
             return None
-        saver = AsyncSaver(self.job.out, self.mesh["world"], device=self.mesh.device, keep=KEEP)
+        saver = AsyncSaver(self.job.out, self.mesh["world"], device=self.mesh.device, keep=self.job.keep)
         self.trainer.before_update.append(saver.before_update)
         return saver
 
@@ -333,6 +334,8 @@ class RankRun:
         step, loss = self.trainer.step_count, result.loss
         if self.judge is not None and step % self.job.judged_every == 0:
             self.judged[step] = self.judge.loss()
+            if self.mesh.first and not self.job.quiet:
+                print(f"step {step:,}: held-out loss {self.judged[step]:.4f}", file=sys.stderr)
         batch, train = self.trainer.train.global_batch, self.job.train
         for name, value in zip(self.done, (seconds, loss, result.grad_norm, result.num_tokens, batch)):
             self.done[name].append(value)

@@ -314,7 +314,7 @@ class Mlp(nn.Module):
 
 
 def dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:
-    if not shared.dropout:
+    if not shared.dropout or p.step < 0:  # nothing is trained: a loss is measured
         return x
     return dropout(x, shared.my_shard(p.rows), shared.dropout, seed=shared.seed, step=p.step, site=site)
 

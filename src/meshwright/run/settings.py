@@ -14,16 +14,20 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 #: How a learning rate follows the batch: the power of batch / base batch that it is multiplied by. Linear: Goyal et al.
 #: 1706.02677; square root: Krizhevsky 1404.5997, and You et al. 1904.00962 for LAMB.
 SCALES = {"linear": 1.0, "sqrt": 0.5}
+#: Ways in which the learning rate falls, and the share of the steps in which ``wsd`` does.
+SCHEDULES = ("cosine", "linear", "wsd")
+WSD_DECAY = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """``seed`` decides initial weights, data order and dropout. ``lr`` is reached after ``warmup`` steps, which begin
-    at ``warmup_from`` of it (Goyal et al. 1706.02677 begin at the rate of the small batch), and, when
-    ``decay_steps`` is given, falls along a cosine to ``min_lr`` of itself by then (SGDR's single cycle, Loshchilov
-    and Hutter 1608.03983). ``clip`` limits the gradient's norm, 0 = never. ``precision`` overrides the plan's
-    (``float64``). ``drives`` is the folder of state that lies on drives, "" that of the system for temporary files.
-    ``dropout`` is the rate where the workload has dropout. ``node_ranks`` are the devices of a node that the plan is
-    for, by which experts are placed; 0: all are on one."""
+    at ``warmup_from`` of it (Goyal et al. 1706.02677 begin at the rate of the small batch), and, when ``decay_steps``
+    is given, falls to ``min_lr`` of itself by then, as ``schedule`` says: along a ``cosine`` (SGDR's single cycle,
+    Loshchilov and Hutter 1608.03983), along a ``linear`` line, or, as ``wsd``, along a line over the last tenth of the
+    steps alone (warm up, stay, decay: Hu et al. 2404.06395). ``clip`` limits the gradient's norm, 0 = never.
+    ``precision`` overrides the plan's (``float64``). ``drives`` is the folder of state that lies on drives, "" that of
+    the system for temporary files. ``dropout`` is the rate where the workload has dropout. ``node_ranks`` are the
+    devices of a node that the plan is for, by which experts are placed; 0: all are on one."""
 
     seed: int = 0
     lr: float = 3e-4
@@ -34,6 +38,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 0
     warmup_from: float = 0.0
     decay_steps: int = 0
+    schedule: str = "cosine"
     min_lr: float = 0.1
     precision: str = ""
     drives: str = ""
@@ -53,5 +58,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             return begin + (self.lr - begin) * (step + 1) / self.warmup
         if not self.decay_steps:
             return self.lr
-        share = min(1.0, (step - self.warmup) / max(1, self.decay_steps - self.warmup))
-        return self.lr * (self.min_lr + (1 - self.min_lr) * 0.5 * (1 + math.cos(math.pi * share)))
+        begin = self.warmup
+        if self.schedule == "wsd":
+            begin = max(begin, self.decay_steps - max(1, round(WSD_DECAY * self.decay_steps)))
+        share = min(1.0, max(0.0, (step - begin) / max(1, self.decay_steps - begin)))
+        left = 0.5 * (1 + math.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
+        return self.lr * (self.min_lr + (1 - self.min_lr) * left)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 
 from meshwright.assign.groups import GroupCosts
@@ -185,6 +186,23 @@ class Trainer:
             before=before,
             after=after,
             frozen=self.place.frozen or self.projected is not None,
+        )
+
+    def forwards(self) -> RankPipeline:
+        """The passes of a step without their backwards: those of held-out text."""
+        actions = self.pipeline.actions
+        actions = actions if self.projected is not None else actions.forwards()
+        return RankPipeline(
+            actions,
+            self.mesh,
+            self.stages,
+            message=self._message,
+            blocking_sends=not self.plan.overlap.pp,
+            due=np.zeros(len(actions.kind), bool),
+            final=lambda stage: None,
+            before=self.pipeline.before,
+            after=self.pipeline.after,
+            frozen=True,
         )
 
     def take(self, batch: int) -> None:

@@ -190,7 +190,7 @@ def held_out(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
         msgspec.structs.replace(corpus, tokens=corpus.tokens[cut:], starts=behind, seed=0),
     )
     if corpus.rows is not None or min(part.num_sequences for part in parts) < corpus.global_batch:
-        raise ValueError(f"{len(corpus.tokens):,} tokens, of which {share:.0%} are held out")
+        raise ValueError(f"{len(corpus.tokens):,} tokens, of which {share:.2%} are held out")
     return parts
 
 
@@ -313,7 +313,7 @@ def _write_about(folder: Path, starts: NDArray[np.int64], meta: CorpusMeta) -> N
             _flush(file)
 
 
-def _write(folder: Path, found: list[documents.Source], tokenizer: Tokenizer) -> None:
+def _write(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
     width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
     kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
     count, largest, starts = 0, 0, []

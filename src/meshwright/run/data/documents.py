@@ -44,7 +44,7 @@ BINARY = {
 BLOCK = 1 << 22
 
 
-class Source(NamedTuple):
+class TextFile(NamedTuple):
     """A file of text, and the field of its rows that holds a document."""
 
     path: Path
@@ -56,7 +56,7 @@ class Source(NamedTuple):
         return self.path.suffix in FIELDS
 
 
-def files(name: str) -> list[Source]:
+def files(name: str) -> list[TextFile]:
     """The files that `name` means, in the order they are read.
 
     Raises:
@@ -67,8 +67,8 @@ def files(name: str) -> list[Source]:
         found = _files(before)
         if not any(path.suffix in FIELDS for path in found):
             raise _unreadable(Path(name), f"#{field} names a field, which only {' and '.join(FIELDS)} files have")
-        return [Source(path, field) for path in found]
-    return [Source(path) for path in _files(name)]
+        return [TextFile(path, field) for path in found]
+    return [TextFile(path) for path in _files(name)]
 
 
 def _files(name: str) -> list[Path]:
@@ -98,7 +98,7 @@ def _installed(name: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)))
 
 
-def digest(found: list[Source]) -> str:
+def digest(found: list[TextFile]) -> str:
     """SHA-256 over the contents of the files in their order, and how each is read; names do not matter.
 
     Raises:
@@ -118,7 +118,7 @@ def digest(found: list[Source]) -> str:
     return whole.hexdigest()
 
 
-def documents(found: list[Source]) -> Iterator[Iterator[bytes]]:
+def documents(found: list[TextFile]) -> Iterator[Iterator[bytes]]:
     """Each document as consecutive blocks of UTF-8; read one through before asking for the next.
 
     Raises:
@@ -151,7 +151,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise _unreadable(path, error.strerror or str(error)) from None
 
 
-def _rows(source: Source) -> Iterator[bytes]:
+def _rows(source: TextFile) -> Iterator[bytes]:
     """The texts of a .parquet file's rows."""
     path = source.path
     try:
@@ -182,7 +182,7 @@ def _rows(source: Source) -> Iterator[bytes]:
         raise _unreadable(path, f"not a Parquet file: {str(error).partition(chr(10))[0]}") from None
 
 
-def _lines(source: Source) -> Iterator[bytes]:
+def _lines(source: TextFile) -> Iterator[bytes]:
     path = source.path
     try:
         with path.open("rb") as file:
