@@ -177,6 +177,25 @@ def test_ways_that_do_not_fit_are_refused_with_the_number(words, said):
     assert any(d.code == "P058" and said in d.message for d in found), found
 
 
+def test_a_card_whose_memory_moves_what_is_finished_gains_more_than_slices_of_software():
+    model, train, where = load_model("llama2-13b"), Train(global_batch=64, seq_len=2048), load("8xh100")
+    (island,) = where.islands
+    device = msgspec.structs.replace(island.device, triggers=True)
+    where = msgspec.structs.replace(where, islands=(msgspec.structs.replace(island, device=device),))
+    asked = (model, where, train)
+    times = [
+        predict(*asked, parse(f"tp8 mb4 full overlap={way}")).step_time_s for way in ("none", "tp", "tp:triggered")
+    ]
+    assert times == sorted(times, reverse=True) and times[2] < 0.999 * times[1]
+
+
+def test_an_answer_says_that_a_ladder_is_another_model():
+    asked = load_model("llama2-13b"), load("8xh100"), Train(global_batch=8, seq_len=2048)
+    told = {way: predict(*asked, parse(f"tp8 nosp overlap=tp:{way}")).cautions for way in ("tiles", "ladder")}
+    assert any("another model" in caution for caution in told["ladder"])
+    assert not any("another model" in caution for caution in told["tiles"])
+
+
 def test_domino_is_faster_than_waiting_for_sums_where_they_are_long_and_a_ladder_is_no_slower():
     model, train = load_model("llama2-13b"), Train(global_batch=64, seq_len=2048)
     times = {

@@ -26,6 +26,7 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facets.overlap import otherwise
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.quantity import seconds
 from meshwright.simulate import memory
@@ -135,6 +136,7 @@ def predict(
             *doubts,
             *(() if choice is None else (choice.text,)),
             *_approximate(plan, train, rounds),
+            *otherwise(plan),
             *more_tokens(equal),
             *expert_cautions(routed, plan),
             *_growing(model, cluster, train, plan, costs, step),

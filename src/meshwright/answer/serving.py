@@ -29,6 +29,7 @@ from meshwright.cost.engine import EngineProfile, engine_profile
 from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan
+from meshwright.plan.facets.overlap import otherwise
 from meshwright.simulate.iterations import IterationCosts
 from meshwright.simulate.served import Replica
 from meshwright.spec.cluster import Cluster
@@ -118,7 +119,7 @@ def predict_serving(
         usage=usage(model, cluster, plan, made, shares, served) if detail else None,
         memory=made.memory,
         assumptions=assumptions(profile, costs, model, serve),
-        warnings=warnings(metrics, serve, shares, model),
+        warnings=(*otherwise(plan), *warnings(metrics, serve, shares, model)),
         timeline=replicas_over_time(shares, served, plan, cluster, who) if detail else Timeline.bare(identity=who),
         identity=who,
     )

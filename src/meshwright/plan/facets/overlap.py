@@ -138,6 +138,17 @@ def _words(plan: Plan) -> list[str]:
     return [] if plan.overlap == usual(plan) else [f"overlap={_write(overlapped(plan.overlap))}"]
 
 
+def otherwise(plan: Plan) -> tuple[str, ...]:
+    """Return a caution where the plan's overlap changes what is computed."""
+    plans = [pool.plan for pool in plan.pools] if plan.several else [plan]
+    if all(one.overlap.exact or one.layout.tp == 1 for one in plans):
+        return ()
+    return (
+        "overlap=tp:ladder is approximate: each part of a layer reads the stream without the sum of the part before, "
+        "which is another model and has to be trained so",
+    )
+
+
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     if plan.overlap.ep:
         message = "expert exchange overlapped with compute is priced and not run"
