@@ -215,8 +215,8 @@ def test_exchanges_that_hide_less_or_send_more_need_faster_links(said, instead, 
 
 
 def test_lazy_checkpoints_that_wait(monkeypatch):
-    real = checkpoints.trained_s
-    monkeypatch.setattr(checkpoints, "trained_s", lambda s, steps, every, lazy: real(s, steps, every, lazy=False))
+    real = checkpoints._run_s
+    monkeypatch.setattr(checkpoints, "_run_s", lambda every, saving: real(every, "blocking"))
     monkeypatch.setattr(outcome, "can_run", lambda: False)
     assert "not so: seldom enough, it costs no step anything" in checks()["datastates-llm"]().failures
 

@@ -13,6 +13,7 @@ from meshwright.papers.state import USABLE
 from meshwright.plan import parse
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
+from meshwright.world.trace import read
 
 SWITCHED = [p for p in papers().values() if p.switch]
 SMALL = {
@@ -63,4 +64,7 @@ def test_the_words_of_a_switch_change_the_plan_or_the_work(row):
     if "--train" in argv:
         train = argv[argv.index("--train") + 1]
         changed |= parse_train(train) != parse_train(",".join(word for word in train.split(",") if word not in words))
+    if "--world" in argv:
+        world = argv[argv.index("--world") + 1]
+        changed |= read(world) != read(",".join(word for word in world.split(",") if word not in words))
     assert changed

@@ -5,13 +5,13 @@ import json
 import msgspec
 import numpy as np
 import pytest
-from bench.diagnose import judged
 
 from meshwright import trace
 from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.compare.measured import in_turn, part
 from meshwright.errors import MeshwrightError
+from meshwright.papers.checks.faults import judged
 from meshwright.plan import parse
 from meshwright.replay.diagnose import diagnose, suspects
 from meshwright.spec.cluster import load

@@ -119,12 +119,17 @@ def ways(
 def _lazy(
     world: JobWorld, job: JobSizes, mtbf_s: float | None, state: StateBytes, passes_s: float, minutes: str
 ) -> RecoveryWay:
-    """Checkpoints that are copied beside passes and written beside steps: one cannot begin before the last is written.
-    Young's interval, sqrt(2 d M), is that of the seconds d that training stands still."""
+    """Checkpoints that are copied beside passes and written beside steps. Young's interval, sqrt(2 d M), is that of the
+    seconds d that training stands still, and no shorter than one takes to be written; where an interval that is said is
+    shorter, training waits for the drives."""
     stands_s = max(0.0, state.copy_s - passes_s)
     flush_s = job.save_s + min(state.copy_s, passes_s)
-    every_s = world.checkpoint_s or sqrt(2 * stands_s * (mtbf_s or 0.0))
-    every = min(job.num_steps, max(1, ceil(max(every_s, flush_s) / job.step_s)))
+    if world.checkpoint_s is None:
+        every_s = max(sqrt(2 * stands_s * (mtbf_s or 0.0)), flush_s)
+        every = min(job.num_steps, max(1, ceil(every_s / job.step_s)))
+    else:
+        every = min(job.num_steps, max(1, round(world.checkpoint_s / job.step_s)))
+        stands_s = max(stands_s, job.save_s - every * job.step_s)  # drives write no faster, and the host is full
     apart = f"{'every step' if every == 1 else f'every {every:,} steps'}, {every * job.step_s / 60:.3g} min"
     return RecoveryWay(
         name="lazy",

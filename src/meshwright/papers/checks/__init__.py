@@ -11,6 +11,7 @@ MODULES = (
     "zero_bubble",
     "data_parallel",
     "layouts",
+    "faults",
     "sequence",
     "merging",
     "iterations",
