@@ -9,7 +9,10 @@ from meshwright.answer.predict import predict
 from meshwright.cli import main
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
+from meshwright.plan import check
 from meshwright.plan import parse as plan
+from meshwright.plan.text import over
+from meshwright.quantity import seconds
 from meshwright.search.find import find
 from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted
@@ -105,6 +108,27 @@ def test_nothing_fits_says_what_comes_closest_and_what_would_make_it_fit():
     assert not found.fits and found.proven_optimal
     assert found.misses and all(m.lacks_bytes > 0 for m in found.misses)
     assert "GiB" in found.misses[0].remedy
+    # state that lies in the hosts' memory makes room: what is told is what predict says
+    named, told = found.misses[0].remedy.split("; or ")[1].split(": fits, ")
+    moved = predict(
+        model("llama3-70b"), cluster("8xh100"), parse("batch=8,seq=8192"), over(found.misses[0].plan, named)
+    )
+    assert moved.fits and told == f"{seconds(moved.step_time_s)} a step"
+
+
+def test_the_best_plan_with_state_off_the_devices_is_the_best_of_all_of_them():
+    where, few = cluster("8xa100,host=64gb"), ["order=tp-cp-dp-pp", "schedule=1f1b", "recompute=full", "mb=1"]
+    asked = LLAMA, where, parse("batch=16,seq=128")
+    space = restricted(default(*asked), fix=[*few, "offload=optimizer+activations", "cp=1"])
+    found = find(*asked, space=space)
+    assert found.proven_optimal
+    steps = []
+    for words in (f"tp{t} pp{p} dp{8 // t // p} zero{z}{sp}" for t in (1, 2, 4) for p in (1, 2) for z in range(4)
+                  for sp in ("", " nosp")):  # fmt: skip
+        one = plan(f"{words} mb1 full offload=optimizer+activations")
+        if not check(one, *asked):
+            steps.append(predict(*asked, one, detail=False).step_time_s)
+    assert len(steps) > 20 and found.best[0].prediction.step_time_s <= min(steps)
 
 
 @pytest.mark.parametrize(

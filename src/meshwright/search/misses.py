@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.errors import MeshwrightError
+from meshwright.plan import check
+from meshwright.plan.text import over
+from meshwright.quantity import seconds
 from meshwright.search.bounds import memory_bytes
 from meshwright.search.found import NearMiss
 from meshwright.search.walk import UNRUNNABLE, Tried, Walk
 
 #: Cores whose plans are looked at, those with the least state first; plans tried at most, and plans shown.
 CORES, TRIED, SHOWN = 64, 24, 5
+#: Words that move state off the devices, each more than the one before it; drives are the last.
+LADDER = (
+    "offload=optimizer",
+    "offload=optimizer+activations",
+    "offload=params+grads+optimizer+activations",
+    "offload=params:nvme+grads:nvme+optimizer:nvme+activations",
+)
 
 
 def near_misses(walk: Walk) -> tuple[NearMiss, ...]:
@@ -49,9 +60,28 @@ def _miss(tried: Tried, walk: Walk) -> NearMiss:
     capacity = walk.capacity_bytes + room
     need = capacity - tried.headroom_bytes + room
     devices = int(-(-need // capacity)) * walk.cluster.num_devices
+    remedy = f"devices of {need / 2**30:.0f} GiB instead of {capacity / 2**30:.0f} GiB, or about {devices} devices"
     return NearMiss(
         plan=tried.plan,
         step_time_s=tried.step_time_s,
         lacks_bytes=room - tried.headroom_bytes,
-        remedy=f"devices of {need / 2**30:.0f} GiB instead of {capacity / 2**30:.0f} GiB, or about {devices} devices",
+        remedy="; ".join(filter(None, (remedy, _moved(tried, walk)))),
     )
+
+
+def _moved(tried: Tried, walk: Walk) -> str:
+    """The least that has to lie off the devices for a plan to fit, with the step time that it then has; "" where that
+    is not legal, does not help, or plans of some engine are asked for."""
+    if tried.plan.several or tried.plan.offload.any or walk.wanted.runnable is not None:
+        return ""
+    for words in LADDER:
+        plan = over(tried.plan, words)
+        if check(plan, walk.model, walk.cluster, walk.train):
+            continue
+        try:
+            answer = walk.evaluator(plan)
+        except MeshwrightError:  # a window of layers is larger than its tier
+            continue
+        if answer.headroom_bytes >= walk.wanted.room_bytes:
+            return f"or {words}: fits, {seconds(answer.step_time_s)} a step"
+    return ""
