@@ -18,6 +18,7 @@ TRUE = {
     "host_us_per_kernel": 40.0,
     "host_us_per_collective": 80.0,
     "host_us_per_pass": 1000.0,
+    "host_us_per_step": 4000.0,
     "activation_copies": 1.7,
     "allocator_slack": 0.0,
 }
@@ -124,13 +125,13 @@ def test_a_fit_says_its_rows_and_errors_in_the_profile_and_its_file(fit, measure
     found = framework.profiles([fit], list(framework_memory.fit_all(measured, standard)))
     (path,) = [p for p in framework.write(found, tmp_path) if p.stem == "megatron_core"]
     text = path.read_text()
-    assert "27 measured steps of 3 models" in text
+    assert "27 of 27 measured steps of 3 shapes of models" in text
     assert "27 measured peaks" in text
     assert found["megatron-core"].step_sigma == round(1.25 * fit.left_out, 3)
 
 
 def test_every_model_weighs_the_same_however_many_rows_it_has(measured):
-    timed = [t for _, t in framework._timed(measured)]
+    timed = [t for _, t in framework.timed_questions(measured, standard)]
     weights = framework._weights(timed[:12])  # nine rows of one model, three of the next
     assert np.isclose(weights[:9].sum(), 0.5)
     assert np.isclose(weights[9:].sum(), 0.5)
@@ -175,7 +176,7 @@ def test_too_few_rows_are_said_and_not_fitted(tmp_path):
 
 def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
     old = {f.name: f for f in framework.frameworks().values()}["deepspeed"]
-    assert "exchange_share from" in old.source
+    assert "the exchange share is that" in old.source
     fit = framework.FrameworkFit(
         framework="deepspeed", constants={"host_us_per_pass": 7.0}, rows=9, groups=2, in_sample=0.1, left_out=None
     )
@@ -184,8 +185,8 @@ def test_a_fit_says_its_own_source_anew_and_keeps_what_else_a_profile_says():
     )
     new = framework.profiles([fit], [peaks])["deepspeed"]
     parts = new.source.split("; ")
-    assert parts[0].startswith("host times and passes fitted to 9 measured steps of 2 models")
-    assert parts[1].startswith("exchange_share from")
+    assert parts[0].startswith("host times and passes fitted to 9 of 9 measured steps of 2 shapes of models")
+    assert parts[1].startswith("the exchange share is that")
     assert parts[2:] == ["memory fitted to 21 measured peaks: 20.0% mean error in sample, 30.0% with models left out"]
 
 
@@ -195,6 +196,7 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
     rows = []
     for i, row in enumerate(questions()):
         row |= {"framework": "megatron-lm", "zero_stage": "0", "recompute": "full", "attention_kernel": "unfused"}
+        row["source_ref"] = "arXiv 2104.04473"  # of before version 3
         row["sequence_parallel"] = str(i % 2 == 1)
         asked = case(row)
         assert asked.framework.name == ("megatron-lm-v3" if i % 2 else "megatron-lm")
@@ -208,7 +210,7 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
     new = framework.profiles([found], [])
     for name in ("megatron-lm", "megatron-lm-v3"):
         assert {c: getattr(new[name], c) for c in found.constants} == found.constants
-        assert "27 measured steps of 3 models" in new[name].source
+        assert "27 of 27 measured steps of 3 shapes of models" in new[name].source
     assert new["megatron-lm"].defaults.accumulation != new["megatron-lm-v3"].defaults.accumulation
 
 

@@ -42,14 +42,14 @@ def file(tmp_path):
 
 
 def test_a_few_runs_of_a_stack_make_a_profile_that_predicts_those_left_out(file):
-    """The constants of the stack are not told; with five of six runs the sixth is within 5%, from a base 10% off."""
-    base = load_framework("fused")
+    """The constants of the stack are not told; with five of six runs the sixth is within 5%, from a base 5% off."""
+    base = load_framework("default")
     found, wrong = runs.read(file, base)
     assert (len(found), wrong) == (6, [])
     own = runs.fit(found, base, standard)
-    assert own.before > 0.10
+    assert own.before > 0.05
     assert own.in_sample < 0.03 and own.left_out < 0.05
-    assert own.framework.elementwise_passes > 2 * base.elementwise_passes
+    assert own.framework.elementwise_passes > 1.2 * base.elementwise_passes
     assert own.framework.whole_steps and not own.framework.flagged
 
 

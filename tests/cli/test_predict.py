@@ -237,7 +237,7 @@ def test_expert_exchange_that_dualpipe_would_hide_is_said_to_be_counted_where_a_
 
 def test_a_named_framework_overlaps_what_it_does_by_default_unless_the_plan_says(capsys):
     # Megatron-Bridge hides the experts' exchange where it crosses nodes (its recipes' moe_a2a_overlap)
-    asked = ["qwen3-30b-a3b", "--on", "64xh100", "--train", "batch=256,seq=4096", "--framework", "megatron-bridge"]
+    asked = ["qwen3-30b-a3b", "--on", "64xh100", "--train", "batch=256,seq=4096", "--framework", "megatron-bridge@2025"]
     plans = {"pp4 ep16 zero1": "overlap=dp,pp,ep", "pp4 ep8 zero1": "1f1b", "pp4 ep16 overlap=none": "overlap=none"}
     for words, ends in plans.items():
         _, out, _ = said(capsys, *asked, "--json", "--plan", words)

@@ -1,8 +1,8 @@
 """Framework constants from measured steps: few, physical, shared by every model, plan and size of a framework.
 
-Only the host times and the memory passes of unfused kernels are fitted, on the mean absolute log error with every
-group of rows weighing the same. The error that counts is the one with groups left out: every model's rows are
-predicted with constants that never saw that model.
+Only host times, the memory passes of unfused kernels and what exchanges between nodes reach are fitted, on the mean
+absolute log error with every group of rows weighing the same. The error that counts is the one with groups left out:
+the rows of every shape of a model, whatever its name, are predicted with constants that never saw that shape.
 """
 
 from __future__ import annotations
@@ -16,15 +16,20 @@ import numpy as np
 
 from meshwright.atomic import write_bytes
 from meshwright.calibrate.framework_memory import MemoryFit
-from meshwright.cost import Costs, Framework, frameworks
+from meshwright.causes import CAUSE
+from meshwright.cost import Costs, Framework, frameworks, standard
 from meshwright.cost.framework import FORMAT_VERSION, Defaults
+from meshwright.cost.unknown import likened
 from meshwright.errors import MeshwrightError
+from meshwright.lower import Lowered
 from meshwright.plan import check
-from meshwright.simulate.step import simulate
+from meshwright.simulate.step import simulate, timed
 from meshwright.spec.toml_text import dumps
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.validate.cases import Case, case
 from meshwright.validate.faults import faulty
 from meshwright.validate.measured import refuse
+from meshwright.validate.software import shape_of
 from meshwright.validate.tables import find, number
 from meshwright.validate.tables import numbered as numbered_rows
 
@@ -36,9 +41,11 @@ CONSTANTS: dict[str, tuple[str, float, float]] = {
     "ring_steps": ("times", 1.0, 20.0),
     "host_us_per_pass": ("us", 10.0, 10_000.0),
     "host_us_per_dispatch": ("us", 10.0, 10_000.0),
+    "host_us_per_step": ("us", 100.0, 10_000.0),
+    "exchange_share": ("fraction", 0.05, 1.0),
 }
-#: Constants that only rows with experts say anything of.
-OF_MIXTURES = ("host_us_per_dispatch",)
+#: Constants that only rows with experts say anything of, and those that only ZeRO-3 between nodes says something of.
+OF_MIXTURES, OF_SHARDED = ("host_us_per_dispatch",), ("exchange_share",)
 #: Weight of a row at most, in those of an average one.
 MOST_WEIGHT = 10.0
 #: What is not fitted where jobs measured their networks and leave a layer's exchange whole, and elsewhere: only the
@@ -46,11 +53,13 @@ MOST_WEIGHT = 10.0
 LEFT_OUT = {True: "host_us_per_collective", False: "ring_steps"}
 START = {
     "elementwise_passes": 2.0,
-    "host_us_per_kernel": 10.0,
+    "host_us_per_kernel": 40.0,
     "host_us_per_collective": 40.0,
     "ring_steps": 2.0,
     "host_us_per_pass": 100.0,
     "host_us_per_dispatch": 100.0,
+    "host_us_per_step": 2000.0,
+    "exchange_share": 1.0,
 }
 #: Rows a fit looks at, chosen by a hash, so that the same tables give the same constants.
 MAX_ROWS = 160
@@ -58,6 +67,8 @@ MAX_FOLDS = 5
 #: How much log error must be saved for a constant to lie four times above or below its start: one that the rows say
 #: nothing about stays there, instead of running to the end of its range.
 PRIOR = 5e-4
+#: How far (of a logarithm) a constant lies from its start at least, if rows have moved it.
+MOVED = 0.1
 #: A relative change of a constant that shows a slope, and the log error below which all errors weigh the same.
 NUDGE, SHARP = 0.1, 0.005
 #: How the parts of a profile's source begin that a fit writes, and those that it ends.
@@ -68,15 +79,22 @@ MIN_ROWS = 8
 
 
 class TimedQuestion(msgspec.Struct, frozen=True):
-    """A question with the seconds it took and the model whose rows are left out together."""
+    """A question with the seconds it took, its step ready to be priced, and what it is left out with: the shape of the
+    model, the device, the source; ``name`` is the software as the row says it."""
 
     asked: Case
     seconds: float
     group: str
+    lowered: Lowered | None = None
+    device: str = ""
+    source: str = ""
+    name: str = ""
+    id: str = ""
 
 
 class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
-    """A framework's constants, with mean absolute errors in sample and with each group left out."""
+    """A framework's constants, with mean absolute errors in sample and with each group left out; ``fitted_rows`` of the
+    ``rows`` were looked at, and ``bits`` are the widths of operands that a tenth of them or more have."""
 
     framework: str
     constants: dict[str, float]
@@ -84,6 +102,21 @@ class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
     groups: int
     in_sample: float
     left_out: float | None
+    fitted_rows: int = 0
+    bits: tuple[int, ...] = (16,)
+
+    @property
+    def pinned(self) -> tuple[str, ...]:
+        """The constants that the rows say something of: those that left their start and did not run to the end of what
+        is believable, where they stand for something else; none of rows that are launches alone, which are tests of
+        software and no training."""
+        if "elementwise_passes" not in self.constants:
+            return ()
+        return tuple(
+            name
+            for name, value in self.constants.items()
+            if abs(np.log(value / START[name])) > MOVED and (value <= 1.0 or value < CONSTANTS[name][2])
+        )
 
 
 def fit_all(
@@ -96,8 +129,8 @@ def fit_all(
         MeshwrightError: V003 when the folder has no such table.
     """
     by_framework: dict[str, list[TimedQuestion]] = {}
-    for name, timed in _timed(folder):
-        by_framework.setdefault(name, []).append(timed)
+    for name, found in timed_questions(folder, costs_of):
+        by_framework.setdefault(name, []).append(found)
     for name, found in sorted(by_framework.items()):
         if len(found) < MIN_ROWS:
             progress(f"{name}: {len(found)} timed rows are too few to fit; the profile keeps its flagged defaults")
@@ -106,15 +139,21 @@ def fit_all(
         yield _fit(name, found, costs_of)
 
 
-def _timed(folder: Path) -> Iterator[tuple[str, TimedQuestion]]:
+def timed_questions(folder: Path, costs_of: Callable[[Framework], Costs]) -> Iterator[tuple[str, TimedQuestion]]:
+    """The timed rows of ``training_steps`` whose software is known, each with the profile that owns its constants.
+
+    Raises:
+        MeshwrightError: V003 when the folder has no such table.
+    """
     path = find(folder, "training_steps")
     if path is None:
         raise MeshwrightError.one("V003", f"no training_steps table in {folder}", place=f"--data {folder}")
     numbered = numbered_rows(path, "training_steps")
     refuse(path, numbered)  # a constant is not fitted to what cannot have been measured
+    shared: dict[str, Costs] = {}
     for _, row in numbered:
         seconds = number(row, "step_time_s")
-        if seconds is None or row["outcome"] != "ok" or faulty(row) or "launch-bound model" in row["notes"]:
+        if seconds is None or row["outcome"] != "ok" or faulty(row):
             continue
         try:
             asked = case(row)
@@ -122,8 +161,18 @@ def _timed(folder: Path) -> Iterator[tuple[str, TimedQuestion]]:
             continue
         if "framework" in asked.assumed:
             continue  # nobody knows whose step it is
-        if not check(asked.plan, asked.model, asked.cluster, asked.train):
-            yield asked.framework.constants_of or asked.framework.name, TimedQuestion(asked, seconds, row["model"])
+        if check(asked.plan, asked.model, asked.cluster, asked.train):
+            continue
+        costs = shared.get(asked.framework.name)
+        if costs is None:
+            costs = shared[asked.framework.name] = costs_of(asked.framework)
+        lowered = simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).lowered
+        yield (
+            asked.framework.constants_of or asked.framework.name,
+            TimedQuestion(
+                asked, seconds, shape_of(row), lowered, row["hardware"], row["source"], row["framework"], row["id"]
+            ),
+        )
 
 
 def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], Costs]) -> FrameworkFit:
@@ -132,9 +181,10 @@ def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], 
     errors = []
     if len(folds) > 1:
         for fold in folds:
-            rest = _sample([t for t in found if t.group not in fold], MAX_ROWS // 2)
             held = [t for t in found if t.group in fold]
-            errors.append(ratios(held, costs_of, search(rest, costs_of, START, rounds=3)) - 1)
+            constants_there = without(found, lambda t, fold=fold: t.group in fold, costs_of)
+            if constants_there is not None:
+                errors.append(ratios(held, costs_of, constants_there) - 1)
     return FrameworkFit(
         framework=name,
         constants=constants,
@@ -142,7 +192,24 @@ def _fit(name: str, found: list[TimedQuestion], costs_of: Callable[[Framework], 
         groups=len({t.group for t in found}),
         in_sample=float(np.abs(ratios(found, costs_of, constants) - 1).mean()),
         left_out=float(np.abs(np.concatenate(errors)).mean()) if errors else None,
+        fitted_rows=min(len(found), MAX_ROWS),
+        bits=_bits(found),
     )
+
+
+def without(
+    found: list[TimedQuestion],
+    left: Callable[[TimedQuestion], bool],
+    costs_of: Callable[[Framework], Costs] = standard,
+) -> dict[str, float] | None:
+    """Return the constants that the questions say which are not `left` out; None where these are too few."""
+    rest = _sample([t for t in found if not left(t)], MAX_ROWS // 4)
+    return search(rest, costs_of, START, rounds=2) if len(rest) >= MIN_ROWS else None
+
+
+def _bits(found: list[TimedQuestion]) -> tuple[int, ...]:
+    low = sum(DTYPE_BYTES[t.asked.train.dtype] < 2 for t in found) / len(found)
+    return tuple(bits for bits, share in ((8, low), (16, 1 - low)) if share >= 0.1)
 
 
 def _sample(found: list[TimedQuestion], most: int) -> list[TimedQuestion]:
@@ -168,11 +235,11 @@ def ratios(
     shared: dict[str, Costs] = {}
     out = []
     for t in found:
-        asked = t.asked
-        costs = shared.get(asked.framework.name)
+        framework = t.asked.framework
+        costs = shared.get(framework.name)
         if costs is None:
-            costs = shared[asked.framework.name] = costs_of(msgspec.structs.replace(asked.framework, **constants))
-        out.append(simulate(asked.plan, asked.model, asked.cluster, asked.train, costs).step_time_s / t.seconds)
+            costs = shared[framework.name] = costs_of(msgspec.structs.replace(framework, **constants))
+        out.append(timed(t.lowered, costs).step_time_s / t.seconds)
     return np.array(out)
 
 
@@ -186,8 +253,11 @@ def search(
     errors, walks the narrow valleys in which one constant stands for another.
     """
     weight = _weights(found)
-    mixtures = any(t.asked.model.mixtures for t in found)
-    left = set() if mixtures else set(OF_MIXTURES)
+    left = set() if any(t.asked.model.mixtures for t in found) else set(OF_MIXTURES)
+    if _launch_bound(found, costs_of, start):
+        left.add("elementwise_passes")
+    if not any(t.asked.plan.layout.zero == 3 and t.asked.cluster.num_devices > 8 for t in found):
+        left |= set(OF_SHARDED)
     measured = any(v.busbw_gb_s for t in found for island in t.asked.cluster.islands for v in island.levels)
     left.add(LEFT_OUT[measured and "tp" not in found[0].asked.framework.defaults.overlap])
     names = [name for name in CONSTANTS if name not in left]
@@ -233,6 +303,20 @@ def search(
     return {name: float(f"{value:.3g}") for name, value in zip(names, np.exp(at), strict=True)}
 
 
+def _launch_bound(found: list[TimedQuestion], costs_of: Callable[[Framework], Costs], start: dict[str, float]) -> bool:
+    """Whether the host is most of the time of most rows: such rows say how fast kernels are issued, and nothing of the
+    bytes they move."""
+    shared: dict[str, Costs] = {}
+    shares = []
+    for t in found:
+        name = t.asked.framework.name
+        if name not in shared:
+            shared[name] = costs_of(msgspec.structs.replace(t.asked.framework, **start))
+        parts = timed(t.lowered, shared[name]).priced.parts.sum(axis=0)
+        shares.append(float(parts[CAUSE["host"]] / parts.sum()))
+    return float(np.median(shares)) > 0.5
+
+
 def _weights(found: list[TimedQuestion]) -> np.ndarray:
     """Every group's the same in all, but no row more than :data:`MOST_WEIGHT` average ones: a model with one row is not
     worth all those of another."""
@@ -268,14 +352,20 @@ def profiles(fits: list[FrameworkFit], memory: list[MemoryFit]) -> dict[str, Fra
     """The catalog's profiles with what was fitted in them; those without a fit keep their flagged defaults."""
     found = dict(frameworks())
     for fit in fits:
-        outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with models left out"
-        said = f"{TIMES} {fit.rows} measured steps of {fit.groups} models: "
+        outside = "" if fit.left_out is None else f", {fit.left_out:.1%} with shapes left out"
+        said = f"{TIMES} {fit.fitted_rows or fit.rows} of {fit.rows} measured steps of {fit.groups} shapes of models: "
         said += f"{fit.in_sample:.1%} mean error in sample{outside}"
         # the standard deviation of a normal error is 1.25 times its mean absolute value
         sigma = round(1.25 * (fit.in_sample if fit.left_out is None else fit.left_out), 3)
         for old in [f for f in found.values() if fit.framework in (f.name, f.constants_of)]:
             found[old.name] = msgspec.structs.replace(
-                old, **fit.constants, step_sigma=sigma, source=_resourced(old.source, TIMES, said), flagged=False
+                old,
+                **fit.constants,
+                pinned=fit.pinned,
+                bits=fit.bits,
+                step_sigma=sigma,
+                source=_resourced(old.source, TIMES, said),
+                flagged=False,
             )
     for one in memory:
         changed = {"activation_copies": one.activation_copies}
@@ -287,7 +377,7 @@ def profiles(fits: list[FrameworkFit], memory: list[MemoryFit]) -> dict[str, Fra
         changed["memory_sigma"] = round(1.25 * (one.in_sample if one.left_out is None else one.left_out), 3)
         old = found[one.framework]
         found[one.framework] = msgspec.structs.replace(old, **changed, source=_resourced(old.source, MEMORY, said))
-    return found
+    return {name: likened(one, tuple(found.values())) if one.like else one for name, one in found.items()}
 
 
 def write(found: dict[str, Framework], folder: Path) -> list[Path]:

@@ -235,7 +235,7 @@ def _later(parts: list[Any], framework: str, goal: Goal, world: JobWorld | None)
         from meshwright.answer.predict import predict
         from meshwright.cost import standard_on
 
-        prediction = predict(*parts, costs=standard_on(parts[1], framework), world=world)
+        prediction = predict(*parts, costs=standard_on(parts[1], framework, parts[2].dtype), world=world)
         return msgspec.structs.replace(prediction, goal=goal)
 
     return answer

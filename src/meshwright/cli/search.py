@@ -172,7 +172,7 @@ def _find(given: SearchOptions, ask: scaling.AskedCurve, cluster: Cluster, *, be
     found = find(
         *asked,
         space=restricted(usual, fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow),
-        costs=standard_on(cluster, said.profile),
+        costs=standard_on(cluster, said.profile, ask.train.dtype),
         strategy=given.strategy or "exhaustive",
         objective=given.objective or "step",
         objectives=_objectives(given),

@@ -44,7 +44,7 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
         space,
         space["sync"] if named else usual_policies(),
         said=_progress,
-        costs=standard_on(cluster, said.profile),
+        costs=standard_on(cluster, said.profile, asked[2].dtype),
         strategy=given.strategy or "beam",
         demands=demands,
     )

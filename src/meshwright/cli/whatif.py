@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
         raise MeshwrightError([*wrong, *found])
     from meshwright.cost import standard_on
 
-    costs = standard_on(parts[1], question.framework)
+    costs = standard_on(parts[1], question.framework, parts[2].dtype)
     return _ranked(parts, costs, given) if names == (ALL,) else _tried(names, parts, costs, given)
 
 

@@ -8,5 +8,6 @@ from meshwright.cost.chain import Costs, Estimate
 from meshwright.cost.framework import Framework, frameworks
 from meshwright.cost.framework import load as load_framework
 from meshwright.cost.standard import standard, standard_on
+from meshwright.cost.unknown import software
 
-__all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework", "standard", "standard_on"]
+__all__ = ["Costs", "Estimate", "Framework", "frameworks", "load_framework", "software", "standard", "standard_on"]

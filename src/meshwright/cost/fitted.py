@@ -164,7 +164,7 @@ class BoundCurve:
         # products of fewer bits do too: 29% off for the B200 from the H200, where the roofline, which knows nothing of
         # quantising, is 55% off. Those of experts carry worse from the A100 (44% against 18%); what engines run on a
         # newer generation is faster than the kernel of the tables even there (B200).
-        newer = _generation(device) > _generation(owner) and self.cause == "gemm"
+        newer = generation(device) > generation(owner) and self.cause == "gemm"
         self.outdated = newer
         self.outdated_served = newer and (fit.op == "grouped_gemm" or width(dtype) >= 2)
 
@@ -326,7 +326,7 @@ def nearness(owner: Device, device: Device) -> str:
     return SAME if owner.architecture == device.architecture else NEAR
 
 
-def _generation(device: Device) -> int:
+def generation(device: Device) -> int:
     """Place of a device's generation among its vendor's; the first for those not named."""
     return GENERATIONS.index(device.architecture) if device.architecture in GENERATIONS else 0
 

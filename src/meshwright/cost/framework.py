@@ -1,8 +1,9 @@
 """Framework profiles: what a training framework adds to the kernels, and what it does when nobody says otherwise.
 
-A profile is data (``catalog/frameworks/*.toml``): at most six fitted constants, each a physical quantity with a unit
-and a source, shared by every model, plan and size; and the documented defaults that fill what a plan leaves open. What
-a profile does not say are the round figures of ``default``, flagged in every prediction's assumptions.
+A profile is data (``catalog/frameworks/*.toml``): at most six constants that measured steps pin, each a physical
+quantity with a unit and a source, shared by every model, plan and size; and the documented defaults that fill what a
+plan leaves open. What a profile does not say are the round figures of ``default``, flagged in every prediction's
+assumptions.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
 
 FORMAT_VERSION = 1
+#: No software that is predicted here is older.
+FIRST_YEAR = 2015
 
 
 class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +96,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     waiting on messages).
     ``kernel_slowdown``: share by which kernels take longer inside a model than one after the other alone: caches hold
     others' data, clocks fall under load, and where the core that runs them issues them, it does the host's work too.
+    ``host_us_per_step``: CPU time of a step outside of its passes, which nothing hides: issuing the optimizer's
+    kernels, waiting for the gradients' norm, reading the next batch, writing the log.
     ``host_us_per_dispatch``: time a device waits in a forward of a mixture whose experts drop no token: the host reads
     how many each expert got before it can size the exchange and the products, and its queue of kernels is empty then.
     ``ring_steps``: time of a ring's step between nodes beside a training step over what it is on idle nodes, which is
@@ -109,18 +114,33 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     the errors of kernels and collectives too, as a fitted profile's does. ``constants_of``: the profile of another
     version with the same kernels, to whose steps and this one's together the constants are fitted: the versions differ
     in their defaults alone.
+    ``family``: the software that this is a version or a mode of ("": itself); ``version_since``: the year from which on
+    it is what its family's name means, 0 for a mode that no date tells. ``kernels`` between products: ``eager``,
+    ``compiled`` or ``fused``; ``bits`` of the operands in the measured steps; ``pinned``: the constants that those
+    say something of. The middle of all stacks weighs them by these (``cost/unknown.py``); ``passes_sigma`` and
+    ``host_sigma`` are how far stacks lie apart in passes and host times (the log's standard deviation), 0 for one.
+    ``like``: nobody measured this, and its times are those of the middle of stacks of this kind (``eager``; ``any``).
     """
 
     name: str
     title: str = ""
     aliases: tuple[str, ...] = ()
     constants_of: str = ""
+    family: str = ""
+    version_since: float = 0.0
+    kernels: str = ""
+    bits: tuple[int, ...] = (16,)
+    pinned: tuple[str, ...] = ()
+    passes_sigma: float = 0.0
+    host_sigma: float = 0.0
+    like: str = ""
     elementwise_passes: float = 1.5
     host_us_per_kernel: float = 10.0
     host_us_per_backward_kernel: float | None = None
     host_us_per_collective: float = 40.0
     host_us_per_pass: float = 300.0
     host_us_per_dispatch: float = 0.0
+    host_us_per_step: float = 0.0
     kernel_slowdown: float = 0.0
     ring_steps: float = 1.0
     exchange_share: float = 1.0
@@ -212,21 +232,57 @@ def _of_file(name: str) -> Framework:
         raise MeshwrightError.one("X024", f"cannot read the framework profile: {reason}", place=name) from None
 
 
-def load(name: str) -> Framework:
+def load(name: str, year: float | None = None) -> Framework:
     """The profile called `name` or by an alias, in any case and with underscores for hyphens; a version or suffix after
-    the name is ignored (``Megatron_Bridge 26.04``). A name that ends with ``.toml`` is a file's.
+    the name is ignored (``Megatron_Bridge 26.04``). A name that ends with ``.toml`` is a file's. Of software with dated
+    versions a bare name means the newest of `year` (``name@2022.5`` says it too), today's where nobody says one.
 
     Raises:
         MeshwrightError: X020 when no profile fits; names the nearest. X024 for a file that is none.
     """
     if name.endswith(".toml"):
         return _of_file(name)
+    bare, year = dated(name, year)
     spelt = {word: profile for profile in frameworks().values() for word in (profile.name, *profile.aliases)}
     known = {word.replace("_", "-"): profile for word, profile in spelt.items()}
-    wanted = name.lower().strip().replace("_", "-")
+    wanted = bare.lower().strip().replace("_", "-")
     for word in sorted(known, key=len, reverse=True):
-        if wanted == word or wanted.startswith((word + " ", word + "-", word + "(", word + ".")):
+        if wanted == word:
+            return _of_year(known[word], year)
+        if wanted.startswith((word + " ", word + "-", word + "(", word + ".")):
             return known[word]
     raise MeshwrightError.one(
         "X020", f"no framework profile {name!r}", place=f"--framework {name}", help=nearest(wanted, list(known))
     )
+
+
+def dated(name: str, year: float | None = None) -> tuple[str, float | None]:
+    """Return a name without the year that it may end with, and that year, else the one given.
+
+    Raises:
+        MeshwrightError: X020 when what follows the @ is no year.
+    """
+    bare, at, said = name.partition("@")
+    if not at:
+        return name, year
+    try:
+        found = float(said)
+    except ValueError:
+        found = 0.0
+    if not FIRST_YEAR <= found < FIRST_YEAR + 100:
+        raise MeshwrightError.one(
+            "X020",
+            f"{said!r} is no year",
+            place=f"--framework {name}",
+            help="name@2024, or with a part of the year name@2024.5",
+        )
+    return bare, found
+
+
+def _of_year(profile: Framework, year: float | None) -> Framework:
+    """The version of a profile's software that was the newest in a year; the profile itself where no date tells."""
+    if not profile.version_since or profile.family:
+        return profile
+    versions = [f for f in frameworks().values() if f.version_since and profile.name in (f.family, f.name)]
+    versions = [f for f in versions if year is None or f.version_since <= year] or [profile]
+    return max(versions, key=lambda f: f.version_since)

@@ -6,31 +6,32 @@ from __future__ import annotations
 from meshwright.cost import exchange, fitted, measured, network
 from meshwright.cost.chain import Costs
 from meshwright.cost.framework import Framework, load
+from meshwright.cost.unknown import software
 from meshwright.spec.cluster import Cluster
 
 
-def standard(framework: Framework | None = None) -> Costs:
-    """Costs with every profile of the catalog; `framework` defaults to the flagged ``default`` profile."""
+def standard(framework: Framework | None = None, *, without: str = "") -> Costs:
+    """Costs with every profile of the catalog but those of the device `without`; `framework` defaults to the flagged
+    ``default`` profile."""
     framework = framework or load("default")
     usual = framework.defaults
     links = (
         measured.price,
         exchange.link(usual.dispatch, usual.dispatch_from),
         network.link,
-        fitted.link(flash=usual.flash),
+        fitted.link(flash=usual.flash, without=without),
     )
     return Costs(framework, links, profile="catalog profiles, else roofline")
 
 
-def standard_on(cluster: Cluster, framework: str = "") -> Costs:
+def standard_on(cluster: Cluster, framework: str = "", dtype: str = "bf16") -> Costs:
     """:func:`standard` with the framework profile of a name; where none is said, with the one that the cluster's device
-    names, if it names one.
+    names, if it names one, else with the middle of the kinds of stack that compute in `dtype` there.
 
     Raises:
         MeshwrightError: the profile is not there, as :func:`meshwright.cost.framework.load` says.
     """
-    named = framework or cluster.islands[0].device.framework
-    return standard(load(named) if named else None)
+    return standard(software(cluster, framework, dtype))
 
 
 #: What serving engines run between kernels: nothing that is priced by the kernel. Pointwise chains are fused, and what

@@ -90,7 +90,8 @@ def nearest(request: ExportRequest, limits: Limits, framework: str | None) -> Ne
     from meshwright.cost import standard_on
     from meshwright.search.evaluate import Evaluator
 
-    evaluate = Evaluator(request.model, request.cluster, request.train, standard_on(request.cluster, framework))
+    costs = standard_on(request.cluster, framework, request.train.dtype)
+    evaluate = Evaluator(request.model, request.cluster, request.train, costs)
     refused = evaluate(request.plan)
     found = [(first, evaluate(first))]
     seen, ring, fitting = {request.plan, first}, [first], []

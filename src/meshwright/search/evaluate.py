@@ -43,7 +43,7 @@ class Evaluator:
     ):
         self.kernels = {} if kernels is None else kernels
         self.model, self.cluster, self.train = model, cluster, train
-        self.costs = costs or standard_on(cluster)
+        self.costs = costs or standard_on(cluster, dtype=train.dtype)
         self.layers = Layers(model, cluster, train, self.costs)
         self.kinds, self.num_units = len(model.blocks), len(model.kinds)
         self.devices = tuple(self.layers.devices.values())

@@ -85,7 +85,7 @@ def find(
     began = monotonic()
     demands = demands or Demands()
     space = space or default(model, cluster, train)
-    costs = costs or standard_on(cluster)
+    costs = costs or standard_on(cluster, dtype=train.dtype)
     evaluator = Evaluator(model, cluster, train, costs, kernels)
     engines = demands.engines or demands.others
     runnable = Runnable(demands.engines) if demands.engines else None

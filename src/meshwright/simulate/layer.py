@@ -57,14 +57,18 @@ def estimates_of(entries: list[Entry], device: Device, costs: Costs, lag: float 
     return [m._replace(seconds=m.seconds * longer) if e.queue == "compute" else m for e, m in zip(entries, found)]
 
 
-def _kernels(work: Work, costs: Costs) -> float:
-    """Kernels the host issues for a work item: a grouped product is one of each expert (Transformer Engine's
-    GroupedLinear calls cuBLAS for every group)."""
+#: CPU time of one cuBLAS call from a loop in C++, microseconds: a launch takes 2 to 3, choosing a kernel as much again.
+LOOPED_CALL_US = 5.0
+
+
+def _issue_us(work: Work, costs: Costs, per_kernel: float) -> float:
+    """CPU time to issue a work item's kernels: a grouped product is one operator of the framework that calls cuBLAS for
+    every expert in a loop (Transformer Engine's GroupedLinear)."""
     if isinstance(work, GroupedGemm):
-        return work.groups
+        return per_kernel + work.groups * min(per_kernel, LOOPED_CALL_US)
     if not isinstance(work, Elementwise):
-        return 2 if costs.adds_apart(work) else 1
-    return work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
+        return per_kernel * (2 if costs.adds_apart(work) else 1)
+    return per_kernel * work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
 
 
 @lru_cache(maxsize=512)
@@ -93,6 +97,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
             clock = max(clock, end[position])
     begin = clock
     framework = costs.framework
+    host_sigma = max(HOST_SIGMA, framework.host_sigma)
     per_kernel = framework.host_us_per_kernel
     backward_kernel = per_kernel if which == "F" else framework.backward_kernel_us
     issue, flops, repeated = 0.0, 0.0, 0.0
@@ -105,7 +110,7 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
             continue
         estimate = estimates[index]
         if not estimate.issued:
-            issue += _kernels(work, costs) * (per_kernel if again else backward_kernel) * 1e-6
+            issue += _issue_us(work, costs, per_kernel if again else backward_kernel) * 1e-6
         done = getattr(work, "flops", 0.0)
         flops += done
         repeated += done if again else 0.0
@@ -117,7 +122,8 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
             parts[CAUSE[entries[late].queue if late is not None else "tp"]] += gap
         cause = CAUSE["recompute" if again else estimate.cause]
         parts[cause] += estimate.seconds
-        spread[cause] += estimate.seconds * estimate.sigma
+        apart = framework.passes_sigma if isinstance(work, Elementwise) and not work.fused else 0.0
+        spread[cause] += estimate.seconds * max(estimate.sigma, apart)
         clock = end[position]
     total, drain = max(end), 0.0
     if total > clock and all(counts):
@@ -144,12 +150,12 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
     if device.synchronous:
         # issuing and running are the same core's work, one after the other
         parts[CAUSE["host"]] += issue
-        spread[CAUSE["host"]] = issue * HOST_SIGMA
+        spread[CAUSE["host"]] = issue * host_sigma
     elif issue > total:
         parts[CAUSE["host"]] += issue - total
-        spread[CAUSE["host"]] = (issue - total) * HOST_SIGMA
+        spread[CAUSE["host"]] = (issue - total) * host_sigma
     parts[CAUSE["host"]] += stalled
-    spread[CAUSE["host"]] += stalled * HOST_SIGMA
+    spread[CAUSE["host"]] += stalled * host_sigma
     return LayerCost(
         parts=np.array(parts), spread=np.array(spread), flops=flops, repeated=repeated, wait=wait, drain=drain
     )

@@ -110,7 +110,11 @@ class Pricer:
         return ProgramPrice(parts, spread, wait=wait)
 
     def _update(self, program: Program, parts: np.ndarray, spread: np.ndarray) -> None:
-        """Add an optimizer's or a code's work to seconds by cause."""
+        """Add an optimizer's or a code's work to seconds by cause, an optimizer's with the host's time of a step."""
+        if program.kind == "update" and program.name == OPTIMIZER:
+            host = self.costs.framework.host_us_per_step * 1e-6
+            parts[CAUSE["host"]] += host
+            spread[CAUSE["host"]] += host * HOST_SIGMA
         for work in (program.work, *program.products):
             estimate = self.costs.price(work, program.site.device)
             seconds = estimate.seconds * program.site.straggling

@@ -122,7 +122,7 @@ def read(asked: AskedTexts) -> Read:
     wrong += [(d.place.removeprefix("--"), d) for d in unanswerable(goal, train, [cluster] if cluster else [])]
     costs = None
     if cluster and not (asked.framework and framework is None):
-        costs = part("on", lambda: standard_on(cluster, asked.framework))
+        costs = part("on", lambda: standard_on(cluster, asked.framework, train.dtype if train else "bf16"))
     return Read(
         model=model, cluster=cluster, train=train, plan=plan, said=said, costs=costs, goal=goal, wrong=tuple(wrong)
     )

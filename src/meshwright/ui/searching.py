@@ -77,7 +77,7 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
         answer = find(
             *question,
             space=space,
-            costs=standard_on(found.cluster, said.profile),
+            costs=standard_on(found.cluster, said.profile, found.train.dtype),
             families=True,
             demands=demands,
             recommend=True,

@@ -6,12 +6,14 @@ What a row leaves open is filled by the framework's documented defaults, never b
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable
 
 import msgspec
 
-from meshwright.cost import Framework, load_framework
+from meshwright.cost import Framework, frameworks, load_framework
 from meshwright.cost.framework import usual_overlap
 from meshwright.cost.reached import seconds_of
+from meshwright.cost.unknown import middle
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
 from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
@@ -23,6 +25,7 @@ from meshwright.spec.cluster_check import REACHED_BY
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.workload import DTYPE_BYTES, LORA_TARGETS, Lora, Train
+from meshwright.validate.software import date_of, evidence_of, software_name, unnamed
 from meshwright.validate.tables import number, whole
 from meshwright.work import REACHED_BYTES
 
@@ -67,21 +70,39 @@ def case(row: dict[str, str]) -> Case:
         MeshwrightError: when the row cannot be expressed, with the reason.
     """
     try:
-        framework = load_framework(" ".join([row["framework"], *_version(row)]))
+        framework = load_framework(" ".join([row["framework"], *_version(row)]), date_of(row))
     except MeshwrightError:
-        asked = _under(row, load_framework(_of_device(row["hardware"]) or UNKNOWN))
-        return msgspec.structs.replace(asked, assumed=("framework", *asked.assumed))
+        return unknown_case(row)
     return _under(row, framework)
 
 
-#: The profile of software that nobody measured: its name is in no file, or the row does not say it.
-UNKNOWN = "default"
+def unknown_case(row: dict[str, str], without: Collection[str] = ()) -> Case:
+    """The question a row asks of software that nobody knows, whatever it calls it: what its device names, or the middle
+    of the kinds that the row's facts leave, without some profiles.
+
+    Raises:
+        MeshwrightError: when the row cannot be expressed, with the reason.
+    """
+    row = unnamed(row)
+    named = _of_device(row["hardware"])
+    asked = _under(row, load_framework(named) if named else middle(evidence_of(row), without))
+    return msgspec.structs.replace(asked, assumed=("framework", *asked.assumed))
 
 
-def unnamed(row: dict[str, str]) -> dict[str, str]:
-    """The row as one of software that nobody knows: without its framework, and without flags that say its version."""
-    flags = (f for f in row["flags"].split(";") if f != "compile" and not f.startswith("era_"))
-    return row | {"framework": "", "flags": ";".join(flags)}
+def families_of(rows: Iterable[dict[str, str]]) -> dict[str, frozenset[str]]:
+    """Return for each software name the profiles that its rows, or those of the same family, were fitted to: what is
+    left out with it."""
+    owners: dict[str, set[str]] = {}
+    for row in rows:
+        try:
+            found = load_framework(" ".join([row["framework"], *_version(row)]), date_of(row))
+        except MeshwrightError:
+            continue
+        owners.setdefault(software_name(row), set()).add(found.family or found.constants_of or found.name)
+    return {
+        name: frozenset(f.name for f in frameworks().values() if {f.name, f.family, f.constants_of} & of)
+        for name, of in owners.items()
+    }
 
 
 def _of_device(hardware: str) -> str:

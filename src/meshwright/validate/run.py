@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,12 +12,13 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
 from meshwright.validate import ops, serving, serving_requests, steps, tables
-from meshwright.validate.cases import unnamed
+from meshwright.validate.cases import families_of, unknown_case
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import MeasuredStep, measured, refuse
 from meshwright.validate.rows import Sink, ignore
 from meshwright.validate.score import Scored, Unsupported, interval, score_op, score_step, summary
 from meshwright.validate.serving_ranking import ranking
+from meshwright.validate.software import software_name
 
 FORMAT_VERSION = 1
 #: What is added to the name of a table of steps whose rows are asked as of software that nobody knows.
@@ -85,7 +86,10 @@ def validate(
     return out
 
 
-def _table(name: str, scored: list[Scored], unsupported: list[Unsupported], variables: tuple[str, ...]) -> Table:
+def tabulated(
+    name: str, scored: list[Scored], variables: tuple[str, ...], unsupported: Sequence[Unsupported] = ()
+) -> Table:
+    """Return a table of scored rows with its metrics."""
     return Table(
         name=name,
         metrics=summary(scored, unsupported),
@@ -103,8 +107,11 @@ def _steps(
     numbered = tables.numbered(path, name)
     refuse(path, numbered)
     scored, unsupported, unknown = [], [], []
+    families = families_of(row for _, row in numbered)
     asked = steps.answers((row for _, row in numbered), costs_of)
-    left_out = steps.answers((unnamed(row) for _, row in numbered), costs_of)
+    left_out = steps.answers(
+        (row for _, row in numbered), costs_of, lambda row: unknown_case(row, families.get(software_name(row), ()))
+    )
     for (row, answer), (_, other) in zip(asked, left_out):
         progress(name, len(scored) + len(unsupported), len(numbered))
         found = measured(row, answer.model_flops)
@@ -117,8 +124,8 @@ def _steps(
             unknown.append(score_step(row, found, other, steps.variables(row)))
         sink(_step_line(name, row, found, answer))
     return (
-        _table(name, scored, unsupported, steps.VARIABLES),
-        _table(f"{name}{UNKNOWN}", unknown, [], steps.VARIABLES),
+        tabulated(name, scored, steps.VARIABLES, unsupported),
+        tabulated(f"{name}{UNKNOWN}", unknown, steps.VARIABLES),
     )
 
 
@@ -163,8 +170,8 @@ def _ops(path: Path, name: str, progress: Progress, sink: Sink) -> tuple[Table, 
             left_out.append(score_op(row_id, key, answer._replace(seconds=seconds, sigma=sigma), flagged))
         sink(_op_line(name, row_id, answer, flagged))
     return (
-        _table(name, scored, unsupported, ops.VARIABLES[name]),
-        _table(f"{name}{LEFT_OUT}", left_out, [], ops.VARIABLES[name]),
+        tabulated(name, scored, ops.VARIABLES[name], unsupported),
+        tabulated(f"{name}{LEFT_OUT}", left_out, ops.VARIABLES[name]),
     )
 
 

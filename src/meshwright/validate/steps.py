@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from math import exp, hypot, log
 
 import msgspec
@@ -13,11 +14,13 @@ from meshwright.answer.intervals import interval_draws
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.cost import Costs, Framework
+from meshwright.cost.fitted import GENERATIONS, generation
 from meshwright.cost.roofline import peak_flops
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
 from meshwright.simulate.simulated import Simulated
 from meshwright.simulate.step import simulate
+from meshwright.spec.workload import DTYPE_BYTES
 from meshwright.validate.cases import Case, case
 from meshwright.validate.tables import number
 
@@ -25,9 +28,10 @@ from meshwright.validate.tables import number
 INTERVAL = (0.1, 0.9)
 #: Recompute modes tried, in this order, where none was recorded.
 UNRECORDED = ("none", "selective")
-#: What an assumed facet could have been instead: the interval covers these too.
+#: What an assumed facet could have been instead: the interval covers these too. Full recompute is recorded by those who
+#: use it.
 ALTERNATIVES: dict[str, tuple[tuple[str, str, tuple[object, ...]], ...]] = {
-    "recompute": (("memory", "recompute", ("none", "selective", "full")),),
+    "recompute": (("memory", "recompute", UNRECORDED),),
     "attention": (("memory", "attention", ("flash", "unfused")),),
     "microbatch": (("pipeline", "microbatch", (1, 2, 4, 8)),),
     "vpp": (("pipeline", "vpp", (1, 2, 4)),),
@@ -83,19 +87,16 @@ class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def answers(
-    rows: Iterable[dict[str, str]], costs_of: Callable[[Framework], Costs]
+    rows: Iterable[dict[str, str]],
+    costs_of: Callable[[Framework], Costs],
+    ask: Callable[[dict[str, str]], Case] = case,
 ) -> Iterator[tuple[dict[str, str], StepAnswer]]:
-    """Each row with its answer; `costs_of` prices for a framework and is shared by all rows of one."""
-    shared: dict[str, Costs] = {}
-
-    def costs_for(framework: Framework) -> Costs:
-        if framework.name not in shared:
-            shared[framework.name] = costs_of(framework)
-        return shared[framework.name]
-
+    """Each row with its answer; `costs_of` prices for a framework and is shared by all rows of one, `ask` makes a row a
+    question."""
+    costs_for = cache(costs_of)
     for row in rows:
         try:
-            yield row, answer(row["id"], case(row), costs_for)
+            yield row, answer(row["id"], ask(row), costs_for)
         except MeshwrightError as error:
             first = error.diagnostics[0]
             yield row, StepAnswer(id=row["id"], unsupported=f"{first.code}: {first.message}")
@@ -175,9 +176,8 @@ def _interval(run: Simulated, asked: Case, costs_of: Callable[[Framework], Costs
     step = run.step_time_s
     low, high = (float(q) for q in np.quantile(interval_draws(run), INTERVAL))
     others = [step]
-    varied = (
-        msgspec.structs.replace(asked, plan=plan) for name in asked.assumed for plan in _variants(asked.plan, name)
-    )
+    unsure = [name for name in asked.assumed if name != "attention" or not _surely_fused(asked)]
+    varied = (msgspec.structs.replace(asked, plan=plan) for name in unsure for plan in _variants(asked.plan, name))
     for other in varied:
         if not check(other.plan, other.model, other.cluster, other.train):
             costs = costs_of(other.framework)
@@ -185,6 +185,13 @@ def _interval(run: Simulated, asked: Case, costs_of: Callable[[Framework], Costs
     below = hypot(log(step / min(low, step)), log(step / min(others)))
     above = hypot(log(max(high, step) / step), log(max(others) / step))
     return step * exp(-below), step * exp(above)
+
+
+def _surely_fused(asked: Case) -> bool:
+    """Whether attention is one kernel whatever the software: operands of 8 bits, or a device of today, tell of stacks
+    that came after such kernels."""
+    newest = generation(asked.cluster.islands[0].device) > GENERATIONS.index("Hopper")
+    return DTYPE_BYTES[asked.train.dtype] < 2 or newest
 
 
 def _variants(plan: Plan, name: str) -> Iterator[Plan]:

@@ -1,0 +1,97 @@
+"""Predictions of what was left out: constants fitted again without a shape of model, a device or a source.
+
+In each fold the constants of a framework are fitted anew to the rows that stay, by the project's own calibration, and
+the rows that went are predicted with them. A fold that leaves too few rows of a framework behind is answered as if the
+software were unknown: by the middle of the other stacks. With a device go its kernels' curves: they are carried from
+its nearest relative.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from meshwright.calibrate import framework as fitting
+from meshwright.calibrate.framework import TimedQuestion
+from meshwright.cost import Costs, Framework, standard
+from meshwright.validate import steps, tables
+from meshwright.validate.cases import Case, case, families_of, unknown_case
+from meshwright.validate.measured import measured
+from meshwright.validate.run import Table, tabulated
+from meshwright.validate.score import Scored, score_step
+from meshwright.validate.software import software_name
+
+#: What is left out, and how a row says which.
+LEFT: dict[str, Callable[[TimedQuestion], str]] = {
+    "shape": lambda t: t.group,
+    "device": lambda t: t.device,
+    "source": lambda t: t.source,
+}
+#: Folds at most; more groups than this share folds, by a hash of their names.
+MOST_FOLDS = 5
+
+
+def left_out(folder: Path, told: Callable[[str], None] = lambda line: None) -> list[Table]:
+    """Return the tables of steps that were predicted while their model's shape, their device or their source was left
+    out of every fit.
+
+    Raises:
+        MeshwrightError: V003 when the folder has no table of steps.
+    """
+    by_owner: dict[str, list[TimedQuestion]] = {}
+    for name, question in fitting.timed_questions(folder, standard):
+        by_owner.setdefault(name, []).append(question)
+    path = tables.find(folder, "training_steps")
+    rows = {row["id"]: row for row in tables.rows(path, "training_steps")}
+    families = families_of(rows.values())
+    out = []
+    for what, key in LEFT.items():
+        scored: list[Scored] = []
+        for owner, found in sorted(by_owner.items()):
+            told(f"{what} left out of {owner}")
+            scored += _scored(found, rows, families, what, key)
+        out.append(tabulated(f"training_steps_{what}_left_out", scored, steps.VARIABLES))
+    return out
+
+
+def _scored(
+    found: list[TimedQuestion],
+    rows: dict[str, dict[str, str]],
+    families: dict[str, frozenset[str]],
+    what: str,
+    key: Callable[[TimedQuestion], str],
+) -> Iterator[Scored]:
+    """The rows of one framework, each predicted by what never saw its group."""
+    for groups in _folds({key(t) for t in found}, MOST_FOLDS if what == "shape" else 0):
+        held = [t for t in found if key(t) in groups]
+        constants = fitting.without(found, lambda t, groups=groups: key(t) in groups)
+        device = held[0].asked.cluster.islands[0].device.name if what == "device" else ""
+        costs_of = _pricing(device)
+        for t in held:
+            row = rows[t.id]
+            asked = _asked(row, constants, families)
+            answer = steps.answer(t.id, asked, costs_of)
+            one = score_step(row, measured(row, answer.model_flops), answer, steps.variables(row))
+            yield msgspec.structs.replace(one, memory=None, oom=None)
+
+
+def _pricing(device: str) -> Callable[[Framework], Costs]:
+    return cache(lambda framework: standard(framework, without=device))
+
+
+def _asked(row: dict[str, str], constants: dict[str, float] | None, families: dict[str, frozenset[str]]) -> Case:
+    if constants is None:
+        return unknown_case(row, families.get(software_name(row), ()))
+    asked = case(row)
+    return msgspec.structs.replace(asked, framework=msgspec.structs.replace(asked.framework, **constants))
+
+
+def _folds(groups: set[str], most: int) -> Iterator[set[str]]:
+    """Every group alone, or `most` sets of them where there are more."""
+    names = sorted(groups, key=lambda g: hashlib.sha256(g.encode()).digest())
+    count = min(most, len(names)) if most else len(names)
+    return (set(names[i::count]) for i in range(count))
