@@ -16,6 +16,7 @@ from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer
+from meshwright.spec.model import load as load_model
 from meshwright.spec.routing import write
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
@@ -154,3 +155,15 @@ def test_tokens_that_stay_with_their_experts_cross_less_the_nearer_these_are_and
 def test_words_that_serving_has_nothing_for_are_refused(plan, said):
     with pytest.raises(MeshwrightError, match=said):
         served(plan)
+
+
+def test_a_shortcut_hides_the_exchange_behind_attention_and_is_another_model():
+    usual, short = (
+        predict(load_model(name), load("8xa30"), parse_train("batch=8,seq=1024"), parse("ep8 full"), detail=False)
+        for name in ("mixtral-8x7b", "mixtral-8x7b,shortcut")
+    )
+    assert short.model.name == "mixtral-8x7b,shortcut"
+    assert short.model.num_params == usual.model.num_params
+    assert short.attribution["ep"] < usual.attribution["ep"]
+    with pytest.raises(MeshwrightError, match="no word 'short' of a model"):
+        load_model("mixtral-8x7b,short")

@@ -11,6 +11,7 @@ from meshwright.papers.record import papers
 from meshwright.papers.shipped import shipped
 from meshwright.papers.state import USABLE
 from meshwright.plan import parse
+from meshwright.spec.model import load
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 from meshwright.world.trace import read
@@ -54,10 +55,13 @@ def test_a_switch_is_a_command_that_runs_with_its_words_in_it(row, own, capsys):
 
 
 @pytest.mark.parametrize("row", [p for p in SWITCHED if p.switch.command.startswith("predict")], ids=lambda p: p.id)
-def test_the_words_of_a_switch_change_the_plan_or_the_work(row):
+def test_the_words_of_a_switch_change_the_model_the_plan_or_the_work(row):
     argv, words = shlex.split(row.switch.command), row.switch.words.split()
     plan = argv[argv.index("--plan") + 1]
     changed = parse(plan) != parse(" ".join(word for word in plan.split() if word not in words))
+    if "," in argv[1]:
+        model = argv[1].split(",")
+        changed |= load(argv[1]) != load(",".join(word for word in model if word not in words))
     if "--serve" in argv:
         serve = argv[argv.index("--serve") + 1]
         changed |= parse_serve(serve) != parse_serve(",".join(word for word in serve.split(",") if word not in words))

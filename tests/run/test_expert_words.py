@@ -22,19 +22,19 @@ TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", routing=read("zipf:s=1")
 
 
 @cache
-def one_process(plan, train):
-    return launch(1, train_steps, MODEL, plan, train, 2)
+def one_process(plan, train, model=MODEL):
+    return launch(1, train_steps, model, plan, train, 2)
 
 
-def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8"):
+def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
     """The largest relative differences of losses, first gradients and last parameters."""
-    expected = one_process(alone, train)
+    expected = one_process(alone, train, model)
     layout = parse(plan).layout
     count = layout.tp * layout.pp * layout.cp * max(1, layout.dp)
     legal = parse(plan).on(count)
-    assert check(legal, MODEL, load(f"{count}xh100"), train) == []
-    assert unexecutable(legal, MODEL, train) == []
-    got = launch(count, train_steps, MODEL, plan, train, 2)
+    assert check(legal, model, load(f"{count}xh100"), train) == []
+    assert unexecutable(legal, model, train) == []
+    got = launch(count, train_steps, model, plan, train, 2)
     losses = max(abs(a - b) / abs(b) for ours, theirs in zip(got[0][0], expected[0][0]) for a, b in zip(ours, theirs))
     apart = [max(differences(assemble(got, i), assemble(expected, i)).values()) for i in (1, 2)]
     return max(losses, *apart)
@@ -76,3 +76,12 @@ def test_a_balance_loss_of_microbatches_is_another_than_the_global_one():
     assert far_from_one_process("dp4 ep2 mb2", micro, alone="tp1 mb2") < TOLERANCE
     norms = [one_process("tp1 mb2", t)[0][0][0][1] for t in (micro, whole, TRAIN)]
     assert len({round(norm, 8) for norm in norms}) == 3
+
+
+@pytest.mark.parametrize("plan", ["dp4 ep4", "tp2 dp2 ep2 etp2 full", "dp2 ep2 hot=2 capacity=0.9 mb4"])
+def test_experts_that_read_what_entered_the_block_are_those_of_one_process(plan):
+    model = llama(experts=8, top_k=2, moe_ffn=24, shared_ffn=16, shortcut=True)
+    alone = "tp1 mb4 capacity=0.9" if "capacity" in plan else "tp1 mb8"
+    assert far_from_one_process(plan, alone=alone, model=model) < TOLERANCE
+    usual, other = (launch(1, train_steps, m, "tp1 mb8", TRAIN, 1)[0][0][0][0] for m in (MODEL, model))
+    assert abs(usual - other) > 1e-6  # another model

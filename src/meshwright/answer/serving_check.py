@@ -120,6 +120,8 @@ def _unserved(model: Model) -> Iterator[str]:
         yield f"reads {len(model.flows)} streams of tokens ({', '.join(one.name for one in model.flows)})"
     elif flow.tokens or not isinstance(model.embedding, Embedding):
         yield f"reads {flow.name} and no tokens of a request's own length"
+    if any(spec.shortcut for spec in model.mixtures):
+        yield "has experts that read what entered their block"
     if isinstance(model.head, Contrastive):
         yield "ends in a loss over pairs"
     for block in model.blocks:

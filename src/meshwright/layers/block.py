@@ -11,8 +11,9 @@ from meshwright import layers
 from meshwright.layers.attention import cross_pieces
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.mlp import dense
+from meshwright.layers.moe import around
 from meshwright.layers.pieces import Context, Piece, leave, norm, residual
-from meshwright.spec.layers import Block, Dense
+from meshwright.spec.layers import Block, Dense, Moe
 from meshwright.spec.workload import Train
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ def pieces(c: Context, block: Block) -> list[Piece]:
         out += layers.of(part).pieces(c.at(getattr(part, "stream", block.stream)), part)
     if block.mixer is not None:
         out += _mixed(c, "mixer", layers.of(block.mixer).pieces(c, block.mixer))
+    if isinstance(block.mlp, Moe) and block.mlp.shortcut and block.attention is not None:
+        inside = [norm(c, "attention norm"), *layers.of(block.attention).pieces(c, block.attention)]
+        inside = [*inside, *leave(c, "attention"), residual(c, "attention residual")]
+        return [
+            *out,
+            norm(c, "shortcut norm"),
+            *around(c, block.mlp, inside, norm(c, "mlp norm")),
+            residual(c, "mlp residual"),
+        ]
     if block.attention is not None:
         inside = [norm(c, "attention norm"), *layers.of(block.attention).pieces(c, block.attention)]
         out += inside if block.parallel else [*inside, *leave(c, "attention"), residual(c, "attention residual")]

@@ -20,6 +20,33 @@ SORTED = "permute tokens"
 
 def pieces(c: Context, spec: Moe) -> list[Piece]:
     """Router, dispatch, the experts' MLPs, combine; shared experts beside them as a dense MLP."""
+    first, second, third = stretches(c, spec)
+    return [*_gathered(c, spec), *first, *_in_portions(c.plan.experts.portions, second), *third, *_shared(c, spec)]
+
+
+def around(c: Context, spec: Moe, mixing: list[Piece], again: Piece) -> list[Piece]:
+    """Return a mixture whose routed experts read what entered the block, with what mixes tokens (`mixing`) and the norm
+    behind it (`again`): dispatch beside the first, combine beside the shared experts (ScMoE, 2404.05019)."""
+    first, second, third = stretches(c, spec)
+    travels = [i for i, piece in enumerate(second) if piece.name.endswith("all-to-all")]
+    if len(travels) == 2:
+        there, back = travels
+        into = [*second[:there], msgspec.structs.replace(second[there], opens="dispatch")]
+        inner = [Piece(name="dispatch arrives", closes="dispatch"), *second[there + 1 : back]]
+        out, rest = [msgspec.structs.replace(second[back], opens="combine")], second[back + 1 :]
+        closing = [Piece(name="combine arrives", closes="combine")]
+    else:
+        into, inner, out, rest, closing = [], second, [], [], []
+    shared = [again, *_shared(c, spec)] if spec.shared_ffn else []
+    return [*_gathered(c, spec), *first, *into, *mixing, *inner, *out, *shared, *closing, *rest, *third]
+
+
+def _shared(c: Context, spec: Moe) -> list[Piece]:
+    return dense(c, "shared experts", spec.shared_ffn, spec.gated) if spec.shared_ffn else []
+
+
+def stretches(c: Context, spec: Moe) -> tuple[list[Piece], list[Piece], list[Piece]]:
+    """Return a mixture's pieces in front of the exchange, from there to its way back, and behind that."""
     e, hidden, plan, load = c.element, c.hidden, c.plan, c.load(spec)
     tokens = c.routed_tokens
     sent = tokens * spec.top_k
@@ -29,8 +56,7 @@ def pieces(c: Context, spec: Moe) -> list[Piece]:
     inner = rows * ffn * e * load.busiest
     up_width = 2 * ffn if spec.gated else ffn
     kept = rows * hidden * e * load.busiest
-    pieces = [
-        *_gathered(c, spec),
+    first = [
         *_cut(c, "tokens", forward=False),
         _router(c, spec, tokens),
         Piece(
@@ -38,16 +64,15 @@ def pieces(c: Context, spec: Moe) -> list[Piece]:
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
             backward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
         ),
-        *_in_portions(
-            plan.experts.portions,
-            [
-                *_dispatch(c, spec, "dispatch", routed, "all_gather"),
-                *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
-                activation("experts activation", inner, spec.gated),
-                *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
-                *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
-            ],
-        ),
+    ]
+    second = [
+        *_dispatch(c, spec, "dispatch", routed, "all_gather"),
+        *_grouped(c, "experts up", spec, rows, up_width, hidden, kept),
+        activation("experts activation", inner, spec.gated),
+        *_grouped(c, "experts down", spec, rows, hidden, ffn, inner),
+        *_dispatch(c, spec, "combine", routed, "reduce_scatter"),
+    ]
+    third = [
         Piece(
             name="unpermute and weight",
             forward=Elementwise(num_bytes=routed + tokens * hidden * e, kernels=2),
@@ -56,9 +81,7 @@ def pieces(c: Context, spec: Moe) -> list[Piece]:
         ),
         *_cut(c, "outputs", forward=True),
     ]
-    if spec.shared_ffn:
-        pieces += dense(c, "shared experts", spec.shared_ffn, spec.gated)
-    return pieces
+    return first, second, third
 
 
 def _alike(c: Context) -> bool:

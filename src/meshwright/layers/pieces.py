@@ -47,7 +47,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
     sums. What is ``early`` begins with the pass and is waited for where it stands; its backward is waited for by
     nothing. Neighbouring pieces of so many ``portions`` take each portion of their tokens one after the other,
-    exchanges of some beside products of others. ``brought`` bytes of a collective's result are kept where the layer
+    exchanges of some beside products of others. What ``opens`` something is waited for where a piece ``closes``
+    it, and its backward begins there. ``brought`` bytes of a collective's result are kept where the layer
     is recomputed, 0 where it is exchanged again.
     """
 
@@ -71,6 +72,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     joins: bool = False
     lands: str = ""
     early: bool = False
+    opens: str = ""
+    closes: str = ""
     portions: int = 1
     brought: float = 0.0
 

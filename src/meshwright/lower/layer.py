@@ -30,6 +30,17 @@ class _Program:
         self.entries: list[Entry] = []
         self.beside = beside
         self.last: tuple[int, ...] = ()
+        self.opened: dict[str, int] = {}
+
+    def open(self, name: str, entry: int) -> None:
+        """Let what follows run beside an entry, until it is closed."""
+        self.opened[name] = entry
+
+    def close(self, name: str) -> None:
+        """Have what follows wait for what was opened, unless nothing of this pass waits for its queue."""
+        entry = self.opened.pop(name, None)
+        if entry is not None and self.entries[entry].queue not in self.beside:
+            self.last = (*self.last, entry)
 
     def put(
         self, name: str, queue: str, work: Work, after: tuple[int, ...], again: bool = False, role: str = ""
@@ -84,10 +95,14 @@ def _forward(p: _Program, pieces: list[Piece], again: bool = False) -> None:
         if one.early and not (again and one.brought)
     }
     for i, piece in enumerate(pieces):
+        if piece.closes:
+            p.close(piece.closes)
         if piece.forward is None or (again and piece.brought):
             continue
         if piece.early:
             p.last = (*p.last, early[id(piece)])
+        elif piece.opens:
+            p.open(piece.opens, p.put(piece.name, piece.queue, piece.forward, p.last, again))
         elif piece.portions > 1:
             if i == 0 or pieces[i - 1].portions == 1:
                 _portioned(p, _run(pieces, i), "forward", again=again)
@@ -103,6 +118,13 @@ def _backward(p: _Program, pieces: list[Piece], *, with_weight: bool, core_again
     for i, piece in enumerate(backwards):
         if core_again and core and piece is core[-1]:
             _forward(p, core, again=True)
+        if piece.closes:
+            opener = next(one for one in backwards if one.opens == piece.closes)
+            back = p.put(f"{opener.name} backward", opener.queue, opener.backward, p.last)
+            p.open(piece.closes, back)
+        if piece.opens:
+            p.close(piece.opens)
+            continue
         if piece.early:
             p.put(f"{piece.name} backward", piece.queue, piece.backward, p.last)
             continue

@@ -65,9 +65,21 @@ class BlockModule(nn.Module):
         routed = isinstance(self.mlp, Mixture)
         if routed:
             self.mlp.begin()
+            if self.mlp.spec.shortcut:
+                return self._around(x, p)
         x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
         inner = self.mlp_norm(x)
         return x + dropped(self.shared, self.mlp(inner, p) if routed else self.mlp(inner), p, 2 * self.layer + 2)
+
+    def _around(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """Routed experts read what entered the block: their tokens travel beside attention and shared experts."""
+        mixture = self.mlp
+        trip = mixture.depart(self.mlp_norm(x), p)
+        x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
+        trip = mixture.work(trip)
+        beside = None if mixture.beside is None else mixture.shared_experts(self.mlp_norm(x))
+        out = mixture.arrive(trip)
+        return x + dropped(self.shared, out if beside is None else out + beside, p, 2 * self.layer + 2)
 
 
 class BlockPart(NamedTuple):

@@ -156,15 +156,44 @@ class Mixture(nn.Module):
         out = self._routed(mine.reshape(-1, x.shape[-1]), p).view(mine.shape)
         if self.cut is not None:
             out = whole_of(out, self.cut)
-        if self.beside is None:
-            return out
-        beside = self.beside(x)
-        if self.beside_gate is not None:
-            beside = beside * torch.sigmoid(matmul(x, self.beside_gate))
-        return out + beside
+        beside = self.shared_experts(x)
+        return out if beside is None else out + beside
 
     def _routed(self, tokens: torch.Tensor, p: Pass | None) -> torch.Tensor:
         """[t, h] of the tokens that this rank routes, through their experts."""
+        trip = self._prepared(tokens, p)
+        return self._joined(trip, self._travelled(trip.cold, trip.sent, trip.up, trip.down))
+
+    def depart(self, x: torch.Tensor, p: Pass | None) -> Trip:
+        """Route [s, b, h] of this rank's tokens by what entered the block, and start sending them to their experts."""
+        mine = x if self.cut is None else part_of(x, self.cut)
+        trip = self._prepared(mine.reshape(-1, x.shape[-1]), p)
+        (row,), (one,) = trip.cold, trip.sent
+        there, back = Flight(self.ep, one.to, one.back, "ep"), Flight(self.ep, one.back, one.to, "ep")
+        row = copy_to(row, self.etp) if self.alike else row
+        return trip._replace(under_way=begin(row, there), flights=(there, back), shape=mine.shape)
+
+    def work(self, trip: Trip) -> Trip:
+        """Compute the experts of what arrived, and start sending it back."""
+        (one,), (there, back) = trip.sent, trip.flights
+        arrived = arranged(end(trip.under_way, there), one, self.split)
+        done = unarranged(self._experts(arrived, one.groups, trip.up, trip.down), one, self.split)
+        return trip._replace(under_way=begin(done, back))
+
+    def arrive(self, trip: Trip) -> torch.Tensor:
+        """Wait for what comes back; [s, b, h] of this rank's tokens."""
+        out = self._joined(trip, [self._summed(end(trip.under_way, trip.flights[1]))]).view(trip.shape)
+        return out if self.cut is None else whole_of(out, self.cut)
+
+    def shared_experts(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Return the shared experts' output for [s, b, h]; None without any."""
+        if self.beside is None:
+            return None
+        beside = self.beside(x)
+        return beside if self.beside_gate is None else beside * torch.sigmoid(matmul(x, self.beside_gate))
+
+    def _prepared(self, tokens: torch.Tensor, p: Pass | None) -> Trip:
+        """Route [t, h]: which copies go where, in portions, and the rows of each in the order of their experts."""
         top_k, experts, count = self.spec.top_k, self.spec.experts, self.plan.portions
         shares, weights, chosen = route(tokens, self.router, top_k, normed=self.normed)
         if p is not None and torch.is_grad_enabled():  # it is trained on
@@ -179,27 +208,30 @@ class Mixture(nn.Module):
         total = experts + (len(self.hot.slots) if self.hot is not None else 0)
         edges = [len(tokens) * i // count for i in range(count + 1)]
         some = [slice(a, b) for a, b in pairwise(edges)]
-        sorted_ = [Sorted.of(slots[one], None if keep is None else keep[one], total) for one in some]
-        sent = SentRows.agree(torch.stack([one.counts[:experts] for one in sorted_]), self.ep, self.split)
+        parts = [Sorted.of(slots[one], None if keep is None else keep[one], total) for one in some]
+        sent = SentRows.agree(torch.stack([one.counts[:experts] for one in parts]), self.ep, self.split)
         up, down = self.up, self.down
         if self.hot is not None:
             up, down = self._weights
         elif count > 1:
             up, down = once(up), once(down)
-        rows = [tokens[one][at.place // top_k] for one, at in zip(some, sorted_)]
+        rows = [tokens[one][at.place // top_k] for one, at in zip(some, parts)]
         cold = [row[: sum(one.to)] for row, one in zip(rows, sent)]
-        back = self._travelled(cold, sent, up, down)
+        return Trip(weights, parts, rows, cold, sent, up, down)
+
+    def _joined(self, trip: Trip, back: list[torch.Tensor]) -> torch.Tensor:
+        """[t, h] of what came back of every portion, with what hot experts make of their tokens here."""
         if self.hot is not None:
             warm = self.hot.end(*self._arriving)
             self._arriving = None
-            near = [one.counts[experts:].tolist() for one in sorted_]
+            near = [one.counts[self.spec.experts :].tolist() for one in trip.parts]
             back = [
                 torch.cat([done, self._experts(row[sum(one.to) :], count, *warm)])
-                for done, row, one, count in zip(back, rows, sent, near)
+                for done, row, one, count in zip(back, trip.rows, trip.sent, near)
             ]
-        made = [one.restored(row, top_k) for one, row in zip(sorted_, back)]
-        whole = made[0] if count == 1 else torch.cat(made)
-        return (whole * weights.to(whole.dtype).unsqueeze(-1)).sum(1)
+        made = [one.restored(row, self.spec.top_k) for one, row in zip(trip.parts, back)]
+        whole = made[0] if len(made) == 1 else torch.cat(made)
+        return (whole * trip.weights.to(whole.dtype).unsqueeze(-1)).sum(1)
 
     def _travelled(
         self, rows: list[torch.Tensor], sent: list[SentRows], up: torch.Tensor, down: torch.Tensor
@@ -271,6 +303,23 @@ class Mixture(nn.Module):
             return ()
         split = self.shared.sp or self.cut is not None
         return (self.shared.mesh["data"], *([self.shared.tp] if split else []))
+
+
+class Trip(NamedTuple):
+    """Tokens on their way through experts: the ``weights`` [t, k] of their copies, and of every portion how its copies
+    are sorted, its ``rows``, those of them that travel (``cold``) and where to. ``under_way`` is what a flight brings,
+    ``shape`` that of the hidden states."""
+
+    weights: torch.Tensor
+    parts: list[Sorted]
+    rows: list[torch.Tensor]
+    cold: list[torch.Tensor]
+    sent: list[SentRows]
+    up: torch.Tensor
+    down: torch.Tensor
+    under_way: torch.Tensor | None = None
+    flights: tuple[Flight, ...] = ()
+    shape: torch.Size = torch.Size()
 
 
 class Sorted(NamedTuple):

@@ -32,6 +32,7 @@ def transformer(
     shared_ffn: int = 0,
     dense_layers: int = 0,
     moe_every: int = 1,
+    shortcut: bool = False,
     bias: bool | None = None,
     norm: Literal["rmsnorm", "layernorm"] | None = None,
     positions: Literal["learned", "rotary", "none"] | None = None,
@@ -51,6 +52,7 @@ def transformer(
         shared_ffn: total inner width of the shared experts.
         dense_layers: so many first layers keep a dense MLP of width `ffn`.
         moe_every: of those behind them the last of every so many has experts, the others a dense MLP.
+        shortcut: routed experts read what entered their block, before its attention (ScMoE, 2404.05019).
         bias: biases on all projections; absent: exactly when not gated.
         norm: absent: RMSNorm when gated, LayerNorm with bias otherwise.
         positions: absent: rotary when gated, learned otherwise (`max_seq_len` rows); ``none`` for ALiBi.
@@ -105,6 +107,7 @@ def transformer(
             bias=biased,
             shared_ffn=shared_ffn,
             activation=activation,
+            shortcut=shortcut,
         )
         for routed in range(dense_layers + moe_every - 1, layers, moe_every):
             mlps[routed] = moe

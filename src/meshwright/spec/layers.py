@@ -134,6 +134,8 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
         router_bias: one learned number per expert beside the router matrix (a bias, or the selection bias
             of auxiliary-loss-free balancing, 2408.15664).
         shared_gate: a learned gate scales the shared experts' output (Qwen2-MoE).
+        shortcut: routed experts read what entered the block, before its attention, and shared ones what left that
+            (ScMoE, 2404.05019): another model, whose exchange of tokens needs not wait for attention.
     """
 
     experts: int
@@ -145,6 +147,7 @@ class Moe(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     router_bias: bool = False
     shared_gate: bool = False
+    shortcut: bool = False
 
     def expert_params(self, hidden: int) -> int:
         """Parameters of one routed expert."""

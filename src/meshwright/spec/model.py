@@ -25,18 +25,35 @@ from meshwright.spec.layers import Attention, Block, BlockParams, Dense, Moe
 __all__ = ["Attention", "Block", "BlockParams", "Dense", "Model", "Moe", "config", "from_config", "load", "transformer"]
 
 
+#: Words that make another model of one, and the keys of its configuration that they set. ``shortcut``: routed experts
+#: read what entered their block, before its attention (ScMoE, 2404.05019).
+MODEL_WORDS: dict[str, dict[str, Any]] = {"shortcut": {"moe_shortcut": True}}
+
+
 def load(name_or_path: str | Path, **overrides: Any) -> Model:
     """The model of a catalog name, or of a path to a ``config.json`` or the folder that holds one.
 
-    Names are those of the catalog, their aliases (``llama3-405b``) and Hugging Face ids; case does not matter.
+    Names are those of the catalog, their aliases (``llama3-405b``) and Hugging Face ids; case does not matter. Words
+    behind a comma make another model of it (:data:`MODEL_WORDS`): ``mixtral-8x7b,shortcut``.
     `overrides` replace keys of the configuration before it is read (``num_hidden_layers=2``).
 
     Raises:
         MeshwrightError: M006 when there is no such model; M007 when the file cannot be read; M008 for an override
             that has no effect; and whatever is wrong with the configuration (M001-M005).
     """
-    found, name, place = _found(name_or_path)
-    return _overridden(found, overrides, name=name, place=place)
+    text, said = str(name_or_path), ()
+    if "," in text and not Path(text).exists():
+        text, *said = (part.strip() for part in text.split(","))
+    unknown = [word for word in said if word not in MODEL_WORDS]
+    if unknown:
+        help = f"words of a model: {', '.join(MODEL_WORDS)}"
+        raise MeshwrightError.one(
+            "M006", f"no word {', '.join(unknown)!r} of a model", place=str(name_or_path), help=help
+        )
+    for word in said:
+        overrides = MODEL_WORDS[word] | overrides
+    found, name, place = _found(text if said else name_or_path)
+    return _overridden(found, overrides, name=",".join((name, *said)), place=place)
 
 
 def config(name_or_path: str | Path) -> dict[str, Any]:

@@ -149,6 +149,9 @@ def _routed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
         yield wrong(
             "P071", message, f"experts.ep = {experts.ep}", f"say ep{routing.ranks}" if routing.ranks else "drop it"
         )
+    if experts.portions > 1 and any(spec.shortcut for spec in mixtures):
+        message = f"portions={experts.portions} in a model whose exchange of tokens runs beside attention"
+        yield wrong("P073", message, f"experts.portions = {experts.portions}", "drop portions=")
     if experts.portions > 1 and plan.overlap.ep:
         message = f"portions={experts.portions} and overlap=ep both hide the exchange of experts' tokens"
         yield wrong("P073", message, f"experts.portions = {experts.portions}", "drop one of them")

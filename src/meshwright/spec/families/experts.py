@@ -36,7 +36,15 @@ def experts_of(r: ConfigReader, *count_keys: str, top_k_keys: tuple[str, ...] = 
 def _mixture(r: ConfigReader, *count_keys: str, ffn: str = "intermediate_size", **fields: object) -> Moe:
     experts, top_k = experts_of(r, *count_keys)
     act = r.activation("hidden_act", default="silu")
-    return Moe(experts=experts, top_k=top_k, ffn=r.int(ffn), gated=True, activation=act, **fields)
+    return Moe(
+        experts=experts,
+        top_k=top_k,
+        ffn=r.int(ffn),
+        gated=True,
+        activation=act,
+        shortcut=r.flag("moe_shortcut", default=False),
+        **fields,
+    )
 
 
 def mixtral(r: ConfigReader) -> Model:
