@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from meshwright.errors import MeshwrightError
-from meshwright.world.trace import JobWorld, WorldEvent, changes, duration_s, read
+from meshwright.simulate.job import JobSizes, run_job
+from meshwright.world.recovery import Recovery
+from meshwright.world.trace import JobWorld, WorldEvent, changes, duration_s, read, read_trace, unknown_nodes
 
 
 def wrong(text, **more):
@@ -75,3 +77,36 @@ def test_nothing_happens_where_nobody_knows_how_often_nodes_fail():
 def test_a_line_longer_than_any_number_is_one_error(tmp_path):
     (tmp_path / "w.csv").write_text("6" * 140_000)
     assert wrong("w.csv", base=tmp_path)[0][0] == "O002"
+
+
+def test_a_trace_names_nodes_and_when_they_are_back(tmp_path):
+    file = tmp_path / "w.csv"
+    file.write_text("seconds,event\n10,fail 3\n12,fail\n20,fail 1\n30,back 3\n40,slow 2\n50,fail 3\n")
+    found = read_trace(str(file))
+    assert [(one.at_s, one.node, one.back_s) for one in found] == [
+        (10, 3, 30), (12, -1, None), (20, 1, None), (40, -1, None), (50, 3, None)
+    ]  # fmt: skip
+    told = unknown_nodes(found, 3, "w.csv")
+    assert [d.message for d in told] == [
+        "node 3 fails at 10 s, and there are 3 nodes",
+        "node 3 fails at 50 s, and there are 3 nodes",
+    ]
+
+
+def test_outages_that_overlap_and_nodes_that_were_never_out_are_all_told_at_once(tmp_path):
+    file = tmp_path / "w.csv"
+    file.write_text("10,fail 3\n15,fail 3\n16,back 2\n17,back x\n18,back 3\n19,back 3\n")
+    with pytest.raises(MeshwrightError) as error:
+        read_trace(str(file))
+    told = [d.message for d in error.value.diagnostics]
+    assert told[0] == "outages of node 3 overlap: it is out since 10, and fails again at 15"
+    assert told[1] == "node 2 is back, and it is not out" and "the number of a node" in told[2]
+    assert told[3] == "node 3 is back, and it is not out" and len(told) == 4
+
+
+def test_a_node_is_back_when_the_trace_says_so():
+    # one that waits goes on when the first of two is back, whenever a repair would have ended
+    job = JobSizes(num_steps=10, step_s=10.0, save_s=0.0, restart_s=5.0, repair_s=1e6)
+    events = iter([WorldEvent(20.0, node=1, back_s=80.0)])
+    found = run_job(job, Recovery(save_every=1, spares=0), events)
+    assert found.by_cause["waiting"] == 60.0 and found.seconds == 20 + 60 + 5 + 80

@@ -22,7 +22,7 @@ from meshwright.spec.workload import Train
 from meshwright.timeline import UNKNOWN, Identity
 from meshwright.world.decider import LogEntry
 from meshwright.world.history import history
-from meshwright.world.trace import JobWorld, changes
+from meshwright.world.trace import JobWorld, changes, unknown_nodes
 
 #: Time from an interruption to the first new step: detection, restart, loading. Assumed; flagged where shown.
 RESTART_S = 600.0
@@ -110,8 +110,12 @@ def training_run(
         low, high = interval_s[0] * whole, interval_s[1] * whole
         drawn = [float(draw) * whole for draw in draws_s]
     else:
-        state = state_of(lowered, cluster, sum(_stored_bytes(part) for part in lowered.parts))
         island = cluster.islands[0]
+        nodes = sum(one.num_nodes for one in cluster.islands)
+        wrong = unknown_nodes(world.trace or (), nodes, f"--world {world.source}")
+        if wrong:
+            raise MeshwrightError(wrong)
+        state = state_of(lowered, cluster, sum(_stored_bytes(part) for part in lowered.parts))
         found = [
             (way, *_simulated(sizes, way, world, step_s, draws_s))
             for way in ways(

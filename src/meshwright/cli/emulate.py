@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.run.emulate.measure import Emulated
     from meshwright.run.emulate.wire import EmulatedWire
     from meshwright.timeline import Timeline
+    from meshwright.world.slow import SlowStep
     from meshwright.world.trace import JobWorld
 
 DESCRIPTION = """Run a plan's training step on an emulated cluster, and lay the measured step beside the predicted one.
@@ -79,7 +80,7 @@ def run(argv: list[str]) -> int:
     """0 when the plan was run."""
     given, wrong = options.read(EmulateOptions, argv, command="emulate", description=DESCRIPTION)
     question = asked({field: getattr(given, field) for field in (*WANTED, "tokens", *WORLD)})
-    of_job = bool(given.world or given.steps or given.job_trace)
+    of_job, slow = _of_job(given)
     wrong += options.missing(
         msgspec.structs.asdict(question), WANTED | (WORLD_WANTED if of_job else {}), command="emulate"
     )
@@ -99,6 +100,8 @@ def run(argv: list[str]) -> int:
     hosts["begun"] = lambda: note(f"emulating {what}")
     if world is not None:
         return _job(given, (*parts[:3], plan), world, int(numbers["steps"]), hosts)
+    if slow is not None:
+        hosts["slow"] = slow
     done = _emulated(parts[:3], plan, repeats=int(numbers["repeats"]), **hosts)
     if given.json:
         print_json(_as_json(done))
@@ -115,7 +118,30 @@ def _emulated(parts: tuple[Any, ...], plan: Plan, **hosts: Any) -> Emulated:
     from meshwright.plan import Sync
     from meshwright.run.emulate import executed, measure
 
+    if plan.sync != Sync() and "slow" in hosts:
+        raise MeshwrightError([_bad(f"sync={plan.sync.policy}", "slow ranks are emulated in steps of sync=step")])
     return (measure if plan.sync == Sync() else executed).emulate(*parts, plan, **hosts)
+
+
+def _of_job(given: EmulateOptions) -> tuple[bool, SlowStep | None]:
+    """Whether a whole run is asked for, and the slow ranks of a step otherwise.
+
+    Raises:
+        MeshwrightError: U004 for slow links, which have the rate of --link.
+    """
+    from meshwright.world.trace import read
+
+    if given.steps or given.job_trace or not given.world:
+        return bool(given.world or given.steps or given.job_trace), None
+    try:
+        world = read(given.world)
+    except MeshwrightError:
+        return True, None  # told with all else that is wrong
+    if world.of_job or world.slow is None:
+        return True, None
+    if world.slow.slowlink or world.slow.slownic:
+        raise MeshwrightError([_bad(f"--world {given.world}", "links have the rate of --link: only ranks can be slow")])
+    return False, world.slow
 
 
 def _in_step(plan: Plan, world: JobWorld | None) -> Plan:

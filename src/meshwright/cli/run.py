@@ -14,7 +14,7 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_linked import contradictions, on_links, over
-from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, wrong_world
+from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores
 
@@ -261,7 +261,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         return predict(model, where, packed, plan, costs=costs, detail=False)
 
     job = _job(given, numbers, precision, predicted)
-    if given.elastic and (wrong := unelastic(job)):
+    wrong = [*unknown(given, job), *(unelastic(job) if given.elastic else ())]
+    if wrong:
         raise MeshwrightError(wrong)
     return job, predicted
 

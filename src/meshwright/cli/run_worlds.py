@@ -57,6 +57,14 @@ def wrong_world(given: Any) -> list[Diagnostic]:
     return out
 
 
+def unknown(given: Any, job: Job) -> list[Diagnostic]:
+    """List the nodes that a trace names and the job does not have: in a run every rank is one."""
+    from meshwright.world.trace import read, unknown_nodes
+
+    world = read(given.world) if given.world else None
+    return [] if world is None or world.trace is None else unknown_nodes(world.trace, job.plan.num_ranks, given.world)
+
+
 def _wrong_elastic(given: Any) -> list[Diagnostic]:
     out = []
     if launched():

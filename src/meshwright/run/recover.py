@@ -64,15 +64,16 @@ def recovered(
     Raises:
         MeshwrightError: what a start of the run raises that no failure of the trace is the cause of.
     """
-    return _Driver(job, decider, tuple(change.at_s for change in trace), repair_s, device).run()
+    return _Driver(job, decider, tuple(trace), repair_s, device).run()
 
 
 class _Driver:
     """The real clock: seconds since the run began, what has failed, and what its starts took."""
 
-    def __init__(self, job: loop.Job, decider: Recovery, failures: tuple[float, ...], repair_s: float, device: str):
-        self.job, self.decider, self.failures, self.device = job, decider, failures, device
-        self.repairs = [at_s + repair_s for at_s in failures]
+    def __init__(self, job: loop.Job, decider: Recovery, trace: tuple[WorldEvent, ...], repair_s: float, device: str):
+        self.job, self.decider, self.trace, self.device = job, decider, trace, device
+        self.failures = tuple(one.at_s for one in trace)
+        self.repairs = sorted(one.at_s + repair_s if one.back_s is None else one.back_s for one in trace)
         self.repair_s = repair_s
         self.begun = time.monotonic()
         self.failed = self.repaired = 0
@@ -114,7 +115,8 @@ class _Driver:
 
         def watch(children: list[Any]) -> None:
             if self.failed < len(self.failures):
-                victim = children[self.failed % len(children)]
+                node = self.trace[self.failed].node
+                victim = children[node if node >= 0 else self.failed % len(children)]
                 timer = Timer(max(0.0, self.failures[self.failed] - self.now()), _kill, (victim,))
                 timer.daemon = True
                 timers.append(timer)
@@ -153,7 +155,14 @@ class _Driver:
             num_steps=self.job.steps, step_s=step_s, save_s=0.0, restart_s=restart_s, repair_s=self.repair_s
         )  # checkpoints are written beside training
         # the first start takes its time before the first step, as a restart does
-        world = (WorldEvent(max(0.0, at_s - start_s)) for at_s in self.failures)
+        world = (
+            msgspec.structs.replace(
+                one,
+                at_s=max(0.0, one.at_s - start_s),
+                back_s=None if one.back_s is None else max(0.0, one.back_s - start_s),
+            )
+            for one in self.trace
+        )
         simulated = run_job(sizes, self.decider, world)
         self.spent["restarts"] = restart_s * self.failed
         steps = self.job.steps * step_s

@@ -7,6 +7,7 @@ costs as much as it has failures. Steps are whole only where a checkpoint counts
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator
 from itertools import chain, repeat
 from math import ceil, exp, expm1, floor, inf
@@ -166,7 +167,7 @@ class _Driver:
                 self._pass(change.at_s)
                 self.slowdown = change.slowdown
             elif self.doing is not Wait:  # the nodes of a job that waits are not used, and none is told to fail
-                return self._fails(change.at_s)
+                return self._fails(change)
 
     def _end_s(self) -> float:
         """The time at which the job's present activity ends, if no event comes between."""
@@ -199,14 +200,15 @@ class _Driver:
         self.spent["checkpoints"] += self.job.flush_s
         return Ended()
 
-    def _fails(self, at_s: float) -> Failed:
+    def _fails(self, change: WorldEvent) -> Failed:
+        at_s = change.at_s
         self.failures += 1
         self._pass(at_s)
         if self.stretch is not None:
             self._stops(at_s)
         else:
             self.spent["restarts"] += at_s - self.begun_s
-        self.repairs.append(at_s + self.job.repair_s)
+        insort(self.repairs, at_s + self.job.repair_s if change.back_s is None else change.back_s)
         return Failed(self.saved_steps)
 
     def _stops(self, at_s: float) -> None:

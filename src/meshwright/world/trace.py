@@ -3,12 +3,15 @@ file, and the words that say which.
 
 ``--world mtbf=3h,spares=4,repair=12h`` says a world in words; what is left out is the cluster's own. Words of clients
 (``crowd.py``) may stand among them. A trace file has
-lines of ``seconds,event``: ``fail``, or ``slow FACTOR`` (from then on a step takes FACTOR times as long)::
+lines of ``seconds,event``: ``fail``, or ``slow FACTOR`` (from then on a step takes FACTOR times as long); ``fail 3``
+says which node fails, counted from 0, and ``back 3`` when that one is back::
 
     seconds,event
     86400,fail
     90000,slow 1.2
     93600,slow 1
+    97200,fail 3
+    99000,back 3
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -36,10 +39,13 @@ MOST_DRAWS, MOST_SPARES = 10_000, 10**6
 
 class WorldEvent(msgspec.Struct, frozen=True):
     """An event at ``at_s`` seconds of the job: a failure where ``slowdown`` is None, else from then on
-    a step takes ``slowdown`` times as long."""
+    a step takes ``slowdown`` times as long. ``node``: the one that fails, -1 for any; ``back_s``: when it is back,
+    where that is known."""
 
     at_s: float
     slowdown: float | None = None
+    node: int = -1
+    back_s: float | None = None
 
 
 class JobWorld(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,21 +198,58 @@ def read_trace(path: str) -> tuple[WorldEvent, ...]:
         raise MeshwrightError.one("O002", f"cannot read the trace: {reason}", place=path) from None
     found: list[WorldEvent] = []
     wrong: list[Diagnostic] = []
+    out: dict[int, int] = {}  # nodes that are out: where in `found` they failed
     for number, row in enumerate(rows, 1):
         cells = [cell.strip() for cell in row]
         if not any(cells) or (number == 1 and cells[0].lower() == "seconds"):
             continue
-        problem = _problem(cells, found[-1].at_s if found else 0.0)
+        problem = _problem(cells, found[-1].at_s if found else 0.0) or _outage(cells, found, out)
         if problem:
             wrong.append(Diagnostic(code="O002", message=problem, place=f"{path}:{number}: {','.join(row)!r}"))
             continue
-        factor = cells[1].split()[1:]
-        found.append(WorldEvent(float(cells[0]), float(factor[0]) if factor else None))
+        at_s, (what, *said) = float(cells[0]), cells[1].lower().split()
+        if what == "back":
+            failed = out.pop(int(said[0]))
+            found[failed] = msgspec.structs.replace(found[failed], back_s=at_s)
+            continue
+        if what == "fail" and said:
+            out[int(said[0])] = len(found)
+            found.append(WorldEvent(at_s, node=int(said[0])))
+        else:
+            found.append(WorldEvent(at_s, float(said[0]) if said else None))
     if not found and not wrong:
         wrong.append(Diagnostic(code="O002", message="the trace has no events", place=path, help="86400,fail"))
     if wrong:
         raise MeshwrightError(wrong)
     return tuple(found)
+
+
+def _outage(cells: list[str], found: list[WorldEvent], out: dict[int, int]) -> str:
+    """Why a node of a line cannot fail, or be back, then; "" where it can."""
+    what, *said = cells[1].lower().split()
+    if what == "slow" or not said:
+        return ""
+    node = int(said[0])
+    if what == "fail" and node in out:
+        since = found[out[node]].at_s
+        return f"outages of node {node} overlap: it is out since {since:g}, and fails again at {cells[0]}"
+    if what == "back" and node not in out:
+        return f"node {node} is back, and it is not out"
+    return ""
+
+
+def unknown_nodes(events: Iterable[WorldEvent], num_nodes: int, source: str) -> list[Diagnostic]:
+    """O007 for every node of a trace that there is not among so many."""
+    return [
+        Diagnostic(
+            code="O007",
+            message=f"node {one.node} fails at {one.at_s:g} s, and there are {num_nodes} nodes",
+            place=source,
+            help=f"nodes are 0 to {num_nodes - 1}",
+        )
+        for one in events
+        if one.node >= num_nodes
+    ]
 
 
 def _problem(cells: list[str], after_s: float) -> str:
@@ -218,12 +261,12 @@ def _problem(cells: list[str], after_s: float) -> str:
         return "the time must be seconds from 0 on"
     if at_s < after_s:
         return f"times go up, and {cells[0]} comes after {after_s:g}"
-    if event == ["fail"]:
+    if event == ["fail"] or (len(event) == 2 and event[0] in ("fail", "back") and event[1].isdecimal()):
         return ""
     factor = _number(event[1]) if len(event) == 2 and event[0] == "slow" else None
-    return (
-        "" if factor is not None and 1e-3 <= factor <= 1e6 else "the event must be fail, or slow and a factor above 0"
-    )
+    if factor is not None and 1e-3 <= factor <= 1e6:
+        return ""
+    return "the event must be fail, fail or back and the number of a node, or slow and a factor above 0"
 
 
 def _number(text: str) -> float | None:

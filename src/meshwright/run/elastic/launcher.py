@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import time
+from bisect import insort
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
@@ -34,7 +35,7 @@ from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repai
 from meshwright.world.trace import WorldEvent
 
 #: A run whose ranks die so many times one after the other without a step between them does not get anywhere.
-MOST_DEATHS = 20
+MOST_DEATHS = 100
 
 
 class Formed(msgspec.Struct, frozen=True):
@@ -101,7 +102,7 @@ def run(
     """
     import_module("torch._dynamo")  # torch's optimizers load it at their first use, which is in every new worker
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:
-        driver = _Driver(job, decider, formed, repair_s, tuple(e.at_s for e in trace), whole, Path(folder))
+        driver = _Driver(job, decider, formed, repair_s, tuple(trace), whole, Path(folder))
         return driver.run()
 
 
@@ -112,7 +113,7 @@ class _Driver:
         decider: Elastic,
         formed: Callable[[int], Formed],
         repair_s: float,
-        kills: tuple[float, ...],
+        kills: tuple[WorldEvent, ...],
         whole: Callable[[dict[int, int]], None] | None,
         folder: Path,
     ):
@@ -128,6 +129,7 @@ class _Driver:
         self.settled: dict[int, Settled] = {}
         self.over: dict[int, Over] = {}
         self.repairs: list[float] = []
+        self.back_s: float | None = None  # when the host that is being killed is back, where the trace says so
         self.steps: dict[int, Stepped] = {}
         self.failures = self.barren = 0
         self.changed_at: float | None = None
@@ -248,17 +250,19 @@ class _Driver:
         """When the world is to be looked at again, whatever anybody says."""
         times = self.repairs[:1] if self._takes_up() else []
         if self.kills and self.first_step_at is not None:
-            times.append(self.first_step_at + self.kills[0])
+            times.append(self.first_step_at + self.kills[0].at_s)
         return min(times, default=None)
 
     def _kill(self) -> None:
-        """Kill a host if the trace says so: the one that has the most to lose, those with ranks in turn."""
-        if not self.kills or self.first_step_at is None or self.now() < self.first_step_at + self.kills[0]:
+        """Kill a host if the trace says so: the one that it names, else those with ranks in turn."""
+        if not self.kills or self.first_step_at is None or self.now() < self.first_step_at + self.kills[0].at_s:
             return
-        self.kills.pop(0)
-        if self.size:
-            victim = self.hosts[self.failures % self.size]
-            os.kill(victim.process.pid, signal.SIGKILL)
+        change = self.kills.pop(0)
+        if not self.size:
+            return
+        self.back_s = None if change.back_s is None else self.first_step_at + change.back_s
+        named = change.node if 0 <= change.node < len(self.hosts) else self.failures % self.size
+        os.kill(self.hosts[named].process.pid, signal.SIGKILL)
 
     def _of(self, one: _Host) -> Event | None:
         """Take up what a host says, or that it has died."""
@@ -320,7 +324,8 @@ class _Driver:
             self._form(self.size)
             return None
         if self.decider.spares is not None:
-            self.repairs.append(self.now() + self.repair_s)
+            insort(self.repairs, self.now() + self.repair_s if self.back_s is None else self.back_s)
+            self.back_s = None
         return Failed(max(self.steps, default=0))
 
     def _because(self, what: str) -> None:

@@ -28,6 +28,8 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity, Timeline
+from meshwright.world.slow import SlowStep
+from meshwright.world.trace import JobWorld
 
 #: What the busiest rank's kernels take in a step when nobody says a scale.
 COMPUTE_S = 0.6
@@ -98,9 +100,10 @@ def emulate(
     scale: float | None = None,
     ranks_per_host: int = 1,
     begun: Callable[[], None] = lambda: None,
+    slow: SlowStep | None = None,
 ) -> Emulated:
     """Run `plan` on emulated hosts with links of `rate_bits_s` and `delay_s`, whose kernels take `scale` times what
-    they take on `cluster`'s devices. `begun` is called once nothing is left to refuse.
+    they take on `cluster`'s devices, and on `slow` ranks longer. `begun` is called once nothing is left to refuse.
 
     Raises:
         MeshwrightError: every violation of the plan; U001 when this machine cannot emulate, U002 when it failed, U003
@@ -111,7 +114,7 @@ def emulate(
     ranks = plan.layout.num_ranks
     with Hosts(ranks // ranks_per_host, rate_bits_s, ranks_per_host, delay_s=delay_s) as hosts:
         begun()
-        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale)
+        return on_hosts(hosts, calibrate(hosts), model, cluster, train, plan, repeats=repeats, scale=scale, slow=slow)
 
 
 def refuse(model: Model, cluster: Cluster, train: Train, plan: Plan, ranks_per_host: int) -> None:
@@ -153,10 +156,11 @@ def on_hosts(
     repeats: int = 5,
     scale: float | None = None,
     compute_s: float = COMPUTE_S,
+    slow: SlowStep | None = None,
 ) -> Emulated:
     """Predict and run a legal plan on hosts that are there and measured; without a `scale` the busiest rank's kernels
     take `compute_s`."""
-    ready = prepare(hosts, links, model, cluster, train, plan, scale=scale, compute_s=compute_s)
+    ready = prepare(hosts, links, model, cluster, train, plan, scale=scale, compute_s=compute_s, slow=slow)
     run, prediction, script = ready.run, ready.prediction, ready.script
     lowered = run.lowered
     timeout = 60.0 + 10 * (repeats + 1) * prediction.step_time_s
@@ -204,6 +208,7 @@ def prepare(
     *,
     scale: float | None,
     compute_s: float = COMPUTE_S,
+    slow: SlowStep | None = None,
 ) -> Prepared:
     """Return a legal plan's step, ready for hosts that are there and measured; without a `scale` the busiest rank's
     kernels take `compute_s`."""
@@ -211,9 +216,15 @@ def prepare(
     if scale is None:
         scale = compute_s * _slowing(model, cluster, target, train, plan, links)
     costs = emulated_costs(cluster, links, scale)
-    prediction = predict(model, target, train, plan, costs=costs, detail=False)
+    world = None if slow is None else JobWorld(slow=slow, of_job=False)
+    prediction = predict(model, target, train, plan, costs=costs, detail=False, world=world)
     run = simulate(plan, model, target, train, costs)
-    return Prepared(target, scale, prediction, run, script_of(run.lowered, costs))
+    script = script_of(run.lowered, costs)
+    if slow is not None:
+        for ops, factor in zip(script.ranks, slow.computing(len(script.ranks)).tolist()):
+            for op in ops:
+                op.seconds *= factor
+    return Prepared(target, scale, prediction, run, script)
 
 
 def _undisturbed(hosts: Hosts, script: Script, repeats: int, timeout_s: float) -> tuple[EmulatedTimes, int]:
