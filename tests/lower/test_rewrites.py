@@ -7,7 +7,7 @@ import pytest
 
 from meshwright.answer.predict import predict
 from meshwright.causes import PRICED
-from meshwright.cost import Costs
+from meshwright.cost import Costs, load_framework, standard
 from meshwright.cost.chain import Estimate
 from meshwright.errors import MeshwrightError
 from meshwright.lower.entry import JOINS, LANDS, PRODUCT, WEIGHT, Entry
@@ -24,6 +24,8 @@ from meshwright.work import Collective, Elementwise, Gemm, Group
 from tests.random_plans import GPT, LLAMA, MIXTURE, sized
 
 TRAIN = Train(global_batch=64, seq_len=128)
+#: Kernels of a compiler and a host that keeps up with them.
+FUSED = standard(load_framework("fused"))
 FOUR = Group(size=4, hops=())
 #: A card whose memory moves what is finished by itself loses nothing to exchanges.
 ALONE = msgspec.structs.replace(load_device("h100"), comm_slowdown=0.0, speed_spread=0.0)
@@ -183,10 +185,13 @@ def test_a_card_whose_memory_moves_what_is_finished_gains_more_than_slices_of_so
     device = msgspec.structs.replace(island.device, triggers=True)
     where = msgspec.structs.replace(where, islands=(msgspec.structs.replace(island, device=device),))
     asked = (model, where, train)
-    times = [
-        predict(*asked, parse(f"tp8 mb4 full overlap={way}")).step_time_s for way in ("none", "tp", "tp:triggered")
-    ]
+    ways = ("none", "tp", "tp:triggered")
+    times = [predict(*asked, parse(f"tp8 mb4 full overlap={way}"), costs=FUSED).step_time_s for way in ways]
     assert times == sorted(times, reverse=True) and times[2] < 0.999 * times[1]
+    # its parts are one kernel, which the host issues once, and nobody issues the steps
+    slow = standard(msgspec.structs.replace(FUSED.framework, host_us_per_kernel=1e3, host_us_per_collective=1e3))
+    waits = [predict(*asked, parse(f"tp8 mb4 full overlap={way}"), costs=slow).step_time_s for way in ways]
+    assert waits[2] < waits[0] < waits[1]
 
 
 def test_an_answer_says_that_a_ladder_is_another_model():
@@ -199,7 +204,7 @@ def test_an_answer_says_that_a_ladder_is_another_model():
 def test_domino_is_faster_than_waiting_for_sums_where_they_are_long_and_a_ladder_is_no_slower():
     model, train = load_model("llama2-13b"), Train(global_batch=64, seq_len=2048)
     times = {
-        way: predict(model, load("8xh100"), train, parse(f"tp8 nosp mb8 overlap={way}"), detail=False).step_time_s
+        way: predict(model, load("8xh100"), train, parse(f"tp8 nosp mb8 overlap={way}"), costs=FUSED).step_time_s
         for way in ("none", "tp:domino", "tp:ladder")
     }
     assert times["tp:domino"] < 0.97 * times["none"]

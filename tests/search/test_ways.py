@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from meshwright.answer.predict import predict
+from meshwright.cost import load_framework, standard
 from meshwright.export.runnable import engine
-from meshwright.plan import parse
+from meshwright.plan import check, parse
 from meshwright.search.engines import Demands
 from meshwright.search.find import find
 from meshwright.search.restrict import restricted
-from meshwright.search.space import default
+from meshwright.search.space import PLAIN, WHOLE, cores, default, inners, plan_of
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 from meshwright.spec.workload import Train
 
 ASKED = model("llama2-13b"), cluster("8xh100"), Train(global_batch=32, seq_len=2048)
+#: Kernels of a compiler and a host that keeps up with them.
+COSTS = standard(load_framework("fused"))
 FIXED = ["tp=8", "mb=4", "recompute=none", "zero=0"]
 
 
 def searched(*fix, others=()):
     space = restricted(default(*ASKED), fix=[*FIXED, *fix])
-    return find(*ASKED, space=space, recommend=True, demands=Demands(others=others))
+    return find(*ASKED, space=space, costs=COSTS, recommend=True, demands=Demands(others=others))
 
 
 def seconds(words):
-    return predict(*ASKED, parse(words), detail=False).step_time_s
+    return predict(*ASKED, parse(words), costs=COSTS, detail=False).step_time_s
 
 
 def test_the_recommended_plan_takes_the_fastest_exact_way_and_the_proof_stays_that_of_the_space():
@@ -59,3 +62,16 @@ def test_a_search_that_is_told_what_overlaps_keeps_to_it_and_one_over_ways_bound
     ]
     assert several.proven_optimal
     assert several.best[0].prediction.step_time_s == min(map(seconds, words))
+
+
+def test_parts_that_do_not_divide_leave_the_space_and_others_stay():
+    fix = ["tp=8", "mb=1,2", "recompute=none", "zero=0", "sp=yes,no", "order=tp-cp-dp-pp"]
+    ways = "overlap=dp+pp+tp:domino,dp+pp+tp:domino1x2"
+    space = restricted(default(*ASKED), fix=fix, allow=[ways])
+    plans = [plan_of(c, i, PLAIN, WHOLE) for c in cores(space, *ASKED) for i in inners(space, c, *ASKED)]
+    found = {(p.pipeline.microbatch, p.layout.sp, p.overlap.how) for p in plans if p.overlap.tp}
+    # one row is not cut in two, and columns are cut where sums are not scattered
+    assert found == {(2, True, "domino"), (2, False, "domino"), (1, False, "domino1x2"), (2, False, "domino1x2")}
+    assert not any(check(plan, *ASKED) for plan in plans)
+    alone = restricted(default(*ASKED), fix=[*fix, "overlap=dp+pp+tp:domino"])
+    assert {c.mb for c in cores(alone, *ASKED) if inners(alone, c, *ASKED)} == {2}

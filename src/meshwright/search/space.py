@@ -23,7 +23,7 @@ from meshwright.plan import Layout, Plan, check
 from meshwright.plan.facet import BALANCED, EVEN, Field
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
-from meshwright.plan.facets.overlap import AS_DECIDED, overlapped, usual_of
+from meshwright.plan.facets.overlap import AS_DECIDED, inside, overlapped, usual_of
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
@@ -164,7 +164,15 @@ def inners(space: Space, core: Core, model: Model, cluster: Cluster, train: Trai
     ways = tuple(legal_inner(space, core, model, cluster, train))
     orders = _orders(space, core)
     shared = {order: _shares(space, core, order, cluster, train.global_batch) for order in orders}
-    found = _combined(ways, tuple(orders), recompute, _overlaps(space, core))
+    overlaps = _overlaps(space, core)
+    whole = tuple(o for o in overlaps if not any(map(inside, o)))
+    each = tuple(
+        (*whole, *_ways_inside(core, way, overlaps[len(whole) :], model, cluster, train))
+        if len(whole) < len(overlaps)
+        else overlaps
+        for way in ways
+    )
+    found = _combined(ways, tuple(orders), recompute, each)
     if all(shares == [EVEN] for shares in shared.values()):
         return found
     return Inners(inner._replace(shares=shares) for inner in found for shares in shared[inner.order])
@@ -189,16 +197,30 @@ def _shares(
 
 @lru_cache(maxsize=256)
 def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple, overlaps: tuple) -> Inners:
-    """Every combination; many cores allow the same ones."""
+    """Every combination, of each way with its own `overlaps`; many cores allow the same ones."""
     groups = [
         [
             way._replace(order=(), recompute=mode, recompute_layers=layers, overlap=overlap)
             for mode, layers in recompute
-            for overlap in overlaps
+            for overlap in mine
         ]
-        for way in ways
+        for way, mine in zip(ways, overlaps)
     ]
     return Inners.crossed(groups, orders)
+
+
+def _ways_inside(
+    core: Core, way: Inner, overlaps: tuple[tuple[str, ...], ...], model: Model, cluster: Cluster, train: Train
+) -> tuple[tuple[str, ...], ...]:
+    """Return the overlaps inside layers that go with a core and a way of computing them: parts that divide what they
+    cut, and what the device can do."""
+    rules = facets()["overlap"].rules
+
+    def legal(overlap: tuple[str, ...]) -> bool:
+        plan = bare(core, way._replace(overlap=overlap))
+        return not any(True for rule in rules for _ in rule(plan, model, cluster, train))
+
+    return tuple(filter(legal, overlaps))
 
 
 def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
@@ -209,7 +231,7 @@ def _overlaps(space: Space, core: Core) -> tuple[tuple[str, ...], ...]:
         names = space["schedule"] if core.pp > 1 else (PLAIN.schedule,)
         decided = dict.fromkeys(overlapped(usual_of(core.ep, name)) for name in names)
         said += [(*value, AS_DECIDED) if len(decided) > 1 else value for value in decided if value not in said]
-    return tuple(said)
+    return tuple(sorted(said, key=lambda value: any(map(inside, value))))  # those inside layers last
 
 
 def _says(mode: str, layers: int) -> bool:

@@ -17,7 +17,7 @@ from meshwright.cost import Costs, Estimate
 from meshwright.cost.interference import slowdown
 from meshwright.layers.moe import SORTED
 from meshwright.lower.entry import Entry, Structure, graph_of, in_a_row, structure_of
-from meshwright.lower.rewrites.slice import OFFLOADED
+from meshwright.lower.rewrites.slice import OFFLOADED, WATCHED
 from meshwright.simulate.engine import Listed
 from meshwright.spec.hardware import Device
 from meshwright.work import Elementwise, GroupedGemm, Work
@@ -104,13 +104,14 @@ def cost(entries: Sequence[Entry], which: str, device: Device, costs: Costs, lag
     for position, index in enumerate(entry_of):
         if not counts[position]:
             continue
-        _, queue, work, after, again, _, before, _ = entries[index]
+        _, queue, work, after, again, role, before, _ = entries[index]
         if queue != "compute":
-            issue += framework.host_us_per_collective * 1e-6
+            issue += framework.host_us_per_collective * 1e-6 if role != OFFLOADED else 0.0
             continue
         estimate = estimates[index]
         if not estimate.issued:
-            issue += _issue_us(work, costs, per_kernel if again else backward_kernel) * 1e-6
+            one = _issue_us(work, costs, per_kernel if again else backward_kernel) * 1e-6
+            issue += one / work.slices if role == WATCHED else one
         done = getattr(work, "flops", 0.0)
         flops += done
         repeated += done if again else 0.0

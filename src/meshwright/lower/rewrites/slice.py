@@ -97,7 +97,8 @@ def _gathered(out: Rewriter, gather: int, product: int, triggered: bool) -> None
             sent = (out.put(gather, cut=cut, after=start, work=_step(first.work), role=_offloaded(triggered)),)
         else:
             own = tuple(_cut(o, cut) for o in (first.origins or (Origin(gather),)))
-        share = (out.put(product, cut=cut, also=own, after=sent or start, work=_tile(second.work, count)),)
+        work, role = _tile(second.work, count), _watched(triggered)
+        share = (out.put(product, cut=cut, also=own, after=sent or start, work=work, role=role),)
     out.at[gather], out.at[product] = sent or start, share
 
 
@@ -109,7 +110,8 @@ def _reduced(out: Rewriter, product: int, reduction: int, triggered: bool) -> No
     for part in range(count):
         cut, last = (ROWS, part, count), part + 1 == count
         own = tuple(_phase(_cut(o, cut), 0, again) for o in (second.origins or (Origin(reduction),)))
-        share = (out.put(product, cut=cut, also=own if last else (), after=start, work=_tile(first.work, count)),)
+        work, role = _tile(first.work, count), _watched(triggered)
+        share = (out.put(product, cut=cut, also=own if last else (), after=start, work=work, role=role),)
         if not last:
             sent = (out.put(reduction, cut=cut, after=share, work=_step(second.work), role=_offloaded(triggered)),)
             out.entries[-1] = out.entries[-1]._replace(origins=own)
@@ -126,12 +128,17 @@ def _phase(origin: Origin, phase: int, again: bool) -> Origin:
     return _cut(origin, (PHASE, phase, 2)) if again else origin
 
 
-#: The role of an exchange that takes no multiprocessor from the kernels beside it.
-OFFLOADED = "offloaded"
+#: The roles of an exchange that takes no multiprocessor from the kernels beside it and that no host issues, and of a
+#: part of the product whose stores start it: all parts are one kernel.
+OFFLOADED, WATCHED = "offloaded", "watched"
 
 
 def _offloaded(triggered: bool) -> str:
     return OFFLOADED if triggered else JOINS
+
+
+def _watched(triggered: bool) -> str:
+    return WATCHED if triggered else PRODUCT
 
 
 def _step(work: Collective) -> Collective:
