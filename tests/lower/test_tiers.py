@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from meshwright.answer.predict import predict
+from meshwright.answer.serving import predict_serving
+from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
 from meshwright.lower.tiers import misses
@@ -16,6 +18,7 @@ from meshwright.report.facts import fit
 from meshwright.report.remedies import remedies
 from meshwright.spec.cluster import load
 from meshwright.spec.model import load as load_model
+from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
 from tests.random_plans import GPT, LLAMA
 
@@ -218,6 +221,25 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
 def test_state_that_cannot_be_moved_is_refused_with_the_way_out(words, code, said):
     found = [d for d in check(parse(words), LLAMA, NODE, TRAIN) if d.code == code]
     assert found and any(said in f"{d.message} {d.help}" for d in found)
+
+
+def test_the_host_time_of_a_step_is_the_same_whoever_updates():
+    # a profile with time of a step outside of its passes, and updates of a rank's layers one by one
+    costs = standard().first(lambda work, device: None, host_us_per_step=50_000.0)
+    host = {
+        words: predict(GPT, NODE, TRAIN, parse(f"dp8 zero1 mb2{words}"), costs=costs, detail=False).step_time_s
+        - answer(f"dp8 zero1 mb2{words}").step_time_s
+        for words in ("", " offload=optimizer")
+    }
+    assert host[""] == pytest.approx(0.05 - 1e-6 * standard().framework.host_us_per_step)
+    assert host[" offload=optimizer"] == pytest.approx(host[""], rel=0.1)
+
+
+def test_a_plan_that_serves_moves_no_state_of_training():
+    with pytest.raises(MeshwrightError, match="the plan says offload"):
+        predict_serving(
+            load_model("llama3-8b"), NODE, parse_serve("rate=1,prompt=64,output=8"), parse("tp8 offload=optimizer")
+        )
 
 
 def test_drives_that_the_nodes_have_not_are_refused():

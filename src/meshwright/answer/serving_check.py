@@ -16,6 +16,7 @@ from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.lower.served_experts import Spread
 from meshwright.plan import Experts, Layout, Memory, Pipeline, Plan, check
 from meshwright.plan.facets import fields
+from meshwright.plan.facets.offload import Offload
 from meshwright.plan.serving_roles import serving_pools
 from meshwright.serving.kv_budget import KvShares
 from meshwright.spec import model as models
@@ -271,6 +272,7 @@ def _training_words(plan: Plan) -> list[str]:
     said += [name for name in ("vpp", "microbatch") if getattr(plan.pipeline, name) != getattr(Pipeline(), name)]
     trained = ("capacity", "hot", "portions", "duplicates")
     said += [name for name in trained if getattr(plan.experts, name) != getattr(Experts(), name)]
+    said += ["offload"] if plan.offload != Offload() else []
     said += ["recompute"] if plan.memory.recompute != Memory().recompute else []
     return said
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.export import deepspeed, launch
+from meshwright.export import deepspeed, launch, offloads
 from meshwright.export import limits as shared
 from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
@@ -30,6 +30,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
         return
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from offloads.stays(r, "what is written keeps FSDP2's shards on their devices")
     yield from shared.every_step(r)
     yield from shared.no_pipeline(r, "its configuration has tensor, context and data parallelism, and no stages")
     yield from shared.order(r)

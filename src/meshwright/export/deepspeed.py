@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from meshwright.export import launch
+from meshwright.export import launch, offloads
 from meshwright.export import limits as shared
 from meshwright.export.gap import Gap
 from meshwright.export.request import ExportRequest
@@ -57,6 +57,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
     yield from _overlap(r)
     yield from _precision(r)
     yield from _optimizer(r)
+    yield from offloads.by_deepspeed(r)
 
 
 def _exchange(r: ExportRequest) -> Iterator[Gap]:
@@ -299,7 +300,12 @@ def _zero(r: ExportRequest) -> dict[str, object]:
     stage = r.layout.zero
     plus = read(r.plan.sync.policy).rule.name == QUANTISED
     coded = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "zero_hpz_partition_size": 1}
-    return {"stage": stage} | ({"overlap_comm": r.plan.overlap.dp} if stage else {}) | (coded if plus else {})
+    return (
+        {"stage": stage}
+        | ({"overlap_comm": r.plan.overlap.dp} if stage else {})
+        | (coded if plus else {})
+        | offloads.keys(r)
+    )
 
 
 def _notes(r: ExportRequest) -> Iterator[str]:
@@ -311,6 +317,7 @@ def _notes(r: ExportRequest) -> Iterator[str]:
     if read(r.plan.sync.policy).rule.name == QUANTISED:
         yield "ZeRO++ rounds to the nearest of levels around zero; QSDP rounds at random"
         yield "ZeRO++ scatters gradients inside a node first, then between nodes; hpZ is off"
+    yield from offloads.notes(r)
     kernel = "flash_attention_2" if r.plan.memory.attention == "flash" else "eager"
     yield f"in the script: attn_implementation={kernel!r}"
     if r.plan.memory.recompute == "full":

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshwright.export import limits as shared
+from meshwright.export import offloads
 from meshwright.export.gap import Gap
 from meshwright.export.request import ExportRequest
 from meshwright.export.target import load
@@ -24,6 +25,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
     kept together and sharded."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from offloads.stays(r, "it wraps a model whose state is on its device")
     yield from shared.own_steps(r)
     yield from _split(r)
     yield from shared.one_stage(r) if r.layout.pp == 1 else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from meshwright.export import launch, megatron_model
+from meshwright.export import launch, megatron_model, offloads
 from meshwright.export import limits as shared
 from meshwright.export.comments import commented
 from meshwright.export.gap import Gap
@@ -39,6 +39,7 @@ def limits(r: ExportRequest) -> Iterator[Gap]:
     """Yield what the request needs and Megatron-LM cannot express."""
     yield from shared.nodes(r)
     yield from shared.equal_shares(r)
+    yield from offloads.stays(r, "what is written keeps Megatron-LM's state on its devices")
     yield from shared.every_step(r)
     yield from megatron_model.limits(r)
     yield from _workload(r)

@@ -58,7 +58,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
       those of fully sharded parameters, ``share`` the part of a stage's pass that this is, and ``work`` the update of
       its layers where it ends with one;
     * ``send`` and ``exchange``: ``moves`` one after the other, and ``work``, where they are encoded and decoded;
-    * ``transfer``: ``work``, what moves between tiers of memory or is computed by the host;
+    * ``transfer``: ``work``, what moves between tiers of memory or is computed by the host (``which``: an ``update`` of
+      a ``share`` of the rank's parameters, or a ``sum``);
     * ``update``: ``work``, the optimizer's or a code's, whose ``products`` come besides.
 
     ``name`` is for people, and says the pass and the layers. ``every``: the task is one of every so many steps, of

@@ -152,14 +152,20 @@ def host_work(role: HostRole, stages: Stages, mesh: Mesh, site: Site, start: int
         size = updated_params(stages, role.units) * updated_bytes(stages.plan, stages.train)
         size = ADDED * gradient_bytes(stages, role.units) if role.what == "sum" else size
         work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer" * (role.what == "update"))
-        return Program(kind="update", name="optimizer", site=site, work=work)
+        return Program(kind="update", name="optimizer", site=site, work=work, share=_share(role, stages))
     if role.what == "sum":
         size, name = ADDED * gradient_bytes(stages, role.units), "gradients added by the host"
     else:
         size = updated_params(stages, role.units) * updated_bytes(stages.plan, stages.train)
         name = "update by the host"
     work = TierCopy(num_bytes=size, gb_s=rate_gb_s(node, ranks, "host"), latency_us=COPY_US, way="host")
-    return Program(kind="transfer", name=name, site=site, work=work)
+    return Program(kind="transfer", name=name, site=site, work=work, which=role.what, share=_share(role, stages))
+
+
+def _share(role: HostRole, stages: Stages) -> float:
+    """The part of a rank's update that is of these layers; 0 of other work."""
+    whole = sum(updated_params(stages, one.units) for one in stages.compositions) / stages.plan.layout.pp
+    return updated_params(stages, role.units) / whole if role.what == "update" and whole else 0.0
 
 
 def _most(sizes: Iterable[float], room: int) -> float:

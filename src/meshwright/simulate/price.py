@@ -104,6 +104,10 @@ class Pricer:
             estimate = self.costs.price(work, program.site.device)
             parts[CAUSE["offload"]] = estimate.seconds
             spread[CAUSE["offload"]] = estimate.seconds * estimate.sigma
+            if program.which == "update":
+                host = self.costs.framework.host_us_per_step * 1e-6 * program.share
+                parts[CAUSE["host"]] += host
+                spread[CAUSE["host"]] += host * HOST_SIGMA
             return ProgramPrice(parts, spread)
         cause = CAUSE["pp" if program.kind == "send" else "dp"]
         parts[cause], spread[cause], wait = self.moved(program)
@@ -112,7 +116,7 @@ class Pricer:
     def _update(self, program: Program, parts: np.ndarray, spread: np.ndarray) -> None:
         """Add an optimizer's or a code's work to seconds by cause, an optimizer's with the host's time of a step."""
         if program.kind == "update" and program.name == OPTIMIZER:
-            host = self.costs.framework.host_us_per_step * 1e-6
+            host = self.costs.framework.host_us_per_step * 1e-6 * program.share
             parts[CAUSE["host"]] += host
             spread[CAUSE["host"]] += host * HOST_SIGMA
         for work in (program.work, *program.products):
