@@ -15,12 +15,8 @@ has. :meth:`Corpus.lengths` says those in the same record, for a prediction of t
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,14 +29,28 @@ from meshwright.assign.packing import cut, shape, taken
 from meshwright.atomic import write_bytes
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.data import documents, indexed
-from meshwright.run.data.rows import PackedRows, packed
-from meshwright.run.data.tokenizer import Tokenizer
+from meshwright.run.data.rows import NOTHING, PackedRows, packed
+from meshwright.run.data.store import LEARNT, META, STARTS, TOKENS, CorpusMeta, build, digest, whole
 from meshwright.spec.lengths import Lengths, of_counts
 from meshwright.spec.workload import Train
 
-#: Of the files of a tokenised corpus; part of its key, so that another version builds another.
-FORMAT_VERSION = 1
-TOKENS, STARTS, META = "tokens.bin", "starts.bin", "meta.json"
+__all__ = [
+    "TOKENS",
+    "Batch",
+    "Corpus",
+    "build",
+    "cache_folder",
+    "digest",
+    "documents",
+    "held_out",
+    "indexed",
+    "load",
+    "permute",
+    "sequences",
+    "whole",
+    "write_lengths",
+]
+
 ROUNDS = 6
 _MASK = (1 << 64) - 1
 
@@ -67,28 +77,10 @@ class Batch(NamedTuple):
         return Batch(*columns, self.num_targets)
 
 
-class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
-    """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token. ``file``:
-    where the tokens lie that others have written, of the numpy type ``kind``; "" for a file beside this header."""
-
-    num_tokens: int
-    num_documents: int
-    largest: int
-    width: int
-    file: str = ""
-    kind: str = ""
-
-    def tokens(self, folder: Path) -> tuple[Path, np.dtype[Any]]:
-        """The file of the tokens, and their type."""
-        if self.file:
-            return Path(self.file), np.dtype(self.kind)
-        return folder / TOKENS, np.dtype(f"<u{self.width}")
-
-
 class Corpus(msgspec.Struct, frozen=True, kw_only=True):
     """A tokenised corpus in sequences. ``tokens`` [N] and ``starts`` [documents], ascending, lie on disk. ``rows`` are
     those of a packing that keeps documents whole, ``global_batch`` of them a step. Steps take turns on ``clusters``,
-    equal runs of the text; 0 for none."""
+    equal runs of the text; 0 for none. ``learnt`` [N]: whether a token is learnt, of conversations."""
 
     tokens: NDArray[Any]
     starts: NDArray[np.int64]
@@ -99,6 +91,7 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
     boundaries: bool = True
     rows: PackedRows | None = None
     clusters: int = 0
+    learnt: NDArray[np.uint8] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -136,15 +129,24 @@ class Corpus(msgspec.Struct, frozen=True, kw_only=True):
         if count % dp_size:
             raise ValueError(f"a global batch of {count} does not divide by {dp_size}")
         rows = count // dp_size
-        first += dp_index * rows
         size = max(1, self.num_sequences // max(1, self.clusters))
-        return self.sequences_at(sequences(np.arange(first, first + rows), size, self.seed) + part * size)
+        every = sequences(np.arange(first, first + count), size, self.seed) + part * size
+        mine = self.sequences_at(every[dp_index * rows : (dp_index + 1) * rows])
+        return mine if self.learnt is None else mine._replace(num_targets=self._num_learnt(every))
+
+    def _num_learnt(self, chosen: NDArray[np.int64]) -> int:
+        at = chosen[:, None] * self.seq_len + np.arange(1, self.seq_len + 1)
+        return int(self.learnt[at].sum())
 
     def sequences_at(self, chosen: NDArray[np.int64]) -> Batch:
         """Whole sequences [n] of the text, counted from its beginning."""
         at = chosen[:, None] * self.seq_len + np.arange(self.seq_len + 1)
         numbers = torch.from_numpy(self._documents(chosen)) if self.bounded else None
-        return Batch(torch.from_numpy(self.tokens[at].astype(np.int64)), numbers)
+        tokens = self.tokens[at].astype(np.int64)
+        if self.learnt is None:
+            return Batch(torch.from_numpy(tokens), numbers)
+        targets = torch.from_numpy(np.where(self.learnt[at[:, 1:]] > 0, tokens[:, 1:], NOTHING))
+        return Batch(torch.from_numpy(tokens), numbers, targets, num_targets=self._num_learnt(chosen))
 
     def _packed(self, rows: PackedRows, step: int, mine: NDArray[np.int64]) -> Batch:
         """The rows `mine` of a step's packed rows; groups of rows are permuted as sequences are."""
@@ -186,12 +188,18 @@ def held_out(corpus: Corpus, share: float) -> tuple[Corpus, Corpus]:
     before, behind = corpus.starts[corpus.starts < cut], corpus.starts[corpus.starts >= cut] - cut
     behind = np.append(0, behind[behind > 0])  # the document that the cut is in begins there anew
     parts = (
-        msgspec.structs.replace(corpus, tokens=corpus.tokens[:cut], starts=before),
-        msgspec.structs.replace(corpus, tokens=corpus.tokens[cut:], starts=behind, seed=0),
+        msgspec.structs.replace(corpus, tokens=corpus.tokens[:cut], starts=before, learnt=_part(corpus, slice(0, cut))),
+        msgspec.structs.replace(
+            corpus, tokens=corpus.tokens[cut:], starts=behind, seed=0, learnt=_part(corpus, slice(cut, None))
+        ),
     )
     if corpus.rows is not None or min(part.num_sequences for part in parts) < corpus.global_batch:
         raise ValueError(f"{len(corpus.tokens):,} tokens, of which {share:.2%} are held out")
     return parts
+
+
+def _part(corpus: Corpus, some: slice) -> NDArray[np.uint8] | None:
+    return None if corpus.learnt is None else corpus.learnt[some]
 
 
 def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:
@@ -237,117 +245,6 @@ def _round_keys(key: tuple[int, int]) -> list[np.uint64]:
     return [_mixed(state + np.uint64((i + 1) * 0x9E3779B97F4A7C15 & _MASK))[0] for i in range(ROUNDS)]
 
 
-def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
-    """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
-
-    The key is the contents of the files and the tokenizer; tokens that are there already (:mod:`.indexed`) stay where
-    they are. A folder appears whole or not at all, so that processes may build at the same time.
-
-    Raises:
-        MeshwrightError: D001, D002, D003, D007 for what cannot be read; X104 when the cache cannot be written.
-    """
-    both = indexed.pair(name)
-    if both is not None:
-        ready = indexed.read(*both)
-        write, key = partial(_write_header, ready=ready), f"indexed {ready.digest} {FORMAT_VERSION}"
-    else:
-        found = documents.files(name)
-        key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
-        write = partial(_write, found=found, tokenizer=tokenizer)
-    folder = cache / _short(key)
-    if whole(folder):
-        return folder
-    temporary = None
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".building-"))
-        write(temporary)
-        if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
-            shutil.rmtree(folder)
-        temporary.rename(folder)
-    except OSError as error:
-        if not whole(folder):  # else another process was first
-            raise MeshwrightError.one(
-                "X104",
-                f"cannot write the tokenised corpus: {error.strerror or error}",
-                place=str(cache),
-                help="set XDG_CACHE_HOME to a folder that may be written to and has room",
-            ) from None
-    finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
-    return folder
-
-
-def digest(name: str) -> str:
-    """A hash of the contents of what `name` means, whatever it is called and wherever it lies.
-
-    Raises:
-        MeshwrightError: D001, D007 for what cannot be read.
-    """
-    both = indexed.pair(name)
-    return documents.digest(documents.files(name)) if both is None else indexed.read(*both).digest
-
-
-def _short(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
-
-
-def _write_header(folder: Path, ready: indexed.IndexedTokens) -> None:
-    """Write what is known of tokens that lie elsewhere."""
-    meta = CorpusMeta(
-        num_tokens=ready.num_tokens,
-        num_documents=len(ready.starts),
-        largest=ready.largest(),
-        width=np.dtype(ready.kind).itemsize,
-        file=str(ready.file),
-        kind=ready.kind,
-    )
-    _write_about(folder, ready.starts, meta)
-
-
-def _write_about(folder: Path, starts: NDArray[np.int64], meta: CorpusMeta) -> None:
-    for name, data in ((STARTS, starts.astype("<i8").tobytes()), (META, msgspec.json.encode(meta))):
-        with (folder / name).open("wb") as file:
-            file.write(data)
-            _flush(file)
-
-
-def _write(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
-    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
-    kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
-    count, largest, starts = 0, 0, []
-    with (folder / TOKENS).open("wb") as file:
-        for document in tokenizer.encode(documents.documents(found)):
-            before = count
-            for ids in document:
-                if len(ids):
-                    file.write(ids.astype(kind).tobytes())
-                    count, largest = count + len(ids), max(largest, int(ids.max()))
-            if count > before:  # an empty document is none
-                starts.append(before)
-                file.write(end.astype(kind).tobytes())
-                count, largest = count + 1, max(largest, tokenizer.end)
-        _flush(file)
-    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
-    _write_about(folder, np.array(starts, np.int64), meta)
-
-
-def _flush(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def whole(folder: Path) -> bool:
-    """Whether a folder holds a tokenised corpus of the sizes that it says."""
-    try:
-        meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
-        sizes = {meta.tokens(folder)[0]: meta.num_tokens * meta.width, folder / STARTS: meta.num_documents * 8}
-        return all(file.stat().st_size == size for file, size in sizes.items())
-    except (OSError, msgspec.MsgspecError):
-        return False
-
-
 def load(
     folder: Path,
     train: Train,
@@ -367,7 +264,9 @@ def load(
     meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
     wrong = []
     starts = np.fromfile(folder / STARTS, "<i8").astype(np.int64)
-    rows, row_tokens, batch = packed(starts, meta.num_tokens, train, microbatch), train.seq_len, train.global_batch
+    learnt = np.memmap(folder / LEARNT, np.uint8, "r") if meta.chats and meta.num_tokens else None
+    rows = packed(starts, meta.num_tokens, train, microbatch, learnt)
+    row_tokens, batch = train.seq_len, train.global_batch
     least = f": {(train.tokens_per_step + 1):,} tokens are the least"
     if rows is None:
         held = max(0, meta.num_tokens - 1) // train.seq_len
@@ -407,6 +306,7 @@ def load(
         boundaries=boundaries,
         rows=rows,
         clusters=train.clusters,
+        learnt=learnt,
     )
 
 

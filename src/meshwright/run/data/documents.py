@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from meshwright.errors import Diagnostic, MeshwrightError
 
@@ -126,8 +126,7 @@ def documents(found: list[TextFile]) -> Iterator[Iterator[bytes]]:
     """
     for source in found:
         if source.fields:
-            read = _lines if source.path.suffix == ".jsonl" else _rows
-            yield from (iter([text]) for text in read(source))
+            yield from (iter([text]) for text in _texts(source))
         else:
             yield _blocks(source.path)
 
@@ -151,8 +150,21 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise _unreadable(path, error.strerror or str(error)) from None
 
 
-def _rows(source: TextFile) -> Iterator[bytes]:
-    """The texts of a .parquet file's rows."""
+def values(source: TextFile, *, texts: bool = False) -> Iterator[tuple[str, Any]]:
+    """Place and value of the field of every line or row of a file that has fields; `texts`: strings are wanted.
+
+    Raises:
+        MeshwrightError: D001 unreadable; D003 a line that is no object, or without the field.
+    """
+    read = _lines(source) if source.path.suffix == ".jsonl" else _rows(source, texts)
+    try:
+        yield from read
+    except OSError as error:
+        raise _unreadable(source.path, error.strerror or str(error)) from None
+
+
+def _rows(source: TextFile, texts: bool) -> Iterator[tuple[str, Any]]:
+    """The values of a .parquet file's column."""
     path = source.path
     try:
         import pyarrow
@@ -162,55 +174,58 @@ def _rows(source: TextFile) -> Iterator[bytes]:
     try:
         with parquet.ParquetFile(path) as file:
             kinds = {one.name: one.type for one in file.schema_arrow}
-            kind = kinds.get(source.field)
-            if kind is None or not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-                texts = [n for n, t in kinds.items() if pyarrow.types.is_string(t) or pyarrow.types.is_large_string(t)]
-                why = f"no column {source.field!r}" if kind is None else f"column {source.field!r} is of {kind}"
-                help = f"say which: --data {path}#{texts[0]}" if texts else "a column of strings holds the text"
+            held = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string")]
+            if source.field not in kinds or (texts and source.field not in held):
+                why = f"column {source.field!r} is of {kinds[source.field]}" if source.field in kinds else ""
+                why = why or f"no column {source.field!r}"
+                help = f"say which: --data {path}#{held[0]}" if held else "a column of strings holds the text"
                 raise MeshwrightError.one("D003", f"not documents: {why}", place=str(path), help=help)
             number = 0
             for batch in file.iter_batches(batch_size=ROWS, columns=[source.field]):
                 for value in batch.column(0).to_pylist():
                     number += 1
-                    if value is None:
-                        help = "drop rows without a text first: nothing is skipped silently"
-                        raise MeshwrightError.one(
-                            "D003", "not a document: it is null", place=f"{path}: row {number}", help=help
-                        )
-                    yield value.encode()
+                    yield f"{path}: row {number}", value
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise _unreadable(path, f"not a Parquet file: {str(error).partition(chr(10))[0]}") from None
 
 
-def _lines(source: TextFile) -> Iterator[bytes]:
-    path = source.path
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-                    yield _text(line, source.field, f"{path}:{number}")
-    except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from None
+def _lines(source: TextFile) -> Iterator[tuple[str, Any]]:
+    """The values of a field of the lines of a .jsonl file."""
+    with source.path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place, problem, read = f"{source.path}:{number}", "", None
+            try:
+                read = json.loads(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line)
+            except (ValueError, RecursionError) as error:
+                problem = f"not JSON: {error}"
+            if not problem and (not isinstance(read, dict) or source.field not in read):
+                problem = f"it has no text in {json.dumps(source.field)}"
+            if problem:
+                raise not_a_document(problem, place)
+            yield place, read[source.field]
 
 
-def _text(line: bytes, field: str, place: str) -> bytes:
-    """The text of one line of a .jsonl file, in a field."""
-    try:
-        read = json.loads(line)
-        has = isinstance(read, dict) and isinstance(read.get(field), str)
-        problem = "" if has else f"it has no text in {json.dumps(field)}"
-        if not problem:
-            return read[field].encode()
-    except UnicodeEncodeError:
-        problem = "its text has half a surrogate pair in it"
-    except (ValueError, RecursionError) as error:
-        problem = f"not JSON: {error}"
-    raise MeshwrightError.one(
+def _texts(source: TextFile) -> Iterator[bytes]:
+    """The texts of a file that has fields."""
+    for place, value in values(source, texts=True):
+        if not isinstance(value, str):
+            problem = "it is null" if value is None else f"it has no text in {json.dumps(source.field)}"
+            raise not_a_document(problem, place)
+        try:
+            yield value.encode()
+        except UnicodeEncodeError:
+            raise not_a_document("its text has half a surrogate pair in it", place) from None
+
+
+def not_a_document(problem: str, place: str) -> MeshwrightError:
+    """D003: nothing is skipped silently, because what is trained on would then not be what was given."""
+    return MeshwrightError.one(
         "D003",
         f"not a document: {problem}",
         place=place,
-        help='every line is an object such as {"text": "..."}; --data FILE#body takes another key',
+        help='every line is an object such as {"text": "..."}; --data FILE#body takes another key or column',
     )
 
 

@@ -22,7 +22,8 @@ NOTHING = -1
 
 class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
     """``laid`` rows of pieces of a corpus; piece i of ``first`` int64 [pieces] begins at that token of it. ``ends``:
-    whether a token is the last of its document. ``together`` rows are shuffled as one: a row, or a global batch."""
+    whether a token is the last of its document, or one before a token that is not learnt: it has no target.
+    ``together`` rows are shuffled as one: a row, or a global batch."""
 
     packing: str
     laid: Laid
@@ -63,13 +64,16 @@ class PackedRows(msgspec.Struct, frozen=True, kw_only=True):
         total = 0
         for row in rows:
             pieces = slice(laid.row_ptr[row], laid.row_ptr[row + 1])
-            last = self.first[laid.document[pieces]] + laid.length[pieces] - 1
-            total += int(laid.length[pieces].sum()) - int(self.ends[last].sum())
+            for begin, length in zip(self.first[laid.document[pieces]].tolist(), laid.length[pieces].tolist()):
+                total += length - int(np.count_nonzero(self.ends[begin : begin + length]))
         return total
 
 
-def packed(starts: NDArray[np.int64], num_tokens: int, train: Train, microbatch: int) -> PackedRows | None:
-    """Return the rows of a corpus whose documents begin at `starts`; None where documents are concatenated."""
+def packed(
+    starts: NDArray[np.int64], num_tokens: int, train: Train, microbatch: int, learnt: NDArray[np.uint8] | None = None
+) -> PackedRows | None:
+    """Return the rows of a corpus whose documents begin at `starts`, and of whose tokens some are `learnt` (all: None);
+    None where documents are concatenated."""
     if train.packing in ("", "concat"):
         return None
     row_tokens, rows, _ = shape(train, microbatch)
@@ -79,6 +83,8 @@ def packed(starts: NDArray[np.int64], num_tokens: int, train: Train, microbatch:
     ends = np.zeros(num_tokens, np.bool_)
     ends[starts[1:] - 1] = True
     ends[-1:] = True
+    if learnt is not None:
+        ends[:-1] |= learnt[1:] == 0
     laid = lay(pieces, train.packing, row_tokens, rows)
     return PackedRows(
         packing=train.packing, laid=laid, first=inside, ends=ends, together=rows if train.packing == "balanced" else 1

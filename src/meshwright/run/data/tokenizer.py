@@ -61,6 +61,7 @@ class HuggingFace:
             raise MeshwrightError.one("D004", f"not a tokenizer: {error}", place=str(path)) from None
         self.num_tokens = self._reader.get_vocab_size()
         self.end = _end(self._reader, path)
+        self.folder = path.parent
         self.identity = f"tokenizer.json {hashlib.sha256(data).hexdigest()} end {self.end}"
 
     def encode(self, documents: Iterable[Iterable[bytes]]) -> Iterator[Iterable[NDArray[Any]]]:
@@ -73,6 +74,11 @@ class HuggingFace:
                 yield from self._encode(waiting)
                 waiting, size = [], 0
         yield from self._encode(waiting)
+
+    def spans(self, texts: list[str]) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """Ids of each text, and the characters [n, 2] that each id stands for."""
+        found = self._reader.encode_batch(texts, add_special_tokens=False)
+        return [(np.array(one.ids, np.uint32), np.array(one.offsets, np.int64).reshape(-1, 2)) for one in found]
 
     def _encode(self, texts: list[str]) -> Iterator[Iterable[NDArray[Any]]]:
         """Several documents at once, on all cores."""

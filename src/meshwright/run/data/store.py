@@ -1,0 +1,173 @@
+"""Tokenised corpora on disk: built once for each content, tokenizer and template, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from meshwright.errors import MeshwrightError
+from meshwright.run.data import chat, documents, indexed
+from meshwright.run.data.tokenizer import Tokenizer
+
+#: Of the files of a tokenised corpus; part of its key, so that another version builds another.
+FORMAT_VERSION = 1
+TOKENS, STARTS, LEARNT, META = "tokens.bin", "starts.bin", "learnt.bin", "meta.json"
+
+
+class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a tokenised corpus: numbers of tokens and documents, the largest id, and bytes per token. ``file``:
+    where the tokens lie that others have written, of the numpy type ``kind``; "" for a file beside this header.
+    ``chats``: of conversations, with a byte a token that says whether it is learnt."""
+
+    num_tokens: int
+    num_documents: int
+    largest: int
+    width: int
+    file: str = ""
+    kind: str = ""
+    chats: bool = False
+
+    def tokens(self, folder: Path) -> tuple[Path, np.dtype[Any]]:
+        """The file of the tokens, and their type."""
+        if self.file:
+            return Path(self.file), np.dtype(self.kind)
+        return folder / TOKENS, np.dtype(f"<u{self.width}")
+
+
+def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
+    """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
+
+    The key is the contents of the files and the tokenizer; tokens that are there already (:mod:`.indexed`) stay where
+    they are. A folder appears whole or not at all, so that processes may build at the same time.
+
+    Raises:
+        MeshwrightError: D001, D002, D003, D007 for what cannot be read; X104 when the cache cannot be written.
+    """
+    both = indexed.pair(name)
+    if both is not None:
+        ready = indexed.read(*both)
+        write, key = partial(_write_header, ready=ready), f"indexed {ready.digest} {FORMAT_VERSION}"
+    else:
+        found = documents.files(name)
+        key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
+        write = partial(_write, found=found, tokenizer=tokenizer)
+        if talks := chat.chats(found):
+            key += f" {chat.layout(tokenizer)}"
+            write = partial(_write_chats, found=talks, tokenizer=tokenizer)
+    folder = cache / _short(key)
+    if whole(folder):
+        return folder
+    temporary = None
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=".building-"))
+        write(temporary)
+        if folder.exists() and not whole(folder):  # cut short by a full disk or a hand
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    except OSError as error:
+        if not whole(folder):  # else another process was first
+            raise MeshwrightError.one(
+                "X104",
+                f"cannot write the tokenised corpus: {error.strerror or error}",
+                place=str(cache),
+                help="set XDG_CACHE_HOME to a folder that may be written to and has room",
+            ) from None
+    finally:
+        if temporary is not None:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def digest(name: str) -> str:
+    """A hash of the contents of what `name` means, whatever it is called and wherever it lies.
+
+    Raises:
+        MeshwrightError: D001, D007 for what cannot be read.
+    """
+    both = indexed.pair(name)
+    return documents.digest(documents.files(name)) if both is None else indexed.read(*both).digest
+
+
+def _short(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
+def _write_header(folder: Path, ready: indexed.IndexedTokens) -> None:
+    """Write what is known of tokens that lie elsewhere."""
+    meta = CorpusMeta(
+        num_tokens=ready.num_tokens,
+        num_documents=len(ready.starts),
+        largest=ready.largest(),
+        width=np.dtype(ready.kind).itemsize,
+        file=str(ready.file),
+        kind=ready.kind,
+    )
+    _write_about(folder, ready.starts, meta)
+
+
+def _write_chats(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
+    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
+    kind, count, largest, starts = np.dtype(f"<u{width}"), 0, tokenizer.end, []
+    with (folder / TOKENS).open("wb") as file, (folder / LEARNT).open("wb") as marks:
+        for ids, learnt in chat.encoded(found, tokenizer):
+            starts.append(count)
+            file.write(np.append(ids, tokenizer.end).astype(kind).tobytes())
+            marks.write(np.append(learnt, False).astype(np.uint8).tobytes())
+            count, largest = count + len(ids) + 1, max(largest, int(ids.max(initial=0)))
+        _flush(file)
+        _flush(marks)
+    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width, chats=True)
+    _write_about(folder, np.array(starts, np.int64), meta)
+
+
+def _write_about(folder: Path, starts: NDArray[np.int64], meta: CorpusMeta) -> None:
+    for name, data in ((STARTS, starts.astype("<i8").tobytes()), (META, msgspec.json.encode(meta))):
+        with (folder / name).open("wb") as file:
+            file.write(data)
+            _flush(file)
+
+
+def _write(folder: Path, found: list[documents.TextFile], tokenizer: Tokenizer) -> None:
+    width = 2 if tokenizer.num_tokens <= 1 << 16 else 4
+    kind, end = np.dtype(f"<u{width}"), np.array([tokenizer.end])
+    count, largest, starts = 0, 0, []
+    with (folder / TOKENS).open("wb") as file:
+        for document in tokenizer.encode(documents.documents(found)):
+            before = count
+            for ids in document:
+                if len(ids):
+                    file.write(ids.astype(kind).tobytes())
+                    count, largest = count + len(ids), max(largest, int(ids.max()))
+            if count > before:  # an empty document is none
+                starts.append(before)
+                file.write(end.astype(kind).tobytes())
+                count, largest = count + 1, max(largest, tokenizer.end)
+        _flush(file)
+    meta = CorpusMeta(num_tokens=count, num_documents=len(starts), largest=largest, width=width)
+    _write_about(folder, np.array(starts, np.int64), meta)
+
+
+def _flush(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def whole(folder: Path) -> bool:
+    """Whether a folder holds a tokenised corpus of the sizes that it says."""
+    try:
+        meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
+        sizes = {meta.tokens(folder)[0]: meta.num_tokens * meta.width, folder / STARTS: meta.num_documents * 8}
+        sizes |= {folder / LEARNT: meta.num_tokens} if meta.chats else {}
+        return all(file.stat().st_size == size for file, size in sizes.items())
+    except (OSError, msgspec.MsgspecError):
+        return False
