@@ -179,6 +179,19 @@ def test_ways_that_do_not_fit_are_refused_with_the_number(words, said):
     assert any(d.code == "P058" and said in d.message for d in found), found
 
 
+@pytest.mark.parametrize("word", ["tp:", "tp:domino1", "tp:domino99", "tp:domino2x", "dp:ladder", "tp,tp:ladder"])
+def test_words_that_say_no_way_are_refused_with_those_that_do(word):
+    with pytest.raises(MeshwrightError, match=r"P002.*overlap="):
+        parse(f"tp8 overlap={word}")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"), [("tp:tiles", "dp,tp"), ("tp:domino2x1", "dp,tp:domino"), ("tp:domino4x1", "dp,tp:domino4")]
+)
+def test_ways_have_one_spelling(word, said):
+    assert parse(f"tp8 overlap=dp,{word}").text().split()[-1] == f"overlap={said}"
+
+
 def test_a_card_whose_memory_moves_what_is_finished_gains_more_than_slices_of_software():
     model, train, where = load_model("llama2-13b"), Train(global_batch=64, seq_len=2048), load("8xh100")
     (island,) = where.islands

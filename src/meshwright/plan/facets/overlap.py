@@ -99,8 +99,8 @@ def usual(plan: Plan) -> Overlap:
 def _read(text: str) -> tuple[str, ...]:
     asked, ways = set(), set()
     for word in (word for word in text.split(",") if word and word != "none"):
-        name, _, how = word.partition(":")
-        way = _way(how) if name == "tp" else None if how else ""
+        name, colon, how = word.partition(":")
+        way = "" if not colon else _way(how) if name == "tp" and how else None
         if name not in OVERLAPS or way is None:
             help = f"choose among {', '.join(OVERLAPS)}, or none; tp:{', tp:'.join(('tiles', 'domino', *WAYS))}"
             help += f"; domino4 and domino2x2 say parts of a microbatch and of the columns, 2 to {MOST_PARTS}"
