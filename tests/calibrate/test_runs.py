@@ -1,10 +1,15 @@
 """A profile from a user's own runs, against runs that a known profile made; and logs in the frameworks' own words."""
 
 import json
+from math import expm1, log
 
+import msgspec
+import numpy as np
 import pytest
 
+from meshwright.answer.rank_memory import OVERHEAD, rank_memory
 from meshwright.calibrate import logs, runs
+from meshwright.calibrate.runs_memory import peak_errors
 from meshwright.cli import main
 from meshwright.cost import load_framework, standard
 from meshwright.errors import MeshwrightError
@@ -61,6 +66,68 @@ def test_runs_that_agree_with_the_prior_leave_it_where_it_is(tmp_path):
     own = runs.fit(runs.read(path, base)[0], base, standard).framework
     for name in ("elementwise_passes", "host_us_per_kernel", "host_us_per_pass"):
         assert getattr(own, name) == pytest.approx(getattr(base, name), rel=0.01)
+
+
+def test_a_stack_is_begun_from_the_kind_that_its_runs_are_evidence_for(file):
+    """The runs of an eager stack, which is withheld, from all other known ones; a named profile is not chosen among."""
+    found, _ = runs.read(file, load_framework("default"))
+    known = runs.known_stacks(without=("torchtitan",))
+    assert "torchtitan" not in {f.name for f in known} and "torchtitan-compile" in {f.name for f in known}
+    own = runs.fit(found, load_framework("default"), standard, kinds=known, left_out=False)
+    assert (own.left_out, own.rows) == (None, ()) and own.in_sample < 0.03
+    named = runs.fit(found, load_framework("fused"), standard, left_out=False)
+    assert named.framework.source.startswith("fused, updated by 6 runs")
+
+
+def test_evidence_is_the_error_that_a_kinds_spread_does_not_explain():
+    known, none = runs.known_stacks(), np.zeros((3, len(runs.UPDATED)))
+    near, far = (load_framework(name) for name in ("megatron-lm", "nanotron"))
+
+    def told(kind, error, before=0.0, slope=none):
+        return runs.Weighed(kind, np.full(3, error), slope, before)
+
+    pick = [0, 1, 2]
+    assert runs.likeliest([told(far, 0.5), told(near, 0.05)], known, pick) == near
+    # what is likelier before anything is known is taken where the runs say little
+    assert runs.likeliest([told(far, 0.06, before=2.0), told(near, 0.05)], known, pick) == far
+    # an error along what varies between stacks is explained, the same error in no such direction is not
+    along = none.copy()
+    along[:, 0] = 1.0
+    assert runs.likeliest([told(far, 0.8, slope=along), told(near, 0.8)], known, pick) == far
+
+
+def test_the_prior_lets_constants_vary_as_known_stacks_do():
+    """By hand for two stacks at twice and at four times 50 us a pass, of a base at 50: the variance of the logarithm is
+    (0.69^2 + 1.39^2) / 2, that of a constant they all share the least one."""
+    base = load_framework("fused")
+    known = [msgspec.structs.replace(base, name=str(n), host_us_per_pass=n * base.host_us_per_pass) for n in (2, 4)]
+    mean, spread = runs.prior(base, known)
+    at = list(runs.UPDATED).index("host_us_per_pass")
+    assert mean[at] == pytest.approx(log(base.host_us_per_pass))
+    assert spread[at, at] == pytest.approx((log(2) ** 2 + log(4) ** 2) / 2)
+    assert spread[0, 0] == pytest.approx(runs.UPDATED["elementwise_passes"] ** 2)
+
+
+def test_runs_that_state_their_peaks_say_what_their_stack_keeps(tmp_path):
+    """Six runs of a stack that keeps 1.6 times what the base does. Copies are between prior and runs; peaks come out
+    nearer than under the base."""
+    base, path = load_framework("fused"), tmp_path / "runs.csv"
+    keeps = standard(msgspec.structs.replace(base, activation_copies=1.6))
+    lines = []
+    for words in PLANS:
+        asked = parse_plan(words).on(8), load_model("llama3.2-1b"), load_cluster("8xh100"), parse_train(TRAIN)
+        run = simulate(*asked, keeps)
+        peak = max(sum(v for c, v in r.alive.items() if c not in OVERHEAD) for r in rank_memory(run, keeps))
+        lines.append(f'llama3.2-1b,8xh100,"{TRAIN}",{words},{run.step_time_s:.6f},{peak / 1e9:.4f},allocated')
+    path.write_text(HEAD.strip() + ",peak_memory_gb,memory_kind\n" + "\n".join(lines) + "\n")
+    found, _ = runs.read(path, base)
+    own = runs.fit(found, base, standard, left_out=False)
+    assert base.activation_copies == 1.0 and 1.3 < own.framework.activation_copies <= 1.6
+    assert own.framework.memory_sigma < base.memory_sigma
+    assert own.peaks < 0.5 * abs(expm1(sum(peak_errors(found, base, standard)) / 6))
+    path.write_text(path.read_text().replace("allocated", "nvidia-smi"))
+    with pytest.raises(MeshwrightError, match="nvidia-smi"):
+        runs.read(path, base)
 
 
 def test_the_command_writes_a_profile_that_predictions_take(file, tmp_path, capsys):

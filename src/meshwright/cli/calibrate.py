@@ -165,7 +165,8 @@ def _runs(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
     found, left = runs.read(Path(given.runs), base, keep_good=given.keep_good)
     for one in left:
         note(f"left out: {one.place}: {one.message}")
-    own = runs.fit(found, base, standard, name=Path(given.out).stem if given.out else "own")
+    kinds = () if given.framework else runs.known_stacks()
+    own = runs.fit(found, base, standard, name=Path(given.out).stem if given.out else "own", kinds=kinds)
     if given.json:
         print_json(own)
     else:
@@ -175,6 +176,11 @@ def _runs(given: CalibrateOptions, wrong: list[Diagnostic]) -> int:
             print(f"  {line:4d}  {measured:8.3f} s  {predicted:8.3f} s  {predicted / measured - 1:+6.1%}")
         if own.left_out is not None:
             print(f"  left out: {own.left_out:.1%} mean error")
+        if own.peaks is not None:
+            keeps = (
+                f"activation_copies {own.framework.activation_copies:g}, memory_sigma {own.framework.memory_sigma:g}"
+            )
+            print(f"  peaks of memory: {own.peaks:.1%} mean error in sample; {keeps}")
         said = (f"{name} {getattr(own.framework, name):.4g}" for name in runs.UPDATED)
         print(f"  {', '.join(said)}; step_sigma {own.framework.step_sigma:g}")
     if given.out:

@@ -15,6 +15,7 @@ from meshwright.validate import ops, serving, serving_requests, steps, tables
 from meshwright.validate.cases import families_of, unknown_case
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import MeasuredStep, measured, refuse
+from meshwright.validate.own_runs import protocol
 from meshwright.validate.rows import Sink, ignore
 from meshwright.validate.score import Scored, Unsupported, interval, score_op, score_step, summary
 from meshwright.validate.serving_ranking import ranking
@@ -23,6 +24,8 @@ from meshwright.validate.software import software_name
 FORMAT_VERSION = 1
 #: What is added to the name of a table of steps whose rows are asked as of software that nobody knows.
 UNKNOWN = "_unknown"
+#: What is added to the name of the table of steps whose stacks are given five runs of their own, and that table.
+OWN_RUNS, OWN_RUNS_OF = "_own_runs", "training_steps"
 #: What is added to the name of a table of kernels whose rows are predicted as of a device that nobody measured.
 LEFT_OUT = "_left_out"
 Progress = Callable[[str, int, int], None]
@@ -74,6 +77,8 @@ def validate(
         out.append(made)
         if beside is not None and beside.scored:
             out.append(beside)
+        if name == OWN_RUNS_OF:
+            out += _own_runs(path, name, costs_of, progress)
     served = _requests(folder, progress)
     out += [served] if served is not None else []
     if not out:
@@ -127,6 +132,21 @@ def _steps(
         tabulated(name, scored, steps.VARIABLES, unsupported),
         tabulated(f"{name}{UNKNOWN}", unknown, steps.VARIABLES),
     )
+
+
+def _own_runs(path: Path, name: str, costs_of: Callable[[Framework], Costs], progress: Progress) -> list[Table]:
+    """The errors of each stack's rows when five of them are given as its own runs."""
+    title, rows = f"{name}{OWN_RUNS}", [row for _, row in tables.numbered(path, name)]
+    found = protocol(rows, costs_of, lambda key: progress(title, 0, 0))
+    figures = {
+        one.key: {"rows": one.rows, "mean_ape": one.after, "bias": one.bias, "before_mean_ape": one.before}
+        for one in found
+    }
+    if not figures:
+        return []
+    means = {m: sum(f[m] for f in figures.values()) / len(figures) for m in ("mean_ape", "bias", "before_mean_ape")}
+    figures["all"] = {"rows": sum(one.rows for one in found)} | means
+    return [Table(name=title, metrics=figures, scored=(), unsupported=(), variables=())]
 
 
 def _step_line(name: str, row: dict[str, str], found: MeasuredStep, answer: steps.StepAnswer) -> dict[str, object]:

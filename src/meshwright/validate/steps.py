@@ -147,6 +147,11 @@ def logging(ranks: tuple[RankMemory, ...], whose: str) -> tuple[RankMemory, ...]
     return (max(ranks, key=lambda r: r.peak_bytes),)
 
 
+def settled(asked: Case, costs: Costs) -> Case:
+    """Return the question with the recompute mode that it is predicted under."""
+    return _run(asked, costs)[0]
+
+
 def _run(asked: Case, costs: Costs) -> tuple[Case, Simulated, tuple[RankMemory, ...], bool]:
     """The question simulated, and whether it fits. A recompute mode nobody recorded is none, or selective where only
     that fits: full recompute, which costs a third more, is recorded by those who use it. What does not fit so may have

@@ -14,6 +14,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("median", "median_ape", "percent"),
     ("p90", "p90_ape", "percent"),
     ("bias", "bias", "signed"),
+    ("before", "before_mean_ape", "percent"),
     ("trivial", "trivial_mean_ape", "percent"),
     ("roofline", "roofline_median_ape", "percent"),
     ("in 80%", "coverage80", "percent"),
@@ -44,6 +45,7 @@ MEANING = {
     "median": "its median",
     "p90": "its 90th percentile",
     "bias": "mean of predicted / measured - 1",
+    "before": "mean absolute error of time under the default profile, no run given",
     "trivial": "mean absolute error of 6 N D / (devices x peak x 0.5) x bubble on the same rows, of 8 N D where all is "
     "recomputed and 4 N D over a frozen base",
     "roofline": "median absolute error of the ideal roofline: peak arithmetic or full bandwidth",
