@@ -35,9 +35,7 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     runs: options.text(
         "FILE", "Update a framework profile by your own runs, a CSV of model, on, train, plan, step_time_s or log."
     ) = ""
-    framework: options.text("NAME", "With --runs: the profile to begin from; the middle of all stacks if left out.") = (
-        ""
-    )
+    framework: options.text("NAME", "With --runs: the profile to begin from; the likeliest stack if left out.") = ""
     keep_good: options.switch("With --runs: go on without the rows that are wrong.") = False
     here: options.switch("Measure this machine instead, for --on 2xhere; minutes on a laptop.") = False
     quick: options.switch("With --here: fewer sizes and repeats, for small models; within a minute.") = False
