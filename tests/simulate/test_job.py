@@ -134,3 +134,19 @@ def test_a_job_whose_steps_are_far_longer_than_the_time_between_failures_never_e
     job = JobSizes(num_steps=3, step_s=1000.0, save_s=0.0, restart_s=0.0, repair_s=0.0)
     assert expected_s(job, 1, 1.0) == float("inf")
     assert expected_s(job, 1, 10.0) == pytest.approx(3 * 10.0 * 2.6881171418161356e43)
+
+
+@pytest.mark.parametrize(("save_s", "mtbf_s"), [(5.0, 7200.0), (60.0, 20_000.0), (2.0, 900.0)])
+def test_youngs_interval_is_as_good_as_the_best_of_all(save_s, mtbf_s):
+    """sqrt(2 d M) (Young, 1974) against every other interval, in the mean over drawn failures and in closed form."""
+    job = JobSizes(num_steps=4000, step_s=1.0, save_s=save_s, restart_s=30.0, repair_s=0.0)
+    young = round((2 * save_s * mtbf_s) ** 0.5)
+    best = min(expected_s(job, every, mtbf_s) for every in range(1, 4000, 7))
+    assert expected_s(job, young, mtbf_s) <= 1.01 * best
+    means = {
+        every: np.mean(
+            [run_job(job, Recovery(save_every=every), changes(JobWorld(seed=2), mtbf_s, d)).seconds for d in range(60)]
+        )
+        for every in (young // 6, young, young * 6)
+    }
+    assert means[young] == min(means.values())

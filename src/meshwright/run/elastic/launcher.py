@@ -28,7 +28,7 @@ from meshwright.run import launch
 from meshwright.run.elastic import host, worker
 from meshwright.run.elastic.formation import Begin, Born, Leave, Order, Over, Settled, Stepped, Stop, Word
 from meshwright.run.loop import Job
-from meshwright.run.world import died
+from meshwright.run.world import RankDied, died
 from meshwright.world.decider import LogEntry
 from meshwright.world.elastic import Elastic, Regroup
 from meshwright.world.recovery import Began, Ended, Event, Failed, Finish, Repaired, Restarted, Wait
@@ -132,6 +132,7 @@ class _Driver:
         self.back_s: float | None = None  # when the host that is being killed is back, where the trace says so
         self.steps: dict[int, Stepped] = {}
         self.failures = self.barren = 0
+        self.raised = ""  # what a worker raised since the last step
         self.changed_at: float | None = None
         self.cause = ""
         self.recoveries: list[Regrouped] = []
@@ -284,7 +285,7 @@ class _Driver:
 
     def _hear(self, one: _Host, word: Word) -> Event | None:
         if isinstance(word, Stepped):
-            self.barren = 0
+            self.barren, self.raised = 0, ""
             self.first_step_at = self.now() if self.first_step_at is None else self.first_step_at
             self.steps[word.step] = word
         if word.epoch != self.epoch or not self.size:
@@ -303,11 +304,16 @@ class _Driver:
 
     def _is_over(self, rank: int, word: Over) -> Event | None:
         report = word.report
+        if report is not None and report.cause and not report.consequence:
+            if self.raised == report.cause:  # and no step was done between: it would raise it again
+                raise died(rank, "this host", report.cause)
+            self.raised = report.cause
         if report is None or (report.exit_code and not report.diagnostics):
             why = report.cause if report else _ended(word.code)
             return self._lost(f"the worker of rank {rank} ({why})", node=False)
         if report.diagnostics:
-            raise MeshwrightError(report.diagnostics)
+            kind = MeshwrightError if report.exit_code == MeshwrightError.exit_code else RankDied
+            raise kind(report.diagnostics)
         self.over[rank] = word
         return Ended() if len(self.over) == self.size else None
 
