@@ -136,6 +136,18 @@ def test_the_slowest_link_bounds_a_step_and_fast_ones_leave_no_trace():
     assert quick.attribution["offload"] < 0.01 * quick.step_time_s
 
 
+def test_a_delayed_update_takes_no_time_of_its_own_while_the_next_step_is_longer():
+    words, where = "dp8 zero1 mb1 offload=optimizer", "8xa100,host=1tb@20"
+    now, late = (answer(words + more, where) for more in ("", " update=delayed"))
+    by_host = 34 * GPT.num_params / 8 / (0.46 * 20e9 / 8)  # bytes of the update over a rank's share of memory
+    assert late.step_time_s > by_host
+    assert now.step_time_s - late.step_time_s == pytest.approx(by_host, rel=0.2)
+    assert any("approximate" in said for said in late.cautions)
+    # a memory so slow that the update is longer than the step: the period is the update's
+    slow = answer("dp8 zero1 mb2 offload=optimizer update=delayed", "8xa100,host=1tb@1")
+    assert slow.step_time_s == pytest.approx(34 * GPT.num_params / 8 / (0.46 * 1e9 / 8), rel=0.1)
+
+
 def test_more_layers_ahead_hide_more_and_need_more_room():
     few, many = (answer(f"dp8 zero3 mb2 offload=params prefetch={n}", "8xa100,copy=0.1") for n in (1, 6))
     assert many.step_time_s < few.step_time_s
@@ -216,6 +228,7 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
         ("pp4 dp2 zb-h1 offload=activations", "P052", "splits the backward"),
         ("dp8 offload=optimizer sync=diloco:h=8", "P052", "drop sync="),
         ("dp8 zero1 tiles=4", "P052", "zero3 and pp1"),
+        ("dp8 update=delayed", "P052", "the update is by the devices"),
     ],
 )
 def test_state_that_cannot_be_moved_is_refused_with_the_way_out(words, code, said):

@@ -32,8 +32,6 @@ def trained(rank, words, steps=2):
     [
         ("dp1 mb1", f"{BOTH} prefetch=1"),
         ("dp1 mb2 full", "offload=optimizer:nvme@0.4+activations:nvme@0.6"),
-        ("dp1 mb1 selective", "offload=activations:nvme"),
-        ("dp2 mb1 zero1", BOTH),
         ("dp2 mb1 zero3", BOTH),
         ("pp2 mb1 gpipe", BOTH),
     ],

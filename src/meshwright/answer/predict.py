@@ -26,6 +26,7 @@ from meshwright.causes import PRICED
 from meshwright.cost import Costs, standard_on
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, check
+from meshwright.plan.facets.offload import DELAYED
 from meshwright.plan.facets.overlap import otherwise
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.quantity import seconds
@@ -244,6 +245,11 @@ def _approximate(plan: Plan, train: Train, rounds: RoundTimes | None) -> tuple[s
     if plan.several:  # pools step together, and exchange values as they are
         return ()
     policy = read(plan.sync.policy)
+    if plan.offload.update == DELAYED:
+        return (
+            "update=delayed is approximate: the host updates beside the next step, whose gradients are of parameters "
+            "one update older",
+        )
     if policy.meets:
         return (_mixed(plan, policy, rounds),)
     if policy.rule.forwards:

@@ -41,6 +41,14 @@ def by_deepspeed(r: ExportRequest) -> Iterator[Gap]:
     parameters go with stage 3."""
     offload, zero = r.plan.offload, r.layout.zero
     yield from whole(r)
+    if offload.update != Offload().update:
+        yield Gap(
+            facet="offload.update",
+            value=f"update={offload.update}",
+            reason="its files say nothing of an update beside the next step",
+            help="leave update= out",
+            mend={"offload.update": Offload().update},
+        )
     if offload.activations:
         reason = "activations are moved by what checkpoints them, in the model's own program"
         yield _gap(r, "activations", reason, "leave activations out of offload=", ("activations",))
@@ -84,5 +92,6 @@ def _gap(r: ExportRequest, what: str, reason: str, help: str, undone: tuple[str,
     tier = getattr(offload, what)
     mend: dict[str, object] = {f"offload.{name}": "" for name in undone}
     mend |= {f"offload.{name}_part": 1.0 for name in undone if name in DIVIDED}
+    mend |= {"offload.update": Offload().update} if "optimizer" in undone else {}
     value = f"offload={what}" + (f":{tier}" if tier == NVME else "")
     return Gap(facet=f"offload.{what}", value=value, reason=reason, help=help, mend=mend)

@@ -21,7 +21,7 @@ from meshwright.lower.exchange import Reduced
 from meshwright.lower.facts import Facts
 from meshwright.lower.roles import HostRole, Roles, TransferRole
 from meshwright.lower.units import Unit
-from meshwright.plan.facets.offload import NVME
+from meshwright.plan.facets.offload import DELAYED, NVME
 from meshwright.schedules.actions import BW, Actions, B, F, W
 from meshwright.sync.due import last_of
 
@@ -325,25 +325,30 @@ def add_host_updates(
     room, ends = offload.prefetch + 1, []
     reads: dict[Segment, list[np.ndarray]] = {}
     tiers = {"optimizer": offload.optimizer, "grads": offload.grads, "params": offload.params}
+    lag = int(offload.update == DELAYED)  # what an earlier step has brought
     on_drives = [what for what, tier in tiers.items() if tier == NVME]
 
-    def put(kind: str, what: str, way: str, at: Segment, after: list[np.ndarray]) -> np.ndarray:
+    def put(
+        kind: str, what: str, way: str, at: Segment, after: list[np.ndarray], before: tuple[np.ndarray, ...] = ()
+    ) -> np.ndarray:
         units = facts.compositions[at[0]].segments[at[1]]
         role = HostRole(what, units, index, where) if way == "host" else TransferRole(what, way, units, index, where)
         stream = builder.stream(index * facts.pp + rank, LINKS.get(way, way))
         task = builder.extend(KIND[kind], roles(role), stream=[stream], stage=at[0], layer=at[1])
         for one in after:
             builder.depend(task, one)
+        for one in before:
+            builder.depend(task, one, lag)
         return task
 
     def read(at: Segment) -> None:
         after = {"optimizer": norm, "grads": np.array([arrived[at]])}
-        reads[at] = [put("copy", what, "nvme_read", at, [after[what]]) for what in on_drives if what in after]
+        reads[at] = [put("copy", what, "nvme_read", at, [], (after[what],)) for what in on_drives if what in after]
 
     for at in held[:room]:
         read(at)
     for number, at in enumerate(held):
-        update = put("host", "update", "host", at, [norm, np.array([arrived[at]]), *reads[at]])
+        update = put("host", "update", "host", at, reads[at], (norm, np.array([arrived[at]])))
         ends.append(update)
         ends += [put("copy", what, "nvme_write", at, [update]) for what in on_drives if what != "grads"]
         if not offload.params:

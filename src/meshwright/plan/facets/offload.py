@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, count, unrun, wrong
+from meshwright.plan.facet import EXCHANGE, KEYED, STRUCTURE, Facet, Field, Form, count, names, unrun, wrong
 from meshwright.spec.workload import LAYERWISE
 from meshwright.sync.policy import read as read_sync
 
@@ -26,6 +26,8 @@ STATES = ("params", "grads", "optimizer", "activations")
 HOST, NVME = "host", "nvme"
 #: Kinds of state of which a part may be moved alone: that of so many layers of every stage.
 DIVIDED = ("optimizer", "activations")
+#: The host's update runs beside the next step.
+DELAYED = "delayed"
 _ONE = re.compile(rf"({'|'.join(STATES)})(?::({HOST}|{NVME}))?(?:@(0?\.\d{{1,4}}|1(?:\.0*)?))?")
 
 
@@ -42,6 +44,8 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
         prefetch: layers that are fetched ahead of their use.
         tiles: parts in which a layer's sharded parameters are gathered and used, one after the other, and its gradients
             are scattered (memory-centric tiling, Rajbhandari et al. 2104.07857, section 5.1.3).
+        update: the host's update is waited for (``now``), or runs beside the next step, whose gradients are then of
+            parameters one update older (``delayed``; Ren et al. 2101.06840, section 5.2).
     """
 
     params: str = ""
@@ -52,6 +56,7 @@ class Offload(msgspec.Struct, frozen=True, kw_only=True):
     activations_part: float = 1.0
     prefetch: int = 2
     tiles: int = 1
+    update: str = "now"
 
     @property
     def any(self) -> bool:
@@ -120,6 +125,10 @@ def _possible(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Itera
     if offload.tiles > 1 and (layout.zero < 3 or layout.pp > 1):
         message = f"tiles={offload.tiles} gathers a layer in parts, and no layer is gathered for its pass alone"
         yield wrong("P052", message, f"offload.tiles = {offload.tiles}", "say zero3 and pp1, or drop tiles=")
+    if offload.update == DELAYED and (not offload.optimizer or synchronous):
+        what = "is by the devices themselves, which are processor cores" if synchronous else "is by the devices"
+        message = f"update=delayed is about an update by the host beside the next step, and the update {what}"
+        yield wrong("P052", message, "offload.update = delayed", "add offload=optimizer on GPUs, or drop update=")
     if not offload.any:
         if offload.prefetch != Offload().prefetch:
             place = f"offload.prefetch = {offload.prefetch}"
@@ -185,6 +194,9 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
     if offload.tiles > 1:
         message = "layers gathered in parts are priced and not run"
         yield unrun("P033", message, plan, "offload", f"tiles = {offload.tiles}", tiles=1)
+    if offload.update == DELAYED:
+        message = "an update beside the next step is priced and not run"
+        yield unrun("P033", message, plan, "offload", "update = delayed", update="now")
     policy = plan.precision
     if offload.optimizer and (policy.compute or train.dtype) != "fp32" and policy.compute != "float64":
         message = "masters of 16-bit parameters stay in memory while moments lie on drives: priced and not run"
@@ -224,6 +236,15 @@ FIELDS = (
         place=322,
         decides=(EXCHANGE,),
         useful=lambda plan: plan.layout.zero == 3,
+    ),
+    Field(
+        name="update",
+        help="whether the host's update is waited for, or runs beside the next step",
+        form=names("now", DELAYED),
+        spelled=KEYED,
+        place=323,
+        decides=(STRUCTURE, EXCHANGE),
+        useful=lambda plan: bool(plan.offload.optimizer),
     ),
 )
 FACET = Facet(
