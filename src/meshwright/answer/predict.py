@@ -80,7 +80,7 @@ def predict(
     found = check(plan, model, cluster, train)
     if found:
         raise MeshwrightError(found)
-    costs = costs or standard_on(cluster, dtype=plan.precision.compute or train.dtype)
+    costs = costs or standard_on(cluster, dtype=plan.pools[0].plan.precision.compute or train.dtype)
     plan, choice = decided(plan, model, cluster, train, costs)
     # replicas with steps of their own, and pools, are timed on a typical batch
     typical = bool(plan.several) or not read(plan.sync.policy).exact
