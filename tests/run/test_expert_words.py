@@ -9,11 +9,15 @@ import pytest
 
 from meshwright.plan import check, parse
 from meshwright.plan.executable import unexecutable
+from meshwright.run.mesh import build
+from meshwright.run.routing import measures, watched
+from meshwright.run.settings import Settings
+from meshwright.run.trainer import Trainer
 from meshwright.spec.cluster import load
-from meshwright.spec.routing import read
+from meshwright.spec.routing import follows, read, shares
 from meshwright.spec.workload import Train
 from tests.run.processes import launch
-from tests.run.small import assemble, differences, llama, train_steps
+from tests.run.small import assemble, batch, differences, llama, train_steps
 
 #: Relative to each tensor's largest element; two steps of AdamW amplify what another order of sums leaves.
 TOLERANCE = 1e-9
@@ -85,3 +89,27 @@ def test_experts_that_read_what_entered_the_block_are_those_of_one_process(plan)
     assert far_from_one_process(plan, alone=alone, model=model) < TOLERANCE
     usual, other = (launch(1, train_steps, m, "tp1 mb8", TRAIN, 1)[0][0][0][0] for m in (MODEL, model))
     assert abs(usual - other) > 1e-6  # another model
+
+
+def _recorded(rank, plan_text, path):
+    """Train a step while the routers are watched; what they were seen to do, and what is dropped."""
+    plan = parse(plan_text)
+    mesh = build(plan)
+    trainer = Trainer(MODEL, plan, TRAIN, mesh, settings=Settings(precision="float64"))
+    with watched(path, trainer.routers, MODEL, mesh):
+        trainer.step(batch(TRAIN, MODEL.vocab, 0, plan.layout.dp, mesh["dp"].index))
+    return measures(trainer.routers, TRAIN, plan)
+
+
+@pytest.mark.parametrize("plan", ["dp2 ep2 mb2 full capacity=0.6", "pp2 dp1 mb4"])
+def test_what_runs_record_of_routers_is_what_one_process_counts(plan, tmp_path):
+    """Every microbatch once, also where its forward is repeated; over a border of stages nobody sees what follows."""
+    seen = launch(2, _recorded, plan, str(tmp_path / "two.json"))
+    launch(1, _recorded, plan.replace("dp2 ep2", "dp1").replace("pp2 ", ""), str(tmp_path / "one.json"))
+    two, one = (read(f"{name}.json", tmp_path) for name in ("two", "one"))
+    assert shares(two, 4, 8) == pytest.approx(shares(one, 4, 8))
+    assert (two.counted, two.near) == (one.counted, 0.0)  # all copies of 128 tokens, in whole numbers
+    inside = [0, 2] if "pp2" in plan else [0, 1, 2]
+    assert follows(two, 4, 8)[inside] == pytest.approx(follows(one, 4, 8)[inside])
+    assert seen[0].keys() == ({"dropped"} if "capacity" in plan else set())
+    assert all(0.1 < each["dropped"] < 0.9 for each in seen if each)

@@ -34,7 +34,7 @@ from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
 from meshwright.run.record import Off, Recorder, install
 from meshwright.run.resume import wanted_of
-from meshwright.run.routing import watched
+from meshwright.run.routing import measures, watched
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.weights import load_weights
@@ -354,6 +354,7 @@ class RankRun:
                     "mfu": self.job.ideal_s * batch / train.global_batch / seconds if self.job.ideal_s else None,
                 }
                 | traffic.so_far()
+                | measures(self.trainer.routers, train, self.trainer.plan)
                 | ({"batch": batch} if self.growth is not None else {})
                 | ({"held_out_loss": self.judged[step]} if step in self.judged else {})
             )

@@ -20,10 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from meshwright.plan import Plan
 from meshwright.run.collect import all_reduce
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.spec.architecture import Model
 from meshwright.spec.routing import write
+from meshwright.spec.workload import Train
 
 
 class RouterStatistics:
@@ -133,23 +135,33 @@ def watched(path: str, mixtures: list[nn.Module], model: Model, mesh: ProcessMes
 
 def gathered(mixtures: list[nn.Module], layers: tuple[int, ...], mesh: ProcessMesh) -> dict[str, torch.Tensor]:
     """Return the statistics of all layers with experts, summed over all ranks: ``counts`` [layers, experts],
-    ``follows`` [layers - 1, experts, experts] where they were counted, and ``near`` and ``dropped``, each a count."""
-    experts = len(mixtures[0].seen.counts) if mixtures else 0
-    sizes = torch.tensor([experts], device=mesh.device)
+    ``follows`` [layers - 1, experts, experts] where they were counted, and ``near``, a count."""
     world = mesh["world"]
-    if not world.alone:
+    sizes = torch.tensor([len(mixtures[0].seen.counts) if mixtures else 0], device=mesh.device)
+    if not world.alone:  # a stage may have no mixture
         dist.all_reduce(sizes, op=dist.ReduceOp.MAX, group=world.handle)
     experts = int(sizes)
     counts = torch.zeros((len(layers), experts), dtype=torch.int64, device=mesh.device)
     follows = torch.zeros((max(0, len(layers) - 1), experts, experts), dtype=torch.int64, device=mesh.device)
-    scalars = torch.zeros(2, dtype=torch.int64, device=mesh.device)
+    near = torch.zeros((), dtype=torch.int64, device=mesh.device)
     for mixture in mixtures:
         at = layers.index(mixture.layer)
         counts[at] += mixture.seen.counts
         if at and mixture.seen.follows is not None:
             follows[at - 1] += mixture.seen.follows
-        scalars += torch.stack([mixture.seen.near, mixture.seen.dropped])
-    for one in (counts, follows, scalars):
-        if not world.alone:
-            dist.all_reduce(one, group=world.handle)
-    return {"counts": counts, "follows": follows, "near": scalars[0], "dropped": scalars[1]}
+        near += mixture.seen.near
+    for one in (counts, follows, near):
+        all_reduce(one, world)
+    return {"counts": counts, "follows": follows, "near": near}
+
+
+def measures(mixtures: list[nn.Module], train: Train, plan: Plan) -> dict[str, float]:
+    """Return what this rank's routers were seen to do, where the question asks something of them: the share of copies
+    that were dropped so far, and the balance and locality losses of the last step."""
+    out = {}
+    if mixtures and plan.experts.capacity:
+        copies = sum(int(one.seen.counts.sum()) for one in mixtures)
+        out["dropped"] = sum(int(one.seen.dropped) for one in mixtures) / max(1, copies)
+    if mixtures and (train.balance or train.locality):
+        out["router_loss"] = sum(float(one.seen.loss) for one in mixtures)
+    return out
