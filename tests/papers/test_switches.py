@@ -11,6 +11,7 @@ from meshwright.papers.record import papers
 from meshwright.papers.shipped import shipped
 from meshwright.papers.state import USABLE
 from meshwright.plan import parse
+from meshwright.spec.cluster import load as load_cluster
 from meshwright.spec.model import load
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
@@ -48,7 +49,7 @@ def test_a_switch_is_a_command_that_runs_with_its_words_in_it(row, own, capsys):
     commands = [shlex.split(text) for text in (row.switch.first, row.switch.command) if text]
     if any(argv[0] == "run" for argv in commands):
         pytest.importorskip("torch")
-    said = {word for arg in commands[-1] for word in (arg, *arg.split(), *arg.split(","))}
+    said = {word for arg in commands[-1] for word in (arg, *arg.split(), *arg.replace(" ", ",").split(","))}
     assert set(shlex.split(row.switch.words)) <= said
     for argv in commands:
         assert main([own.get(word, word) for word in argv]) in (0, 1), capsys.readouterr().err
@@ -62,6 +63,11 @@ def test_the_words_of_a_switch_change_the_model_the_plan_or_the_work(row):
     if "," in argv[1]:
         model = argv[1].split(",")
         changed |= load(argv[1]) != load(",".join(word for word in model if word not in words))
+    on = argv[argv.index("--on") + 1]
+    if set(words) & set(on.replace(" ", ",").split(",")):
+        islands = (",".join(w for w in part.split(",") if w not in words) for part in on.split(" + "))
+        with_words, without = load_cluster(on), load_cluster(" + ".join(islands))
+        changed |= (with_words.islands, with_words.interconnect) != (without.islands, without.interconnect)
     if "--serve" in argv:
         serve = argv[argv.index("--serve") + 1]
         changed |= parse_serve(serve) != parse_serve(",".join(word for word in serve.split(",") if word not in words))
