@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 
+import msgspec
+
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
+from meshwright.plan.facets.sequence import STATIC
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
@@ -33,6 +36,11 @@ _found: dict[str, float | Diagnostic] = {}
 def model_of(plan: Plan) -> Model:
     """The small model that a plan is trained on: one with experts where it spreads experts."""
     return EXPERTS if plan.experts.ep > 1 else DENSE
+
+
+def train_of(plan: Plan) -> Train:
+    """The small workload that a plan is trained on: with whole documents where groups share them."""
+    return TRAIN if plan.sequence.groups == STATIC else msgspec.structs.replace(TRAIN, pack="packed")
 
 
 def read(text: str) -> Plan:
@@ -57,7 +65,7 @@ def _trained(texts: Sequence[str]) -> dict[str, float | Diagnostic]:
     from meshwright.run.equality import EqualityCase, apart
 
     plans = [read(text) for text in texts]
-    cases = [EqualityCase(model=model_of(p), plan=p, train=TRAIN, steps=STEPS) for p in plans]
+    cases = [EqualityCase(model=model_of(p), plan=p, train=train_of(p), steps=STEPS) for p in plans]
     try:
         return {text: found.most for text, found in zip(texts, apart(cases), strict=True)}
     except MeshwrightError as error:

@@ -122,9 +122,23 @@ def _batch(case: EqualityCase, step: int, trainer: Trainer) -> Batch:
     tokens = torch.randint(0, case.model.vocab, (rows, length + 1), generator=draw)
     begins = torch.rand(rows, length, generator=draw) < 0.15
     documents = begins.to(torch.int32).cumsum(1).to(torch.int32)
+    if case.train.pack:
+        return _packed(tokens, documents)
     dp, chosen = trainer.mesh["dp"], trainer.rows()
     mine = range(dp.index * rows // dp.size, (dp.index + 1) * rows // dp.size) if chosen is None else chosen
     return Batch(tokens, documents).taking(mine)
+
+
+def _packed(tokens: torch.Tensor, documents: torch.Tensor) -> Batch:
+    """The batch with documents as a packing has them: positions begin in each anew, and nothing is learnt from its
+    last token."""
+    targets, positions = tokens[:, 1:].clone(), torch.zeros_like(tokens[:, 1:])
+    last = torch.ones_like(documents, dtype=torch.bool)
+    last[:, :-1] = documents[:, 1:] != documents[:, :-1]
+    targets[last] = -1
+    for column in range(1, documents.shape[1]):
+        positions[:, column] = torch.where(last[:, column - 1], 0, positions[:, column - 1] + 1)
+    return Batch(tokens, documents, targets, positions, int((targets >= 0).sum()))
 
 
 def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
