@@ -2,6 +2,7 @@
 
 ``ring`` passes keys and values round (Liu et al. 2310.01889), ``allgather`` collects them first (Llama 3, 2407.21783);
 for both, causal sequences are assigned in a zigzag so that every rank has the same work (ibid., section 3.3.2).
+``burstattention`` and ``tokenring`` are rings in which queries travel (:mod:`.query_ring`).
 ``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al. 2309.14509). An inner swap of
 heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719).
 """
