@@ -12,11 +12,13 @@ from meshwright.answer.serving import predict_serving
 from meshwright.cost import standard
 from meshwright.errors import MeshwrightError
 from meshwright.lower import lower
+from meshwright.lower.tier_sizes import rate_gb_s
 from meshwright.lower.tiers import misses
 from meshwright.plan import check, parse
 from meshwright.report.facts import fit
 from meshwright.report.remedies import remedies
 from meshwright.spec.cluster import load
+from meshwright.spec.cluster_names import share_of_node
 from meshwright.spec.model import load as load_model
 from meshwright.spec.serve import parse as parse_serve
 from meshwright.spec.workload import parse as parse_train
@@ -234,6 +236,14 @@ def test_a_window_larger_than_its_tier_is_refused_with_both_sizes():
 def test_state_that_cannot_be_moved_is_refused_with_the_way_out(words, code, said):
     found = [d for d in check(parse(words), LLAMA, NODE, TRAIN) if d.code == code]
     assert found and any(said in f"{d.message} {d.help}" for d in found)
+
+
+def test_cores_of_a_host_have_its_memory_and_drives_whole_and_share_their_rates():
+    node, cores = NODE.islands[0].node, share_of_node(NODE.islands[0].node, 2, whole=True)
+    assert share_of_node(node, 2).nvme_gb_s == node.nvme_gb_s / 4
+    assert (cores.nvme_gb_s, cores.nvme_bytes) == (node.nvme_gb_s, node.nvme_bytes)
+    assert cores.host_memory_bytes == node.host_memory_bytes
+    assert rate_gb_s(cores, 2, "nvme_read") == node.nvme_gb_s / 2
 
 
 def test_the_host_time_of_a_step_is_the_same_whoever_updates():

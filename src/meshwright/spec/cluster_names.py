@@ -36,6 +36,8 @@ FORMS += "words for the network follow: 4x4xa100,25gbe; meshwright explain clust
 TIMES = str.maketrans(dict.fromkeys("×✕✖⨯*хХX", "x"))
 #: How the source of a network begins that nobody said.
 ASSUMED = "assumed, no network is said"
+#: Memory and drives of a host, which its own cores have whole.
+OF_HOST = ("host_memory_bytes", "host_memory_gb_s", "nvme_gb_s", "nvme_write_gb_s", "nvme_bytes")
 #: Digits of a count that are read; with more it is far beyond any cluster, whatever they are.
 READ_DIGITS = 12
 
@@ -184,7 +186,8 @@ def island_from(term: Term, machine: NodeType, *, counts_machines: bool, like: L
     domain_nodes = None
     if per_node > machine.node.devices:  # whole scale-up domains were asked for: 2x36xgb200
         nodes, per_node, domain_nodes = _split_domains(term, machine)
-    node, levels, wrong = share_of_node(machine.node, per_node), machine.levels, []
+    node = share_of_node(machine.node, per_node, whole=machine.device.synchronous)
+    levels, wrong = machine.levels, []
     if term.words != Words():
         standard = cluster_words.Standard(machine.name, machine.device.scale_up, node, levels, like)
         node, levels, wrong = cluster_words.on(term.words, standard, per_node, term.text)
@@ -287,13 +290,15 @@ def compose(
     return Island(name=term.text, device=machine.device, levels=tuple(tree), node=node)
 
 
-def share_of_node(node: Node, devices: int) -> Node:
-    """The standard node cut down to fewer devices: NICs, memory, processors and power in proportion."""
+def share_of_node(node: Node, devices: int, *, whole: bool = False) -> Node:
+    """The standard node cut down to fewer devices: NICs, memory, processors and power in proportion; the host's memory
+    and drives `whole` where the devices are its own cores."""
     if devices == node.devices:
         return node
     part = devices / node.devices
     note = f"{devices}/{node.devices} of the standard node"
-    return msgspec.structs.replace(
+    own = {name: getattr(node, name) for name in OF_HOST} if whole else {}
+    cut = msgspec.structs.replace(
         node,
         devices=devices,
         nics=max(1, round(node.nics * part)),
@@ -306,6 +311,7 @@ def share_of_node(node: Node, devices: int) -> Node:
         power_w=node.power_w * part,
         sources={field: f"{note}; {source}" for field, source in node.sources.items()},
     )
+    return msgspec.structs.replace(cut, **own)
 
 
 def scale_up(levels: tuple[Level, ...], devices: int) -> list[Level]:
