@@ -306,3 +306,13 @@ def test_the_trivial_formula_knows_recomputation_and_a_frozen_base():
         for changed in ({"recompute": "none"}, {"recompute": "full"}, {"recompute": "none", "phase": "lora"})
     )
     assert (full / plain, lora / plain) == pytest.approx((8 / 6, 4 / 6))
+
+
+def test_a_jobs_own_network_is_left_unsaid_in_a_table_of_its_own(tmp_path):
+    """What a job measured of its rings is an input nobody has before renting: the same rows are asked without it."""
+    row = step(framework="nanotron", num_gpus="16", dp="8", network="8 x 400 Gb/s")
+    table(tmp_path, "training_steps", [row | {"notes": "busbw GB/s in job: AR=30 AG=28 RS=29"}, row | {"id": "a:1"}])
+    known, _, unsaid = validate(tmp_path, standard)
+    assert [s.id for s in unsaid.scored] == ["a:0"]
+    assert unsaid.scored[0].time[1] != known.scored[0].time[1]
+    assert unsaid.scored[0].width == pytest.approx(known.scored[1].width)

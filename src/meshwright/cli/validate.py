@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from meshwright.validate.run import Table
 
 DESCRIPTION = """Predict every row of the measurement tables in a folder and score the predictions per source and
-hardware. Nothing is fitted; rows with known faults of the measured machine are scored apart.
+hardware. Nothing is fitted unless --left-out asks for it; rows with known faults of the measured machine are scored
+apart.
 
 Exit code 0 whatever the errors are; 2 when the tables cannot be read."""
 
@@ -35,6 +36,9 @@ class ValidateOptions(msgspec.Struct, frozen=True, kw_only=True):
     rows: options.text("FILE", "Write every prediction as CSV.") = ""
     report: options.text("FILE", "Write scatter plots and residuals, one offline HTML file.") = ""
     markdown: options.text("FILE", "Write the accuracy page of the book: tables, constants, where they are from.") = ""
+    left_out: options.switch(
+        "Fit frameworks again without each shape of model, device and source, and score what was left out (minutes)."
+    ) = False
     json: options.JSON = False
 
 
@@ -52,6 +56,10 @@ def run(argv: list[str]) -> int:
 
     with writer(Path(given.rows)) if given.rows else nullcontext(ignore) as sink:
         found = validate(Path(given.data), standard, progress=Progress(), sink=sink)
+    if given.left_out:
+        from meshwright.validate.left_out import left_out
+
+        found += left_out(Path(given.data), note)
     if given.json:
         print_json(to_json(found))
     else:

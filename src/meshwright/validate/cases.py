@@ -272,6 +272,11 @@ def busbw_in_job(notes: str) -> dict[str, float]:
     return {op: value for op, value in zip(REACHED_BY, values) if value > 0}
 
 
+def without_busbw(notes: str) -> str:
+    """Notes without what a job measured of its own network."""
+    return BUSBW.sub("", notes)
+
+
 #: Fabrics by the word a description uses for them: name of the level and its one-way latency, from the catalog's
 #: clusters that have it.
 FABRICS = {"EFA": ("efa", "2xp5"), "Omni-Path": ("omni_path", "jean-zay")}

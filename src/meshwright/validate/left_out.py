@@ -32,7 +32,7 @@ LEFT: dict[str, Callable[[TimedQuestion], str]] = {
     "source": lambda t: t.source,
 }
 #: Folds at most; more groups than this share folds, by a hash of their names.
-MOST_FOLDS = 5
+MOST_FOLDS = 3
 
 
 def left_out(folder: Path, told: Callable[[str], None] = lambda line: None) -> list[Table]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ from meshwright.cost import Costs, Framework
 from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
 from meshwright.validate import ops, serving, serving_requests, steps, tables
-from meshwright.validate.cases import families_of, unknown_case
+from meshwright.validate.cases import busbw_in_job, families_of, unknown_case, without_busbw
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import MeasuredStep, measured, refuse
 from meshwright.validate.own_runs import protocol
@@ -24,6 +25,8 @@ from meshwright.validate.software import software_name
 FORMAT_VERSION = 1
 #: What is added to the name of a table of steps whose rows are asked as of software that nobody knows.
 UNKNOWN = "_unknown"
+#: The same of rows whose jobs measured their own network, asked without that.
+NETWORK_UNSAID = "_network_unsaid"
 #: What is added to the name of the table of steps whose stacks are given five runs of their own, and that table.
 OWN_RUNS, OWN_RUNS_OF = "_own_runs", "training_steps"
 #: What is added to the name of a table of kernels whose rows are predicted as of a device that nobody measured.
@@ -65,18 +68,17 @@ def validate(
         path = tables.find(folder, name)
         if path is None:
             continue
-        beside: Table | None = None
+        beside: tuple[Table, ...] = ()
         if name in tables.STEPS:
-            made, beside = _steps(path, name, costs_of, progress, sink)
+            made, *beside = _steps(path, name, costs_of, progress, sink)
         elif name == "serving_runs":
             made = _served(path, name, progress, sink)
         else:
-            made, beside = _ops(path, name, progress, sink)
+            made, *beside = _ops(path, name, progress, sink)
         total = int(made.metrics["all"]["rows"]) + len(made.unsupported)
         progress(name, total, total)
         out.append(made)
-        if beside is not None and beside.scored:
-            out.append(beside)
+        out += [table for table in beside if table.scored]
         if name == OWN_RUNS_OF:
             out += _own_runs(path, name, costs_of, progress)
     served = _requests(folder, progress)
@@ -106,12 +108,13 @@ def tabulated(
 
 def _steps(
     path: Path, name: str, costs_of: Callable[[Framework], Costs], progress: Progress, sink: Sink
-) -> tuple[Table, Table]:
+) -> tuple[Table, Table, Table]:
     """The table of steps, and the same rows asked as of software that nobody knows: those whose framework has a profile
-    of its own, which then is left out."""
+    of its own, which then is left out. Last those whose job measured its network, asked without that."""
     numbered = tables.numbered(path, name)
     refuse(path, numbered)
-    scored, unsupported, unknown = [], [], []
+    scored, unsupported, unknown, unsaid = [], [], [], []
+    costs_for = cache(costs_of)
     families = families_of(row for _, row in numbered)
     asked = steps.answers((row for _, row in numbered), costs_of)
     left_out = steps.answers(
@@ -127,10 +130,15 @@ def _steps(
             scored.append(score_step(row, found, answer, steps.variables(row)))
         if not other.unsupported and "framework" not in answer.assumed:
             unknown.append(score_step(row, found, other, steps.variables(row)))
+        if scored and scored[-1].id == row["id"] and scored[-1].time is not None and busbw_in_job(row["notes"]):
+            (_, blind), *_ = steps.answers([row | {"notes": without_busbw(row["notes"])}], costs_for)
+            if not blind.unsupported:
+                unsaid.append(score_step(row, found, blind, steps.variables(row)))
         sink(_step_line(name, row, found, answer))
     return (
         tabulated(name, scored, steps.VARIABLES, unsupported),
         tabulated(f"{name}{UNKNOWN}", unknown, steps.VARIABLES),
+        tabulated(f"{name}{NETWORK_UNSAID}", unsaid, steps.VARIABLES),
     )
 
 

@@ -31,7 +31,7 @@ REACH80 = 1.2815515655446004
 class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row's prediction beside its measurement; None where the row measured nothing of the kind. ``at``: the
     values of its table's variables, ``what``: the plan or shape it ran; both for residuals. ``trivial`` is the plain
-    formula for a step, ``roofline`` the ideal one for a kernel."""
+    formula for a step, ``roofline`` the ideal one for a kernel; ``width``: the interval's high over its low end."""
 
     id: str
     key: str
@@ -41,6 +41,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     trivial: float | None = None
     roofline: float | None = None
     inside: bool | None = None
+    width: float | None = None
     memory: tuple[float, float] | None = None
     memory_kind: str = ""
     oom: tuple[bool, bool] | None = None
@@ -49,7 +50,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def without_time(self) -> Scored:
         """The row with its memory and labels only."""
-        return msgspec.structs.replace(self, time=None, trivial=None, roofline=None, inside=None)
+        return msgspec.structs.replace(self, time=None, trivial=None, roofline=None, inside=None, width=None)
 
 
 class Unsupported(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -75,6 +76,7 @@ def score_step(
         time=(found.seconds, answer.step_s) if timed else None,
         trivial=answer.trivial_s if timed else None,
         inside=answer.low_s <= found.seconds <= answer.high_s if timed else None,
+        width=answer.high_s / answer.low_s if timed else None,
         memory=(found.peak_bytes, held) if found.peak_bytes and held is not None else None,
         memory_kind=found.memory_kind,
         oom=None if found.oom is None else (found.oom, not answer.fits),
@@ -152,6 +154,8 @@ def _times(rows: list[Scored]) -> dict[str, float]:
     covered = [s.inside for s in timed if s.inside is not None]
     if covered:
         out["coverage80"] = float(np.mean(covered))
+    if widths := [s.width for s in timed if s.width is not None]:
+        out["width_median"] = float(np.median(widths))
     return out | _ranking(timed)
 
 

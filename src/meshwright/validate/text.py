@@ -18,6 +18,7 @@ COLUMNS: tuple[tuple[str, str, str], ...] = (
     ("trivial", "trivial_mean_ape", "percent"),
     ("roofline", "roofline_median_ape", "percent"),
     ("in 80%", "coverage80", "percent"),
+    ("high/low", "width_median", "ratio"),
     ("rank", "spearman", "ratio"),
     ("groups", "groups", "count"),
     ("regret", "regret_mean", "percent"),
@@ -50,6 +51,7 @@ MEANING = {
     "recomputed and 4 N D over a frozen base",
     "roofline": "median absolute error of the ideal roofline: peak arithmetic or full bandwidth",
     "in 80%": "rows inside the predicted 80% interval",
+    "high/low": "median ratio of the ends of the predicted 80% interval",
     "rank": "Spearman correlation within groups, mean over groups",
     "groups": "groups of equal source, hardware, framework, model, phase, precision, devices, length and batch with "
     "five rows or more",
