@@ -11,6 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.export.engines import ENGINES, TARGETS, refusals
 from meshwright.export.engines import exporter as exporter_of
 from meshwright.export.gap import Gap, refuse
+from meshwright.export.limits import all_limits
 from meshwright.export.nearest_plan import nearest
 from meshwright.export.request import ExportRequest
 from meshwright.export.target import Target, load
@@ -54,9 +55,9 @@ def export(
     if illegal:
         raise MeshwrightError(illegal)
     request = ExportRequest(model=model, cluster=cluster, train=train, plan=plan)
-    gaps = list(exporter.limits(request))
+    gaps = list(all_limits(exporter)(request))
     if gaps:
-        instead = nearest(request, exporter.limits, _costs(name) if framework == "" else framework)
+        instead = nearest(request, all_limits(exporter), _costs(name) if framework == "" else framework)
         raise refuse(gaps, request, instead.text(about.label) if instead else "", about.label)
     files, notes = exporter.write(request)
     return Exported(target=name, version=about.version, files=files, notes=tuple(notes))

@@ -10,6 +10,7 @@ from types import ModuleType
 
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.export.gap import Gap
+from meshwright.export.limits import all_limits
 from meshwright.export.request import ExportRequest
 from meshwright.plan.executable import unexecutable
 
@@ -44,7 +45,7 @@ def refusals(engine: str, request: ExportRequest) -> tuple[Gap, ...]:
     """
     if engine == OWN:
         return tuple(_own(d) for d in unexecutable(request.plan, request.model, request.train))
-    return tuple(exporter(engine, ENGINES).limits(request))
+    return tuple(all_limits(exporter(engine, ENGINES))(request))
 
 
 def exporter(name: str, known: tuple[str, ...] = tuple(TARGETS)) -> ModuleType:

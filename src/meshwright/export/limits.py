@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
-from meshwright.export.gap import Gap
+from meshwright.export.gap import Gap, Limits
 from meshwright.export.request import ExportRequest
+from meshwright.plan import Experts
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.sequence import STATIC
 from meshwright.sync.record import USUAL
@@ -223,6 +225,35 @@ def no_expert_overlap(r: ExportRequest, reason: str) -> Iterator[Gap]:
             help="leave ep out of overlap=",
             mend={"overlap.ep": False},
         )
+
+
+def own_experts(r: ExportRequest) -> Iterator[Gap]:
+    """Yield the gaps of words of experts, and of recomputation and models, that the executor alone has."""
+    experts, usual = r.plan.experts, Experts()
+    for name in ("placement", "capacity", "hot", "portions", "duplicates"):
+        value = getattr(experts, name)
+        if value != getattr(usual, name):
+            reason = "there is nothing to set for it; meshwright run does it"
+            mend = {f"experts.{name}": getattr(usual, name)}
+            yield Gap(facet=f"experts.{name}", value=f"{name}={value}", reason=reason, help=f"drop {name}=", mend=mend)
+    if r.model.mixtures and r.layout.tp > 1 and not r.layout.sp:
+        value, reason = "experts under tensor parallelism without sp", "tokens come to experts from sequence shards"
+        yield Gap(facet="layout.sp", value=value, reason=reason, help="drop nosp", mend={"layout.sp": True})
+    if r.plan.memory.brought == "kept":
+        reason, mend = "recomputed layers exchange again", {"memory.brought": "again"}
+        yield Gap(facet="memory.brought", value="brought=kept", reason=reason, help="drop brought=", mend=mend)
+    for name in ("balance", "locality"):
+        if getattr(r.train, name):
+            reason = "a loss on routers is its own setting, and another than this"
+            yield Gap(facet=f"train.{name}", value=f"{name}=", reason=reason, help=f"drop {name}= from the workload")
+    if any(spec.shortcut for spec in r.model.mixtures):
+        reason = "its experts read what leaves attention"
+        yield Gap(facet="model", value=r.model.name, reason=reason, help="name the model without shortcut")
+
+
+def all_limits(exporter: ModuleType) -> Limits:
+    """Return the limits of a target that trains: its own, and what no target has."""
+    return lambda request: (*exporter.limits(request), *own_experts(request))
 
 
 def tiles_alone(r: ExportRequest) -> Iterator[Gap]:

@@ -1,0 +1,33 @@
+"""Words of experts that only the executor has are refused by every target that trains, all at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.errors import MeshwrightError
+from meshwright.export import export
+from meshwright.plan import parse
+from meshwright.spec.cluster import load
+from meshwright.spec.model import load as load_model
+from meshwright.spec.workload import parse as parse_train
+
+
+@pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed"])
+def test_words_of_experts_that_no_target_has_are_refused_at_once(target):
+    train = parse_train("batch=64,seq=4096,routing=zipf:s=1,balance=global")
+    plan = parse("tp2 ep8 etp1 mb1 zero1 full nosp capacity=1.25 placement=balanced hot=2 portions=2 brought=kept")
+    with pytest.raises(MeshwrightError) as error:
+        export(target, load_model("mixtral-8x7b"), load("32xh100"), train, plan)
+    said = "\n".join(d.message for d in error.value.diagnostics)
+    words = (
+        "placement=balanced",
+        "capacity=1.25",
+        "hot=2",
+        "portions=2",
+        "brought=kept",
+        "balance=",
+        "without sp",
+    )
+    assert [word for word in words if word not in said] == []
+    with pytest.raises(MeshwrightError, match="its experts read what leaves attention"):
+        export(target, load_model("mixtral-8x7b,shortcut"), load("32xh100"), train, parse("dp32 mb1 zero1 full"))
