@@ -120,6 +120,10 @@ class VarlenAttention(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True
         return sum(group.num_bytes for group in self.groups)
 
 
+#: The operator that adds a block of ring attention to the results of the blocks before it.
+RING_MERGE = "ring merge"
+
+
 class Elementwise(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     """Memory-bound kernels: bytes read and written when pointwise chains are fused, and how many kernels share them.
     ``fused``: that is what runs, whatever the framework does elsewhere (the optimizer, quantisation). ``operator``:
@@ -153,7 +157,8 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     some others alone. Where the network's switches are described (``wired``), ``ringed`` and ``exchanged`` are how many
     times as long as a port the busiest link between switches takes, in a ring and in an all-to-all, and ``forwarded``
     is the share of what an all-to-all sends between nodes that is passed on inside a node first.
-    ``carried`` is what the busiest child's port carries of an uneven exchange over that of an even one."""
+    ``carried`` is what the busiest child's port carries of an uneven exchange over that of an even one. ``children``
+    has the level, members or not, where they share a host's bridges; else 0."""
 
     name: str
     members: int
@@ -171,6 +176,7 @@ class Hop(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     exchanged: float = 1.0
     forwarded: float = 0.0
     carried: float = 1.0
+    children: int = 0
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):

@@ -20,10 +20,10 @@ from meshwright.spec.model import load as load_model
 from meshwright.spec.workload import parse as parse_train
 
 PLANS = (
-    "dp8 mb1 zero1 full",
-    "dp8 mb2 zero1 full",
-    "tp2 dp4 mb2 zero1",
-    "tp4 dp2 mb1 zero1",
+    "dp8 mb1 zero1 full gather=ahead",
+    "dp8 mb2 zero1 full gather=ahead",
+    "tp2 dp4 mb2 zero1 gather=ahead",
+    "tp4 dp2 mb1 zero1 gather=ahead",
     "fsdp mb1 full",
     "pp2 dp4 mb1",
 )

@@ -198,3 +198,24 @@ def test_groups_beside_each_other_share_the_ports_of_a_node(where, plan, axis, s
     group = mesh.group(axis) if axis == "pp" else mesh.among(axis)
     hop, port = group.hops[-1], cluster.islands[0].levels[-1]
     assert hop.name == port.name and hop.gb_s == pytest.approx(port.busy_gb_s * share)
+
+
+def test_a_message_over_a_mesh_goes_over_the_one_link_to_its_neighbour():
+    """Where every pair of four has a link of 64 GB/s, a gather fills all three of a rank's, a message only one."""
+    mesh, switch = node(4, 192.0, topology="mesh"), node(4, 192.0)
+    assert seconds("send", 1e9, mesh) == pytest.approx(3 * seconds("send", 1e9, switch), rel=0.05)
+    assert seconds("all_gather", 1e9, mesh) == pytest.approx(seconds("all_gather", 1e9, switch), rel=0.3)
+
+
+def test_a_host_of_half_the_devices_has_half_as_many_on_each_bridge():
+    """Of the measured host of 8 L40S, gathers of 256 MiB over 2 and 4 reach 19.3 and 4.7 GB/s (AIConfigurator): bridges
+    are shared. A host with 4 has two on each socket's bridge, as the measured one under 2."""
+    l40s, groups = load_device("l40s"), {}
+    for text, plan in (("8xl40s", "tp4 dp2"), ("1x4xl40s", "tp4 dp1")):
+        groups[text] = Mesh(parse(plan), load_cluster(text)).group("tp")
+    rate = {
+        text: 0.75 * 0.268435456 / link(Collective(op="all_gather", num_bytes=2.0**28, group=group), l40s).seconds
+        for text, group in groups.items()
+    }
+    assert rate["8xl40s"] == pytest.approx(4.72, rel=0.2)
+    assert rate["1x4xl40s"] == pytest.approx(19.3, rel=0.15)

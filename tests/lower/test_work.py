@@ -158,6 +158,24 @@ def test_a_ring_sends_its_blocks_one_time_less_than_it_has_ranks():
     assert size == S / 4 * 2 * 4 * 32 * 2  # keys and values of a quarter of the tokens, 4 heads of 32, 16 bits
 
 
+def test_blocks_of_a_ring_are_merged_with_those_before_and_the_last_gradients_travel_home():
+    # Ring Attention (2310.01889): every block but the first adds to fp32 outputs and, backward, to fp32 gradients of
+    # queries, keys and values; of a zigzag ring's blocks, each half the queries or half the keys, 3/4 are touched. The
+    # gradients of the block that came last belong to the next rank.
+    pieces = layer("cp4 dp1", LLAMA)
+    merged = lambda which: [e.work for e in program(pieces, which) if "merge" in e.name]  # noqa: E731
+    outputs = S / 4 * 8 * 32
+    assert [m.num_bytes for m in merged("F")] == [outputs * (2 + 8) * 0.75] * 3
+    assert [m.num_bytes for m in merged("B")] == [S / 4 * (8 + 4 + 4) * 32 * (2 + 8) * 0.75] * 3
+    sent = [e.work.num_bytes for e in program(pieces, "B") if e.queue == "cp"]
+    kv = S / 4 * 2 * 4 * 32 * 2
+    assert sent == [2 * kv] * 3 + [kv]
+    blocks = [e.work for e in program(pieces, "F") if isinstance(e.work, AttentionCore)]
+    assert {(b.q_len, b.kv_len) for b in blocks} == {
+        (S // 4, S // 4 // 2)
+    }  # as many pairs as half a block of a quarter
+
+
 def test_ulysses_swaps_heads_and_sequence_around_the_core():
     pieces = layer("cp4 dp1 ulysses")
     assert collectives(pieces, "F") == {("all_to_all", "cp"): 2}

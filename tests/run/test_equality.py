@@ -88,7 +88,7 @@ LAYOUTS = [
     "cp2 zero3",
     "cp2 tp2",
     "pp2 dp2 zero2",
-    "pp2 dp2 vpp2 interleaved zero2",
+    "pp2 dp2 vpp3 interleaved zero2 gather=after",  # six stages of four layers: the embedding and the head alone
     "pp2 dp2 zero2 zb-v vpp2",
     "pp2 dp2 zero2 zb-h1",
     "pp2 dp2 zero3",

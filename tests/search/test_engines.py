@@ -13,6 +13,7 @@ from meshwright.export.request import ExportRequest
 from meshwright.export.runnable import able, engine
 from meshwright.plan import parse as plan
 from meshwright.report import search_text
+from meshwright.search.draws import SharedDraws
 from meshwright.search.engines import Demands, Runnable, extended
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import family_of
@@ -21,7 +22,6 @@ from meshwright.search.recommend import NEAR, REACH, ROOM
 from meshwright.search.restrict import restricted
 from meshwright.search.settle import settled
 from meshwright.search.space import default, states
-from meshwright.search.ties import tie
 from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
@@ -177,13 +177,13 @@ def test_the_recommended_plan_ties_with_the_fastest_has_room_and_is_run_by_an_en
     assert not refusals("megatron", ExportRequest(model=asked[0], cluster=asked[1], train=asked[2], plan=pick.plan))
     assert refusals("megatron", ExportRequest(model=asked[0], cluster=asked[1], train=asked[2], plan=first.plan))
     room = pick.prediction.tightest.headroom_bytes
-    # 5% of cases where the default profile's peaks have an error of 0.2: more than any plan as fast as these leaves
-    capacity = asked[1].islands[0].device.memory_bytes
-    assert ROOM * capacity <= room < pick.room_bytes == room_bytes(0.05, capacity, 0.2)
+    # 5% of cases under the spread of the default profile's peaks: more than any plan as fast as these leaves
+    capacity, sigma = asked[1].islands[0].device.memory_bytes, Evaluator(*asked).costs.framework.memory_sigma
+    assert ROOM * capacity <= room < pick.room_bytes == room_bytes(0.05, capacity, sigma)
     assert "less than" in pick.why
     runs = [simulate(p, *asked, Evaluator(*asked).costs) for p in (pick.plan, first.plan)]
     slower = [r for r in found.best if r.tie and r.prediction.step_time_s >= runs[0].step_time_s]
-    assert tie(*runs) is not None or slower
+    assert SharedDraws(Evaluator(*asked)).tie(pick.plan, first.plan) is not None or slower
     assert 0 < pick.slower == runs[0].step_time_s / runs[1].step_time_s - 1 < REACH - 1
     assert f"{pick.slower:.1%} slower than the fastest" in pick.why and "Megatron-Core runs it" in pick.why
     eligible = [r for r in found.best if r.tie and not others[0].refuses(r.plan)]
@@ -192,7 +192,8 @@ def test_the_recommended_plan_ties_with_the_fastest_has_room_and_is_run_by_an_en
 
 def test_the_fastest_itself_is_recommended_where_it_has_room_and_is_run(dense):
     one = engine("meshwright", *DENSE)
-    found = find(*DENSE, space=dense[0], families=True, recommend=True, demands=Demands(others=(one,)))
+    space = dense[0].with_domain("zero", (3,))
+    found = find(*DENSE, space=space, families=True, recommend=True, demands=Demands(others=(one,)))
     assert found.recommended.plan == found.best[0].plan
     assert found.recommended.why.startswith("the fastest; leaves")
 

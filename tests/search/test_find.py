@@ -13,14 +13,14 @@ from meshwright.plan import check
 from meshwright.plan import parse as plan
 from meshwright.plan.text import over
 from meshwright.quantity import seconds
+from meshwright.search.draws import SharedDraws
+from meshwright.search.evaluate import Evaluator
 from meshwright.search.find import find
 from meshwright.search.found import pareto
 from meshwright.search.restrict import restricted
 from meshwright.search.space import default, plan_of
 from meshwright.search.store import Store, identity
 from meshwright.search.strategies import exhaustive
-from meshwright.search.ties import difference, tie
-from meshwright.simulate.step import simulate
 from meshwright.spec.cluster import load as cluster
 from meshwright.spec.model import load as model
 from meshwright.spec.model import transformer
@@ -159,10 +159,10 @@ def test_a_sequence_beyond_learned_positions_is_the_reason_that_no_plan_is_legal
 
 
 def test_a_plan_ties_with_itself_and_not_with_one_that_recomputes_everything():
-    runs = [simulate(plan(text).on(8), *SMALL, standard()) for text in ("tp2 zero1", "tp2 zero1", "tp2 zero1 full")]
-    assert difference(runs[0], runs[1]) == (0.0, 0.0)
-    assert tie(runs[0], runs[1]) is not None
-    assert tie(runs[0], runs[2]) is None
+    draws = SharedDraws(Evaluator(*SMALL, standard()))
+    same, full = plan("tp2 zero1").on(8), plan("tp2 zero1 full").on(8)
+    assert draws.tie(same, same)[:2] == (0.0, 0.0)
+    assert draws.tie(full, same) is None
 
 
 def test_the_front_keeps_what_nothing_beats_twice():

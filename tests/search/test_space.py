@@ -71,7 +71,7 @@ def test_everything_that_is_wrong_with_restrictions_is_said_at_once_with_the_nea
         ("fix", "mb=0", "R002"),
         ("allow", "vpp=0", "R002"),
         ("fix", "dp=0", "R002"),
-        ("fix", "stages=0,32", "R002"),
+        ("fix", "stages=a,32", "R002"),
         ("fix", "tp=\N{SUPERSCRIPT TWO}", "R002"),
         ("fix", f"tp={'9' * 5000}", "R002"),
         ("fix", "imbalance=inf", "R002"),

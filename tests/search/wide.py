@@ -102,6 +102,7 @@ def wide_questions(draw, most=None):
         "schedule": some(*SCHEDULES),
         "vpp": draw(st.sampled_from((None, (1, 2, 3, 4, 6)))),
         "zero": some(0, 1, 2, 3),
+        "gather": some("ahead", "after"),
         "shard": draw(st.sampled_from((None, None, (0, 1, 2)))),
         "stages": some("even", "balanced"),
         "shares": ("even", "balanced") if islands else ("even",),

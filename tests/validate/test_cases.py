@@ -190,3 +190,36 @@ def test_what_lies_in_the_hosts_memory_is_not_kept_on_the_device():
     """MaxText's policy saves the projections to queries, keys and values alone, and those on the host."""
     asked = case(step(recompute="selective", flags="qkv_proj_offloaded"))
     assert (asked.plan.memory.recompute, "recompute" in asked.assumed) == ("full", False)
+
+
+@pytest.mark.parametrize(
+    ("said", "vpp", "schedule", "chunks"),
+    [
+        ("1f1b", "", "1f1b", 1),
+        ("interleaved_1f1b", "", "interleaved", 2),
+        ("interleaved_1f1b", "3", "interleaved", 3),
+        ("1f1b", "3", "interleaved", 3),
+        ("gpipe", "", "gpipe", 1),
+        ("dualpipev", "", "dualpipev", 2),
+    ],
+)
+def test_the_schedule_is_the_one_a_row_says(said, vpp, schedule, chunks):
+    """Rows that differ in the schedule's word alone are two questions; chunks that nobody said are two."""
+    asked = case(step(schedule=said, vpp=vpp, pp="2", num_gpus="16", dp="8"))
+    assert (asked.plan.pipeline.schedule, asked.plan.pipeline.vpp) == (schedule, chunks)
+    assert ("vpp" in asked.assumed) == (said == "interleaved_1f1b" and not vpp)
+
+
+def test_torchtitan_s_pipelines_cut_a_rank_s_batch_into_as_many_microbatches_as_they_have_ranks():
+    """TorchTitan's pipelining_utils.py: n_microbatches is the degree of the pipeline unless said."""
+    row = {
+        "pp": "4",
+        "num_gpus": "8",
+        "dp": "2",
+        "micro_batch_seqs": "16",
+        "grad_accum": "1",
+        "global_batch_seqs": "32",
+    }
+    asked = case(step(framework="torchtitan", schedule="1f1b", **row))
+    assert asked.plan.num_microbatches(32) == 4 and "microbatch" in asked.assumed
+    assert case(step(framework="nanotron", schedule="1f1b", **row)).plan.num_microbatches(32) == 1

@@ -31,11 +31,8 @@ def interval_draws(run: Simulated) -> np.ndarray:
     draws = {c: np.exp(rng.permutation(normal) * sigma[c]) for c in classes}
     factors = np.array([draws[ERROR_CLASS[cause]] for cause in PRICED])
     turn = rng.permutation(normal)
-    durations = np.vstack([run.priced.parts.sum(axis=1), (run.priced.parts @ factors).T])
-    alone, *drawn = _steps(run, durations)
-    # where ranks share cores or ports a step takes longer than in order, and its draws as much longer
-    shared = run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0
-    steps = np.array(drawn) * shared
+    durations = (run.priced.parts @ factors).T
+    steps = np.array(steps_of(run, durations))
     sigma = run.step_sigma
     if run.fitted:
         known = float(np.std(np.log(steps)))
@@ -43,11 +40,16 @@ def interval_draws(run: Simulated) -> np.ndarray:
     return np.exp(turn * sigma) * steps
 
 
-def _steps(run: Simulated, durations: np.ndarray) -> list[float]:
-    """Return the step times under durations [draws, keys]; where replicas average now and then, a round's mean."""
+def steps_of(run: Simulated, durations: np.ndarray) -> np.ndarray:
+    """Return the step times under durations [draws, keys], in one call of the engine; where replicas average now and
+    then, a round's mean. Where ranks share cores or ports a step takes longer than in order, and its draws as much
+    longer."""
+    durations = np.vstack([run.priced.parts.sum(axis=1), durations])
     if run.round is not None:
-        return drawn(run.lowered.graph, run.lowered.programs, run.round, durations).tolist()
-    return makespans(run.lowered.graph, np.ascontiguousarray(durations)).tolist()
+        alone, *steps = drawn(run.lowered.graph, run.lowered.programs, run.round, durations).tolist()
+    else:
+        alone, *steps = makespans(run.lowered.graph, np.ascontiguousarray(durations)).tolist()
+    return np.array(steps) * (run.step_time_s / alone if abs(run.step_time_s - alone) > 1e-9 * alone else 1.0)
 
 
 def class_sigma(run: Simulated) -> dict[str, float]:

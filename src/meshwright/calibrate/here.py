@@ -48,6 +48,7 @@ GIVEN = (
     "host_us_per_collective",
     "host_us_per_dispatch",
     "exchange_share",
+    "gather_share",
     "activation_copies",
     "context_bytes",
     "communicator_bytes",

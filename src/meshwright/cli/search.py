@@ -43,6 +43,8 @@ was found.
 Ctrl-C ends the search with what was found, a second one at once."""
 NO_STORE = "none"
 PICKS = ("recommended", "fastest")
+#: Whom --runnable asks: the exporters' usual targets and this package's executor.
+ENGINES = ("megatron", "torchtitan", "deepspeed", "accelerate", "meshwright")
 
 
 class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +76,8 @@ class SearchOptions(msgspec.Struct, frozen=True, kw_only=True):
     framework: options.text("NAME", "Whose time and memory: meshwright catalog frameworks.") = ""
     headroom: options.text("AMOUNT", "Memory that plans leave on every device: 5% or 4GiB.") = ""
     risk: options.text("SHARE", "Plans that run out of memory with at most this probability: 5%.") = ""
+    robust: options.switch("Recommend the plan that loses least in the worst draw of what is unknown.") = False
+    runnable: options.switch("Only plans that an engine of --for, or run, can run, as they are.") = False
     strategy: options.text("NAME", "exhaustive (default), beam or anneal.") = ""
     objective: options.text(
         "NAME", "step, cost, energy, time-to-loss; with --serve: devices, cost, goodput, throughput, e2e."
@@ -140,6 +144,9 @@ def _read(given: SearchOptions, wrong: list[Diagnostic]) -> scaling.AskedCurve:
         place, help = f"--pick {given.pick}", nearest(given.pick, PICKS)
         wrong.append(Diagnostic(code="R004", message=f"no plan {given.pick!r}", place=place, help=help))
     wrong += Said(headroom=given.headroom, risk=given.risk, engines=given.for_).wrong()
+    if given.runnable and given.for_:
+        message, help = "--for says already who shall run it", "drop --runnable, or --for to allow every engine"
+        wrong.append(Diagnostic(code="R003", message=message, place="--runnable", help=help))
     return scaling.read(given, wrong)
 
 
@@ -148,7 +155,8 @@ def _objectives(given: SearchOptions) -> tuple[str, ...]:
 
 
 def _said(given: SearchOptions, ask: scaling.AskedCurve) -> Said:
-    return Said(headroom=given.headroom, risk=given.risk, engines=given.for_, framework=ask.question.framework)
+    engines = ",".join(ENGINES) if given.runnable else given.for_
+    return Said(headroom=given.headroom, risk=given.risk, engines=engines, framework=ask.question.framework)
 
 
 def _as_kept(given: SearchOptions, ask: scaling.AskedCurve) -> scaling.AskedCurve:
@@ -168,11 +176,12 @@ def _find(given: SearchOptions, ask: scaling.AskedCurve, cluster: Cluster, *, be
     asked = (ask.model, cluster, ask.train)
     said = _said(given, ask)
     demands, remarks = said.of(*asked)
-    usual = extended(default(*asked), demands.engines)
+    costs = standard_on(cluster, said.profile, ask.train.dtype)
+    usual = extended(default(*asked, costs.framework.defaults.gather), demands.engines)
     found = find(
         *asked,
         space=restricted(usual, fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow),
-        costs=standard_on(cluster, said.profile, ask.train.dtype),
+        costs=costs,
         strategy=given.strategy or "exhaustive",
         objective=given.objective or "step",
         objectives=_objectives(given),
@@ -180,6 +189,7 @@ def _find(given: SearchOptions, ask: scaling.AskedCurve, cluster: Cluster, *, be
         families=not given.variants and not ask.is_scaling,
         demands=demands,
         recommend=not ask.is_scaling,
+        robust=given.robust,
         store=_store(given),
         report=partial(_progress, before=before) if before else _progress,
         **hints,

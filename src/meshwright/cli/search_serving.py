@@ -38,6 +38,8 @@ OF_TRAINING = (
     "for_",
     "framework",
     "headroom",
+    "robust",
+    "runnable",
     "strategy",
     "variants",
     "pick",

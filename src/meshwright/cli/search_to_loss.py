@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: What it is called as an objective.
 OBJECTIVE = "time-to-loss"
 #: Options of a search that are not of this one.
-OTHERS = ("pareto", "variants", "top", "pick", "report", "plot", "store")
+OTHERS = ("pareto", "variants", "top", "pick", "report", "plot", "store", "robust")
 
 
 def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
@@ -30,7 +30,8 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
     cluster = ask.curves[0].clusters[0][1]
     asked = (ask.model, cluster, ask.train)
     demands, remarks = said.of(*asked)
-    usual = extended(default(*asked), demands.engines)
+    costs = standard_on(cluster, said.profile, asked[2].dtype)
+    usual = extended(default(*asked, costs.framework.defaults.gather), demands.engines)
     space = restricted(usual, fix=given.fix, bound=given.bound, exclude=given.exclude, allow=given.allow)
     if not given.strategy:
         remarks = (
@@ -44,7 +45,7 @@ def search_to_loss(given: Any, ask: AskedCurve, said: Any) -> int:
         space,
         space["sync"] if named else usual_policies(),
         said=_progress,
-        costs=standard_on(cluster, said.profile, asked[2].dtype),
+        costs=costs,
         strategy=given.strategy or "beam",
         demands=demands,
     )

@@ -125,15 +125,20 @@ class Costs:
             return self._varlen(work, device)
         if isinstance(work, Gemm) and work.batch > 1 and not _aligned(work):
             work = msgspec.structs.replace(work, dtype="fp32")
-        if isinstance(work, Elementwise) and not work.fused and self.framework.elementwise_passes != 1.0:
+        if isinstance(work, Elementwise) and self.passes(work) != 1.0:
             timed = self._answer(work, device) if work.operator else None
             if timed is not None and timed.as_run:
                 return timed
-            passes = self.framework.elementwise_passes
+            passes = self.passes(work)
             work = Elementwise(num_bytes=work.num_bytes * passes, kernels=round(work.kernels * passes), fused=True)
         if self.adds_apart(work):
             return self._added(work, device)
         return self._answer(work, device)
+
+    def passes(self, work: Elementwise) -> float:
+        """Return how many times as many kernels and bytes a chain of pointwise kernels has as where it is fused."""
+        fused = work.fused or work.operator in self.framework.defaults.fused
+        return 1.0 if fused else self.framework.elementwise_passes
 
     def _varlen(self, work: VarlenAttention, device: Device) -> Estimate:
         """Price a kernel over documents of several lengths: each length takes its share of a kernel that has as many

@@ -13,7 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil, log2, sqrt
 
-from meshwright.cost.fabric import Constants, shipped
+from meshwright.cost.fabric import Constants, shipped, uncontended
 from meshwright.work import Collective, Group, Hop
 
 Line = tuple[float, float]
@@ -48,7 +48,7 @@ def _port(hop: Hop, fabric: Constants) -> float:
     measured in general, or worked out for switches that are described."""
     if hop.wired:
         return hop.gb_s * 1e9 / hop.ringed
-    return hop.gb_s * 1e9 * min(1.0, (2 / hop.members) ** fabric.contention)
+    return hop.gb_s * 1e9 * uncontended(hop, fabric)
 
 
 def _ring_steps(hops: tuple[Hop, ...]) -> list[float]:
@@ -209,8 +209,9 @@ def _exchange(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> 
 
 
 def _send(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """A message to a neighbour: where all pairs have links of their own, over the one link to it."""
     hop, fabric = hops[-1], fabrics[-1]
-    port = hop.gb_s * 1e9 / hop.ringed
+    port = hop.gb_s * 1e9 / (hop.members - 1 if hop.topology == "mesh" else hop.ringed)
     large = 1 / (port * fabric.send)
     small = max(large, 1 / (port * fabric.send_connection))
     return (
@@ -223,7 +224,7 @@ def _neighbours(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -
     """Messages between ranks that meet, all at once: each takes the latency of the outermost level that any crosses,
     and the port that most of them pass carries them one after the other."""
     sent = [_send(n, (hop,), (fabric,)) for hop, fabric in zip(hops, fabrics)]
-    loads = [hop.messages / min(1.0, (2 / hop.members) ** fabric.contention) for hop, fabric in zip(hops, fabrics)]
+    loads = [hop.messages / uncontended(hop, fabric) for hop, fabric in zip(hops, fabrics)]
     found = []
     for levels in zip(*sent):  # a protocol's line at every level
         rate = max(load * rate for load, (_, rate) in zip(loads, levels))

@@ -36,6 +36,8 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         send_connection, exchange_connection: what one connection's small messages reach of a port's bandwidth.
         contention: n children get ``(2/n) ** contention`` of a port each: a shared host bridge (PCIe without
             switches), or flows that collide on a network's links.
+        host: devices of the host that was measured, where its bridges are shared: a host with fewer of them has as many
+            bridges (one for each socket), on each of which fewer contend. 0 where that is nothing.
         gather_us: what a connection needs for each message it passes on in a ring of all-gather or reduce-scatter,
             whatever its size: every one of a ring's steps waits for its slowest connection. 0 unless measured at scale:
             then steps pay their latencies alone.
@@ -66,9 +68,16 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     send: float
     all_to_all: float
     contention: float
+    host: float = 0.0
     gather_us: float = 0.0
     reduce_us: float = 0.0
     tree_nodes: float = 0.0
+
+
+def uncontended(hop: Hop, fabric: Constants) -> float:
+    """Return the share of its port that a child of a level gets while the group's others send too."""
+    crowd = hop.children / fabric.host if hop.children and fabric.host else 1.0
+    return min(1.0, (2 / (hop.members * crowd)) ** fabric.contention)
 
 
 class Custom(msgspec.Struct, frozen=True, kw_only=True):

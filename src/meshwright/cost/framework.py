@@ -17,7 +17,7 @@ import msgspec
 from meshwright import catalog
 from meshwright.errors import MeshwrightError, nearest
 from meshwright.plan import Overlap, Plan
-from meshwright.plan.facets.overlap import OVERLAPS
+from meshwright.plan.facets.overlap import OVERLAPS, gathers_once
 from meshwright.plan.pool_words import words_of
 from meshwright.plan.text import says
 from meshwright.spec.cluster import Cluster
@@ -35,14 +35,17 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             that the device has).
         loss, dropout: the loss kernels; whether dropout is applied.
         parallel: attention and the MLP of a block are computed side by side.
+        fused: operators that are one kernel though chains of pointwise kernels are not (``ring merge``).
         streams: slices of a product run on several streams.
         accumulation: of a microbatch's weight gradients: ``fused`` into the product, or a ``separate`` kernel that
             reads them again.
         overlap: plan words, and ``ep between nodes``: the experts' exchange where it leaves a scale-up domain.
+        gather: when parameters that a step gathers once are gathered (a plan's ``gather=``).
         recompute, selective: the recompute mode; what the framework calls ``selective``, in a plan's words.
         sp: sequence parallelism under tensor parallelism.
         params, grads, master, moments: precisions.
         partition: how layers are cut into stages: ``even``, or ``thresholds`` of summed costs (``lower/partition.py``).
+        cuts: whether a pipeline cuts the batch that a rank is given at once into as many microbatches as it has ranks.
         gathered: whether inputs of products are gathered again for their weight gradients or saved (plan words).
         dispatch: how tokens reach experts on other nodes: "" for an all-to-all of a copy for each expert, ``normal``
             for DeepEP's kernels, which send one copy to a node and spread it there, from ``dispatch_from`` expert
@@ -63,8 +66,10 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: bool = False
     overlap: tuple[str, ...] = ("dp", "pp")
     parallel: bool = False
+    fused: tuple[str, ...] = ()
     streams: bool = True
     accumulation: str = "fused"
+    gather: str = "ahead"
     recompute: str = "none"
     selective: str = "selective"
     sp: bool = True
@@ -73,6 +78,7 @@ class Defaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     master: str = "fp32"
     moments: str = "fp32"
     partition: str = "even"
+    cuts: bool = False
     gathered: str = "again"
     dispatch: str = ""
     dispatch_from: int = 2
@@ -103,7 +109,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``ring_steps``: time of a ring's step between nodes beside a training step over what it is on idle nodes, which is
     what ``busbw_gb_s`` of a cluster tells: the threads that feed the NICs share cores with those that train.
     ``exchange_share``: share of the bandwidth between nodes that the exchange of parameters and gradients reaches
-    which ZeRO-3 does layer by layer.
+    which ZeRO-3 does layer by layer; ``gather_share``: that which the gather of all parameters after an update does.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that
@@ -144,6 +150,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     kernel_slowdown: float = 0.0
     ring_steps: float = 1.0
     exchange_share: float = 1.0
+    gather_share: float = 1.0
     exchanges_at_once: int = 1
     activation_copies: float = 1.0
     context_bytes: float = 1.0 * 2**30
@@ -167,12 +174,14 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def usual_overlap(framework: Framework, plan: Plan, domain_size: int) -> Overlap:
     """Communication that the framework overlaps with compute unless told otherwise, for a plan on a cluster whose
     scale-up domains hold `domain_size` devices: experts spread over more of them exchange between nodes."""
-    usual = set(framework.defaults.overlap)
+    usual, gather = set(framework.defaults.overlap), "ahead"
+    if gathers_once(plan.layout.zero, plan.layout.pp):
+        gather = framework.defaults.gather
     if "ep between nodes" in usual and plan.experts.ep > domain_size:
         usual.add("ep")
     if plan.layout.tp == 1:
         usual.discard("tp")
-    return Overlap(**{name: name in usual for name in OVERLAPS})
+    return Overlap(**{name: name in usual for name in OVERLAPS}, gather=gather)
 
 
 def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: Cluster) -> Plan:
@@ -184,9 +193,11 @@ def overlapped_as_usual(framework: Framework, plan: Plan, words: str, cluster: C
             for pool in plan.several
         )
         return msgspec.structs.replace(plan, several=tuple(pools))
-    if says(words, "overlap"):
-        return plan
     usual = usual_overlap(framework, plan, min(island.domain_size for island in cluster.islands))
+    if says(words, "overlap"):
+        usual = msgspec.structs.replace(plan.overlap, gather=usual.gather)
+    if says(words, "gather"):
+        usual = msgspec.structs.replace(usual, gather=plan.overlap.gather)
     return msgspec.structs.replace(plan, overlap=msgspec.structs.replace(usual, ep=usual.ep or plan.overlap.ep))
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from meshwright.cost.chain import EXTRAPOLATED, Estimate
 from meshwright.cost.collectives import Line, envelope, lines
-from meshwright.cost.fabric import Constants, Custom, FabricProfile, Fabrics, shipped
+from meshwright.cost.fabric import Constants, Custom, FabricProfile, Fabrics, shipped, uncontended
 from meshwright.cost.reached import GATHERS, on_this
 from meshwright.spec.hardware import Device
 from meshwright.work import Collective, Group, Hop, Work
@@ -134,7 +134,7 @@ def largest(custom: Custom, group: Group) -> float:
 def custom_lines(group: Group, constants: Constants, custom: Custom) -> tuple[Line, ...]:
     """One shot: every rank reads all buffers. Two shots: its share of each, a barrier, then the others' sums."""
     n, hop = group.size, group.hops[0]
-    port = hop.gb_s * 1e9 * min(1.0, (2 / hop.members) ** constants.contention)
+    port = hop.gb_s * 1e9 * uncontended(hop, constants)
     start = custom.start_us * 1e-6
     one = (start, (n - 1) / (port * custom.one_shot))
     return one, (start + custom.barrier_us * 1e-6, 2 * (n - 1) / n / (port * custom.two_shot))

@@ -302,7 +302,7 @@ def _overlaps(r: ExportRequest) -> Flags:
     out: Flags = {}
     if overlap.dp and layout.dp * layout.cp > 1:
         out["--overlap-grad-reduce"] = True
-        if layout.zero:
+        if layout.zero and overlap.gathers_ahead:
             out["--overlap-param-gather"] = True
     if overlap.tp and layout.tp > 1:
         out["--tp-comm-overlap"] = True

@@ -12,7 +12,16 @@ from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, RingMoves, enter, entering, linear, regather
 from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
-from meshwright.work import AttentionCore, Collective, Elementwise, Gemm, VarlenAttention, attended_pairs, pairs
+from meshwright.work import (
+    RING_MERGE,
+    AttentionCore,
+    Collective,
+    Elementwise,
+    Gemm,
+    VarlenAttention,
+    attended_pairs,
+    pairs,
+)
 
 
 def pieces(c: Context, spec: Spec) -> list[Piece]:
@@ -216,7 +225,9 @@ def _core(
             if outer > 1 and seq * 2 * outer <= c.seq_len:  # shorter than a rank's piece of a row: whole on one rank
                 many, rows, keys = count / outer / ring, seq, seq
             else:
-                many, rows, keys = count, max(1, queries // ring), max(1, max(seq, int(item.context)) // ring)
+                # of a causal ring's blocks a rank works on all queries and half of the keys, or half of them and all
+                halves = 2 if ring > 1 and c.causal else 1
+                many, rows, keys = count, max(1, queries), max(1, max(seq, int(item.context)) // ring // halves)
                 seen = seen * max(1, queries) / seq / ring
             groups.append(
                 AttentionCore(
@@ -245,6 +256,7 @@ def _core(
         exchange = _ring_moves(
             c, kv_bytes, rows * spec.head_dim * c.element, rows * spec.v_head_dim * c.element, 4.0 * rows
         )
+        exchange |= _merges(c, spec, heads, kv, queries)
     return [
         Piece(
             name="attention core",
@@ -279,6 +291,19 @@ def _ring_moves(c: Context, kv: float, q: float, out: float, row: float) -> dict
         forward = RingMoves(first=send(q), each=send(q, out + row), last=send(out + row))
         backward = RingMoves(first=send(asked), each=send(asked, q), last=send(q))
     return {"exchange": forward, "exchange_back": backward}
+
+
+def _merges(c: Context, spec: Spec, heads: int, kv: int, queries: int) -> dict[str, Elementwise]:
+    """Merges of a block of a ring with the results before it. Outputs are weighted by their softmax's sums, in fp32 so
+    that they can be weighted again; gradients of queries, keys and values are sums. Each value is read as the kernel
+    left it and added to one that is read and written in fp32. Of a causal ring's blocks, each of half the queries or
+    half the keys, three quarters of the values are touched on average."""
+    value = (0.75 if c.causal else 1.0) * (c.element + 8.0)
+    gradients = heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)
+    return {
+        "merge": Elementwise(num_bytes=queries * heads * spec.v_head_dim * value, kernels=2, operator=RING_MERGE),
+        "merge_back": Elementwise(num_bytes=queries * gradients * value, kernels=2, operator=RING_MERGE),
+    }
 
 
 def _row(c: Context, source: Context, spec: Spec, heads: int, kv: int, backward: bool) -> AttentionCore:

@@ -43,7 +43,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     matrix products one by one (q, k and v are three), or of an attention core that never stores its scores: those that
     recompute by operators may save. ``regather`` rebuilds a sequence-sharded GEMM input for W (Korthikanti et al.
     2205.05198). ``ring`` > 1 cuts the piece into that many blocks, each waiting for a message of ``exchange`` (forward)
-    or ``exchange_back``. ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
+    or ``exchange_back``; what a later block adds to the results of those before it takes ``merge`` or ``merge_back``.
+    ``joins`` marks a collective that may be sliced with the GEMM next to it; ``lands``
     the way (forward, backward) in which the piece is the first to read what a collective behind a part of a layer
     sums. What is ``early`` begins with the pass and is waited for where it stands; its backward is waited for by
     nothing. Neighbouring pieces of so many ``portions`` take each portion of their tokens one after the other,
@@ -69,6 +70,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     ring: int = 1
     exchange: RingMoves | None = None
     exchange_back: RingMoves | None = None
+    merge: Work | None = None
+    merge_back: Work | None = None
     joins: bool = False
     lands: str = ""
     early: bool = False

@@ -298,8 +298,9 @@ class Binder:
 
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
         """A program of collectives (op, bytes, group), one after the other."""
-        sharded = self.plan.layout.zero == 3
-        tiles = self.plan.offload.tiles if sharded else 1
+        late = self.plan.gathers_after and {op for op, *_ in steps} == {"all_gather"}
+        sharded = "late" if late else "layers" if self.plan.layout.zero == 3 else ""
+        tiles = self.plan.offload.tiles if self.plan.layout.zero == 3 else 1
         moves = tuple(
             Move(op, size, group, buckets(op, size, self.bucket_bytes) * (tiles if op in TILED else 1), sharded)
             for op, size, group in steps

@@ -44,7 +44,7 @@ def cut_of(actions: Actions, facts: Facts) -> np.ndarray:
     if not facts.overlap_dp:
         return ~none if facts.pp == 1 and facts.scatters else none
     forward = actions.kind == F
-    cut = forward if facts.again else forward & first_of(actions, forward) & (facts.zero >= 1)
+    cut = forward if facts.again else forward & first_of(actions, forward) & (facts.zero >= 1 and facts.gathers_ahead)
     cut |= due_after(actions, facts.due)
     if facts.again:
         cut |= np.isin(actions.kind, (B, BW))

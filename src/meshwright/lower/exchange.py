@@ -60,7 +60,7 @@ class _Exchanger:
     def gather_ahead(self) -> tuple[np.ndarray, tuple[np.ndarray, ...]]:
         """Parameters gathered before the passes that use them: the tasks, and the positions that they are for."""
         facts = self.facts
-        if facts.zero == 0 or (facts.zero < 3 and not facts.overlap_dp):
+        if facts.zero == 0 or not facts.gathers_ahead:
             return np.empty(0, np.int64), tuple(np.empty(0, np.int64) for _ in self.computes)
         kinds = (F, B, BW) if facts.again else (F,)
         chosen = [np.isin(actions.kind, kinds) for actions in self.orders]

@@ -21,17 +21,15 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     there are others, with which parameters are averaged, ``coded`` before they travel, applied ``delay`` steps later,
     and by ``parts``: the part of every segment of every stage, () where all are due at once, ``early`` within the
     backward; or between those that meet, who are others in each of so many ``turns``, 0 where all average; ``zero``
-    says what they
-    shard;
-    ``encoded``: gradients travel in a code; ``again``: parameters are gathered for every microbatch; ``due``: gradients
-    are exchanged after a pass, a round or a step. ``tied``: a tied embedding's two copies are on two pipeline ranks;
-    ``borrowed``: the stage that has another copy of the first one's table, -1 for none. ``several``: the model has
-    several streams of tokens, so that messages differ. ``layerwise``: the optimizer waits for norms of whole
-    matrices. ``frozen``: there are forwards only; ``ahead``: microbatches
-    that the schedule is further ahead with its forwards than it would be by itself; ``forwards``: passes of each
+    says what they shard; ``encoded``: gradients travel in a code; ``again``: parameters are gathered for every
+    microbatch; ``due``: gradients are exchanged after a pass, a round or a step. ``gathers_ahead``: parameters that
+    are gathered once a step are so before each layer's first forward, and not after the update. ``tied``: a tied
+    embedding's two copies are on two pipeline ranks; ``borrowed``: the stage that has another copy of the first one's
+    table, -1 for none. ``several``: the model has several streams of tokens, so that messages differ. ``layerwise``:
+    the optimizer waits for norms of whole matrices. ``frozen``: there are forwards only; ``ahead``: microbatches that
+    the schedule is further ahead with its forwards than it would be by itself; ``forwards``: passes of each
     microbatch, where they are what is learnt by; ``offload``: what is moved to other tiers of memory, None where all is
-    on the device. ``params`` are the schedule's,
-    besides sizes."""
+    on the device. ``params`` are the schedule's, besides sizes."""
 
     pp: int
     vpp: int
@@ -48,6 +46,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     again: bool
     due: str
     overlap_dp: bool
+    gathers_ahead: bool
     overlap_pp: bool
     tied: bool
     several: bool = False
@@ -113,6 +112,7 @@ def facts_of(stages: Stages, params: dict[str, object] | None = None) -> Facts:
         # FSDP's gathers and reduces block the host until they are done. On a GPU kernels launched earlier hide that; a
         # device whose host computes (a CPU) has none, and nothing overlaps
         overlap_dp=plan.overlap.dp and not (layout.gathers_again and synchronous),
+        gathers_ahead=plan.overlap.gathers_ahead or layout.gathers_again or (layout.zero == 3 and not plan.overlap.dp),
         overlap_pp=plan.overlap.pp,
         several=len(model.flows) > 1,
         borrowed=_borrowed(stages),

@@ -107,7 +107,7 @@ def _forward(p: _Program, pieces: list[Piece], again: bool = False) -> None:
             if i == 0 or pieces[i - 1].portions == 1:
                 _portioned(p, _run(pieces, i), "forward", again=again)
         elif piece.ring > 1:
-            _ring(p, piece, piece.forward, piece.exchange, again)
+            _ring(p, piece, piece.forward, piece.exchange, piece.merge, again)
         else:
             p.chain(piece.name, piece.queue, piece.forward, again, _role(piece, "forward"))
 
@@ -134,7 +134,7 @@ def _backward(p: _Program, pieces: list[Piece], *, with_weight: bool, core_again
             continue
         start = p.last
         if piece.backward is not None and piece.ring > 1:
-            _ring(p, piece, piece.backward, piece.exchange_back, False)
+            _ring(p, piece, piece.backward, piece.exchange_back, piece.merge_back, False)
         elif piece.backward is not None:
             p.chain(f"{piece.name} backward", piece.queue, piece.backward, role=_role(piece, "backward"))
         if with_weight:
@@ -205,12 +205,15 @@ def _weight(p: _Program, piece: Piece, start: tuple[int, ...]) -> None:
     p.put(f"{piece.name} weight gradient", piece.queue, piece.weight, after, role=WEIGHT)
 
 
-def _ring(p: _Program, piece: Piece, block: Work, moves: RingMoves, again: bool) -> None:
-    """Blocks circulate: while one is worked on, the next arrives (Ring Attention, 2310.01889); what comes home at the
-    end is waited for."""
+def _ring(p: _Program, piece: Piece, block: Work, moves: RingMoves, merge: Work | None, again: bool) -> None:
+    """Blocks circulate: while one is worked on, the next arrives (Ring Attention, 2310.01889). What a block adds to the
+    results of those before it is merged with them before the next is worked on; what comes home at the end is waited
+    for."""
     arrived, worked = p.last, p.last
     for step in range(piece.ring):
         worked = (p.put(f"{piece.name} {step + 1}/{piece.ring}", piece.queue, block, arrived, again),)
+        if step and merge is not None:
+            worked = (p.put(f"{piece.name} merge {step}", piece.queue, merge, worked, again),)
         if step + 1 < piece.ring:
             move = moves.each if step else moves.first
             arrived = (p.put(f"{piece.name} exchange {step + 1}", "cp", move, arrived, again),)

@@ -224,6 +224,7 @@ class Mesh:
                         reduces=(level.in_network_reduction and not level.scale_out) or _adds_up(level),
                         scale_out=level.scale_out,
                         reached=reached if level.scale_out and i <= outermost else None,
+                        children=level.arity if level.topology == "pcie" else 0,
                     )
                 )
             below *= count

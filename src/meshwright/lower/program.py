@@ -36,14 +36,14 @@ class Site(msgspec.Struct, frozen=True, eq=False):
 
 
 class Move(NamedTuple):
-    """A collective over ``num_bytes`` in ``times`` equal messages. ``sharded``: of parameters that are fully sharded,
-    whose exchanges meet others on the links between nodes."""
+    """A collective over ``num_bytes`` in ``times`` equal messages. ``sharded``: of parameters, fully sharded and
+    exchanged by ``layers``, or gathered together ``late``, after the update; software has rates of its own for both."""
 
     op: str
     num_bytes: float
     group: Group
     times: int = 1
-    sharded: bool = False
+    sharded: str = ""
 
     @property
     def work(self) -> Collective:

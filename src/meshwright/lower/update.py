@@ -52,7 +52,7 @@ def add_update(
     norms = _add_norms(builder, roles, facts, computes, decoded)
     if facts.layerwise:
         norms = _add_measures(builder, roles, facts, actions, norms)
-    late = facts.exchanges and facts.zero in (1, 2) and not facts.overlap_dp
+    late = facts.exchanges and facts.zero >= 1 and not facts.gathers_ahead
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
         updates = list(norms) if facts.early else []

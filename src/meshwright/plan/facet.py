@@ -79,12 +79,12 @@ def yes_no() -> Form:
     return Form(read=read, write=write, wanted="yes or no", names=("yes", "no"), kind=bool)
 
 
-def counts(wanted: str) -> Form:
-    """Several whole numbers of at least 1, joined by commas."""
+def counts(wanted: str, least: int = 1) -> Form:
+    """Several whole numbers of at least `least`, joined by commas."""
 
     def read(text: str) -> tuple[int, ...] | None:
         values = tuple(map(number, text.split(",")))
-        return values if all(values) else None
+        return values if all(value is not None and value >= least for value in values) else None
 
     write = lambda values: ",".join(map(str, values))  # noqa: E731
     return Form(read=read, write=write, wanted=wanted, whole=True, kind=str | tuple[int, ...])
@@ -201,7 +201,7 @@ class Facet(msgspec.Struct, frozen=True, kw_only=True):
     """One group of decisions: the ``record`` a plan holds under ``name``, its ``fields``, the ``rules`` of what is
     legal, and what a legal plan still has that the executor does not do (``unexecutable``). ``implied`` gives the
     record that the words said (its attributes) imply, over a fresh plan or another; ``usual`` the record where no word
-    says any of it and other facets decide.
+    says any of it, but for the attributes ``beside``, and other facets decide.
     """
 
     name: str
@@ -212,6 +212,7 @@ class Facet(msgspec.Struct, frozen=True, kw_only=True):
     unexecutable: Callable[[Plan, Model, Train], Iterator[Diagnostic]] | None = None
     implied: Callable[[Plan, set[str], bool], Any] | None = None
     usual: Callable[[Plan], Any] | None = None
+    beside: tuple[str, ...] = ()
 
     def complete(self) -> Facet:
         """Return the facet with its fields completed: their attribute, their facet, their default."""

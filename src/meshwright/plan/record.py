@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.plan.facets import facets as _table
+from meshwright.plan.facets.overlap import gathers_once
 from meshwright.plan.pool import Elsewhere, Pool, PoolLink
 from meshwright.plan.pool import settled as settled_pools
 from meshwright.plan.written import write, write_pools
@@ -55,6 +56,11 @@ class Plan(_Facets, frozen=True, kw_only=True):
     def head_swap(self) -> int:
         """Context-parallel ranks that swap heads for tokens: all, some next to each other, or 1."""
         return self.layout.cp if self.sequence.algorithm == "ulysses" else self.sequence.ulysses
+
+    @property
+    def gathers_after(self) -> bool:
+        """Whether all parameters are gathered together, between the update and the next forward."""
+        return self.overlap.gather == "after" and gathers_once(self.layout.zero, self.layout.pp)
 
     def num_microbatches(self, global_batch: int) -> int:
         """Microbatches a pipeline runs per step, the most of any where they differ; exact once :func:`check` has

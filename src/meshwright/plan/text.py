@@ -42,9 +42,13 @@ def over(plan: Plan, text: str, *, place: str = "--plan") -> Plan:
     return _put_over(plan, _said(text, place))
 
 
-def says(text: str, facet: str) -> bool:
-    """Whether the words of a plan say anything of a facet; errors as :func:`read`."""
-    return any(said == facet for said, _ in _said(text, "--plan"))
+def says(text: str, name: str) -> bool:
+    """Whether the words of a plan say a field, or anything of a facet; errors as :func:`read`."""
+    said = _said(text, "--plan")
+    if name in fields():
+        field = fields()[name]
+        return any((field.facet, attribute) in said for attribute in field.attributes)
+    return any(of == name for of, _ in said)
 
 
 @cache
@@ -86,7 +90,8 @@ def _put_over(base: Plan, said: Said) -> Plan:
         if facet.implied:
             plan = msgspec.structs.replace(plan, **{name: facet.implied(plan, words, base == Plan())})
     for name, facet in facets().items():
-        if facet.usual and not any(of == name for of, _ in said) and getattr(base, name) == facet.usual(base):
+        open_ = not any(of == name and attribute not in facet.beside for of, attribute in said)
+        if facet.usual and open_ and getattr(base, name) == facet.usual(base):
             plan = msgspec.structs.replace(plan, **{name: facet.usual(plan)})
     return plan
 

@@ -21,6 +21,8 @@ def render(found: Found, console: Console) -> None:
         page.print(Text(coverage(found), "dim"))
         for remark in filter(None, (demanded(found), *found.remarks)):
             page.print(Text(remark, "dim"))
+        for line in sure(found):
+            page.print(Text(line, "dim"))
         if found.best:
             _recommended(found, page)
             _table(found, page)
@@ -73,6 +75,23 @@ def coverage(found: Found) -> str:
         f"{found.covered:,} {space}: {found.evaluated:,} evaluated, {found.bounded:,} bounded one by one, "
         f"{sum(found.pruned.values()):,} rejected, in {seconds(found.seconds)} ({how})"
     )
+
+
+def sure(found: Found) -> list[str]:
+    """Return how sure the order is, and what to measure to be surer; nothing where one plan is shown."""
+    if found.sure is None:
+        return []
+    one, rest = found.sure, len(found.best) - 1
+    chance = f"the first is the fastest of the {rest + 1} with a probability of {one.best_probability:.0%}"
+    if not one.alike:
+        return [f"{chance}; none of the others is as fast within what is unknown"]
+    lines = [f"{chance}; {one.alike} of the other {rest} cannot be told from it (=)"]
+    if one.decides is not None:
+        lines.append(
+            f"to decide, measure {one.decides.measure} ({one.decides.share:.0%} of what is unknown between the two "
+            f"likeliest): {one.decides.command}"
+        )
+    return lines
 
 
 def demanded(found: Found) -> str:

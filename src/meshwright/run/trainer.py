@@ -338,7 +338,7 @@ class Trainer:
         """Copy the masters to the parameters that the forward uses, on every rank."""
         for exchange in self.exchanges:
             exchange.publish()
-        if not self.plan.overlap.dp:
+        if not self.plan.overlap.gathers_ahead:
             self.settle()
 
     def settle(self) -> None:

@@ -122,7 +122,8 @@ class Exchanges:
         return Exchanged(gather=gather, reduce=reduce, first=first, last=last)
 
     def _exchange(self, core: Core, inner: Inner, state: State, *, cut: bool) -> tuple:
-        """Seconds of gathering and of reducing a block of each kind, of the first gather, and of what ends a step.
+        """Seconds of gathering and of reducing a block of each kind, of the first gather or, where parameters are
+        gathered after the update, of all, and of what ends a step.
         Where passes are not `cut` at their exchanges, a stage's go in one message: a block then takes its share of one
         so large that no stage's takes less for its bytes."""
         plan = plan_of(core, inner, PLAIN, state)
@@ -152,12 +153,12 @@ class Exchanges:
         update = min(self.price(binder.updating(trained / core.pp, site)) for site in sites)
         if plan.offload.optimizer:  # the device has a part of it, or none
             update = 0.0
-        return (
-            shares("gather"),
-            shares("reduce"),
-            first,
-            norm + update,
-        )
+        gathers = shares("gather")
+        if plan.gathers_after:  # all at once, on the rank that holds most, and beside no pass
+            each = (seconds("gather", b, times=MANY) / MANY for b in blocks)
+            first = sum(s * n for s, n in zip(each, self.model.layers_by_kind)) / core.pp
+            gathers = [0.0] * len(blocks)
+        return gathers, shares("reduce"), first, norm + update
 
     def state_bytes(self, core: Core, inner: Inner, state: State) -> np.ndarray:
         """Constant bytes of each unit [U] on a rank that holds it; a tied head as where it shares the embedding's

@@ -14,6 +14,7 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.plan import Plan
 from meshwright.plan.legality import beyond_positions
 from meshwright.search.besides import beyond_engines, to_recommend, walked
+from meshwright.search.draws import SharedDraws, sureness
 from meshwright.search.engines import Demands, Runnable
 from meshwright.search.evaluate import Evaluator
 from meshwright.search.families import PlanFamily, family_of
@@ -52,6 +53,7 @@ def find(
     objectives: tuple[str, str] = ("step", "headroom"),
     demands: Demands | None = None,
     recommend: bool = False,
+    robust: bool = False,
     store: str | Path | None = None,
     report: Callable[[Walk], None] | None = None,
     first: Iterable[Plan] = (),
@@ -62,11 +64,11 @@ def find(
     lost.
 
     `space` is the default space unless said. `demands` are kept by every plan that is found; the fastest that fits and
-    that the engines asked for do not run is named. `recommend` also names the plan to take (``search/recommend.py``).
-    `store` is a file that keeps what is evaluated. `report` is called with the walk a few times a second. Ctrl-C ends
-    the walk at its next look; what was found until then is the answer.
-    `first` are plans to look at first, where the space has them: a good one makes the search shorter. `kernels` is
-    what earlier searches of the same model and workload under the same `costs` left, on other numbers of the same
+    that the engines asked for do not run is named. `recommend` also names the plan to take (``search/recommend.py``),
+    if `robust` the one with the least worst-case regret. `store` is a file that keeps what is evaluated. `report` is
+    called with the walk a few times a second. Ctrl-C ends the walk at its next look; what was found until then is the
+    answer. `first` are plans to look at first, where the space has them: a good one makes the search shorter. `kernels`
+    is what earlier searches of the same model and workload under the same `costs` left, on other numbers of the same
     devices; an empty dictionary for the first of them. With `cap_s` plans with longer steps are of no use, and none may
     be found.
 
@@ -84,8 +86,8 @@ def find(
     _tellable(cluster, {"objective": (objective,), "pareto": objectives})
     began = monotonic()
     demands = demands or Demands()
-    space = space or default(model, cluster, train)
     costs = costs or standard_on(cluster, dtype=train.dtype)
+    space = space or default(model, cluster, train, costs.framework.defaults.gather)
     evaluator = Evaluator(model, cluster, train, costs, kernels)
     engines = demands.engines or demands.others
     runnable = Runnable(demands.engines) if demands.engines else None
@@ -108,8 +110,10 @@ def find(
             roomy = to_recommend(walk, strategy, engines) if fitting and recommend and proven else []
             walk.stop.over = True
             walk.end()
-            best = ranked(_best(fitting, top, families), top, walk)
-            pick = with_way(recommended(walk, roomy, engines), walk, engines) if best and recommend else None
+            shared = SharedDraws(evaluator, walk.capacity_bytes + wanted.room_bytes)
+            best = ranked(_best(fitting, top, families), top, walk, shared)
+            pick = recommended(walk, roomy, engines, shared, robust=robust) if best and recommend else None
+            pick = with_way(pick, walk, engines) if pick else None
     if not walk.covered and not walk.tried and not stopped:
         unlearned = list(beyond_positions(model, train))
         if unlearned:
@@ -125,6 +129,7 @@ def find(
         question=(model.name, cluster.name, train.text()),
         space=space,
         best=best,
+        sure=sureness(shared, [r.plan for r in best], [r.standing for r in best]) if best else None,
         recommended=pick,
         unrunnable=beyond,
         misses=misses,

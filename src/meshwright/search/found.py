@@ -11,6 +11,7 @@ from meshwright.answer.metrics import METRICS
 from meshwright.answer.prediction import Prediction
 from meshwright.causes import of_kind
 from meshwright.plan import Plan
+from meshwright.search.draws import PlanStanding, Sureness
 from meshwright.search.recommend import Recommended
 from meshwright.search.space import FACETS, Space
 from meshwright.search.ties import Tie
@@ -33,7 +34,8 @@ WITHIN = 0.01
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     """One of the best plans. ``tie`` says why it cannot be told from the fastest one, None when it can. ``delta`` is
-    what it changes against the plan above it, in words. ``also`` are words that another spelling of it has instead of
+    what it changes against the plan above it, in words. ``standing`` is how it stands among those shown under shared
+    draws of what is unknown. ``also`` are words that another spelling of it has instead of
     its own: the same work at the same times in the same memory. ``family`` are the words it has in common with its
     ``variants``: the others of its family that were evaluated and take at most :data:`WITHIN` longer."""
 
@@ -41,6 +43,7 @@ class Ranked(msgspec.Struct, frozen=True, kw_only=True):
     prediction: Prediction
     tie: Tie | None
     delta: str
+    standing: PlanStanding
     also: tuple[str, ...] = ()
     family: str = ""
     variants: tuple[Variant, ...] = ()
@@ -83,7 +86,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     cost model. ``stopped``: somebody ended the search before it was done. ``recalled``: the store had the proof.
     ``framework`` is whose costs they are; ``engines`` and ``room_bytes`` what was demanded of every plan, with
     ``remarks`` on that. ``pareto`` are (plan, values) along two objectives, of the plans that were evaluated and fit;
-    ``points`` are all of those.
+    ``points`` are all of those. ``sure``: how sure the order of the best is, None where there is one plan.
     """
 
     question: tuple[str, str, str]
@@ -104,6 +107,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     room_bytes: float = 0.0
     remarks: tuple[str, ...] = ()
+    sure: Sureness | None = None
     recommended: Recommended | None = None
     unrunnable: Unrunnable | None = None
     objective: str
@@ -127,6 +131,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
             "why": pick.why,
             "engines": list(pick.engines),
             "room_bytes": pick.room_bytes,
+            "regret_worst": pick.regret_worst,
         }
 
     def _unrunnable(self, found: Unrunnable) -> dict[str, Any]:
@@ -150,6 +155,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
                     **r.prediction.to_json(),
                     "headroom_bytes": r.prediction.tightest.headroom_bytes,
                     "tie": None if r.tie is None else r.tie._asdict(),
+                    "standing": msgspec.structs.asdict(r.standing),
                     "delta": r.delta,
                     "also": list(r.also),
                     "family": r.family,
@@ -157,6 +163,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
                 }
                 for r in self.best
             ],
+            "sure": None if self.sure is None else msgspec.to_builtins(self.sure),
             "recommended": self._recommended(),
             "unrunnable": None if self.unrunnable is None else self._unrunnable(self.unrunnable),
             "families": self.families,

@@ -8,38 +8,39 @@ import msgspec
 
 from meshwright.answer.predict import predict
 from meshwright.plan import Plan, check
-from meshwright.search.evaluate import Evaluator
+from meshwright.search.draws import SharedDraws, standings
 from meshwright.search.families import family_of
 from meshwright.search.found import WITHIN, Ranked, Variant, delta
 from meshwright.search.space import gathers_once
-from meshwright.search.ties import same_work, simplicity, tie
+from meshwright.search.ties import same_work, simplicity
 from meshwright.search.walk import Tried, Walk
-from meshwright.simulate.simulated import Simulated
-from meshwright.simulate.step import simulate
 
 
-def ranked(best: list[Tried], top: int, walk: Walk) -> tuple[Ranked, ...]:
+def ranked(best: list[Tried], top: int, walk: Walk, shared: SharedDraws) -> tuple[Ranked, ...]:
     """The first `top` of `best`, which are in order, with their predictions; where families are wanted the first of
     each of the first `top` families, the others of it beside it. The order stays: what was proven of the first one is
-    what is shown first. Those that cannot be told from it say so."""
+    what is shown first. Each says how it stands under the `shared` draws, and those that cannot be told from the first
+    say so."""
     if not best:
         return ()
     evaluator, families = walk.evaluator, walk.wanted.families
     asked = (evaluator.model, evaluator.cluster, evaluator.train)
-    runs = _Runs(evaluator)
-    best, also = _collapsed(best, runs)
+    best, also = _collapsed(best, shared)
     groups: dict[Any, list[Tried]] = {}
     for t in best:
         groups.setdefault(family_of(t.plan) if families else t.plan, []).append(t)
-    first = runs[best[0].plan]
+    first = best[0].plan
+    shown = list(groups.values())[:top]
+    found = standings([shared.of(t.plan, t.headroom_bytes) for t, *_ in shown])
     out: list[Ranked] = []
-    for t, *others in list(groups.values())[:top]:
+    for (t, *others), standing in zip(shown, found):
         prediction = predict(*asked, t.plan, costs=evaluator.costs, detail=False)
         out.append(
             Ranked(
                 plan=t.plan,
                 prediction=prediction,
-                tie=tie(runs[t.plan], first) if out else None,
+                tie=shared.tie(t.plan, first) if out else None,
+                standing=standing,
                 delta=delta(out[-1].prediction, prediction) if out else "",
                 also=(*also[t.plan], *_sharded_too(t, walk)),
                 family=family_of(t.plan).text(),
@@ -53,25 +54,12 @@ def ranked(best: list[Tried], top: int, walk: Walk) -> tuple[Ranked, ...]:
     return tuple(out)
 
 
-class _Runs(dict):
-    """Simulated plans, each when it is first asked for."""
-
-    def __init__(self, evaluator: Evaluator):
-        super().__init__()
-        self._evaluator = evaluator
-
-    def __missing__(self, plan: Plan) -> Simulated:
-        e = self._evaluator
-        found = self[plan] = simulate(plan, e.model, e.cluster, e.train, e.costs)
-        return found
-
-
-def _collapsed(best: list[Tried], runs: _Runs) -> tuple[list[Tried], dict[Plan, list[str]]]:
+def _collapsed(best: list[Tried], shared: SharedDraws) -> tuple[list[Tried], dict[Plan, list[str]]]:
     """Return the plans, the simplest spelling of each, and the words of the other spellings."""
     kept: list[Tried] = []
     also: dict[Plan, list[str]] = {}
     for t in sorted(best, key=lambda t: (t.step_time_s, *simplicity(t.plan))):
-        twin = next((k for k in kept if _alike(k, t) and same_work(runs[k.plan], runs[t.plan])), None)
+        twin = next((k for k in kept if _alike(k, t) and same_work(shared.run(k.plan), shared.run(t.plan))), None)
         if twin is None:
             kept.append(t)
             also[t.plan] = []

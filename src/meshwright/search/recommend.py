@@ -1,9 +1,9 @@
 """The recommended plan: of those that the costs cannot tell from the fastest, the one with room that an engine runs.
 
 The fastest plan by a percent may fill the last gibibyte, which no framework's allocator grants, or say what no engine
-does. Among plans whose paired difference to it includes zero (:mod:`meshwright.search.ties`), and those that are faster
-than one of these, nothing is known to be lost by taking one that leaves memory, that an engine runs, and that is said
-in fewer words.
+does. Among plans whose paired difference to it includes zero (:mod:`meshwright.search.draws`), and those that are
+faster than one of these, nothing is known to be lost by taking one that leaves memory, that an engine runs, and that
+is said in fewer words; or, where a robust one is asked for, the one that loses least in the worst of the draws.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from meshwright.answer.prediction import Prediction
 from meshwright.answer.risk import USUAL_RISK, room_bytes
 from meshwright.plan import Plan
 from meshwright.quantity import gibibytes
+from meshwright.search.draws import PlanStanding, SharedDraws, standings
 from meshwright.search.engines import Engine, Runnable
-from meshwright.search.ties import simplicity, tie
+from meshwright.search.ties import simplicity
 from meshwright.search.walk import Tried, Walk, Wanted
-from meshwright.simulate.step import simulate
 
 #: Memory that a plan should leave at least, where none as fast leaves the room of the risk: the share of a device that
 #: fragmentation and libraries were seen to take unforeseen.
@@ -36,7 +36,8 @@ KEEP, COMPARED = 4, 16
 
 class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     """The plan to take, with ``why`` in one sentence; ``slower`` than the fastest by this share; the labels of the
-    ``engines`` that run it, empty when none was asked about or none does; ``room_bytes`` it was to leave."""
+    ``engines`` that run it, empty when none was asked about or none does; ``room_bytes`` it was to leave;
+    ``regret_worst``: by how much its step is longer than the fastest's of those compared, in the worst draw."""
 
     plan: Plan
     prediction: Prediction
@@ -44,6 +45,7 @@ class Recommended(msgspec.Struct, frozen=True, kw_only=True):
     slower: float
     engines: tuple[str, ...]
     room_bytes: float
+    regret_worst: float = 0.0
 
 
 def wanted(main: Walk, engines: Sequence[Engine]) -> Wanted:
@@ -80,16 +82,19 @@ def settled_already(main: Walk, engines: Sequence[Engine]) -> bool:
     )
 
 
-def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) -> Recommended:
-    """The plan to take among what `main` found that fits and `others`; the fastest itself where nothing is better."""
+def recommended(
+    main: Walk, others: Iterable[Tried], engines: Sequence[Engine], shared: SharedDraws, *, robust: bool = False
+) -> Recommended:
+    """The plan to take among what `main` found that fits and `others`; the fastest itself where nothing is better. If
+    `robust`, the one with the least worst-case regret over the `shared` draws."""
     evaluator = main.evaluator
     found = {t.plan: t for t in (*main.fitting(), *others) if main.fits(t)}
     first, *behind = sorted(found.values(), key=lambda t: (t.step_time_s, *simplicity(t.plan)))
     ranked = sorted(behind, key=lambda t: (t.headroom_bytes < enough_bytes(main), t.step_time_s))[:COMPARED]
     asked = (evaluator.model, evaluator.cluster, evaluator.train)
-    run = simulate(first.plan, *asked, evaluator.costs)
     near_enough = [t for t in ranked if t.step_time_s <= first.step_time_s * REACH]
-    tied = [t for t in near_enough if tie(simulate(t.plan, *asked, evaluator.costs), run)]
+    stands = dict(zip([first, *near_enough], _standings([first, *near_enough], shared)))
+    tied = [t for t in near_enough if stands[t].alike]
     slowest = max((t.step_time_s for t in tied), default=first.step_time_s)
     alike = [first, *(t for t in near_enough if t.step_time_s <= slowest)]
     enough = enough_bytes(main)
@@ -105,14 +110,42 @@ def recommended(main: Walk, others: Iterable[Tried], engines: Sequence[Engine]) 
     good = [t for t in alike if lacking(t) == least]
     near = [t for t in good if t.step_time_s <= min(g.step_time_s for g in good) * NEAR]
     best = min(near, key=lambda t: (len(t.plan.text().split()), -(t.headroom_bytes // enough), t.step_time_s))
+    if robust:
+        best = min(good, key=lambda t: (stands[t].regret_worst, t.step_time_s, *simplicity(t.plan)))
     return Recommended(
         plan=best.plan,
         prediction=predict(*asked, best.plan, costs=evaluator.costs, detail=False),
-        why="; ".join([*_why(best, first, main), *_who(best, first, ranked, who[best.plan], better)]),
+        why="; ".join(
+            [
+                *_why(best, first, main),
+                *(_least(stands[best], stands[first]) if robust else ()),
+                *_who(best, first, ranked, who[best.plan], better),
+                *_nobody(best, first, who[first.plan], engines),
+            ]
+        ),
         slower=best.step_time_s / first.step_time_s - 1,
         engines=tuple(e.label for e in who[best.plan]),
         room_bytes=enough_bytes(main),
+        regret_worst=stands[best].regret_worst,
     )
+
+
+def _standings(tried: Sequence[Tried], shared: SharedDraws) -> tuple[PlanStanding, ...]:
+    return standings([shared.of(t.plan, t.headroom_bytes) for t in tried])
+
+
+def _least(best: PlanStanding, first: PlanStanding) -> list[str]:
+    """Return the worst-case regrets of the robust plan and of the fastest, in words."""
+    worst = f"in the worst draw {best.regret_worst:.1%} slower than the fastest there"
+    return [worst if best == first else f"{worst}, where the fastest by prediction is {first.regret_worst:.1%}"]
+
+
+def _nobody(best: Tried, first: Tried, who: Sequence[Engine], engines: Sequence[Engine]) -> list[str]:
+    """Say that the fastest plan is run by nobody, and why, where another is recommended."""
+    if best.plan == first.plan or who or not engines:
+        return []
+    reasons = list(dict.fromkeys(Runnable(engines).reasons(first.plan)))
+    return [f"nobody runs the fastest, {first.plan.text()} ({reasons[0]})"]
 
 
 def _why(best: Tried, first: Tried, main: Walk) -> list[str]:

@@ -24,6 +24,7 @@ from meshwright.plan.facet import BALANCED, EVEN, Field
 from meshwright.plan.facets import facets, fields
 from meshwright.plan.facets.layout import DEFAULT_ORDER
 from meshwright.plan.facets.overlap import AS_DECIDED, inside, overlapped, usual_of
+from meshwright.plan.facets.overlap import gathers_once as once
 from meshwright.plan.slices import kinds, meet_inside
 from meshwright.search.parts import Inners
 from meshwright.spec.cluster import Cluster
@@ -78,12 +79,12 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return Space(domains=self.domains | {facet: values})
 
 
-def default(model: Model, cluster: Cluster, train: Train) -> Space:
+def default(model: Model, cluster: Cluster, train: Train, gather: str = "ahead") -> Space:
     """Everything exact: all layouts that use every device, all orders, all schedules, all recompute modes, all ZeRO
     scopes that end at a level of the cluster. Nothing that changes the numbers a training run computes with
     (precision, master copies) and nothing that is measured rather than chosen (overlap, kernels, imbalance): each
-    field of a plan says its values."""
-    values = {name: field.values(model, cluster, train) for name, field in fields().items()}
+    field of a plan says its values. `gather` is when the software gathers parameters that a step gathers once."""
+    values = {name: field.values(model, cluster, train) for name, field in fields().items()} | {"gather": (gather,)}
     return Space(domains={DEVICES: (cluster.num_devices,)} | values)
 
 
@@ -309,7 +310,8 @@ def states(space: Space, core: Core, cluster: Cluster, train: Train) -> tuple[St
         if zero == 3 and core.pp > 1 and 1 in space["zero"] and gathers_once(space, train):
             continue
         out += [State(zero=zero, shard=shard) for shard in _scopes(space, core, cluster, zero, replicas)]
-    found = _with_others(space, tuple(out), "zero", "shard")
+    crossed = _with_others(space, tuple(out), "zero", "shard")
+    found = tuple(dict.fromkeys(s if once(s.zero, core.pp) else s._replace(gather="ahead") for s in crossed))
     chosen = [one for one in {state.sync for state in found} if read(one).undecided or read(one).layers is not None]
     if chosen:
         raise MeshwrightError.one(

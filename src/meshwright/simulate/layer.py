@@ -68,7 +68,7 @@ def _issue_us(work: Work, costs: Costs, per_kernel: float) -> float:
         return per_kernel + work.groups * min(per_kernel, LOOPED_CALL_US)
     if not isinstance(work, Elementwise):
         return per_kernel * (2 if costs.adds_apart(work) else 1)
-    return per_kernel * work.kernels * (1.0 if work.fused else costs.framework.elementwise_passes)
+    return per_kernel * work.kernels * costs.passes(work)
 
 
 @lru_cache(maxsize=512)

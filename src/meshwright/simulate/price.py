@@ -148,7 +148,8 @@ class Pricer:
         )
 
     def _message(self, move: Move, site: Site):
-        share = self.costs.framework.exchange_share if move.sharded else 1.0
+        framework = self.costs.framework
+        share = {"layers": framework.exchange_share, "late": framework.gather_share}.get(move.sharded, 1.0)
         group = move.group if share == 1.0 else _narrowed(move.group, share)
         work = Collective(op=move.op, num_bytes=move.num_bytes / move.times, group=group)
         return self.costs.price(work, site.device)

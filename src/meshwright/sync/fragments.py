@@ -248,7 +248,7 @@ def gathered(plan: Plan, weights: Weights, stored: Stored) -> Fragment:
         due=PASS if layout.gathers_again else STEP,
         combine="joined",
         apply="passes",
-        beside=plan.overlap.dp,
+        beside=plan.overlap.dp if layout.gathers_again else plan.overlap.gathers_ahead,
     )
 
 

@@ -62,7 +62,8 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
     assert found.model and found.cluster and found.train
     question = (found.model, found.cluster, found.train)
     demands, remarks = said.of(*question)
-    usual = extended(default(*question), demands.engines)
+    costs = standard_on(found.cluster, said.profile, found.train.dtype)
+    usual = extended(default(*question, costs.framework.defaults.gather), demands.engines)
     space = restricted(usual, fix=tuple(request.fix.split()), bound=(), exclude=(), allow=())
 
     def report(walk: Any) -> None:
@@ -77,7 +78,7 @@ def search(request: SearchRequest, send: Send, stopped: Callable[[], bool]) -> d
         answer = find(
             *question,
             space=space,
-            costs=standard_on(found.cluster, said.profile, found.train.dtype),
+            costs=costs,
             families=True,
             demands=demands,
             recommend=True,

@@ -33,6 +33,10 @@ FRAMEWORK = {
         "fraction",
         "of the bandwidth between nodes that the exchange reaches which ZeRO-3 does layer by layer",
     ),
+    "gather_share": (
+        "fraction",
+        "of the bandwidth between nodes that the gather of all parameters after an update reaches",
+    ),
     "activation_copies": ("times", "bytes its kernels keep for the backward over what fused ones keep"),
     "allocator_slack": ("fraction", "reserved over allocated bytes that fragmentation leaves unused"),
     "ahead_layers": (
@@ -103,7 +107,7 @@ def render(found: list[Table]) -> str:
     parts = [HEAD.format(version=VERSION)]
     if steps is not None:
         parts += [_aims(steps, next((t for t in found if t.name == "training_steps_shape_left_out"), None))]
-    parts += [_left_out(found), DEFINITIONS, *(_figures(table) for table in found), _faults(found)]
+    parts += [_left_out(found), _choices(found), DEFINITIONS, *(_figures(table) for table in found), _faults(found)]
     if steps is not None:
         parts += [_noise(steps)]
     parts += [_gaps(found), _frameworks(), _kernels(), _networks()]
@@ -191,6 +195,26 @@ def _by_source(table: Table) -> list[dict[str, float]]:
         if s.time is not None and not s.faulty and not s.key.startswith("megatron_goldens"):
             rows.setdefault(s.key.partition("/")[0], []).append(s)
     return [metrics(some) for some in rows.values()]
+
+
+def _choices(found: list[Table]) -> str:
+    """Return the section on plans that a search would have taken; "" where no table has groups of plans."""
+    head = ("table", "groups", "taken", "ran", "regret", "its median", "winner's curse", "gain realised")
+    names = ("ran", "regret_mean", "regret_median", "winners_curse", "gain_realised")
+    shown = [
+        (t.name, f"{c['groups']:,}", f"{c['chosen']:,}", *(f"{c[n]:.1%}" if n in c else "" for n in names))
+        for t in found
+        if (c := t.beside.get("choices"))
+    ]
+    if not shown:
+        return ""
+    lines = ["## Plans that a search would take", "", "In each group of measured plans (those that ran out of memory"]
+    lines += [
+        "too) the plan that is predicted fastest of those that fit with a probability of 95%: whether it ran, its"
+    ]
+    lines += ["measured time over the best measured, by how much more it came out slower than predicted than its group"]
+    lines += ["(the winner's curse), and the share of predicted gains up to 30% over it that was measured.", ""]
+    return "\n".join([*lines, *_rows(head, shown)])
 
 
 def _figure(metric: str, value: float) -> str:

@@ -10,13 +10,14 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
+from meshwright import schedules
 from meshwright.cost import Framework, frameworks, load_framework
 from meshwright.cost.framework import usual_overlap
 from meshwright.cost.reached import seconds_of
 from meshwright.cost.unknown import middle
 from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import by_thresholds
-from meshwright.plan import Experts, Layout, Memory, Overlap, Pipeline, Plan, Precision
+from meshwright.plan import Experts, Layout, Memory, Pipeline, Plan, Precision
 from meshwright.plan.facets.overlap import OVERLAPS
 from meshwright.spec import cluster as clusters
 from meshwright.spec import model as models
@@ -328,11 +329,11 @@ def _plan(
     if not microbatch:
         microbatch = 4 if pp == 1 else 1
         assumed.append("microbatch")
-    vpp = whole(row, "vpp")
+    if usual.cuts and pp > 1 and whole(row, "grad_accum", 1) <= 1 and microbatch % pp == 0:
+        microbatch //= pp
+        assumed += [name for name in ("microbatch",) if name not in assumed]
     count = train.global_batch // max(1, dp * microbatch)
-    if not vpp:
-        vpp = 2 if pp > 1 and model.num_layers % (2 * pp) == 0 and count % pp == 0 else 1
-        assumed.append("vpp")
+    schedule, vpp = _schedule(row, model, pp, count, assumed)
     said = row["flags"].split(";")
     recompute = {"none": "none", "selective": usual.selective, "full": "full"}.get(row["recompute"], "")
     recompute = next((LEFT_ON_DEVICE[flag] for flag in said if flag in LEFT_ON_DEVICE), recompute)
@@ -358,7 +359,7 @@ def _plan(
             sp=(sp == "True" if sp else usual.sp) or (moe and tp > 1),
             stages=by_thresholds(model, pp) if pp * vpp == pp > 1 and usual.partition == "thresholds" else (),
         ),
-        pipeline=Pipeline(schedule="interleaved" if vpp > 1 else "1f1b", vpp=vpp, microbatch=microbatch),
+        pipeline=Pipeline(schedule=schedule, vpp=vpp, microbatch=microbatch),
         experts=Experts(ep=max(1, whole(row, "ep", 1)), etp=_etp(row, usual.etp) if moe else 0),
         memory=Memory(
             recompute=recompute,
@@ -374,8 +375,24 @@ def _plan(
         ),
     )
     overlap = usual_overlap(framework, plan, cluster.islands[0].domain_size)
-    overlap = Overlap(**{name: name in shown or getattr(overlap, name) for name in OVERLAPS})
+    overlap = msgspec.structs.replace(overlap, **{name: True for name in OVERLAPS if name in shown})
     return msgspec.structs.replace(plan, overlap=overlap)
+
+
+def _schedule(row: dict[str, str], model: Model, pp: int, count: int, assumed: list[str]) -> tuple[str, int]:
+    """The schedule of a row's microbatches, `count` a pipeline, and the chunks of a rank: those that it says, of a
+    schedule that holds several two where it does not say how many. Where nothing is said, chunks are usual that layers
+    and microbatches divide into."""
+    vpp = whole(row, "vpp")
+    said = row["schedule"].removesuffix("_1f1b").replace("_", "-").lower()
+    known = said in schedules.families()
+    if known and said != "interleaved" and not (said == "1f1b" and vpp and vpp > 1):
+        return said, vpp or schedules.get(said).default_vpp
+    if not vpp:
+        divides = model.num_layers % (2 * pp) == 0 and count % pp == 0
+        vpp = 2 if pp > 1 and (known or divides) else 1
+        assumed.append("vpp")
+    return "interleaved" if vpp > 1 else "1f1b", vpp
 
 
 def _attention(said: str) -> str:

@@ -14,6 +14,7 @@ from meshwright.cost.engine import engines
 from meshwright.errors import MeshwrightError
 from meshwright.validate import ops, serving, serving_requests, steps, tables
 from meshwright.validate.cases import busbw_in_job, families_of, unknown_case, without_busbw
+from meshwright.validate.choices import choices
 from meshwright.validate.faults import FAULTS, faulty
 from meshwright.validate.measured import MeasuredStep, measured, refuse
 from meshwright.validate.own_runs import protocol
@@ -136,8 +137,8 @@ def _steps(
                 unsaid.append(score_step(row, found, blind, steps.variables(row)))
         sink(_step_line(name, row, found, answer))
     return (
-        tabulated(name, scored, steps.VARIABLES, unsupported),
-        tabulated(f"{name}{UNKNOWN}", unknown, steps.VARIABLES),
+        _with_choices(tabulated(name, scored, steps.VARIABLES, unsupported)),
+        _with_choices(tabulated(f"{name}{UNKNOWN}", unknown, steps.VARIABLES)),
         tabulated(f"{name}{NETWORK_UNSAID}", unsaid, steps.VARIABLES),
     )
 
@@ -155,6 +156,12 @@ def _own_runs(path: Path, name: str, costs_of: Callable[[Framework], Costs], pro
     means = {m: sum(f[m] for f in figures.values()) / len(figures) for m in ("mean_ape", "bias", "before_mean_ape")}
     figures["all"] = {"rows": sum(one.rows for one in found)} | means
     return [Table(name=title, metrics=figures, scored=(), unsupported=(), variables=())]
+
+
+def _with_choices(table: Table) -> Table:
+    """Return the table of steps with the figures of the plans that a search would have taken beside it."""
+    found = choices(table.scored)
+    return msgspec.structs.replace(table, beside={**table.beside, "choices": found}) if found else table
 
 
 def _step_line(name: str, row: dict[str, str], found: MeasuredStep, answer: steps.StepAnswer) -> dict[str, object]:

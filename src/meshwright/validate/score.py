@@ -30,8 +30,9 @@ REACH80 = 1.2815515655446004
 
 class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row's prediction beside its measurement; None where the row measured nothing of the kind. ``at``: the
-    values of its table's variables, ``what``: the plan or shape it ran; both for residuals. ``trivial`` is the plain
-    formula for a step, ``roofline`` the ideal one for a kernel; ``width``: the interval's high over its low end."""
+    values of its table's variables, ``what``: the plan or shape it ran; both for residuals. ``p_fit`` and
+    ``predicted_s`` are said of rows that ran out of memory too. ``trivial`` is the plain formula for a step,
+    ``roofline`` the ideal one for a kernel; ``width``: the interval's high over its low end."""
 
     id: str
     key: str
@@ -45,6 +46,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory: tuple[float, float] | None = None
     memory_kind: str = ""
     oom: tuple[bool, bool] | None = None
+    p_fit: float = 1.0
+    predicted_s: float = 0.0
     at: tuple[float | str, ...] = ()
     what: str = ""
 
@@ -80,6 +83,8 @@ def score_step(
         memory=(found.peak_bytes, held) if found.peak_bytes and held is not None else None,
         memory_kind=found.memory_kind,
         oom=None if found.oom is None else (found.oom, not answer.fits),
+        p_fit=answer.p_fit,
+        predicted_s=answer.step_s,
         at=at,
         what=answer.plan,
     )

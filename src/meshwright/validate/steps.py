@@ -13,6 +13,7 @@ from meshwright.answer.flops import model_flops
 from meshwright.answer.intervals import interval_draws
 from meshwright.answer.prediction import RankMemory
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
+from meshwright.answer.risk import fit_probability
 from meshwright.cost import Costs, Framework
 from meshwright.cost.fitted import GENERATIONS, generation
 from meshwright.cost.roofline import peak_flops
@@ -69,7 +70,7 @@ class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
     ``allocated_bytes`` is what the framework's allocator holds in tensors at the peak, ``reserved_bytes`` with its
     slack; both of the rank whose memory the framework logs. ``trivial_s`` is 6 N D / (n peak 0.5) times the pipeline's
     bubble, of 8 N D with full recompute and 4 N D with a frozen base. ``model_flops`` are those of a step without
-    recompute.
+    recompute, ``p_fit`` is the probability of fitting.
     """
 
     id: str
@@ -80,6 +81,7 @@ class StepAnswer(msgspec.Struct, frozen=True, kw_only=True):
     high_s: float = 0.0
     trivial_s: float = 0.0
     fits: bool = True
+    p_fit: float = 1.0
     allocated_bytes: float = 0.0
     reserved_bytes: float = 0.0
     model_flops: float = 0.0
@@ -123,6 +125,7 @@ def answer(row_id: str, asked: Case, costs_of: Callable[[Framework], Costs]) -> 
         high_s=high,
         trivial_s=trivial(asked),
         fits=fits,
+        p_fit=min(fit_probability(r.needed_bytes, r.capacity_bytes, asked.framework.memory_sigma) for r in ranks),
         allocated_bytes=tensors,
         reserved_bytes=max(tensors, min(tensors + sum(logged.alive.get(c, 0.0) for c in RESERVED), room(asked))),
         model_flops=model_flops(asked.model, asked.train),

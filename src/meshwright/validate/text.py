@@ -86,8 +86,8 @@ def lines(table: Table) -> Iterator[tuple[str, list[str]]]:
 
 def figure(name: str, value: float) -> str:
     """Return a figure that stands beside a table, with its name."""
-    if name == "groups":
-        return f"{int(value):,} groups"
+    if name in ("groups", "chosen"):
+        return f"{int(value):,} {name}"
     return f"{name.replace('_', ' ')} {value:.1%}"
 
 

@@ -364,7 +364,7 @@ FIELDS = (
     Field(
         name="stages",
         help="layers per stage: even, balanced by the partition of assign/partition.py, or numbers",
-        form=counts("layers per stage such as 9,10,10,9"),
+        form=counts("layers per stage such as 9,10,10,9", least=0),
         spelled=KEYED,
         place=180,
         decides=(STRUCTURE,),

@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright import schedules
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, STRUCTURE, Facet, Field, Form, unrun, wrong
+from meshwright.plan.facet import EXCHANGE, KEYED, LAYER, STRUCTURE, Facet, Field, Form, names, unrun, wrong
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 
 OVERLAPS = ("dp", "tp", "pp", "ep")
+#: When parameters are gathered that a step gathers once: each ahead of its layer's first use, or all at once.
+GATHERS = ("ahead", "after")
 #: A mark in a search's value, beside the overlapped exchanges: for those schedules alone whose usual overlap that is.
 AS_DECIDED = "usual"
 #: Ways of overlapping the collectives inside a layer that are not said by a number of parts.
@@ -45,6 +47,10 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
             of a microbatch and of the columns (``domino2x1``): one part's sum beside another's kernels (Domino,
             2409.15241). ``triggered``: the steps of a ring, started and summed by memory (T3, 2401.16677). ``ladder``:
             a part of a layer does not wait for the sum of the part before (Ladder Residual, 2501.06589).
+        gather: when the parameters are gathered that a step gathers once (ZeRO-1 and 2; ZeRO-3 in a pipeline), where
+            ``dp`` overlaps: ``ahead`` of each layer's first forward, beside those before it (Megatron-Core's overlap of
+            the parameter gather, FSDP), or all ``after`` the update, before any of the next step (DeepSpeed, nanotron,
+            Megatron-LM unless told).
     """
 
     dp: bool = True
@@ -52,6 +58,7 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     pp: bool = True
     ep: bool = False
     how: str = ""
+    gather: str = "ahead"
 
     @property
     def pieces(self) -> tuple[int, int]:
@@ -62,6 +69,11 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
     def exact(self) -> bool:
         """Whether what is computed is that of the plain plan."""
         return not self.tp or self.how not in APPROXIMATE
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether gathers of parameters run beside the forward."""
+        return self.dp and self.gather == "ahead"
 
 
 @cache
@@ -83,6 +95,11 @@ def _way(text: str) -> str | None:
         return text if text in WAYS else None
     rows, columns = parts
     return "domino" + ("" if parts == (2, 1) else f"{rows}" if columns == 1 else f"{rows}x{columns}")
+
+
+def gathers_once(zero: int, pp: int) -> bool:
+    """Whether a stage of ZeRO gathers parameters once a step in a pipeline of `pp` stages."""
+    return zero in (1, 2) or (zero == 3 and pp > 1)
 
 
 def usual_of(ep: int, schedule: str) -> Overlap:
@@ -135,7 +152,9 @@ def overlapped(overlap: Overlap) -> tuple[str, ...]:
 
 
 def _words(plan: Plan) -> list[str]:
-    return [] if plan.overlap == usual(plan) else [f"overlap={_write(overlapped(plan.overlap))}"]
+    return (
+        [] if overlapped(plan.overlap) == overlapped(usual(plan)) else [f"overlap={_write(overlapped(plan.overlap))}"]
+    )
 
 
 def otherwise(plan: Plan) -> tuple[str, ...]:
@@ -236,6 +255,15 @@ FIELDS = (
         domain=lambda model, cluster, train: ((*overlapped(Overlap()), AS_DECIDED),),
         say=_words,
     ),
+    Field(
+        name="gather",
+        help="parameters that a step gathers once are gathered ahead of each layer's use, or all after the update",
+        form=names(*GATHERS),
+        spelled=KEYED,
+        place=298,
+        decides=(STRUCTURE, EXCHANGE),
+        useful=lambda plan: gathers_once(plan.layout.zero, plan.layout.pp) and plan.overlap.dp,
+    ),
 )
 FACET = Facet(
     name="overlap",
@@ -244,5 +272,6 @@ FACET = Facet(
     fields=FIELDS,
     rules=(_ways,),
     unexecutable=_unexecutable,
-    usual=usual,
+    usual=lambda plan: msgspec.structs.replace(usual(plan), gather=plan.overlap.gather),
+    beside=("gather",),
 )

@@ -27,6 +27,10 @@ MOST_MICROBATCH = 32
 SEARCHED = ("zb-auto", "zb-1p", "zb-2p")
 
 
+#: Stages that may hold no layer: the first, of the embedding alone, and the last, of the head alone.
+ENDS = 2
+
+
 class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline facet of a plan: the schedule, the chunks that a rank holds (``vpp``), sequences per microbatch."""
 
@@ -52,12 +56,19 @@ def _stages(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterato
                 f"layout.stages = {layout.stages}",
                 f"the numbers must add up to {model.num_layers}",
             )
-    elif count > model.num_layers:
+        if not all(layout.stages[1:-1]):
+            yield wrong(
+                "P013",
+                f"stage {layout.stages.index(0, 1)} of stages= holds no layer, and neither the embedding nor the head",
+                f"layout.stages = {layout.stages}",
+                "only the first stage (the embedding alone) and the last (the head alone) may be 0",
+            )
+    elif count > model.num_layers + ENDS:
         yield wrong(
             "P013",
             f"{count} stages for {model.num_layers} layers leave stages empty ({model.name})",
             f"pp{layout.pp} * vpp{plan.pipeline.vpp}",
-            f"at most {model.num_layers} stages",
+            f"at most {model.num_layers + ENDS} stages: one for each layer, the embedding and the head",
         )
 
 
