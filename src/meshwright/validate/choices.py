@@ -23,7 +23,7 @@ def choices(scored: Iterable[Scored], risk: float = RISK) -> dict[str, float]:
     """Return the figures of choices over all groups of rows of steps that have labels of memory or times."""
     groups: dict[tuple[str, ...], list[Scored]] = {}
     for s in scored:
-        if s.group and s.oom is not None and (s.oom[0] or s.time is not None):
+        if s.group and not s.faulty and s.oom is not None and (s.oom[0] or s.time is not None):
             groups.setdefault(s.group, []).append(s)
     compared = [rows for rows in groups.values() if len(rows) >= MIN_GROUP and any(not s.oom[0] for s in rows)]
     ran, regrets, curses = [], [], []
