@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -167,9 +167,10 @@ BY_SOURCE = tuple(SHOWN)
 def _left_out(found: list[Table]) -> str:
     """Steps with one thing left out at a time, every source weighing the same."""
     by_name = {table.name: table for table in found}
+    known = {s.key.partition("/")[0] for name, t in by_name.items() if name == LEFT[-1][1] for s in t.scored}
     shown = []
     for what, name in LEFT:
-        sources = _by_source(by_name[name]) if name in by_name else []
+        sources = _by_source(by_name[name], known) if name in by_name else []
         if sources:
             mean = {m: np.mean([one[m] for one in sources]) for m in BY_SOURCE if all(m in one for one in sources)}
             figures = (SHOWN[m].format(mean[m]) if m in mean else "" for m in BY_SOURCE)
@@ -189,11 +190,13 @@ def _left_out(found: list[Table]) -> str:
     return "\n".join([*lines, *_rows(head, shown), "", DECLARED])
 
 
-def _by_source(table: Table) -> list[dict[str, float]]:
+def _by_source(table: Table, known: Collection[str]) -> list[dict[str, float]]:
+    """Metrics of each source whose software is known, so that it can be left out."""
     rows: dict[str, list[Scored]] = {}
     for s in table.scored:
-        if s.time is not None and not s.faulty and not s.key.startswith("megatron_goldens"):
-            rows.setdefault(s.key.partition("/")[0], []).append(s)
+        source = s.key.partition("/")[0]
+        if s.time is not None and not s.faulty and source != "megatron_goldens" and (source in known or not known):
+            rows.setdefault(source, []).append(s)
     return [metrics(some) for some in rows.values()]
 
 
