@@ -301,8 +301,8 @@ def _merges(c: Context, spec: Spec, heads: int, kv: int, queries: int) -> dict[s
     value = (0.75 if c.causal else 1.0) * (c.element + 8.0)
     gradients = heads * spec.head_dim + kv * (spec.head_dim + spec.v_head_dim)
     return {
-        "merge": Elementwise(num_bytes=queries * heads * spec.v_head_dim * value, kernels=2, operator=RING_MERGE),
-        "merge_back": Elementwise(num_bytes=queries * gradients * value, kernels=2, operator=RING_MERGE),
+        "merge": Elementwise(num_bytes=queries * heads * spec.v_head_dim * value, operator=RING_MERGE),
+        "merge_back": Elementwise(num_bytes=queries * gradients * value, operator=RING_MERGE),
     }
 
 
