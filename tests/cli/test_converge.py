@@ -116,4 +116,4 @@ def test_the_text_of_an_installed_package_is_found_without_importing_it(tmp_path
     (package / "__init__.py").write_text("raise SystemExit('imported')\n")
     (package / "one.txt").write_text("four score")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert documents.files("package:speeches") == [package / "one.txt"]
+    assert documents.files("package:speeches") == [documents.TextFile(package / "one.txt")]

@@ -53,7 +53,7 @@ def held(rank, asked, kind):
         clients._save = keep
         clients.train(place, asked, Crowd())
     else:
-        loop._Run._save = lambda self, **_: keep(self.job, self.trainer)
+        loop.RankRun._save = lambda self, **_: keep(self.job, self.trainer)
         loop.train(place, asked)
     return found[-1]
 

@@ -96,7 +96,8 @@ def _alone(case: EqualityCase) -> Plan:
 
 def _trained(case: EqualityCase, place: mesh.ProcessMesh) -> _Seen:
     settings = Settings(precision="float64", lr=1e-2)
-    counts = case.counts if case.plan.layout.shares else ()  # the one process it is compared with has no replicas
+    shared = not case.plan.several and case.plan.layout.shares
+    counts = case.counts if shared else ()  # the one process it is compared with has no replicas
     trainer = Trainer(case.model, case.plan, case.train, place, settings=settings, counts=counts)
     losses: list[float] = []
     gradients: list[tuple] = []

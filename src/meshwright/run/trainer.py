@@ -83,7 +83,7 @@ class Trainer:
         which groups of ranks are formed for every batch, as a prediction has them."""
         #: Where this rank is among the plan's pools; its own plan is its pool's.
         self.counts = counts
-        if plan.layout.shares:  # told by `counts` for each rank
+        if not plan.several and plan.layout.shares:  # told by `counts` for each rank
             plan = msgspec.structs.replace(plan, layout=msgspec.structs.replace(plan.layout, shares=()))
         batch = counts[mesh["dp"].index] * plan.layout.dp * plan.pipeline.microbatch if counts else train.global_batch
         self.places = places(plan, model, mesh.rank, batch, schedule_params or {})

@@ -32,7 +32,7 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 from meshwright.world.decider import LogEntry
 from meshwright.world.recovery import Recovery
-from meshwright.world.trace import JobWorld, WorldEvent, changes
+from meshwright.world.trace import JobWorld, WorldEvent, changes, unknown_nodes
 
 #: How far from its simulated time an event of the job, its end included, may be measured: a share of the job's length.
 TOLERANCE = 0.05
@@ -129,7 +129,7 @@ def emulate_job(
         decider = Recovery(save_every=every, spares=world.spares)
         slowed = _Slowed(ready, links, step_s, (model, train, plan))
         happens = [
-            (WorldEvent(change.at_s / faster, change.slowdown) for change in changes(world, whole.mtbf_s, 0))
+            (_sooner(change, faster, cluster.islands[0].devices_per_node) for change in changes(world, whole.mtbf_s, 0))
             for _ in ("simulated", "lived")
         ]
         simulated = run_job(sizes, decider, (slowed.event(change) for change in happens[0]))
@@ -152,6 +152,9 @@ def _whole(model: Model, cluster: Cluster, train: Train, plan: Plan, world: JobW
         raise _cannot("an emulated job goes on from checkpoints that it waits for", "leave recovery= and saving= out")
     found = whole_job(lowered, cluster, asked.run.num_steps, asked.step_time_s, world)
     found.check(world)
+    nodes = sum(island.num_nodes for island in cluster.islands)
+    if wrong := unknown_nodes(world.trace or (), nodes, f"--world {world.source}"):
+        raise MeshwrightError(wrong)
     return found
 
 
@@ -182,6 +185,13 @@ def _check_eventful(world: JobWorld, whole: WholeJob, run: JobRun) -> None:
             f"nothing happens to the job: the first event comes after {shown}",
             "name earlier failures, a smaller mtbf= or another seed=, or train longer: --tokens",
         )
+
+
+def _sooner(change: WorldEvent, faster: float, devices_per_node: int) -> WorldEvent:
+    """Return the event at its time in the small job; a node that it names is told by its first rank."""
+    back_s = None if change.back_s is None else change.back_s / faster
+    node = change.node * devices_per_node if change.node >= 0 else change.node
+    return WorldEvent(change.at_s / faster, change.slowdown, node, back_s)
 
 
 def _small(job: JobSizes, num_steps: int, step_s: float, faster: float) -> JobSizes:

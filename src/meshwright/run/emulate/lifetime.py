@@ -10,6 +10,7 @@ repair lasts at least, are given.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from pathlib import Path
 
 import msgspec
@@ -134,7 +135,7 @@ class _Clock:
                 if change.slowdown is not None:
                     self._slow(change.slowdown)
                 elif self.doing is not Wait:  # as in a simulation, the nodes of a job that waits do not fail
-                    return self._fails(), self.failed_s
+                    return self._fails(change), self.failed_s
             elif self.doing is TrainFrom and self._trained():
                 return self._ended(), self.kept_s
             elif self.doing is Restart and self._met() and time.monotonic() >= self.due:
@@ -193,9 +194,9 @@ class _Clock:
         self.close()
         return Ended()
 
-    def _fails(self) -> Failed:
-        """Kill a rank: another one at each failure, in turn."""
-        victim = len(self.killed) % len(self.script.ranks)
+    def _fails(self, change: WorldEvent) -> Failed:
+        """Kill the rank that the failure names, else another one at each failure, in turn."""
+        victim = change.node if change.node >= 0 else len(self.killed) % len(self.script.ranks)
         self.ranks.kill(victim)
         self.failed_s = self.now()
         self.killed.append(victim)
@@ -205,5 +206,5 @@ class _Clock:
         else:
             self.spent["restarts"] += self.failed_s - self.begun_s
         self.close()
-        self.repairs.append(self.failed_s + self.sizes.repair_s)
+        insort(self.repairs, self.failed_s + self.sizes.repair_s if change.back_s is None else change.back_s)
         return Failed(self.first_step)
