@@ -14,6 +14,7 @@ import msgspec
 from meshwright.answer.predict import predict
 from meshwright.plan import Plan, check
 from meshwright.plan.facets.overlap import AS_DECIDED
+from meshwright.quantity import seconds as in_words
 from meshwright.search.engines import Engine, Runnable
 from meshwright.search.evaluate import Evaluated
 from meshwright.search.recommend import NEAR, Recommended, preferred
@@ -41,7 +42,8 @@ def with_way(pick: Recommended, walk: Walk, engines: Sequence[Engine]) -> Recomm
     parts = [pick.why]
     if best is not None and exact[best].step_time_s * NEAR < seconds:
         saved = 1 - exact[best].step_time_s / seconds
-        parts.append(f"{_words(best)} computes the same, {saved:.1%} faster")
+        without = f"{in_words(seconds)}, {pick.why}"
+        parts = [f"{_words(best)} computes the same {saved:.1%} faster than without it: {without}"]
         prediction = predict(walk.model, walk.cluster, walk.train, best, costs=walk.evaluator.costs, detail=False)
         pick = msgspec.structs.replace(
             pick,
