@@ -29,6 +29,7 @@ def test_every_pass_adds_tasks_or_decides_where_they_go(capsys):
     assert len(shown["compute"]) == whole + cut
     assert len(shown["messages"]) == whole + cut + 2 * 4
     assert len(shown["exchanges"]) == whole + cut + 8 + cut  # each of these layers is gathered or reduced
+    assert shown["tiers"] == shown["exchanges"]  # all state stays on the devices
     # the two copies of the tied embedding, the norm, and an optimizer for each rank
     assert len(shown["update"]) == len(shown["exchanges"]) + 1 + 1 + 2
     assert len(shown["memory"]) == len(shown["update"])

@@ -29,7 +29,9 @@ def step(cluster, costs=None):
 
 
 def test_a_device_s_own_framework_is_meant_where_none_is_named():
-    assert standard_on(named("megatron-lm")).framework.name == "megatron-lm"
+    # a name without a year is the newest version of the software, a name with one that of its year
+    assert standard_on(named("megatron-lm")).framework.name == "megatron-lm-v3"
+    assert standard_on(named("megatron-lm@2022")).framework.name == "megatron-lm"
     assert standard_on(named("megatron-lm"), "default").framework.name == standard_on(PLAIN).framework.name == "default"
     own, usual = step(named("megatron-lm")), step(PLAIN)
     assert own == step(PLAIN, standard_on(PLAIN, "megatron-lm"))

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.cost import Costs
+from meshwright.cost import Costs, load_framework
 from meshwright.cost import roofline as r
 from meshwright.cost.chain import Estimate
 from meshwright.lower import lower
@@ -228,10 +228,13 @@ def test_adam_reads_and_writes_34_bytes_a_parameter():
     model = transformer(layers=2, hidden=256, heads=4, vocab=512, max_seq_len=64)
     where = cluster.load("1xh100")
     lowered = lower(parse("dp1 mb1"), model, where, Train(global_batch=1, seq_len=64))
-    priced = Pricer(Costs()).all(lowered.programs)
     (at,) = (i for i, program in enumerate(lowered.programs) if program.kind == "update")
+    waits = load_framework("default")
+    idle = msgspec.structs.replace(waits, host_us_per_step=0.0)
+    plain, waiting = (Pricer(Costs(one)).all(lowered.programs).durations[at] for one in (idle, waits))
+    assert waiting == pytest.approx(plain + waits.host_us_per_step * 1e-6)  # the host's time of a step comes with it
     fraction, _ = r.efficiency(H100, "memory")
-    moved = priced.durations[at] - 8 * r.KERNEL_FLOOR_S
+    moved = plain - 8 * r.KERNEL_FLOOR_S
     assert moved == pytest.approx(34 * model.num_params / (3352e9 * fraction))
 
 

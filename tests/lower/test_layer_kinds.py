@@ -174,11 +174,14 @@ def test_predictions_of_new_kinds_hold_together(name, words):
     assert 0 < found.mfu < 1
 
 
-def test_a_scan_that_nobody_measured_is_less_sure_than_any_attention():
-    costs, device = standard_on(WHERE), WHERE.islands[0].device
+def test_a_scan_that_nobody_measured_is_less_sure_than_attention_and_half_as_sure_as_what_was_measured():
+    carried, measured, device = standard_on(WHERE), standard_on(WHERE, "fused"), WHERE.islands[0].device
     (scan,) = works(pieces(MAMBA2, "dp8 mb2"), Scan)
     (core,) = works(pieces(NEXT, "dp8 mb2", kind=1), AttentionCore)
-    assert costs.price(scan, device).sigma >= 2 * costs.price(core, device).sigma
+    assert "carried to h100_sxm" in carried.price(core, device).source
+    assert "fitted: h100_sxm" in measured.price(core, device).source
+    assert carried.price(scan, device).sigma > carried.price(core, device).sigma
+    assert measured.price(scan, device).sigma >= 2 * measured.price(core, device).sigma
 
 
 def test_a_kind_without_a_record_is_named():

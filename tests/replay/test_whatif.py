@@ -110,12 +110,12 @@ def test_shares_of_stages_by_their_layers():
 @pytest.mark.parametrize("plan", ["pp4 dp2 mb1 1f1b zero1", "dp8 zero3", "pp4 dp2 mb1 zb-h1"])
 def test_a_slower_link_is_the_simulation_with_slower_tasks(plan):
     """The oracle is the engine on the lowered graph, its communication keys eight times as long."""
-    from meshwright.cost import standard
+    from meshwright.cost import standard_on
     from meshwright.simulate.engine import times
     from meshwright.simulate.step import simulate
 
     asked = answer(plan)
-    run = simulate(asked.plan, asked.model, asked.cluster, asked.train, standard())
+    run = simulate(asked.plan, asked.model, asked.cluster, asked.train, standard_on(asked.cluster))
     graph = run.lowered.graph
     compute = np.zeros(len(graph.keys), bool)
     compute[graph.cost_key[np.isin(graph.kind, [KIND[k] for k in ("F", "B", "W", "BW", "optimizer")])]] = True

@@ -83,7 +83,9 @@ def test_collectives_name_the_profile_and_the_rate_of_the_largest_buffer():
         ("torchtitan", "tp2 dp4 fsdp", ["gathered=kept"]),
         ("torchtitan", "dp8 fsdp", []),  # nothing is gathered over one rank
         ("megatron-bridge", "dp8 loss=in-place", ["grads=bf16"]),
-        ("default", "tp2 dp4", []),
+        ("default", "tp2 dp4", ["loss=in-place"]),  # what uncertain memory is held against
+        ("default", "tp2 dp4 loss=in-place", []),
+        ("fused", "tp2 dp4", []),
     ],
 )
 def test_what_a_framework_does_and_a_plan_does_not_say_is_told(framework, words, added):

@@ -141,6 +141,15 @@ def test_layers_that_are_updated_within_the_backward_are_sent_beside_it():
     assert sum(p.num_bytes for p in parts.parts) == pytest.approx(late.round.parts[0].num_bytes)
 
 
+@pytest.mark.parametrize("words", ["tp8 mb32", "pp2 tp4 mb16", "pp2 vpp2 tp4 mb16 interleaved"])
+def test_the_host_s_time_of_a_step_is_spent_once_by_every_rank_that_updates_within_its_backward(words):
+    plan = parse(f"{words} sync=diloco:h=8,rate=1,momentum=0,start=backward").on(16)
+    graph, programs = (run := simulate(plan, *QUESTION, COSTS)).lowered.graph, run.lowered.programs
+    rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
+    parts = np.array([programs[key].updates for key in graph.cost_key.tolist()])
+    assert np.bincount(rank, parts) == pytest.approx(np.ones(plan.layout.pp))
+
+
 def test_an_outer_step_moves_what_it_reads_and_writes():
     """The change of a round: the parameter and what it was are read, the change is written; the step: the mean and what
     it was are read, the momentum read and written, and both results written: 4 bytes each, of every parameter."""

@@ -63,8 +63,13 @@ def test_a_packed_batch_attends_within_documents():
     train = parse("batch=1,seq=8192,lengths=512:0.5;2048:0.5")
     assert train.lengths.mean == 1280
     assert train.attended == pytest.approx((512**2 + 2048**2) / 2560)
-    # cut by sequences of 1024 anywhere: (512^2 (1 - 512 / 3072) + 2048 * 1024 - 1024^2 / 3) / (512 + 2048)
-    assert parse("batch=1,seq=1024,lengths=512;2048,pack=concat").attended == pytest.approx(768)
+    # cut by sequences of 1024 at multiples of 512: those of 512 are whole, and 2048 are two pieces of 1024, or as
+    # often two of 512 and one of 1024: (512^2 + (2 * 1024^2 + 2 * 512^2 + 1024^2) / 2) / (512 + 2048)
+    assert parse("batch=1,seq=1024,lengths=512;2048,pack=concat").attended == pytest.approx(819.2)
+    # nothing is cut where documents are sequences, and anywhere where no length divides the sequence:
+    # (511^2 (1 - 511 / 3072) + 2047 * 1024 - 1024^2 / 3) / (511 + 2047), but for 1 / 3 of a token squared
+    assert parse("batch=1,seq=1024,lengths=1024,pack=concat").attended == 1024
+    assert parse("batch=1,seq=1024,lengths=511;2047,pack=concat").attended == pytest.approx(767.9001, rel=1e-6)
     # a document and its padding: (256^2 + 768^2) / 1024
     assert parse("batch=1,seq=1024,lengths=256,pack=padded").attended == 640
     assert parse("batch=1,seq=4096").attended == 4096

@@ -12,13 +12,13 @@ from meshwright.errors import Diagnostic, MeshwrightError, nearest
 DESCRIPTION = """Show the task graph of a plan after a pass of lowering, a line a task.
 
 A line is a task: its number, kind, queue and rank, stage (s), chunk (c), microbatch (mb) and layer (l), its role or
-program in brackets, and the tasks it waits for. Passes: place, assign, schedule, compute, messages, exchanges, update,
-memory, bind.
+program in brackets, and the tasks it waits for. Passes: place, assign, schedule, compute, messages, exchanges, tiers,
+update, memory, bind.
 
 Say MODEL, --on, --train and --plan, or name a question.toml that says them; options go over the file."""
 FORMAT_VERSION = 1
 #: The passes in their order, as :mod:`meshwright.lower.show` has them; help does not load that.
-PASSES = ("place", "assign", "schedule", "compute", "messages", "exchanges", "update", "memory", "bind")
+PASSES = ("place", "assign", "schedule", "compute", "messages", "exchanges", "tiers", "update", "memory", "bind")
 #: Lines shown unless --lines says otherwise.
 USUAL_LINES = 60
 

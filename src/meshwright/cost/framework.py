@@ -109,7 +109,8 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``ring_steps``: time of a ring's step between nodes beside a training step over what it is on idle nodes, which is
     what ``busbw_gb_s`` of a cluster tells: the threads that feed the NICs share cores with those that train.
     ``exchange_share``: share of the bandwidth between nodes that the exchange of parameters and gradients reaches
-    which ZeRO-3 does layer by layer; ``gather_share``: that which the gather of all parameters after an update does.
+    which ZeRO-3 does layer by layer in every microbatch; ``gather_share``: that which the gather of all parameters
+    after an update does.
     ``activation_copies``: bytes its kernels keep for the backward over what fused ones keep. ``context_bytes``:
     device memory a process holds before the first tensor (CUDA context, library workspaces).
     ``communicator_bytes``: buffers of one process group. ``allocator_slack``: reserved over allocated bytes that

@@ -171,6 +171,7 @@ class Binder:
                 Staging(what=what, num_bytes=move.num_bytes) for what, one in copied for move in one.moves[:1]
             ),
             share=role.share,
+            updates=role.updates,
             work=None if updated is None else updated.work,
         )
 
@@ -299,7 +300,7 @@ class Binder:
     def moving(self, steps: tuple[tuple[str, float, Group], ...]) -> Program:
         """A program of collectives (op, bytes, group), one after the other."""
         late = self.plan.gathers_after and {op for op, *_ in steps} == {"all_gather"}
-        sharded = "late" if late else "layers" if self.plan.layout.zero == 3 else ""
+        sharded = "late" if late else "layers" if self.plan.layout.gathers_again else ""
         tiles = self.plan.offload.tiles if self.plan.layout.zero == 3 else 1
         moves = tuple(
             Move(op, size, group, buckets(op, size, self.bucket_bytes) * (tiles if op in TILED else 1), sharded)

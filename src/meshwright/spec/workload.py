@@ -7,6 +7,7 @@ stays within documents, so that a sequence of documents of length l costs the su
 
 from __future__ import annotations
 
+from math import gcd
 from pathlib import Path
 
 import msgspec
@@ -155,9 +156,12 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
             return sum(share * (length**2 + (row - length) ** 2) for length, share in documents) / row
         if self.packing != "concat":
             return self.lengths.attended
-        # a sequence ends anywhere in a document: of one of l tokens within a sequence of s, with a chance of l / s,
-        # which leaves l^2 * 2/3 of its squares; the ends of a longer one leave s^2 / 3 each
-        squares = ((n**2 * (1 - n / (3 * row)) if n < row else n * row - row**2 / 3, share) for n, share in documents)
+        # Documents and sequences of s tokens begin at multiples of what divides all their lengths, g, so a sequence
+        # ends at any multiple of it in a document: of one of l tokens within a sequence, with a chance of l / s, which
+        # leaves (2 l^2 + g^2) / 3 of its squares; the ends of a longer one take (s^2 - g^2) / 3 from its l s.
+        step = gcd(self.seq_len, *self.lengths.tokens)
+        ends = ((min(n, row) ** 2 - step**2) * min(n / row, 1.0) / 3 for n, _ in documents)
+        squares = ((n * min(n, row) - end, share) for end, (n, share) in zip(ends, documents))
         return sum(share * square for square, share in squares) / self.lengths.mean
 
     def rows(self, sequences: int) -> int:
