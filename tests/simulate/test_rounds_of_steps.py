@@ -12,6 +12,7 @@ from meshwright.graph import KIND, QUEUE
 from meshwright.plan import check, parse
 from meshwright.simulate.rounds import PartTimes, waits
 from meshwright.simulate.step import simulate
+from meshwright.spec.dimensions import transformer
 from meshwright.work import Collective
 
 MODEL, CLUSTER = mw.load_model("llama3.2-1b"), mw.load_cluster("2x8xh100")
@@ -141,13 +142,33 @@ def test_layers_that_are_updated_within_the_backward_are_sent_beside_it():
     assert sum(p.num_bytes for p in parts.parts) == pytest.approx(late.round.parts[0].num_bytes)
 
 
-@pytest.mark.parametrize("words", ["tp8 mb32", "pp2 tp4 mb16", "pp2 vpp2 tp4 mb16 interleaved"])
-def test_the_host_s_time_of_a_step_is_spent_once_by_every_rank_that_updates_within_its_backward(words):
-    plan = parse(f"{words} sync=diloco:h=8,rate=1,momentum=0,start=backward").on(16)
-    graph, programs = (run := simulate(plan, *QUESTION, COSTS)).lowered.graph, run.lowered.programs
+SHALLOW = transformer(layers=2, hidden=256, heads=8, ffn=512, vocab=1000, max_seq_len=2048, name="shallow")
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        ("tp8 mb32", MODEL),
+        ("pp2 tp4 mb16", MODEL),
+        ("pp2 vpp2 tp4 mb16 interleaved", MODEL),
+        ("pp2 tp4 mb16", SHALLOW),  # a layer a stage
+    ],
+)
+def test_every_rank_is_updated_once_within_its_backward_and_spends_the_host_s_time_of_a_step_once(words, model):
+    late, early = (
+        simulate(parse(f"{words} sync=diloco:h=8,rate=1,momentum=0{start}").on(16), model, CLUSTER, TRAIN, COSTS)
+        for start in ("", ",start=backward")
+    )
+    graph, programs = early.lowered.graph, early.lowered.programs
+    tasks = [programs[key] for key in graph.cost_key.tolist()]
     rank = graph.streams.rank[graph.member[graph.member_ptr[:-1]]]
-    parts = np.array([programs[key].updates for key in graph.cost_key.tolist()])
-    assert np.bincount(rank, parts) == pytest.approx(np.ones(plan.layout.pp))
+    last = np.array([p.name == "optimizer" for p in tasks])
+    assert np.bincount(rank[last]).tolist() == [1] * (rank.max() + 1)
+    host = COSTS.framework.host_us_per_step * 1e-6
+    assert early.priced.durations[graph.cost_key[last]] == pytest.approx(host)  # all else of it is in the backward
+    updated = sum(p.work.num_bytes for p in tasks if p.kind == "pass" and p.work is not None)
+    tasks = [late.lowered.programs[key] for key in late.lowered.graph.cost_key.tolist()]
+    assert updated == pytest.approx(sum(p.work.num_bytes for p in tasks if p.name == "optimizer"))
 
 
 def test_an_outer_step_moves_what_it_reads_and_writes():

@@ -171,7 +171,6 @@ class Binder:
                 Staging(what=what, num_bytes=move.num_bytes) for what, one in copied for move in one.moves[:1]
             ),
             share=role.share,
-            updates=role.updates,
             work=None if updated is None else updated.work,
         )
 
@@ -333,7 +332,7 @@ class Binder:
     def updating(self, params: float, site: Site) -> Program:
         """The optimizer's step over so many parameters of one rank."""
         size = params * updated_bytes(self.plan, self.stages.train)
-        work = Elementwise(num_bytes=size, kernels=8, fused=True, operator="optimizer")
+        work = Elementwise(num_bytes=size, kernels=8 if params else 0, fused=True, operator="optimizer")
         return Program(kind="update", name="optimizer", site=site, work=work)
 
     def _measure(self, role: MeasureRole) -> Program:

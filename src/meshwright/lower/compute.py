@@ -63,9 +63,11 @@ def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Acti
     kind, stage, rank = actions.kind[action], actions.stage[action], actions.rank_of()[action]
     whole = count[action] == 1
     segment = np.where(kind == F, position, count[action] - 1 - position)
+    # a stage of one layer is updated where its pass ends, too
+    one = np.where(whole & ~(cut[action] & facts.early), -1, segment)
     ids = builder.extend(
         kind,
-        _pass_roles(roles, facts, actions, index, kind, stage, rank, np.where(whole, -1, segment), cut[action]),
+        _pass_roles(roles, facts, index, kind, stage, rank, one, cut[action]),
         stream=np.array([builder.stream(index * pp + r, "compute") for r in range(pp)])[rank],
         stage=stage,
         chunk=stage // pp,
@@ -87,13 +89,10 @@ def add_compute(builder: GraphBuilder, roles: Roles, facts: Facts, actions: Acti
     return Compute(task=ids, action=action, segment=segment, home=home, done=done, **where)
 
 
-def _pass_roles(
-    roles: Roles, facts: Facts, actions: Actions, index: int, kind, stage, rank, segment, cut
-) -> np.ndarray:
+def _pass_roles(roles: Roles, facts: Facts, index: int, kind, stage, rank, segment, cut) -> np.ndarray:
     """Numbers of the roles of compute tasks; `segment` -1 is the whole stage, and those `cut` have exchanges beside
     them."""
     compositions, ranks = facts.compositions, 1 if facts.alike else facts.pp
-    held = sum(len(on) for on in actions.stage_ranks) / facts.pp  # stages of a rank
     most = int(segment.max(initial=-1)) + 1
     segment = np.where(cut | (segment < 0), segment, segment + most)
     shape = (4, len(compositions), ranks, int(segment.max(initial=-1)) + 2)
@@ -106,8 +105,7 @@ def _pass_roles(
         units = compositions[s].units if seg == 0 else compositions[s].segments[(seg - 1) % most]
         beside = _beside(facts, k) if 0 < seg <= most else ()
         share = 1 / len(compositions[s].segments) if seg else 1.0
-        updates = share / held if UPDATED in beside else 0.0
-        role_of[value] = roles(PassRole(PASS_NAMES[k], units, index, r, beside, share, updates))
+        role_of[value] = roles(PassRole(PASS_NAMES[k], units, index, r, beside, share))
     return role_of[code]
 
 

@@ -57,7 +57,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
 
     * ``pass``: ``layers`` one after the other, with ``beside`` the exchanges overlapped with them, ``copies`` around
       those of fully sharded parameters, ``share`` the part of a stage's pass that this is, and ``work`` the update of
-      its layers where it ends with one, ``updates`` of the rank's;
+      its layers where it ends with one;
     * ``send`` and ``exchange``: ``moves`` one after the other, and ``work``, where they are encoded and decoded;
     * ``transfer``: ``work``, what moves between tiers of memory or is computed by the host (``which``: an ``update`` of
       a ``share`` of the rank's parameters, or a ``sum``);
@@ -75,7 +75,6 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     beside: tuple[Program, ...] = ()
     copies: tuple[Staging, ...] = ()
     share: float = 1.0
-    updates: float = 0.0
     moves: tuple[Move, ...] = ()
     work: Work | None = None
     products: tuple[Work, ...] = ()

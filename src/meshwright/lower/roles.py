@@ -17,8 +17,8 @@ UPDATED = "update"
 
 class PassRole(msgspec.Struct, frozen=True, cache_hash=True):
     """A pass over some layers: ``F``, ``B``, ``W`` or ``BW``. ``beside`` are the exchanges ("gather", "reduce") of
-    these layers that are overlapped with it, or "update" where they are updated at its end, which is ``updates`` of
-    its rank's update; ``share`` is its part of the stage's pass."""
+    these layers that are overlapped with it, or "update" where they are updated at its end; ``share`` is its part of
+    the stage's pass."""
 
     which: str
     units: tuple[Unit, ...]
@@ -26,7 +26,6 @@ class PassRole(msgspec.Struct, frozen=True, cache_hash=True):
     rank: int
     beside: tuple[str, ...] = ()
     share: float = 1.0
-    updates: float = 0.0
 
 
 class MessageRole(msgspec.Struct, frozen=True, cache_hash=True):

@@ -55,14 +55,15 @@ def add_update(
     late = facts.exchanges and facts.zero >= 1 and not facts.gathers_ahead
     for r, units in enumerate(held_units(facts, actions)):
         where = 0 if facts.alike else r
-        updates = list(norms) if facts.early else []
+        updates = []
         if facts.offload is not None and facts.offload.optimizer:
             units, moved = _divided(facts, actions, r)
             for index, norm in enumerate(norms):
                 updates += add_host_updates(builder, roles, facts, moved, index, r, norm, tiered.gradients[index, r])
-        for index in range(0 if facts.early or not units else len(computes)):
+        for index in range(len(computes) if units else 0):
             stream = builder.stream(index * pp + r, "compute")
-            role = roles(UpdateRole(units, index, where))
+            # where layers are updated within the backward, what the host does at the end of a step is left
+            role = roles(UpdateRole(() if facts.early else units, index, where))
             updates.append(builder.extend(KIND["optimizer"], role, stream=[stream]))
             builder.depend(updates[-1], norms[index])
         if facts.apart:

@@ -114,11 +114,9 @@ class Pricer:
         return ProgramPrice(parts, spread, wait=wait)
 
     def _update(self, program: Program, parts: np.ndarray, spread: np.ndarray) -> None:
-        """Add an optimizer's or a code's work to seconds by cause, an optimizer's with the host's time of a step, of
-        which a pass that ends with the update of its layers has their part."""
-        share = program.updates if program.kind == "pass" else program.share if program.name == OPTIMIZER else 0.0
-        if share:
-            host = self.costs.framework.host_us_per_step * 1e-6 * share
+        """Add an optimizer's or a code's work to seconds by cause, an optimizer's with the host's time of a step."""
+        if program.kind == "update" and program.name == OPTIMIZER:
+            host = self.costs.framework.host_us_per_step * 1e-6 * program.share
             parts[CAUSE["host"]] += host
             spread[CAUSE["host"]] += host * HOST_SIGMA
         for work in (program.work, *program.products):
