@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 # loaded once here rather than in every child
+import torch._dynamo
+import torch.distributed as dist
 import torch.distributed.fsdp
 import torch.distributed.pipelining
 

@@ -22,7 +22,7 @@ from meshwright.spec.workload import Train
 _SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 67, "ffn": 48, "gated": True}
 DENSE = transformer(**_SHAPE, max_seq_len=32, name="small")
 EXPERTS = transformer(**_SHAPE, max_seq_len=32, name="small with experts", experts=4, top_k=2, moe_ffn=24)
-TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
 TOLERANCE = 1e-9

@@ -25,6 +25,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
 from types import FrameType
@@ -93,6 +94,8 @@ def start(
         return _join(function, args, num_ranks, device, timeout_s, stops)
     kind = _device_type(device, num_ranks)
     context = multiprocessing.get_context(start_method(kind))
+    if context.get_start_method() == "fork":
+        import_module("torch._dynamo")  # torch's optimizers load it at their first use: once here, not in every child
     reading, writing = context.Pipe(duplex=False)
     beats = context.RawArray("L", num_ranks)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as folder:

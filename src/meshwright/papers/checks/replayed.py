@@ -27,7 +27,7 @@ MODEL = transformer(layers=4, hidden=256, heads=4, kv_heads=4, vocab=257, ffn=10
 TRAIN = Train(global_batch=2, seq_len=256, dtype="fp32")
 #: What is profiled, what is asked of its trace, and a job of replicas.
 BEFORE, AFTER, REPLICAS = PLANS = ("pp2 zb-h1", "pp2 1f1b", "dp2")
-STEPS = 15
+STEPS = 9
 #: The paper's error of a replay; a what-if adds what passes of another schedule cost more or less than their parts.
 REPLAY, WHAT_IF = 0.05, 0.10
 #: Steps whose middle half spreads over more of their median say nothing to 5%; so often another job is tried.
