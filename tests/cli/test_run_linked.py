@@ -27,16 +27,16 @@ def here(tmp_path, monkeypatch):
 @needs_hosts
 def test_training_over_slow_links_is_the_training_that_it_is_without_them_and_takes_their_time(capfd, here):
     plan = ["--plan", "dp2 sync=local:h=2", "--steps", "4", "--json"]
-    assert main(["run", *WORDS, *plan, "--link", "20mbit,delay=30ms", "--out", "out"]) == 0
+    assert main(["run", *WORDS, *plan, "--link", "20mbit,delay=15ms", "--out", "out"]) == 0
     out, err = capfd.readouterr()
     slow = json.loads(out)
     assert main(["run", *WORDS, *plan]) == 0
     assert slow["losses"] == json.loads(capfd.readouterr().out)["losses"]
-    assert "2 hosts with links of 20 Mbit/s and 30 ms (tbf and " in err
-    assert "Mbit/s, 3" in slow["cluster"]  # the prediction's: the links as they were measured
+    assert "2 hosts with links of 20 Mbit/s and 15 ms (tbf and " in err
+    assert "Mbit/s, 1" in slow["cluster"]  # the prediction's: the links as they were measured
     # a ring of two goes round in two pairs of segments, and each waits for two ways: no step that averages is faster
-    assert min(slow["step_s"][1], slow["step_s"][3]) > 2 * 2 * 0.03
-    assert slow["compared"]["step time"]["predicted"] > 0.06
+    assert min(slow["step_s"][1], slow["step_s"][3]) > 2 * 2 * 0.015
+    assert slow["compared"]["step time"]["predicted"] > 0.03
     steps = [json.loads(line) for line in (here / "out" / "metrics.jsonl").read_text().splitlines()]
     sent = [after["sent_bytes"] - before["sent_bytes"] for before, after in pairwise(steps)]
     # in a step that averages each of two ranks sends its parameters once, 4 bytes and headers; between, a few numbers
