@@ -6,9 +6,20 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from bench import overhead
+from bench import executor, overhead
 from bench.executor import KINDS, ROWS, measure
 from bench.turns import orders, ratio
+
+from meshwright.spec.workload import Train
+
+#: A short batch: what is shown is of orders and of what is trained, and not how long it takes.
+SHORT = Train(global_batch=8, seq_len=32, dtype="fp32")
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(executor, "TRAIN", SHORT)
+    monkeypatch.setattr(overhead, "TRAIN", SHORT)
 
 
 @pytest.mark.parametrize(("rounds", "from_the_end"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4)])
