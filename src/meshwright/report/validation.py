@@ -105,11 +105,11 @@ def _coverage(table: Table) -> list[dict[str, Any]]:
         {
             "key": key,
             "share": m["coverage80"],
-            "rows": int(m["timed_rows"]),
+            "rows": int(m.get("timed_rows", 0)),
             "honest": COVERAGE[0] <= m["coverage80"] <= COVERAGE[1],
         }
         for key, m in table.metrics.items()
-        if "coverage80" in m and (m["timed_rows"] >= ENOUGH or key == "all")
+        if "coverage80" in m and (m.get("timed_rows", 0) >= ENOUGH or key == "all")
     ]
 
 

@@ -280,7 +280,7 @@ def _weak(table: Table) -> Iterator[str]:
             continue
         if m["mean_ape"] > m.get("trivial_mean_ape", np.inf):
             worse.append(f"{key} ({m['mean_ape']:.0%}, trivial {m['trivial_mean_ape']:.0%})")
-        if m["timed_rows"] >= ENOUGH and not COVERAGE[0] <= m.get("coverage80", 0.8) <= COVERAGE[1]:
+        if m.get("timed_rows", 0) >= ENOUGH and not COVERAGE[0] <= m.get("coverage80", 0.8) <= COVERAGE[1]:
             narrow.append(f"{key} ({m['coverage80']:.0%})")
     if worse:
         yield f"`{table.name}`: the trivial formula is closer on {', '.join(worse)}."
