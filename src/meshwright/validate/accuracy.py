@@ -67,6 +67,9 @@ DECLARED = """Chosen once, looking at the rows, and not again in each fold:
 - words of profiles that say what software does (overlap, loss kernels, DeepEP from 32 ranks of experts on);
 - for unknown software that stacks which evidence does not fit weigh a tenth, that products in fp16 are of the time
   before FlashAttention, and that FlashAttention is in every stack of 2022.9 and later;
+- the spread of the default's steps, which was set by the coverage above, so that coverage and high over low of unknown
+  software are in part fitted; the cap of 10 ms on a step's own host time; which profiles do not vote for the middle;
+- the share of the network that gathers after an update reach (0.18 under nanotron), fitted on pairs of its plans;
 - where a fit starts and the ends of what is believable, and the constants of memory, which are fitted by model."""
 DEFINITIONS = """## What the figures mean
 
