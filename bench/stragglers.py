@@ -1,4 +1,4 @@
-"""What stragglers cost in published traces of training, beside the published results.
+"""The cost of stragglers in published traces of training, beside the published results.
 
 Run: python -m bench.stragglers FOLDER [--steps N] [--json]
 

@@ -70,6 +70,11 @@ def gibibytes(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
 
 
+def lacking(num_bytes: float) -> str:
+    """Bytes that are missing: ``1.5 GiB``, and in MiB what would read as none at all."""
+    return gibibytes(num_bytes) if num_bytes >= 0.05 * 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
 def big(value: float) -> str:
     """A count with a suffix: ``70.6B``, ``15T``, ``8.03B``."""
     value = float(f"{value:.3g}")  # rounded first, or 999.9 million would read 1e+03M

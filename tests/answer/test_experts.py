@@ -1,4 +1,4 @@
-"""What an answer says of experts: loads, ports and drops by hand, and that words move the step the way they should."""
+"""Experts in an answer: loads, ports and drops by hand, and words that move the step the way they should."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ def test_experts_are_trained_with_a_product_each_and_served_with_one_kernel():
     "words, longer", [("zero3 mb1", True), ("pp2 zero3 mb1", False), ("zero2 mb1", False), ("mb1", False)]
 )
 def test_an_exchange_layer_by_layer_that_reaches_a_tenth_of_the_network_takes_longer(words, longer):
-    """What ZeRO-3 reaches says nothing of whole gradients, which the other stages, and ZeRO-3 under a pipeline, sum
-    once a step."""
+    """The share that ZeRO-3 reaches says nothing of whole gradients, which the other stages, and ZeRO-3 under a
+    pipeline, sum once a step."""
     plan, cluster = parse(words).on(16), load_cluster("2x8xa100_80gb_sxm")
     train = Train(global_batch=16, seq_len=S)
     usual = Framework(name="x")

@@ -137,3 +137,11 @@ def test_wiring_that_cannot_be_is_refused_with_all_that_is_wrong(words, said):
         mw.load_cluster(f"4096xh100,{words}")
     for message in said:
         assert message in str(raised.value)
+
+
+def test_the_answer_says_how_the_network_is_wired_and_where_its_prices_are_from():
+    said = {a.name: a for a in asked("64xh100,rail-only").assumptions}
+    assert "rail-only,radix=64" in said["rail links"].value
+    parts = said["parts of the network"]
+    assert "8 switches and 128 transceivers" in parts.value and parts.flagged and "yobitel" in parts.source
+    assert "parts of the network" not in {a.name for a in asked("64xh100").assumptions}

@@ -84,7 +84,7 @@ def test_a_search_says_how_likely_its_first_is_the_best_and_a_robust_one_loses_l
     assert robust.recommended.regret_worst <= usual.recommended.regret_worst + 1e-12
     assert "worst draw" in robust.recommended.why and "worst draw" not in usual.recommended.why
     said = usual.to_json()
-    assert said["sure"]["gain_realised"] == 0.91 and said["best"][0]["standing"]["alike"]
+    assert said["sure"]["gain_realised"] == 1.19 and said["best"][0]["standing"]["alike"]
 
 
 def test_one_plan_has_no_order_to_be_sure_of():

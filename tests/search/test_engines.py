@@ -7,6 +7,7 @@ import pytest
 
 from meshwright.answer.risk import room_bytes
 from meshwright.cli import main
+from meshwright.cli.search import ENGINES as RUNNABLE
 from meshwright.errors import Infeasible
 from meshwright.export.engines import ENGINES, refusals
 from meshwright.export.request import ExportRequest
@@ -253,3 +254,18 @@ def test_plans_of_a_small_risk_fit_so_surely_and_a_risk_that_is_none_is_refused(
     for words in ("0%", "80%", "often"):
         assert main([*ASKED, "--risk", words]) == 2
         assert "R013" in capsys.readouterr().err
+
+
+def test_runnable_leaves_in_what_some_engine_or_the_executor_runs(capsys):
+    asked = ["search", "llama3-8b", "--on", "2xh100", "--train", "batch=8,seq=2048", "--store", "none", "--json"]
+    fix = ["--fix", "mb=1", "--fix", "schedule=1f1b,gpipe", "--fix", "cp=1"]
+    assert main([*asked, *fix, "--runnable"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    question = model("llama3-8b"), cluster("2xh100"), parse("batch=8,seq=2048")
+    able_to = [engine(name, *question) for name in RUNNABLE]
+    assert len(found["engines"]) == len(RUNNABLE)
+    assert found["best"]
+    for one in found["best"]:
+        assert any(not who.refuses(plan(one["plan"])) for who in able_to), one["plan"]
+    assert main([*asked, "--runnable", "--for", "megatron"]) == 2
+    assert "R003" in capsys.readouterr().out

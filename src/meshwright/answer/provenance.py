@@ -20,6 +20,7 @@ from meshwright.spec.cluster import Cluster
 from meshwright.spec.cluster_names import ASSUMED
 from meshwright.spec.hardware import Device, source_of
 from meshwright.spec.model import Model
+from meshwright.spec.network_bill import network_bill
 from meshwright.spec.workload import Train
 from meshwright.timeline import Identity
 from meshwright.version import VERSION
@@ -130,8 +131,13 @@ def fabric(cluster: Cluster) -> list[Assumption]:
     for name, level in out:
         text = f"{level.gb_s:g} GB/s per direction and child, {level.latency_us:g} us"
         text += "".join(f"; {op} reached {value:g} GB/s" for op, value in level.busbw_gb_s.items())
+        text += f"; {level.wiring.text()}" if level.wiring is not None else ""
         source = source_of(level, "gb_s")
         found.append(Assumption(name, text, source, source.startswith("assumed") or "unverified" in source))
+    bill = network_bill(cluster)
+    if bill is not None:
+        text = f"{bill.switches:,} switches and {bill.transceivers:,} transceivers, counted by this wiring"
+        found.append(Assumption("parts of the network", text, bill.source, "unverified" in bill.source))
     return list(dict.fromkeys(found))
 
 

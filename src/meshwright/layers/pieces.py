@@ -278,7 +278,8 @@ def linear(
     return pieces
 
 
-#: Formats of a frozen base whose products keep their inputs for the backward: bitsandbytes' ``MatMul4Bit``, to 0.45.
+#: Formats of a frozen base whose products keep their inputs for the backward: bitsandbytes' ``MatMul4Bit``; unverified:
+#: to 0.45, and not in every version.
 KEEPS_INPUT = ("nf4", "nf4-dq")
 
 

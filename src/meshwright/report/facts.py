@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.answer.prediction import Limit, Prediction, RankMemory, TierMemory, TrainingRun
 from meshwright.causes import WORDS
-from meshwright.quantity import big, gibibytes, seconds
+from meshwright.quantity import big, gibibytes, lacking, seconds
 from meshwright.spec.network_bill import network_bill
 
 NOT_INCLUDED = "not included"
@@ -54,9 +54,9 @@ def fit(prediction: Prediction) -> str:
         return f"fits: {gibibytes(tight.peak_bytes)} of {gibibytes(tight.capacity_bytes)}"
     over = []
     if tight.headroom_bytes < 0:
-        over.append(f"{gibibytes(-tight.headroom_bytes)} over on {tight.rank}")
+        over.append(f"{lacking(-tight.headroom_bytes)} over on {tight.rank}")
     over += [
-        f"{gibibytes(-one.headroom_bytes)} over in {tier(one)}" for one in prediction.tiers if one.headroom_bytes < 0
+        f"{lacking(-one.headroom_bytes)} over in {tier(one)}" for one in prediction.tiers if one.headroom_bytes < 0
     ]
     if prediction.power_over_w:
         over.append(f"{prediction.power_over_w / 1e3:,.1f} kW over the site's {limit_kw(prediction):,.1f} kW")

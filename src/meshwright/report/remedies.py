@@ -8,7 +8,7 @@ from meshwright.answer.prediction import Prediction, RankMemory
 from meshwright.lower.residency import IN_FLIGHT
 from meshwright.plan import check
 from meshwright.plan.text import over
-from meshwright.quantity import gibibytes
+from meshwright.quantity import gibibytes, lacking
 from meshwright.report.facts import limit_kw, tier
 from meshwright.spec.layers import Moe
 
@@ -28,7 +28,7 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
     tight = prediction.tightest
     over = -tight.headroom_bytes
     behind = [
-        f"{gibibytes(-one.headroom_bytes)} less in {tier(one)}: leave a part on the device (optimizer@0.5), shard it "
+        f"{lacking(-one.headroom_bytes)} less in {tier(one)}: leave a part on the device (optimizer@0.5), shard it "
         "over more ranks, or move it to drives (:nvme)"
         for one in prediction.tiers
         if one.headroom_bytes < 0
@@ -42,7 +42,7 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
         mine = prediction.memory.index(tight)
         pool = prediction.timeline.ranks[mine].pool
         what = f"give {pool} more devices (on=) or fewer layers (part=), or recompute, zero1 or a smaller mb in it"
-        return (f"needs {gibibytes(over)} less on {tight.rank}:", what)
+        return (f"needs {lacking(over)} less on {tight.rank}:", what)
     found = _more_experts_apart(prediction, tight, over)
     found += [
         f"{word} frees {gibibytes(n)} of {what}{', enough by itself' if n >= over else ''}"
@@ -58,7 +58,7 @@ def remedies(prediction: Prediction) -> tuple[str, ...]:
     if prediction.plan.pipeline.microbatch > 1:
         found.append(f"mb{prediction.plan.pipeline.microbatch // 2} halves the activations of a microbatch")
     found.append(_split_further(prediction, tight))
-    return (f"needs {gibibytes(over)} less on {tight.rank}; any of these, or several:", *found)
+    return (f"needs {lacking(over)} less on {tight.rank}; any of these, or several:", *found)
 
 
 def _moved(prediction: Prediction, tight: RankMemory, over: float) -> list[str]:

@@ -27,13 +27,14 @@ block-scaled formats (fp8_block, mxfp8, nvfp4) run at the peak of their element 
 
 COPY_SHARE = 0.82
 """Rate of pinned copies over that of a PCI Express link: NVIDIA's bandwidthTest reaches 12.9 of 15.75 GB/s on
-generation 3 and 26 of 31.5 on generation 4; packet headers and flow control take the rest."""
+generation 3 and 26 of 31.5 on generation 4 (unverified); packet headers and flow control take the rest."""
 USUAL_HOST_GB_S = 409.6
 """Memory bandwidth of a host of two sockets with eight channels of DDR4-3200 each (AMD EPYC 7002 datasheet: 204.8 GB/s
 a socket), where nothing says another."""
 STREAM_SHARE = 0.46
 """Share that all cores reach of their memory's peak in an optimizer's update: DeepSpeed's CPU Adam takes 2.57 s for 10
-billion parameters of 30 bytes each on two Xeon Platinum 8168, 256 GB/s (Ren et al. 2021, arXiv 2101.06840, table 4)."""
+billion parameters of 30 bytes each on two Xeon Platinum 8168, 256 GB/s (Ren et al. 2021, arXiv 2101.06840, table 4;
+unverified)."""
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
