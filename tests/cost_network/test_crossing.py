@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 
 import meshwright as mw
+from meshwright.cost.fabric import shipped
+from meshwright.cost.network import Network
 from meshwright.lower.crossing import crowding, expected_largest, split_leftovers
+from meshwright.lower.place import Mesh
 from meshwright.spec.wiring import Tier, Wiring, bill, tiers
+from meshwright.work import Collective
 
 
 def wired(kind="fat-tree", radix=8, **words):
@@ -145,3 +149,17 @@ def test_the_answer_says_how_the_network_is_wired_and_where_its_prices_are_from(
     parts = said["parts of the network"]
     assert "8 switches and 128 transceivers" in parts.value and parts.flagged and "yobitel" in parts.source
     assert "parts of the network" not in {a.name for a in asked("64xh100").assumptions}
+
+
+def test_switches_that_add_up_pass_each_byte_once_where_a_ring_passes_it_nearly_twice():
+    # one rank a node, 64 nodes, large enough for bytes alone: a ring's port carries 2 * 63 / 64 of the buffer
+    device = mw.load_cluster("64xh100").islands[0].device
+
+    def seconds(words):
+        cluster = mw.load_cluster(f"512xh100,fat-tree{words}")
+        mesh = Mesh(mw.parse_plan("tp8 mb1 full").on(512), cluster)
+        return Network()(Collective(op="all_reduce", num_bytes=64e9, group=mesh.group("dp")), device).seconds
+
+    constants = shipped().find(Mesh(mw.parse_plan("tp8").on(512), mw.load_cluster("512xh100")).group("dp").hops[0])[0]
+    ring, switches = constants.constants.all_reduce, constants.constants.in_network
+    assert seconds("") / seconds(",sharp") == pytest.approx(2 * 63 / 64 / ring * switches, rel=0.01)
