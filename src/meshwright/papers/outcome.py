@@ -74,9 +74,19 @@ class Figure(msgspec.Struct, frozen=True):
         return True
 
     @property
+    def loose(self) -> bool:
+        """Whether only the side of 1 that a ratio lies on is judged, however that is said."""
+        least = (
+            self.judge == AT_LEAST
+            and self.unit == "x"
+            and self.bound * (1.0 if self.paper is None else self.paper) == 1
+        )
+        return self.judge in LOOSE or least
+
+    @property
     def supports(self) -> bool:
         """Whether it holds, and could have failed for a reason other than arithmetic."""
-        return self.ok and self.judge not in LOOSE and not self.restated
+        return self.ok and not self.loose and not self.restated
 
     @property
     def asked(self) -> str:
