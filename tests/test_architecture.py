@@ -24,6 +24,7 @@ ORDER = (
     ("work", "world"),
     ("detect",),
     ("layers", "schedules", "sync", "assign", "serving"),
+    ("endpoint",),
     ("plan",),
     ("cost", "lower"),
     ("simulate",),
