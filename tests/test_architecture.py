@@ -1,17 +1,14 @@
 """The architecture of DESIGN's "The house", held: imports run one way, files stay small, codes are explained."""
 
-import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
-import meshwright
 from meshwright import catalog
+from tests.sources import FILES, SOURCE, facts
 
-SOURCE = Path(meshwright.__file__).parent
-FILES = sorted(SOURCE.rglob("*.py"))
 #: Left is imported by right, never the other way. Names on one line may import each other.
 ORDER = (
     ("version", "errors", "quantity", "atomic", "dataframe"),
@@ -49,27 +46,6 @@ def part(path: Path) -> str:
     return "" if first == "__init__.py" else first.removesuffix(".py")
 
 
-def imports(path: Path) -> set[str]:
-    """Full names of what a file imports at run time, at its top or inside its functions: all but what stands
-    under ``if TYPE_CHECKING``."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for_types = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if node in for_types:
-            continue
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return found
-
-
 def test_every_part_of_the_house_has_its_place_in_the_import_order():
     assert {part(f) for f in FILES} - {""} <= RANK.keys()
 
@@ -79,7 +55,7 @@ def test_imports_run_one_way():
         f"{file.relative_to(SOURCE)} imports {module}"
         for file in FILES
         if part(file)
-        for module in sorted(imports(file))
+        for module in sorted(facts(file).imports)
         if module.startswith("meshwright.")
         and (other := module.split(".")[1]) in RANK
         and other != part(file)
@@ -89,14 +65,14 @@ def test_imports_run_one_way():
 
 
 def test_torch_is_imported_nowhere_outside_run():
-    users = {part(f) for f in FILES for module in imports(f) if module.split(".")[0] == "torch"}
+    users = {part(f) for f in FILES for module in facts(f).imports if module.split(".")[0] == "torch"}
     assert users <= {"run"}
 
 
 @pytest.mark.parametrize("folder", ["spec", "cli", "catalog"])
 def test_what_help_loads_imports_neither_numba_nor_torch(folder):
     heavy = {"numba", "torch"}
-    assert not [f for f in (SOURCE / folder).rglob("*.py") if {m.split(".")[0] for m in imports(f)} & heavy]
+    assert not [f for f in (SOURCE / folder).rglob("*.py") if {m.split(".")[0] for m in facts(f).imports} & heavy]
 
 
 def test_every_error_code_in_the_source_is_explained_and_every_explanation_is_used():
@@ -121,7 +97,7 @@ def test_no_file_knows_an_absolute_path():
 
 
 def test_every_module_says_what_it_is():
-    silent = [f for f in FILES if f.stat().st_size and not ast.get_docstring(ast.parse(f.read_text(encoding="utf-8")))]
+    silent = [f for f in FILES if f.stat().st_size and not facts(f).documented]
     assert silent == []
 
 
@@ -151,9 +127,9 @@ def test_below_the_workload_nothing_reads_how_long_its_sequences_are(folder):
 def test_no_two_public_classes_share_a_name():
     where: dict[str, list[str]] = {}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                where.setdefault(node.name, []).append(str(file.relative_to(SOURCE)))
+        for name in facts(file).classes:
+            if not name.startswith("_"):
+                where.setdefault(name, []).append(str(file.relative_to(SOURCE)))
     assert {name: files for name, files in where.items() if len(files) > 1} == {}
 
 
@@ -163,14 +139,12 @@ def test_no_two_files_import_each_other():
     known = {name.removesuffix(".__init__"): file for name, file in dotted.items()}
     used = {}
     for module, file in known.items():
-        found = imports(file) & known.keys()
+        found = facts(file).imports & known.keys()
         parents = {name.rpartition(".")[0] for name in found}
         taken = {
-            node.module
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.ImportFrom)
-            and node.module in parents
-            and all(f"{node.module}.{alias.name}" in known for alias in node.names)
+            origin
+            for origin, names in facts(file).taken
+            if origin in parents and all(f"{origin}.{name}" in known for name in names)
         }
         used[module] = found - taken
     assert [(a, b) for a, found in used.items() for b in sorted(found) if a < b and a in used[b]] == []

@@ -1,8 +1,5 @@
 """The one table of causes, and that everything which lists causes reads it."""
 
-import ast
-from pathlib import Path
-
 import meshwright
 from meshwright import causes
 from meshwright.answer.intervals import class_sigma
@@ -10,21 +7,13 @@ from meshwright.cost import standard_on
 from meshwright.graph import QUEUES
 from meshwright.simulate.attribute import NAMES
 from meshwright.simulate.step import simulate
-
-SOURCE = Path(meshwright.__file__).parent
+from tests.sources import FILES, SOURCE, facts
 
 
 def test_no_file_besides_the_table_lists_causes():
-    def words(node: ast.AST) -> set:
-        parts = [*getattr(node, "elts", ()), *getattr(node, "keys", ())]
-        return {part.value for part in parts if isinstance(part, ast.Constant)}
-
     listed = {"elementwise", "recompute"}
     lists = {
-        file.relative_to(SOURCE).as_posix()
-        for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Tuple | ast.List | ast.Set | ast.Dict) and listed <= words(node)
+        file.relative_to(SOURCE).as_posix() for file in FILES if any(listed <= words for words in facts(file).words)
     }
     assert lists == set()
 
