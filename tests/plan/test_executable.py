@@ -14,7 +14,7 @@ MOE = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True, 
 TRAIN = Train(global_batch=8, seq_len=64)
 REFUSED = [
     ("dp2", load("deepseek-v3"), TRAIN, "P030", "deepseek_v3 family"),
-    ("dp2", load("gemma2-9b"), TRAIN, "P030", "families that are"),
+    ("dp2", load("gpt-oss-20b"), TRAIN, "P030", "families that are"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, phase="lora", lora=Lora()), "P031", "adapters"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, optimizer="muon"), "P031", "say one of adamw"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, dtype="fp8"), "P032", "'dp2 mb1 bf16'"),
@@ -44,7 +44,7 @@ def test_what_cannot_be_trained_is_refused_with_the_nearest_that_can(words, mode
 
 
 @pytest.mark.parametrize("words", ["dp2", "tp2 pp2 dp2 zero1", "cp4 ulysses2", "pp2 chimera", "dp2 zero3", "selective"])
-@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b", "gpt2", "mixtral-8x7b"])
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b"])
 def test_what_the_equality_tests_cover_is_not_refused(words, name):
     if "zero3" in words and name == "mixtral-8x7b":
         pytest.skip("fully sharded experts are refused")

@@ -19,6 +19,7 @@ from meshwright.run.groups import GroupRows
 from meshwright.run.mesh import alone as alone_mesh
 from meshwright.run.mesh import build
 from meshwright.run.parts import Pass
+from meshwright.run.rotary import rotaries
 from meshwright.run.settings import Settings
 from meshwright.run.trainer import Trainer
 from meshwright.spec.workload import parse
@@ -96,7 +97,7 @@ def alone(rank: int, model, folder: str, pack: str, microbatch: int):
                 targets=targets[None],
                 positions=places,
                 documents=None,
-                rotary=trainer._rotary(places),
+                **rotaries(places, trainer.model, trainer.types.compute),
                 rows=places[:, None],
                 scale=1.0 / count,
             )

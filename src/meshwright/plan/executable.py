@@ -100,10 +100,11 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         found.add("no published GPT-2 has experts, so that theirs have no names")
     if len({b.norm for b in model.blocks}) > 1:
         found.add("it mixes kinds of norms")
-    if model.embedding.norm_vectors or model.embedding.width or model.head.bias:
+    if model.embedding.norm_vectors or model.embedding.width:
         found.add("its embedding or head has more than one matrix")
     if model.numerics.rope_type not in ROPE_TYPES:
         found.add(f"its rotary scaling {model.numerics.rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
+    found |= set(model.numerics.refused)
     if len({b.attention.head_dim for b in model.blocks if b.attention.rotary}) > 1:
         found.add("its layers rotate heads of different widths")
     for why in sorted(found):
@@ -159,11 +160,11 @@ def _block(block: Block) -> Iterator[str]:
         yield "its attention is latent"
     if a.index_heads or a.sinks or a.key_as_value or a.chunked:
         yield "its attention has an indexer, sinks, shared keys and values, or chunks"
-    if a.qk_norm and a.qk_norm_params != 2 * a.head_dim:
-        yield "queries and keys are normalised over more than a head"
+    if a.qk_norm and not (a.qk_norm_params == 2 * a.head_dim or (a.normed_over_all and block.norm == "rmsnorm")):
+        yield "queries and keys are normalised by more than one weight"
     if a.head_dim != a.v_head_dim:
         yield "its keys and values differ in width"
-    if block.parallel or block.norms != 2 or block.scale_params:
+    if block.parallel or block.norms not in (2, 4) or block.scale_params:
         yield "attention and MLP are not one after the other with a norm before each"
     if block.mlp.activation not in ACTIVATIONS:
         yield f"its activation {block.mlp.activation!r} is not one of {', '.join(ACTIVATIONS)}"

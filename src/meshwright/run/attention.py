@@ -58,6 +58,7 @@ def attend(
     causal: bool = True,
     window: int = 0,
     scale: float | None = None,
+    cap: float = 0.0,
     documents: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     inner: AxisGroup | None = None,
@@ -72,6 +73,7 @@ def attend(
         causal: a query sees no later key.
         window: > 0: nor one at that distance or beyond.
         scale: 1 / sqrt(d) when None.
+        cap: > 0: scores are cap * tanh(score / cap) before the mask (Gemma 2).
         documents: [b, S], the number of the document of each position of the whole sequence, or None; attention does
             not leave a document.
         sinks: [heads], learned logits that join each head's softmax and have no value, or None.
@@ -100,6 +102,7 @@ def attend(
             causal=causal,
             window=window,
             scale=scale,
+            cap=cap,
             documents=documents,
             sinks=sinks,
         )
@@ -107,19 +110,19 @@ def attend(
     seq_len = q.shape[1] * cp.size
     held = _held(seq_len, cp.size, is_balanced(algorithm, causal))
     if algorithm in ("burstattention", "tokenring") and not cp.alone:
-        hops = Hops(_around(held, cp.index, rule, documents), rule)
-        queries = Hops(_around_queries(held, cp.index, rule, documents), rule)
+        hops = Hops(_around(held, cp.index, rule, documents), rule, cap)
+        queries = Hops(_around_queries(held, cp.index, rule, documents), rule, cap)
         back = algorithm == "tokenring"
         return by_queries(q, k, v, hops=hops, queries=queries, group=cp, scale=scale, returned=back, sinks=sinks)
     if algorithm in RINGS:
         around = _around_whole(held, cp.index, rule) if documents is None else _around(held, cp.index, rule, documents)
-        hops = Hops(around, rule)
+        hops = Hops(around, rule, cap)
         return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)
     if algorithm != "allgather":
         raise ValueError(f"no context-parallel algorithm {algorithm!r}")
     k, v = _gathered(k, v, held, cp)
     everything = (TokenRun(0, seq_len),)
-    hops = Hops((_visible(held[cp.index], everything, rule, documents),), rule)
+    hops = Hops((_visible(held[cp.index], everything, rule, documents),), rule, cap)
     return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
 
 

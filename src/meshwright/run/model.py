@@ -15,7 +15,6 @@ from meshwright.run.moe import Mixture
 from meshwright.run.overlapped import through, told
 from meshwright.run.pair import PairEmbedding, PairHead, PairLayer
 from meshwright.run.parts import (
-    AttentionModule,
     EmbeddingModule,
     HeadModule,
     Mlp,
@@ -25,35 +24,41 @@ from meshwright.run.parts import (
     Shared,
     dropped,
 )
+from meshwright.run.self_attention import AttentionModule
 from meshwright.spec import naming
-from meshwright.spec.layers import Moe
+from meshwright.spec.layers import Block, Moe
 
 
 class BlockModule(nn.Module):
-    """One block: x + attention(norm(x)), then + mlp(norm(x))."""
+    """One block: x + attention(norm(x)), then + mlp(norm(x)); with norms behind both as well, or behind alone."""
 
     def __init__(self, shared: Shared, layer: int, recompute: str):
         super().__init__()
         block, prefix = shared.model.block(layer), shared.names.layer.format(layer)
         self.shared, self.layer, self.recompute = shared, layer, recompute
-        first, second = (prefix + word for word in shared.names.norms)
-        width, sums = shared.model.hidden, shared.shard_sums
-        self.attention_norm = Norm(shared, first, width, block, sums=sums)
+        before, after = _norm_names(shared.names, block)
+        self.attention_norm, self.mlp_norm = (self._norm(prefix, name, block) for name in before)
         self.attention = AttentionModule(shared, prefix, block.attention, block)
-        self.attention.drops_core = recompute == "selective"
-        self.mlp_norm = Norm(shared, second, width, block, sums=sums)
+        self.attention.core.drops_core = recompute == "selective"
+        self.after_attention, self.after_mlp = (self._norm(prefix, name, block) for name in after)
         if isinstance(block.mlp, Moe):
             self.mlp = Mixture(shared, prefix, block.mlp, layer)
         else:
             self.mlp = Mlp(shared, prefix, block.mlp)
+
+    def _norm(self, prefix: str, name: str, block: Block) -> nn.Module:
+        shared = self.shared
+        if not name:
+            return nn.Identity()
+        return Norm(shared, prefix + name, shared.model.hidden, block, sums=shared.shard_sums)
 
     @property
     def parts(self) -> tuple[BlockPart, BlockPart]:
         """Attention and MLP, to be run in an order of their own."""
         site, out = 2 * self.layer + 1, (self.attention.out, self.mlp.down)
         return (
-            BlockPart(self.shared, self.attention_norm, self.attention, out[0], site),
-            BlockPart(self.shared, self.mlp_norm, lambda x, _: self.mlp(x), out[1], site + 1),
+            BlockPart(self.shared, self.attention_norm, self.attention, out[0], self.after_attention, site),
+            BlockPart(self.shared, self.mlp_norm, lambda x, _: self.mlp(x), out[1], self.after_mlp, site + 1),
         )
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
@@ -67,9 +72,11 @@ class BlockModule(nn.Module):
             self.mlp.begin()
             if self.mlp.spec.shortcut:
                 return self._around(x, p)
-        x = x + dropped(self.shared, self.attention(self.attention_norm(x), p), p, 2 * self.layer + 1)
+        mixed = self.after_attention(self.attention(self.attention_norm(x), p))
+        x = x + dropped(self.shared, mixed, p, 2 * self.layer + 1)
         inner = self.mlp_norm(x)
-        return x + dropped(self.shared, self.mlp(inner, p) if routed else self.mlp(inner), p, 2 * self.layer + 2)
+        out = self.after_mlp(self.mlp(inner, p) if routed else self.mlp(inner))
+        return x + dropped(self.shared, out, p, 2 * self.layer + 2)
 
     def _around(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """Routed experts read what entered the block: their tokens travel beside attention and shared experts."""
@@ -82,13 +89,20 @@ class BlockModule(nn.Module):
         return x + dropped(self.shared, out if beside is None else out + beside, p, 2 * self.layer + 2)
 
 
+def _norm_names(names: naming.Names, block: Block) -> tuple[tuple[str, str], tuple[str, str]]:
+    """The names of a block's norms before and behind attention and MLP; "" where there is none."""
+    none = ("", "")
+    return none if block.norm_after else names.norms, names.after if block.norm_after or block.norms == 4 else none
+
+
 class BlockPart(NamedTuple):
     """Attention or MLP of a block as a :class:`~meshwright.run.overlapped.LayerPart`."""
 
     shared: Shared
-    norm: Norm
+    norm: nn.Module
     inside: Callable[[torch.Tensor, Pass], torch.Tensor]
     out: RowLinear
+    after: nn.Module
     site: int
 
     def enter(self, x: torch.Tensor) -> torch.Tensor:
@@ -101,7 +115,7 @@ class BlockPart(NamedTuple):
 
     def land(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """The summed result as it is added to the stream."""
-        return dropped(self.shared, self.out.landed(x), p, self.site)
+        return dropped(self.shared, self.after(self.out.landed(x)), p, self.site)
 
 
 def modules(shared: Shared) -> tuple[type, type, type]:

@@ -106,7 +106,7 @@ class Mixture(nn.Module):
         )
         self.beside, self.beside_gate = None, None
         if spec.shared_ffn:
-            alone = shared._replace(names=msgspec.structs.replace(n, mlp=f"{n.mlp}shared_expert."))
+            alone = shared._replace(names=msgspec.structs.replace(n, mlp=f"{n.mlp}{n.shared}"))
             dense = Dense(ffn=spec.shared_ffn, gated=spec.gated, activation=spec.activation)
             self.beside = Mlp(alone, prefix, dense)
         if spec.shared_gate:

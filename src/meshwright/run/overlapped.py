@@ -179,12 +179,16 @@ def _rows(p: Pass, i: int, count: int) -> Pass:
         return None if x is None else x.chunk(count, dim)[i].contiguous()
 
     several = p.positions.dim() == 2  # positions in the documents of each row
-    rotary = tuple(cut(x, 0) for x in p.rotary) if p.rotary is not None and p.rotary[0].dim() == 4 else p.rotary
+
+    def turned(found):
+        return tuple(cut(x, 0) for x in found) if found is not None and found[0].dim() == 4 else found
+
     return p._replace(
         tokens=cut(p.tokens, 0),
         targets=cut(p.targets, 0),
         positions=cut(p.positions, 0) if several else p.positions,
         documents=cut(p.documents, 0),
-        rotary=rotary,
+        rotary=turned(p.rotary),
+        local=turned(p.local),
         rows=cut(p.rows, 1),
     )

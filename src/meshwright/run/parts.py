@@ -1,6 +1,6 @@
 """The parts of a decoder transformer, built from the :class:`~meshwright.spec.model.Model` that ``predict`` reads, for
-one rank of a plan: grouped-query attention, rotary or learned positions, RMSNorm or LayerNorm, gated or plain MLPs,
-mixtures of experts.
+one rank of a plan: embedding and head, RMSNorm or LayerNorm, gated or plain MLPs, and what all of them share.
+Attention is in :mod:`.self_attention` and :mod:`.latent`, mixtures of experts are in :mod:`.moe`.
 
 Inside, hidden states are [tokens of the sequence on this rank, batch, hidden]: first the context-parallel part of the
 sequence, then, under sequence parallelism and outside tensor-parallel regions, a shard of it.
@@ -13,11 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from meshwright.plan import Plan
 from meshwright.run.activation import activate
-from meshwright.run.attention import attend
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul, row_parallel
@@ -25,9 +23,7 @@ from meshwright.run.loss import cross_entropy
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
-from meshwright.run.rotary import rotate
 from meshwright.spec import naming
-from meshwright.spec.layers import Attention as AttentionSpec
 from meshwright.spec.layers import Block, Dense
 from meshwright.spec.model import Model
 from meshwright.spec.routing import Routing
@@ -51,7 +47,8 @@ class Pass(NamedTuple):
     in the sequence, or [b, s] in the documents of each, ``documents`` int32 [b, S] of the whole sequences or None,
     ``rotary`` the cosines and sines [s, 1, width] or [b, s, 1, width], ``rows`` int64 [s, b] numbers of the tokens in
     the global batch, ``scale`` what the summed loss is multiplied by. ``segments`` are parts of the one row that
-    different groups of ranks share; () where all of it is shared alike.
+    different groups of ranks share; () where all of it is shared alike. ``local`` are the cosines and sines of layers
+    that slide, where they have their own.
     """
 
     tokens: torch.Tensor
@@ -63,6 +60,7 @@ class Pass(NamedTuple):
     scale: float
     step: int = 0
     segments: tuple[Segment, ...] = ()
+    local: tuple[torch.Tensor, torch.Tensor] | None = None
 
 
 class Shared(NamedTuple):
@@ -125,123 +123,37 @@ class Shared(NamedTuple):
         keep = self.plan.memory.gathered == "kept"
         return column_parallel(x, weight, self.tp, sequence=self.sp, keep=keep, tiles=self.tiles)
 
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states that enter a tensor-parallel region, for several products; their gradients are parts."""
+        return gather_dim(x, self.tp, 0) if self.sp else copy_to(x, self.tp)
+
     def leave(self, x: torch.Tensor) -> torch.Tensor:
         """Partial results out of a tensor-parallel region."""
         return scatter_dim(x, self.tp, 0) if self.sp else sum_over(x, self.tp)
 
 
 class Norm(nn.Module):
-    """RMSNorm or LayerNorm over the last dimension."""
+    """RMSNorm or LayerNorm over the last dimension; in some families the weight is what one is departed from."""
 
     def __init__(self, shared: Shared, name: str, width: int, block: Block, *, sums: int):
         super().__init__()
         self.width, self.eps, self.rms = width, shared.model.numerics.norm_eps, block.norm == "rmsnorm"
-        copies = shared.tp.size
+        copies, self.offset = shared.tp.size, shared.names.unit_offset
 
         def vector(suffix: str, init: str) -> nn.Parameter:
             part = Part(name + suffix, (width,), (0,), (slice(None),))
             return shared.make(name + suffix, (width,), [part], init=init, copies=copies, sums=sums)
 
-        self.weight = vector(".weight", "ones") if block.norm_vectors else None
+        self.weight = vector(".weight", "zeros" if self.offset else "ones") if block.norm_vectors else None
         self.bias = vector(".bias", "zeros") if block.norm_vectors > 1 else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.offset:  # one and a small weight have no room beside each other in 16 bits
+            kind = torch.promote_types(x.dtype, torch.float32)
+            return F.rms_norm(x.to(kind), (self.width,), 1 + self.weight.to(kind), self.eps).to(x.dtype)
         if self.rms:
             return F.rms_norm(x, (self.width,), self.weight, self.eps)
         return F.layer_norm(x, (self.width,), self.weight, self.bias, self.eps)
-
-
-class AttentionModule(nn.Module):
-    """Projections, rotation, core and output of one block; this rank's heads."""
-
-    def __init__(self, shared: Shared, prefix: str, spec: AttentionSpec, block: Block):
-        super().__init__()
-        self.shared, self.spec = shared, spec
-        tp, size, d = shared.tp, shared.tp.size, spec.head_dim
-        self.heads, self.kv_heads = spec.heads // size, max(1, spec.kv_heads // size)
-        shares = max(1, size // spec.kv_heads)  # neighbouring ranks that hold the same key-value head
-        q, kv = self.heads * d, self.kv_heads * d
-        at_q, at_kv = tp.index * q, tp.index // shares * kv
-        n, conv = shared.names, shared.names.conv
-        names = [f"{prefix}{n.attention}{w}" for w in (("c_attn",) * 3 if conv else ("q_proj", "k_proj", "v_proj"))]
-        wholes = (spec.heads * d, spec.kv_heads * d, spec.kv_heads * d)
-        base = (0, wholes[0], wholes[0] + wholes[1]) if conv else (0, 0, 0)
-        hidden = shared.model.hidden
-
-        def blocks(which: tuple[int, ...], bias: bool) -> list[Part]:
-            out, row = [], 0
-            for i in which:
-                rows, at = ((q, at_q), (kv, at_kv), (kv, at_kv))[i]
-                total = sum(wholes) if conv else wholes[i]
-                suffix = ".bias" if bias else ".weight"
-                shape, offset = ((total,), (base[i] + at,)) if bias else ((total, hidden), (base[i] + at, 0))
-                if conv and not bias:
-                    shape, offset = shape[::-1], offset[::-1]
-                out.append(Part(names[i] + suffix, shape, offset, (slice(row, row + rows),), conv and not bias))
-                row += rows
-            return out
-
-        # key-value heads that several ranks share are a parameter of their own: their gradients are summed
-        self.split = ((0,), (1, 2)) if shares > 1 else ((0, 1, 2),)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
-        for which in self.split:
-            rows = sum((q, kv, kv)[i] for i in which)
-            alike = shares if 1 in which and shares > 1 else 1
-            name = f"{prefix}attention." + "".join("qkv"[i] for i in which)
-            extra = {"copies": alike, "sums": alike}
-            self.weights.append(shared.make(f"{name}.weight", (rows, hidden), blocks(which, False), **extra))
-            if spec.qkv_bias:
-                self.biases.append(shared.make(f"{name}.bias", (rows,), blocks(which, True), init="zeros", **extra))
-        out_name = f"{prefix}{n.attention}{n.out}"
-        self.out = RowLinear(shared, out_name, spec.heads * d, hidden, bias=spec.out_bias)
-        per_head = {"sums": size}
-        self.q_norm = Norm(shared, f"{prefix}{n.attention}q_norm", d, block, **per_head) if spec.qk_norm else None
-        self.k_norm = Norm(shared, f"{prefix}{n.attention}k_norm", d, block, **per_head) if spec.qk_norm else None
-
-    def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
-        shared, d = self.shared, self.spec.head_dim
-        made = [shared.enter(x, w) for w in self.weights]
-        if self.biases:
-            made = [y + b for y, b in zip(made, self.biases)]
-        qkv = made[0] if len(made) == 1 else torch.cat(made, dim=-1)
-        # [s, b, heads * d] -> [b, s, heads, d]; queries and keys are turned as one
-        both, v = qkv.unflatten(-1, (-1, d)).transpose(0, 1).split([self.heads + self.kv_heads, self.kv_heads], dim=2)
-        if self.q_norm is not None:
-            q, k = both.split([self.heads, self.kv_heads], dim=2)
-            both = torch.cat((self.q_norm(q), self.k_norm(k)), dim=2)
-        if p.rotary is not None and self.spec.rotary:
-            both = rotate(both, *p.rotary)
-        q, k = both.split([self.heads, self.kv_heads], dim=2)
-        v = v.contiguous()  # rows far apart, as they lie beside the keys, share places in a cache
-        out = self._core(q, k, v, p)
-        return self.out(out.transpose(0, 1).flatten(-2))
-
-    def _core(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, p: Pass) -> torch.Tensor:
-        shared = self.shared
-
-        said = {
-            "algorithm": shared.plan.sequence.algorithm,
-            "causal": shared.causal,
-            "window": self.spec.window,
-            "scale": self.spec.head_dim**-0.5,
-        }
-
-        def core(q, k, v):
-            if not p.segments:
-                outer, inner = shared.mesh["cp_outer"], shared.mesh["cp_inner"]
-                return attend(q, k, v, cp=outer, inner=inner, documents=p.documents, **said)
-            parts = []
-            for start, stop, group, documents in p.segments:
-                mine = (x[:, start:stop] for x in (q, k, v))
-                parts.append(attend(*mine, cp=group, documents=documents, **said))
-            return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-        if self.drops_core and torch.is_grad_enabled():
-            return checkpoint(core, q, k, v, use_reentrant=False, preserve_rng_state=False)
-        return core(q, k, v)
-
-    #: Set on the layers whose core is recomputed in the backward (selective recomputation).
-    drops_core = False
 
 
 class RowLinear(nn.Module):
@@ -289,14 +201,16 @@ class Mlp(nn.Module):
         def parts(suffix: str) -> list[Part]:
             out = []
             for i, word in enumerate(words):
-                shape, offset = ((spec.ffn, hidden), (tp.index * width, 0))
+                fused = spec.gated and n.gate_up
+                shape = (2 * spec.ffn if fused else spec.ffn, hidden)
+                offset = (tp.index * width + (i * spec.ffn if fused else 0), 0)
                 if suffix == ".bias":
                     shape, offset = shape[:1], offset[:1]
                 elif n.conv:
                     shape, offset = shape[::-1], offset[::-1]
                 turned = n.conv and suffix == ".weight"
                 rows = (slice(i * width, (i + 1) * width),)
-                out.append(Part(f"{prefix}{n.mlp}{word}{suffix}", shape, offset, rows, turned))
+                out.append(Part(f"{prefix}{n.mlp}{n.gate_up if fused else word}{suffix}", shape, offset, rows, turned))
             return out
 
         rows = width * len(words)
@@ -357,6 +271,9 @@ class EmbeddingModule(nn.Module):
             here = (local >= 0) & (local < self.weight.shape[0])
             x = F.embedding(local.clamp(0, self.weight.shape[0] - 1), self.weight)
             x = shared.leave(x * here.unsqueeze(-1).to(x.dtype))
+        scale = shared.model.numerics.embed_scale
+        if scale != 1:
+            x = x * float(torch.tensor(scale, dtype=x.dtype))  # rounded as the table is
         if self.positions is not None:
             places = p.positions.T if p.positions.dim() == 2 else p.positions.unsqueeze(1)
             x = x + F.embedding(shared.my_shard(places), self.positions)
@@ -371,13 +288,18 @@ class HeadModule(nn.Module):
         self.shared = shared
         model, names = shared.model, shared.names
         self.norm = None
-        if model.head.norm_vectors:
+        if model.head.norm_vectors or model.head.bare_norm:
             self.norm = Norm(shared, names.final_norm, model.hidden, model.blocks[-1], sums=shared.shard_sums)
         self._tied = (tied,) if tied is not None else ()
         if tied is None:
             name = names.embedding if model.tied_embeddings else f"{names.head}.weight"
             self.weight = table(shared, name)
-        _, self.first, self.valid = vocab_rows(shared)
+        rows, self.first, self.valid = vocab_rows(shared)
+        self.bias = None
+        if model.head.bias:
+            name = f"{names.head}.bias"
+            part = Part(name, (model.vocab,), (self.first,), (slice(0, self.valid),))
+            self.bias = shared.make(name, (rows,), [part] if self.valid else [], init="zeros")
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[S, b, this rank's columns] of hidden states; columns of padding are minus infinity."""
@@ -385,6 +307,9 @@ class HeadModule(nn.Module):
         x = x if self.norm is None else self.norm(x)
         weight = self._tied[0].weight if self._tied else self.weight
         out = shared.enter(x, weight)
+        out = out if self.bias is None else out + self.bias
+        if cap := shared.model.numerics.logit_cap:
+            out = torch.tanh(out / cap) * cap
         if self.valid < out.shape[-1]:
             padding = torch.arange(out.shape[-1], device=out.device) >= self.valid
             out = out.masked_fill(padding, float("-inf"))
@@ -396,7 +321,6 @@ class HeadModule(nn.Module):
 
 
 __all__ = [
-    "AttentionModule",
     "EmbeddingModule",
     "HeadModule",
     "Mlp",
@@ -404,6 +328,4 @@ __all__ = [
     "Pass",
     "RowLinear",
     "Shared",
-    "copy_to",
-    "gather_dim",
 ]

@@ -67,7 +67,7 @@ class _QueryRing(torch.autograd.Function):
             theirs, back, their_sums, their_delta = _unpacked(moved, travelling)
             stand_in, total_q = _alike(back, their_delta), GradientSum(q)
             for block in found:
-                part = attend_back(block, back, theirs, k, v, stand_in, their_sums, queries.rule, scale)
+                part = attend_back(block, back, theirs, k, v, stand_in, their_sums, queries, scale)
                 total_q.add(block, block.q0, block.q1, part.q)
                 total_k.add(block, block.k0, block.k1, part.k)
                 total_v.add(block, block.k0, block.k1, part.v)
@@ -102,7 +102,7 @@ def _results(
         moving = Moving.start(moved, group, 1) if step < last else None
         part = Merged(moved, v)
         for block in found:
-            part.add(block, *attend_block(block, moved, k, v, queries.rule, scale))
+            part.add(block, *attend_block(block, moved, k, v, queries, scale))
         if not found:  # the mask leaves these queries nothing here
             part.out = q.new_zeros((batch, heads, tokens, v.shape[-1]))
             part.sums = q.new_full((batch, heads, tokens), float("-inf"), dtype=flash.wide(q.dtype))

@@ -22,10 +22,12 @@ from meshwright.run.visible import MaskBlock, MaskRule, hidden
 
 
 class Hops(NamedTuple):
-    """The work of a rank in ring attention: ``blocks[s]`` on the keys and values of the rank `s` places before it."""
+    """The work of a rank in ring attention: ``blocks[s]`` on the keys and values of the rank `s` places before it.
+    ``cap``: that of the scores, 0 = none."""
 
     blocks: tuple[tuple[MaskBlock, ...], ...]
     rule: MaskRule
+    cap: float = 0.0
 
 
 def blockwise(
@@ -47,10 +49,12 @@ def blockwise(
     Returns:
         [b, n, heads, dv]
     """
-    if sinks is None and _plain(hops, q.shape[1], k.shape[1]):
+    if sinks is None and not hops.cap and _plain(hops, q.shape[1], k.shape[1]):
+        width, wider = v.shape[-1], q.shape[-1] - v.shape[-1]
+        v = F.pad(v, (0, wider)) if wider > 0 else v  # the fused kernels know one width
         rows = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(*rows, is_causal=hops.blocks[0][0].causal, scale=scale, enable_gqa=True)
-        return out.transpose(1, 2)
+        return out[..., :width].transpose(1, 2)
     return _Blockwise.apply(q, k, v, sinks, hops, group, scale)
 
 
@@ -85,7 +89,7 @@ class _Blockwise(torch.autograd.Function):
             keys, values = (k, v) if packed is None else _unpack(packed, k, v)
             total_k, total_v = GradientSum(k), GradientSum(v)
             for block in found:
-                part = attend_back(block, grad, q, keys, values, out, sums, hops.rule, scale)
+                part = attend_back(block, grad, q, keys, values, out, sums, hops, scale)
                 total_q.add(block, block.q0, block.q1, part.q)
                 total_k.add(block, block.k0, block.k1, part.k)
                 total_v.add(block, block.k0, block.k1, part.v)
@@ -113,7 +117,7 @@ def around_keys(
         moving = Moving.start(packed, group, 1) if step + 1 < len(hops.blocks) else None
         keys, values = (k, v) if packed is None else _unpack(packed, k, v)
         for block in found:
-            merged.add(block, *attend_block(block, q, keys, values, hops.rule, scale))
+            merged.add(block, *attend_block(block, q, keys, values, hops, scale))
         packed = moving.wait() if moving else None
     return merged
 
@@ -136,18 +140,19 @@ def _bias(block: MaskBlock, q: torch.Tensor, rule: MaskRule) -> torch.Tensor | N
     return hidden(block.q1 - block.q0, block.k1 - block.k0, block.offset, rule, q.dtype, q.device)
 
 
-def attend_block(block: MaskBlock, q, k, v, rule: MaskRule, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_block(block: MaskBlock, q, k, v, hops: Hops, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     return flash.forward(
         _rows(q, block.q0, block.q1, block.row),
         _rows(k, block.k0, block.k1, block.row),
         _rows(v, block.k0, block.k1, block.row),
         causal=block.causal,
-        bias=_bias(block, q, rule),
+        bias=_bias(block, q, hops.rule),
         scale=scale,
+        cap=hops.cap,
     )
 
 
-def attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, scale: float) -> flash.Grads:
+def attend_back(block: MaskBlock, grad, q, k, v, out, sums, hops: Hops, scale: float) -> flash.Grads:
     rows = slice(None) if block.row is None else slice(block.row, block.row + 1)
     mine = (rows, slice(None), slice(block.q0, block.q1))
     return flash.backward(
@@ -158,8 +163,9 @@ def attend_back(block: MaskBlock, grad, q, k, v, out, sums, rule: MaskRule, scal
         out[mine],
         sums[mine].contiguous(),
         causal=block.causal,
-        bias=_bias(block, q, rule),
+        bias=_bias(block, q, hops.rule),
         scale=scale,
+        cap=hops.cap,
     )
 
 

@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from meshwright.spec.architecture import Model
 from meshwright.spec.numerics import Numerics
 
 
@@ -21,7 +22,20 @@ def frequencies(width: int, n: Numerics) -> torch.Tensor:
         blend = ((n.rope_original / wave - n.rope_low_factor) / (n.rope_high_factor - n.rope_low_factor)).clamp(0, 1)
         between = (1 - blend) * turns / n.rope_factor + blend * turns
         return torch.where(wave > low, turns / n.rope_factor, torch.where(wave < high, turns, between))
+    if n.rope_type == "yarn":
+        # pairs that turn often in the trained context are kept, those that never do stretched, those between blended
+        low, high = (_pair(count, width, n) for count in (n.rope_beta_fast, n.rope_beta_slow))
+        low, high = (math.floor(low), math.ceil(high)) if n.rope_truncate else (low, high)
+        low, high = max(low, 0), min(high, width - 1)
+        high = high if high != low else high + 0.001
+        stretch = ((torch.arange(width // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        return turns * (1 - stretch) + turns / n.rope_factor * stretch
     return turns
+
+
+def _pair(count: float, width: int, n: Numerics) -> float:
+    """The number of the pair that turns so often round within the trained context (2309.00071, section 3.2)."""
+    return width * math.log(n.rope_original / (count * 2 * math.pi)) / (2 * math.log(n.rope_theta))
 
 
 def tables(positions: torch.Tensor, width: int, n: Numerics, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,7 +43,22 @@ def tables(positions: torch.Tensor, width: int, n: Numerics, dtype: torch.dtype)
     negative."""
     angles = positions.to(torch.float64).unsqueeze(-1) * frequencies(width, n).to(positions.device)
     cos, sin = (torch.cat(halves, dim=-1) for halves in ((angles.cos(),) * 2, (-angles.sin(), angles.sin())))
-    return cos.to(dtype).unsqueeze(-2), sin.to(dtype).unsqueeze(-2)
+    return tuple((x * n.rope_attention).to(dtype).unsqueeze(-2) for x in (cos, sin))
+
+
+def rotaries(
+    positions: torch.Tensor, model: Model, dtype: torch.dtype
+) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
+    """The tables of a model's layers at these positions, as arguments of a pass: ``rotary``, and where layers that
+    slide have their own ``local``."""
+    rotated, numbers = [a for a in model.attentions if a.rotary], model.numerics
+    if not rotated:
+        return {"rotary": None}
+    width = rotated[0].rope_head_dim or int(rotated[0].head_dim * numbers.rope_fraction)
+    made = {"rotary": tables(positions, width, numbers, dtype)}
+    if numbers.local_theta:
+        made["local"] = tables(positions, width, numbers.unscaled, dtype)
+    return made
 
 
 class _Turn(torch.autograd.Function):

@@ -137,7 +137,7 @@ class SavedOnDrives:
         def moved(x: torch.Tensor, p):
             if not torch.is_grad_enabled():
                 return forward(x, p)
-            shared = p.positions, p.documents, p.rows, *(p.rotary or ()), *layer.parameters()
+            shared = p.positions, p.documents, p.rows, *(p.rotary or ()), *(p.local or ()), *layer.parameters()
             mine = LayerTensors(self, said, {_place(one) for one in shared if one is not None})
             with saved_tensors_hooks(mine.pack, _unpack):
                 out = forward(x, p)

@@ -37,7 +37,7 @@ from meshwright.run.pipeline import RankPipeline
 from meshwright.run.pools import places
 from meshwright.run.projected import NO_NUMBER, ProjectedSteps
 from meshwright.run.record import recorder
-from meshwright.run.rotary import tables
+from meshwright.run.rotary import rotaries
 from meshwright.run.routing import routers
 from meshwright.run.saved import SavedOnDrives
 from meshwright.run.settings import Settings
@@ -167,7 +167,7 @@ class Trainer:
         self.pipeline = self._pipeline(actions, before, after)
         links = [link.edges() for link in (before, after) if link is not None]
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
-        self.rotary = self._rotary(self.positions)
+        self.rotary = rotaries(self.positions, model, types.compute)
 
     # -- building
 
@@ -210,14 +210,6 @@ class Trainer:
         self.train = msgspec.structs.replace(self.train, global_batch=batch)
         params = self.schedule_params
         self.pipeline = self._pipeline(order(self.plan, self.plan.num_microbatches(batch), params))
-
-    def _rotary(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        model = self.model
-        rotated = [a for a in model.attentions if a.rotary]
-        if not rotated:
-            return None
-        width = int(rotated[0].head_dim * model.numerics.rope_fraction)
-        return tables(positions, width, model.numerics, self.types.compute)
 
     def _message(self) -> torch.Tensor:
         layout = self.plan.layout
@@ -412,14 +404,14 @@ class Trainer:
             places, rotary = at, self.rotary
             if batch.positions is not None:
                 places = batch.positions[some].to(device)[:, at]
-                rotary = self._rotary(places)
+                rotary = rotaries(places, self.model, self.types.compute)
             out.append(
                 Pass(
                     tokens=tokens[some, :-1][:, at],
                     targets=targets[some][:, at],
                     positions=places,
                     documents=None if batch.documents is None else batch.documents[some].to(device),
-                    rotary=rotary,
+                    **rotary,
                     rows=at.unsqueeze(1) + numbers.unsqueeze(0) * length,
                     scale=self.rounds.replicas / (batch.num_targets or self.train.tokens_per_step),
                     step=self.step_count,
@@ -437,7 +429,7 @@ class Trainer:
                 targets=row.targets,
                 positions=row.positions,
                 documents=None,
-                rotary=self._rotary(row.positions),
+                **rotaries(row.positions, self.model, self.types.compute),
                 rows=row.numbers.T,
                 scale=self.rounds.replicas / batch.num_targets,
                 step=self.step_count,

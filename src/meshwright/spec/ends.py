@@ -123,7 +123,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
         tied: the projection is the embedding's table.
         bias: the projection has a bias.
         width: of the table where hidden states are projected to it first (OPT-350m), 0 = the model's.
-        norm_vectors: learned vectors of the norm before it, 0 = no norm.
+        norm_vectors: learned vectors of the norm before it, 0 = no norm, or a bare one.
+        bare_norm: the norm before it has no learned vectors (OLMo).
         transform: a dense layer and a LayerNorm come first (BERT).
         pooled: only the first token of a sequence is projected (ViT).
         pooler: a dense layer on the first token, with classes behind it (BERT's next sentence: 2), -1 = no pooler.
@@ -135,6 +136,7 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     bias: bool = False
     width: int = 0
     norm_vectors: int = 0
+    bare_norm: bool = False
     transform: bool = False
     pooled: bool = False
     pooler: int = -1

@@ -65,6 +65,11 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     position_params: int = 0
 
     @property
+    def normed_over_all(self) -> bool:
+        """Whether the norms of queries and keys have a weight for every head of theirs (OLMo 2), not one for all."""
+        return self.qk_norm_params == (self.heads + self.kv_heads) * self.head_dim > 2 * self.head_dim
+
+    @property
     def q_width(self) -> int:
         """Width of all query heads together."""
         return self.heads * self.head_dim
@@ -197,7 +202,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         attention: softmax attention, None = none.
         cross: softmax attention whose keys and values are another stream's tokens, None = none.
         mlp: dense, a mixture of experts, or a kind of one's own; None = none.
-        norms: norms of width hidden in the block (two in most, one where both paths share it, four in Gemma 2).
+        norms: norms of width hidden in the block (two in most, one where both paths share it, four in Gemma 2: before
+            and behind each path).
+        norm_after: the two norms are behind attention and MLP, none is before them (OLMo 2).
         norm_vectors: learned vectors per norm: 1 weight, 2 with bias, 0 without either (OLMo).
         parallel: attention and MLP read the same input and are added together (GPT-J, NeoX, Falcon, Phi).
         scale_params: learned scales outside all of these (Gemma 4's router).
@@ -209,6 +216,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     mlp: Dense | Moe | msgspec.Struct | None = None
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norms: int = 2
+    norm_after: bool = False
     norm_vectors: int = 1
     parallel: bool = False
     scale_params: int = 0

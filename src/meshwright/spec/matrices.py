@@ -12,7 +12,7 @@ from meshwright.spec.layers import Attention, Block, Moe
 def num_matrices(model: Model) -> int:
     """Return how many tensors of a published model have more than one dimension, each expert's own among them; of a
     mixer that is not attention an input and an output projection are counted."""
-    fused = naming.school(model) == "gpt2"  # query, key and value are one tensor
+    fused = bool(naming.school(model)) and bool(naming.names(model).qkv)  # query, key and value are one tensor
     blocks = sum(n * _block(block, fused) for n, block in zip(model.layers_by_kind, model.blocks))
     tables = 1 + (getattr(model.embedding, "positions", 0) > 0) + (getattr(model.embedding, "types", 0) > 0)
     return tables + blocks + (0 if model.tied_embeddings else 1)

@@ -20,14 +20,19 @@ SCHOOLS = {
     "qwen3_5": "qwen3_5",
     "bert": "bert",
     "t5": "t5",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma2",
 }
 
 
 class Names(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the tensors in one naming scheme; ``layer`` takes the layer's number.
 
-    ``conv``: matrices are stored transposed, and query, key and value as one (GPT-2's Conv1D). ``unit_offset``: norms
-    multiply by one plus their stored weight (Qwen3-Next)."""
+    ``conv``: matrices are stored transposed (GPT-2's Conv1D). ``qkv`` and ``gate_up`` name the tensor that holds query,
+    key and value, or gate and up, below each other; "" where each is one of its own. ``after`` are the norms behind
+    attention and MLP, where there are any. ``unit_offset``: norms multiply by one plus their stored weight (Qwen3-Next,
+    Gemma). ``shared`` are the experts that all tokens pass."""
 
     layer: str
     embedding: str
@@ -41,6 +46,10 @@ class Names(msgspec.Struct, frozen=True, kw_only=True):
     head: str = "lm_head"
     gate: str = ""
     positions: str = ""
+    qkv: str = ""
+    gate_up: str = ""
+    after: tuple[str, str] = ("", "")
+    shared: str = "shared_expert."
     conv: bool = False
     mixer: str = ""
     unit_offset: bool = False
@@ -70,7 +79,14 @@ GPT2 = Names(
     up="c_fc",
     down="c_proj",
     positions="transformer.wpe.weight",
+    qkv="c_attn",
     conv=True,
+)
+GEMMA = msgspec.structs.replace(LLAMA, unit_offset=True)
+GEMMA2 = msgspec.structs.replace(
+    GEMMA,
+    norms=("input_layernorm", "pre_feedforward_layernorm"),
+    after=("post_attention_layernorm", "post_feedforward_layernorm"),
 )
 QWEN3_5 = msgspec.structs.replace(LLAMA, mixer="linear_attn.", unit_offset=True)
 MAMBA2 = msgspec.structs.replace(
@@ -90,6 +106,8 @@ _NAMES = {
     "llama": LLAMA,
     "mixtral": MIXTRAL,
     "gpt2": GPT2,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
     "mamba2": MAMBA2,
     "qwen3_5": QWEN3_5,
     "bert": BERT,

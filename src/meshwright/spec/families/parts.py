@@ -115,6 +115,7 @@ def ends(
         bias=head_bias,
         width=embedding_width,
         norm_vectors=norm_vectors if final_norm else 0,
+        bare_norm=final_norm and not norm_vectors,
     )
 
 
