@@ -139,6 +139,9 @@ def test_nothing_at_all_names_all_that_is_missing(capfd):
     assert [m for _, m in errors(err)] == [f"{w} is missing" for w in ("MODEL", "--on", "--train", "--plan", "--data")]
 
 
+GROWS = "qsr:h=2,growth=0.02,rate=0.01,steps=100"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "told"),
     [
@@ -160,6 +163,8 @@ def test_nothing_at_all_names_all_that_is_missing(capfd):
         (["--train", "batch=4000,seq=32"], "D005", "the text is too short"),
         (["--plan", "dp2 fp8"], "P032", "fp8 is predicted, not trained"),
         (["--plan", "tp3"], "P0", "tp"),
+        (["--plan", f"dp2 sync={GROWS}", "--lr", "0.1"], "Y005", "--lr 0.1 is not the rate=0.01"),
+        (["--plan", f"dp2 sync={GROWS}", "--steps", "101"], "Y005", "101 steps are more than the 100"),
         (["--data", "absent"], "D001", "cannot read the text"),
         (["--savee-every", "3"], "X003", "unknown option '--savee-every'"),
     ],

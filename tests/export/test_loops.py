@@ -74,6 +74,8 @@ def test_options_of_a_policy_are_arguments_of_the_hook():
         ("torch-ddp", "dp16 sync=diloco:h=100", "it exchanges once in 100 steps"),
         ("torch-ddp", "dp16 sync=local:h=8,moments=mean", "it exchanges once in 8 steps"),
         ("torch-ddp", "dp16 sync=local:h=8,codec=int8", "it exchanges once in 8 steps"),
+        ("torch-ddp", "dp16 sync=qsr:h=1,growth=2,rate=1,steps=8", "it exchanges once in"),
+        ("torchft", "dp16 sync=qsr:h=2,growth=2,rate=1,steps=8", "these rounds grow"),
         ("torch-ddp", "dp16 sync=gossip", "sees the gradients of every step"),
         ("torch-ddp", "fsdp", "every rank holds the whole model"),
         ("torchft", "dp16 sync=powersgd", "this exchanges reduce"),

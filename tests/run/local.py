@@ -52,9 +52,9 @@ def trained(rank: int, model, text: str, train: Train, last: int, settings: Sett
     return trainer.rounds.replica, seen, state(trainer), sent, exchanged
 
 
-def by_hand(rank: int, model, train: Train, replicas: int, every: int, last: int, moments: bool):
+def by_hand(rank: int, model, train: Train, replicas: int, every: int | tuple[int, ...], last: int, moments: bool):
     """Losses and norms, and the state, of every replica: one process trains each on its share of the batch, and puts
-    the mean in place of all after every so many steps."""
+    the mean in place of all after every so many steps, or after these."""
     share = Train(global_batch=train.global_batch // replicas, seq_len=train.seq_len, dtype=train.dtype)
     plan = parse("tp1 mb1").on(1)
     trainers = [Trainer(model, plan, share, alone(), settings=SETTINGS) for _ in range(replicas)]
@@ -63,7 +63,7 @@ def by_hand(rank: int, model, train: Train, replicas: int, every: int, last: int
         for index, trainer in enumerate(trainers):
             result = trainer.step(small.batch(train, model.vocab, step, replicas, index))
             seen[index].append((result.loss, result.grad_norm))
-        if (step + 1) % every == 0:
+        if step + 1 in every if isinstance(every, tuple) else (step + 1) % every == 0:
             for same in zip(*(t.pieces() for t in trainers)):
                 if same[0].key == "param" or moments:
                     mean = torch.stack([piece.values for piece in same]).mean(0)

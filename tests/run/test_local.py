@@ -60,6 +60,12 @@ def test_replicas_train_as_by_hand(model, plan, replicas, last):
     compare(model, f"{plan} sync=local:h=2", replicas, 2, last)
 
 
+def test_rounds_that_grow_as_the_rate_falls_train_as_by_hand():
+    """Rates 1, 0.9 ... 0.1 make rounds of floor((1.5 / rate)^2) steps: of 2 from step 0 (2.25) and 3 from step 2
+    (3.5), then those that are left."""
+    compare("llama", "dp2 mb1 sync=qsr:h=1,growth=1.5,rate=1,steps=10,falls=linear", 2, (2, 5), 6)
+
+
 def test_averaged_moments_are_those_averaged_by_hand():
     compare("llama", "dp2 mb1 sync=local:h=2,moments=mean", 2, 2, 4, moments=True)
 

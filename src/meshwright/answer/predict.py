@@ -307,7 +307,7 @@ def _replicas(plan: Plan, policy: SyncPolicy) -> int:
 
 def _told(rounds: RoundTimes) -> str:
     """The steps of a round in words."""
-    inner, averaging, every = seconds(rounds.inner_s), seconds(rounds.averaging_s), rounds.every
+    inner, averaging, every = seconds(rounds.inner_s), seconds(rounds.averaging_s), f"{rounds.every:.4g}"
     if rounds.parts == 1 and not rounds.delay:
         return f"A step takes {inner}, one of {every}, which averages, {averaging}; the step time is their mean"
     which = f"{rounds.parts} of {every}, which exchange a part each" if rounds.parts > 1 else f"one of {every}"

@@ -196,7 +196,7 @@ class RoundTimes(msgspec.Struct, frozen=True, kw_only=True):
     rank sends of one, and ``hidden_gbit_s`` the rate at which no step waits for it, None where it is applied at once:
     the demand on a rank's link."""
 
-    every: int
+    every: float
     inner_s: float
     averaging_s: float
     parts: int = 1

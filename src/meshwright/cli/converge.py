@@ -147,8 +147,11 @@ def _read(given: ConvergeOptions, wrong: list[Diagnostic]) -> Study:
         policies = _policies(policies, replicas, model, train, wrong)
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.run.study import Study, opened, unjoined
+    from meshwright.run.study import Study, opened, policies_that_grow, unjoined
 
+    for policy in policies_that_grow(policies):
+        help = "rounds grow by learning rates of the policy, and this study has its own: train it with meshwright run"
+        wrong.append(_bad(f"--sync {policy}", help))
     for policy, every, count in unjoined(policies, steps):
         help = f"take a multiple of {every}, so that the last step ends a round"
         wrong.append(_bad(f"--steps {count} with sync={policy}", help))

@@ -14,9 +14,11 @@ from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
 from meshwright.cli.run_linked import contradictions, on_links, over
+from meshwright.cli.run_rates import by_policy
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.run.environment import is_first, launched, num_cores
+from meshwright.spec.decay import SCHEDULES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +62,6 @@ NUMBERS = {
 DEVICES = ("auto", "cpu", "cuda")
 DTYPES = ("fp32", "bf16", "float64")
 SCALES = ("linear", "sqrt")
-SCHEDULES = ("cosine", "linear", "wsd")
 #: Share of the text that --eval-every measures the loss on where nobody says.
 HELD_OUT = 0.01
 
@@ -305,6 +306,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         settings = msgspec.structs.replace(settings, schedule=given.schedule)
     if given.betas:
         settings = msgspec.structs.replace(settings, betas=_betas(given.betas))
+    if not plan.several:
+        chosen = {*said, *(["schedule"] if given.schedule else [])}
+        settings = by_policy(settings, plan.pools[0].plan, chosen, numbers.get("steps", steps))
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
     used = useful.batches

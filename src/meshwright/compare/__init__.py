@@ -139,7 +139,7 @@ def compare(predicted: Timeline | Prediction, measured: Timeline) -> Comparison:
     left, right = _side(predicted, ours), _side(measured, theirs)
     if answer is not None and answer.round is not None:
         left = msgspec.structs.replace(left, step_time_s=answer.step_time_s)
-        right = msgspec.structs.replace(right, step_time_s=_over_rounds(measured, answer.round.every))
+        right = msgspec.structs.replace(right, step_time_s=_over_rounds(measured, round(answer.round.every)))
     low, high = right.spread_s
     names = {p: None for side in (left, right) for p in side.exposed_s}
     held = left.peak_memory_bytes if answer is None else answer.peak_memory_bytes

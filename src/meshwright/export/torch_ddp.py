@@ -65,7 +65,13 @@ def _exchange(r: ExportRequest) -> Iterator[Gap]:
 def _averages(policy: SyncPolicy) -> bool:
     """Whether a policy is local steps whose parameters are averaged as they are, and no more."""
     plain = not policy.coded and policy.combine in ADDED and policy.fragments == (PARAMETERS,)
-    return plain and not policy.stepped and policy.rule.decider is None and not policy.rule.optimizer
+    return (
+        plain
+        and not policy.stepped
+        and policy.growth is None
+        and policy.rule.decider is None
+        and not policy.rule.optimizer
+    )
 
 
 def write(r: ExportRequest) -> tuple[dict[str, str], list[str]]:

@@ -96,6 +96,8 @@ def _no_round(policy: SyncPolicy) -> Iterator[str]:
         yield "this encodes some layers"
     if policy.early:
         yield "this sends layers within the backward"
+    if policy.growth is not None:
+        yield "these rounds grow as the learning rate falls"
     if policy.delay >= policy.when:
         yield "this result comes a round late"
     if policy.rule.optimizer:

@@ -78,7 +78,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True, cache_hash=True):
     moves: tuple[Move, ...] = ()
     work: Work | None = None
     products: tuple[Work, ...] = ()
-    every: int = 1
+    every: float = 1
     part: int = 0
     lag: int = 0
     applies: bool = False

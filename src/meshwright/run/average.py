@@ -18,7 +18,7 @@ from meshwright.run.pieces import TensorPiece
 from meshwright.run.sync import HeldElements
 from meshwright.sync.fragments import MOMENTS, PARAMETERS, Fragment
 from meshwright.sync.record import Outer, SyncPolicy
-from meshwright.sync.rounds import begun, due_at
+from meshwright.sync.rounds import begun, ended, since_due
 
 #: The state that a change is measured from, in checkpoints.
 BEGUN = "round_start"
@@ -138,12 +138,11 @@ class Rounds:
         firsts = sorted({ranks[0] for ranks in members(mesh.plan)["worker"]})
         self.replica, self.replicas = firsts.index(mesh["worker"].ranks[0]), len(firsts)
         self.averages = _averages(fragments, parts, optimizer, mesh, seed)
-        self.every = policy.when if self.averages else 1
         self._sound, self._votes = True, dict[int, tuple[torch.Tensor, dist.Work]]()
 
     def ended(self, step: int) -> bool:
         """Whether so many steps are whole rounds."""
-        return step % self.every == 0
+        return not self.averages or ended(self.policy, step)
 
     def joined(self, step: int) -> bool:
         """Whether all replicas hold the same parameters after so many steps."""
@@ -157,7 +156,7 @@ class Rounds:
         self._sound &= finite
         sound, delay, when = True, self.policy.delay, self.policy.when
         for part in range(self.policy.parts):
-            since = (count - due_at(part, self.policy.parts, when)) % when
+            since = since_due(self.policy, part, count)
             if since == 0 and delay == when:
                 sound &= self._exchange(part, "turn")
             elif since == 0 and delay:
@@ -175,12 +174,11 @@ class Rounds:
     def updated(self, of: tuple[tuple[int, int], str], count: int) -> None:
         """Send what was updated within the backward of the step that makes so many, if it is due then."""
         for average in self.averages:
-            due = due_at(average.part, self.policy.parts, self.every)
-            if isinstance(average, Average) and average.of == of and (count - due) % self.every == 0:
+            if isinstance(average, Average) and average.of == of and not since_due(self.policy, average.part, count):
                 average.send()
 
     def _begun(self, part: int, step: int) -> int:
-        return begun(part, self.policy.parts, self.policy.when, step)
+        return begun(self.policy, part, step)
 
     def _of(self, part: int) -> list[Average | MixedMean]:
         return [average for average in self.averages if average.part == part]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import msgspec
 import torch
+
+from meshwright.spec.decay import rate_at
 
 #: Types a run may compute in, by the workload's word; float64 is for checking.
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
@@ -14,9 +14,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, 
 #: How a learning rate follows the batch: the power of batch / base batch that it is multiplied by. Linear: Goyal et al.
 #: 1706.02677; square root: Krizhevsky 1404.5997, and You et al. 1904.00962 for LAMB.
 SCALES = {"linear": 1.0, "sqrt": 0.5}
-#: Ways in which the learning rate falls, and the share of the steps in which ``wsd`` does.
-SCHEDULES = ("cosine", "linear", "wsd")
-WSD_DECAY = 0.1
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,14 +50,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def lr_at(self, step: int) -> float:
         """Learning rate of a step, counted from 0."""
-        if step < self.warmup:
-            begin = self.lr * self.warmup_from
-            return begin + (self.lr - begin) * (step + 1) / self.warmup
-        if not self.decay_steps:
-            return self.lr
-        begin = self.warmup
-        if self.schedule == "wsd":
-            begin = max(begin, self.decay_steps - max(1, round(WSD_DECAY * self.decay_steps)))
-        share = min(1.0, max(0.0, (step - begin) / max(1, self.decay_steps - begin)))
-        left = 0.5 * (1 + math.cos(math.pi * share)) if self.schedule == "cosine" else 1 - share
-        return self.lr * (self.min_lr + (1 - self.min_lr) * left)
+        return rate_at(
+            step,
+            self.lr,
+            warmup=self.warmup,
+            begin=self.warmup_from,
+            decay_steps=self.decay_steps,
+            schedule=self.schedule,
+            floor=self.min_lr,
+        )

@@ -242,6 +242,11 @@ def ring(kind: str, ranks: int, num_bytes: float) -> float:
     return num_bytes * {"all_reduce": 2 * others, "all_gather": others, "reduce_scatter": others}.get(kind, 1.0)
 
 
+def policies_that_grow(policies: tuple[str, ...]) -> list[str]:
+    """Policies whose rounds grow as a learning rate of their own falls."""
+    return [policy for policy in policies if read(rated(policy)[0]).growth is not None]
+
+
 def unjoined(policies: tuple[str, ...], steps: tuple[int, ...]) -> list[tuple[str, int, int]]:
     """Policies whose rounds do not end with the last step: (policy, steps of a round, steps)."""
     when = {policy: read(rated(policy)[0]).when for policy in policies}

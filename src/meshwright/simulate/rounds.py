@@ -49,7 +49,7 @@ class Round(NamedTuple):
     later: seconds of an ``inner`` step in which nothing is due. ``slows_s`` are seconds that a round's exchanges take
     from the kernels beside them. ``causes`` [num_keys, causes] and (start, end) are of an inner step's tasks."""
 
-    every: int
+    every: float
     lag: int
     inner_s: float
     parts: tuple[PartTimes, ...]

@@ -109,7 +109,7 @@ class Fragment(msgspec.Struct, frozen=True, kw_only=True):
     replica: Among = SELF
     twin: Among = SELF
     due: str = STEP
-    every: int = 1
+    every: float = 1
     part: int = 0
     lag: int = 0
     outer: Outer | None = None

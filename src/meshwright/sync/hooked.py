@@ -11,7 +11,7 @@ def unhooked(policy: SyncPolicy) -> list[str]:
     return [
         why
         for why, holds in (
-            (f"it exchanges once in {policy.when} steps", policy.when != 1),
+            (f"it exchanges once in {policy.spacing:.4g} steps", policy.spacing != 1),
             (f"it exchanges {' and '.join(policy.fragments)}", policy.fragments != (GRADIENTS,)),
             (f"its result is applied {policy.delay} steps later", policy.delay != 0),
             (f"it sends updates of {policy.rule.optimizer}", bool(policy.rule.optimizer)),

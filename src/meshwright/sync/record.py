@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.sync.growing import GrowingRounds
 from meshwright.sync.options import runs
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Mix(msgspec.Struct, frozen=True, kw_only=True):
 class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How replicas are kept together.
 
-    ``when``: steps between two exchanges. ``fragments``: what is exchanged (``sync.fragments`` names it), at once or in
+    ``when``: steps between two exchanges; where a ``growth`` makes them more as the learning rate falls, the fewest.
+    ``fragments``: what is exchanged (``sync.fragments`` names it), at once or in
     so many ``parts`` of the layers at different times, where ``strided`` parts take layers in turn and others take
     neighbours. ``early``: layers are updated in the last backward of a step, and sent from there on, in place of at its
     end. ``layers``: the numbers of those whose gradients are encoded, None for all; ``undecided``: a prediction has
@@ -84,6 +86,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, Any]
     options: tuple[RuleOption, ...]
     when: int = 1
+    growth: GrowingRounds | None = None
     fragments: tuple[str, ...]
     parts: int = 1
     strided: bool = True
@@ -101,7 +104,7 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         said = {
-            "when": "every step" if self.when == 1 else f"every {self.when} steps",
+            "when": self._when,
             "fragments": "+".join(self.fragments) + self._parted,
             "group": self.group,
             "codec": self.codec,
@@ -110,6 +113,12 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
             "delay": self.delay,
         }
         return " | ".join(f"{name} {value}" for name, value in said.items())
+
+    @property
+    def _when(self) -> str:
+        if self.growth is not None:
+            return f"every {self.when} steps or more, {self.spacing:.4g} in the mean"
+        return "every step" if self.when == 1 else f"every {self.when} steps"
 
     @property
     def _parted(self) -> str:
@@ -127,6 +136,11 @@ class SyncPolicy(msgspec.Struct, frozen=True, kw_only=True):
             name, shown = self.values[CODEC], tuple(o for o in shown if o.name != CODEC)
         said = [f"{o.name}={o.word(self[o.name])}" for o in shown if self[o.name] != o.default]
         return name + (":" + ",".join(said) if said else "")
+
+    @property
+    def spacing(self) -> float:
+        """Steps between two exchanges, in the mean over a run where rounds grow."""
+        return self.when if self.growth is None else self.growth.mean
 
     @property
     def stepped(self) -> bool:

@@ -49,14 +49,29 @@ def due_at(part: int, parts: int, every: int) -> int:
     return (part + 1) * every // parts
 
 
+def ended(policy: SyncPolicy, step: int) -> bool:
+    """Return whether so many steps are whole rounds."""
+    return step % policy.when == 0 if policy.growth is None else policy.growth.ended(step)
+
+
+def since_due(policy: SyncPolicy, part: int, step: int) -> int:
+    """Return the steps since a part was last due after so many steps, 0 where it is now. Rounds that grow have one
+    part, which is applied as it is due: of them 1 says that it is not."""
+    if policy.growth is not None:
+        return int(not policy.growth.ended(step))
+    return (step - due_at(part, policy.parts, policy.when)) % policy.when
+
+
 def turns_of(policy: SyncPolicy, num_replicas: int) -> int:
     """Exchanges after which replicas that meet by a graph meet the same others again, 0 where all meet."""
     return len(graph(policy.group, num_replicas).turns) if policy.meets else 0
 
 
-def begun(part: int, parts: int, every: int, step: int) -> int:
+def begun(policy: SyncPolicy, part: int, step: int) -> int:
     """Return how often a part has been exchanged after so many steps."""
-    return (step - due_at(part, parts, every)) // every + 1
+    if policy.growth is not None:
+        return policy.growth.rounds_by(step)
+    return (step - due_at(part, policy.parts, policy.when)) // policy.when + 1
 
 
 def in_common(policy: SyncPolicy) -> bool:

@@ -48,10 +48,11 @@ def refuse_executed(model: Model, plan: Plan) -> None:
     wrong = [f"{axis}{getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1]
     wrong += ["zero3"] * (layout.zero == 3) + [f"ep{plan.experts.ep}"] * (plan.experts.ep > 1)
     wrong += ["several pools"] * bool(plan.several)
+    wrong += ["rounds that grow"] * (read(plan.sync.policy).growth is not None)
     if wrong:
         raise MeshwrightError.one(
             "U003",
-            f"sync={plan.sync.policy} with {', '.join(wrong)}: passes that exchange are not slept whole",
+            f"sync={plan.sync.policy} with {', '.join(wrong)}: passes that exchange are not slept whole, nor are unequal rounds",
             place="meshwright emulate",
             help="emulate it with dp alone, or train it for real: meshwright run --link",
         )

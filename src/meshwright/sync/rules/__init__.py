@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MODULES = [
     "meshwright.sync.rules.step",
     "meshwright.sync.rules.local",
+    "meshwright.sync.rules.qsr",
     "meshwright.sync.rules.espresso",
     "meshwright.sync.rules.qsdp",
     "meshwright.sync.rules.dist_lion",

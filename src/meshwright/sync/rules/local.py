@@ -64,7 +64,7 @@ def fragments(plan: Plan, policy: SyncPolicy, weights: Weights, stored: Stored) 
         shard=summed.shard,
         replica=Among(*between(plan)),
         due=EVERY,
-        every=policy.when,
+        every=policy.spacing,
         lag=policy.delay,
         outer=policy.outer if policy.delay or not policy.outer.taken else None,
         codec=policy.codec,
