@@ -21,7 +21,8 @@ from tests.run.small import assemble, batch, differences, llama, train_steps
 
 #: Relative to each tensor's largest element; two steps of AdamW amplify what another order of sums leaves.
 TOLERANCE = 1e-9
-MODEL = llama(experts=8, top_k=2, moe_ffn=24, shared_ffn=16)
+MODEL = llama(layers=2, experts=8, top_k=2, moe_ffn=24, shared_ffn=16)
+DEEP = llama(experts=8, top_k=2, moe_ffn=24, shared_ffn=16)  # of four layers
 TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32", routing=read("zipf:s=1"))
 
 
@@ -48,11 +49,11 @@ def far_from_one_process(plan, train=TRAIN, alone="tp1 mb8", model=MODEL):
     "plan",
     [
         "dp4 ep4 placement=balanced",
-        "dp2 ep2 placement=moetuner hot=3",
+        "dp2 ep2 placement=moetuner hot=3 mb2",
         "dp4 ep2 placement=exflow hot=2 portions=2 full",
         "dp4 ep2 etp2 portions=3",
-        "tp2 dp2 ep4 etp1 nosp",
-        "tp2 dp2 ep2 nosp duplicates=sent",
+        "tp2 dp2 ep4 etp1 nosp mb2",
+        "tp2 dp2 ep2 nosp duplicates=sent mb2",
         "pp2 dp2 ep2 hot=1 zero1",
     ],
 )
@@ -82,9 +83,9 @@ def test_a_balance_loss_of_microbatches_is_another_than_the_global_one():
     assert len({round(norm, 8) for norm in norms}) == 3
 
 
-@pytest.mark.parametrize("plan", ["dp4 ep4", "tp2 dp2 ep2 etp2 full", "dp2 ep2 hot=2 capacity=0.9 mb4"])
+@pytest.mark.parametrize("plan", ["dp4 ep4", "tp2 dp2 ep2 etp2 full mb2", "dp2 ep2 hot=2 capacity=0.9 mb4"])
 def test_experts_that_read_what_entered_the_block_are_those_of_one_process(plan):
-    model = llama(experts=8, top_k=2, moe_ffn=24, shared_ffn=16, shortcut=True)
+    model = llama(layers=2, experts=8, top_k=2, moe_ffn=24, shared_ffn=16, shortcut=True)
     alone = "tp1 mb4 capacity=0.9" if "capacity" in plan else "tp1 mb8"
     assert far_from_one_process(plan, alone=alone, model=model) < TOLERANCE
     usual, other = (launch(1, train_steps, m, "tp1 mb8", TRAIN, 1)[0][0][0][0] for m in (MODEL, model))
@@ -95,9 +96,9 @@ def _recorded(rank, plan_text, path):
     """Train a step while the routers are watched; what they were seen to do, and what is dropped."""
     plan = parse(plan_text)
     mesh = build(plan)
-    trainer = Trainer(MODEL, plan, TRAIN, mesh, settings=Settings(precision="float64"))
-    with watched(path, trainer.routers, MODEL, mesh):
-        trainer.step(batch(TRAIN, MODEL.vocab, 0, plan.layout.dp, mesh["dp"].index))
+    trainer = Trainer(DEEP, plan, TRAIN, mesh, settings=Settings(precision="float64"))
+    with watched(path, trainer.routers, DEEP, mesh):
+        trainer.step(batch(TRAIN, DEEP.vocab, 0, plan.layout.dp, mesh["dp"].index))
     return measures(trainer.routers, TRAIN, plan)
 
 

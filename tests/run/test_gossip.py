@@ -14,7 +14,7 @@ from tests.run.processes import launch
 from tests.run.small import differences, llama
 
 TOLERANCE = 1e-12
-TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
         ("dp4 mb1", "graph=matching,overlap=yes,h=2", 4, 2, True, False),
         ("dp4 mb1", "graph=ring,variance=kept", 4, 1, False, True),
         ("dp4 zero1 shard2 mb1", "graph=ring", 2, 1, False, False),
-        ("dp2 tp2 mb1", "graph=ring,overlap=yes", 2, 1, True, False),
+        ("dp2 tp2 mb2", "graph=ring,overlap=yes", 2, 1, True, False),
     ],
 )
 def test_every_replica_trains_as_the_weights_of_its_graph_say(plan, words, replicas, every, overlap, keep):

@@ -14,7 +14,7 @@ from tests.run.processes import launch
 from tests.run.small import differences, llama
 
 TOLERANCE = 1e-9
-TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 MODELS = {
     "llama": llama,
     "tied": lambda: llama(tied_embeddings=True),

@@ -30,10 +30,10 @@ from tests.run.small import assemble, differences, gpt, llama, plain
 TOLERANCE = 1e-9
 VOCAB = 260
 MODELS = {
-    "llama": lambda: llama(vocab=VOCAB),
-    "gpt": lambda: gpt(vocab=VOCAB),
-    "experts": lambda: llama(vocab=VOCAB, experts=4, top_k=2, moe_ffn=24, shared_ffn=16),
-    "tied": lambda: llama(vocab=VOCAB, tied_embeddings=True),
+    "llama": lambda: llama(vocab=VOCAB, layers=2),
+    "gpt": lambda: gpt(vocab=VOCAB, layers=2),
+    "experts": lambda: llama(vocab=VOCAB, layers=2, experts=4, top_k=2, moe_ffn=24, shared_ffn=16),
+    "tied": lambda: llama(vocab=VOCAB, layers=2, tied_embeddings=True),
 }
 #: A token takes half as long again in a group of twice as many ranks.
 GROUP_COSTS = GroupCosts(degrees=(1, 2, 4), start_s=(0.1,) * 3, token_s=(1.0, 1.5, 2.25), pair_s=(0.01,) * 3)

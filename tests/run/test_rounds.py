@@ -12,8 +12,8 @@ from tests.run import local, rounds
 from tests.run.processes import launch
 from tests.run.small import differences, llama
 
-TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
-SGD = Train(global_batch=8, seq_len=16, dtype="fp32", optimizer="sgd")
+TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
+SGD = Train(global_batch=4, seq_len=16, dtype="fp32", optimizer="sgd")
 #: A replica clips the norm of its own gradient, all together that of the sum: neither.
 UNCLIPPED = Settings(precision="float64", lr=1e-2, clip=0.0)
 NESTEROV = {"rate": 0.7, "momentum": 0.9}
@@ -29,9 +29,9 @@ NESTEROV = {"rate": 0.7, "momentum": 0.9}
         ("dp2 mb1", "diloco:h=3,delay=2", {"h": 3, "delay": 2, **NESTEROV}),
         # layers are updated and sent within the backward, before the norm to clip is known
         ("dp2 mb1", "diloco:h=4,parts=2,start=backward", {"h": 4, "parts": 2, "clip": 0.0, **NESTEROV}),
-        ("dp2 pp2 mb2", "diloco:h=3,delay=1,start=backward", {"h": 3, "delay": 1, "clip": 0.0, **NESTEROV}),
+        ("dp2 pp2 mb1", "diloco:h=3,delay=1,start=backward", {"h": 3, "delay": 1, "clip": 0.0, **NESTEROV}),
         (
-            "dp2 tp2 mb1",
+            "dp2 tp2 mb2",
             "streaming-diloco:h=4,parts=4,delay=3,codec=none",
             {"h": 4, "parts": 4, "delay": 3, "mix": 0.5, **NESTEROV},
         ),
