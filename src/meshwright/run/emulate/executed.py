@@ -52,7 +52,7 @@ def refuse_executed(model: Model, plan: Plan) -> None:
     if wrong:
         raise MeshwrightError.one(
             "U003",
-            f"sync={plan.sync.policy} with {', '.join(wrong)}: passes that exchange are not slept whole, nor unequal rounds",
+            f"sync={plan.sync.policy} with {', '.join(wrong)}: such steps are not slept whole",
             place="meshwright emulate",
             help="emulate it with dp alone, or train it for real: meshwright run --link",
         )
