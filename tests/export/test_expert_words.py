@@ -15,7 +15,8 @@ from meshwright.spec.workload import parse as parse_train
 @pytest.mark.parametrize("target", ["megatron", "torchtitan", "deepspeed"])
 def test_words_of_experts_that_no_target_has_are_refused_at_once(target):
     train = parse_train("batch=64,seq=4096,routing=zipf:s=1,balance=global")
-    plan = parse("tp2 ep8 etp1 mb1 zero1 full nosp capacity=1.25 placement=balanced hot=2 portions=2 brought=kept")
+    moe = "ep8 etp1 capacity=1.25 placement=balanced hot=2 portions=2"
+    plan = parse(f"tp2 mb1 zero1 full nosp brought=kept loss_portions=8 {moe}")
     with pytest.raises(MeshwrightError) as error:
         export(target, load_model("mixtral-8x7b"), load("32xh100"), train, plan)
     said = "\n".join(d.message for d in error.value.diagnostics)
@@ -25,6 +26,7 @@ def test_words_of_experts_that_no_target_has_are_refused_at_once(target):
         "hot=2",
         "portions=2",
         "brought=kept",
+        "loss_portions=8",
         "balance=",
         "without sp",
     )

@@ -31,6 +31,7 @@ REFUSED = [
     ("dp2 zero3", MOE, TRAIN, "P033", "zero2"),
     ("dp2 loss=fused", LLAMA, TRAIN, "P033", "'fused'"),
     ("dp2 loss=in-place", LLAMA, TRAIN, "P033", "'in-place'"),
+    ("dp2 loss_portions=2", load("bert-base"), TRAIN, "P033", "in portions"),
     ("dp2 operators", LLAMA, TRAIN, "P033", "recompute by operators"),
 ]
 

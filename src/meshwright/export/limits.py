@@ -242,6 +242,11 @@ def own_experts(r: ExportRequest) -> Iterator[Gap]:
     if r.plan.memory.brought == "kept":
         reason, mend = "recomputed layers exchange again", {"memory.brought": "again"}
         yield Gap(facet="memory.brought", value="brought=kept", reason=reason, help="drop brought=", mend=mend)
+    for name, word in (("portions", "recompute_portions"), ("loss_portions", "loss_portions")):
+        value = getattr(r.plan.memory, name)
+        if value > 1:
+            reason, mend = "it computes whole sequences; meshwright run does it", {f"memory.{name}": 1}
+            yield Gap(facet=f"memory.{name}", value=f"{word}={value}", reason=reason, help=f"drop {word}=", mend=mend)
     for name in ("balance", "locality"):
         if getattr(r.train, name):
             reason = "a loss on routers is its own setting, and another than this"

@@ -79,6 +79,28 @@ def plain(
     return p.entries, p.last
 
 
+def portioned(portions: list[list[Piece]], which: str, first: list[Piece]) -> list[Entry]:
+    """The entries of a backward of a layer in portions of the sequence, from the last to the first, each run forward
+    again behind what is run `first` for the whole sequence."""
+    p = _Program()
+    _forward(p, first, again=True)
+    for pieces in reversed(portions):
+        _forward(p, pieces, again=True)
+        _backward(p, pieces, with_weight=which == "BW", core_again=False)
+    return p.entries
+
+
+def losing(portions: list[list[Piece]], which: str) -> list[Entry]:
+    """The entries of a backward of head and loss in portions, each of which is run forward here alone; or of a forward
+    that no backward follows."""
+    p = _Program()
+    for pieces in portions:
+        _forward(p, pieces)
+        if which != "F":
+            _backward(p, pieces, with_weight=which == "BW", core_again=False)
+    return p.entries
+
+
 def _role(piece: Piece, way: str) -> str:
     """The part that a piece's work has in rewrites."""
     if piece.joins and piece.queue == "tp":

@@ -15,9 +15,10 @@ from meshwright.layers.kind import Params
 from meshwright.layers.pieces import Context, Piece, keeping
 from meshwright.lower import state
 from meshwright.lower.known import Known
-from meshwright.lower.layer import program
+from meshwright.lower.layer import losing, portioned, program
 from meshwright.lower.partition import stage_layers
 from meshwright.lower.place import Mesh
+from meshwright.lower.portions import keys_and_values, layer_activations, loss_activations, portions_of
 from meshwright.lower.program import LayerPass
 from meshwright.lower.state import Activations
 from meshwright.lower.units import NEVER_AGAIN, Composition, Unit, composition_of, unit_of
@@ -143,10 +144,34 @@ class Stages:
         )
         found = known.get(key)
         if found is None:
-            overlap = self.plan.overlap
-            entries = program(self.pieces(unit.kind, start), which, recompute=unit.recompute, overlap=overlap)
+            overlap, pieces = self.plan.overlap, self.pieces(unit.kind, start)
+            count = self.num_portions(unit)
+            if count > 1 and unit.is_block and which in ("B", "BW"):
+                entries = portioned(self.portions(unit.kind, count, start), which, keys_and_values(pieces))
+            elif count > 1 and not unit.is_block and which != "W":
+                later = which == "F" and not self.frozen  # the loss comes with the backward
+                entries = [] if later else losing(self.portions(unit.kind, count, start), which)
+            else:
+                entries = program(pieces, which, recompute=unit.recompute, overlap=overlap)
             found = known[key] = LayerPass(which, tuple(entries))
         return found
+
+    def num_portions(self, unit: Unit) -> int:
+        """The portions of the sequence in which a layer that is recomputed whole, or the head, is computed."""
+        if unit.kind == HEAD:
+            return self.plan.memory.loss_portions
+        return self.plan.memory.portions if unit.recompute == "full" else 1
+
+    def portions(self, kind: int, count: int, start: int = 0) -> list[list[Piece]]:
+        """The pieces of each portion of a layer, those of equal work as one object."""
+        known: dict[tuple, list[Piece]] = {}
+        layer, out = self.model.layer(kind), []
+        for c in portions_of(self.context_of(kind, start), count):
+            tokens = tuple((item.new_tokens, item.context * (kind != HEAD), many) for item, many in c.batch)
+            if tokens not in known:
+                known[tokens] = layers.of(layer).pieces(c, layer)
+            out.append(known[tokens])
+        return out
 
     @property
     def ends_meet(self) -> bool:
@@ -181,7 +206,13 @@ class Stages:
         """Bytes that one microbatch leaves in a layer."""
         found = self.known.activations.get(unit)
         if found is None:
-            found = state.activations(self.context_of(unit.kind), self.pieces(unit.kind), unit.recompute)
+            c, whole, count = self.context_of(unit.kind), self.pieces(unit.kind), self.num_portions(unit)
+            if count > 1 and unit.is_block:
+                found = layer_activations(c, whole, self.portions(unit.kind, count))
+            elif count > 1:
+                found = loss_activations(c, self.portions(unit.kind, count))
+            else:
+                found = state.activations(c, whole, unit.recompute)
             self.known.activations[unit] = found
         return found
 

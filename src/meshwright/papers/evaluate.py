@@ -226,7 +226,9 @@ def evaluate(paper: Paper) -> Outcome:
 
 def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> Figure:
     table: Mapping[str, Any] = ORDER if one.order else SERVED if _serves(paper, one) else STEP
-    known = [MEAN_ERROR] if one.of else list(table)
+    known = [MEAN_ERROR] if one.of else [*table, *(LONGEST if table is STEP else ())]
+    if table is STEP and one.quantity in LONGEST:
+        table = LONGEST
     wrong = []
     if one.quantity not in known:
         wrong.append(("quantity", one.quantity, known))
@@ -258,8 +260,8 @@ def _figure(paper: Paper, one: Published, before: list[Figure], place: str) -> F
         unit, value = "", fmean(errors)
     else:
         unit, read = table[one.quantity]
-        answers = _answers(paper, one)
-        values = [read(answer) for answer in answers]
+        asked = _asked(paper, one)
+        values = [read(*question) if table is LONGEST else read(_answer(*question)) for question in asked]
         value = values[0] if len(values) == 1 else values[0] / values[1]
         unit = unit if len(values) == 1 else "x"
     return Figure(
@@ -279,16 +281,54 @@ def _serves(paper: Paper, one: Published) -> bool:
     return "serve" in (paper.ask | one.ask)
 
 
-def _answers(paper: Paper, one: Published) -> list[Any]:
-    """The answer to a figure's question and, where it is a ratio, to its baseline's."""
+def _asked(paper: Paper, one: Published) -> list[tuple[Any, str]]:
+    """The question of a figure and, where it is a ratio, its baseline's, each with the sizes of a model of the row's
+    own as JSON."""
     own, shared = (one.order, paper.order) if one.order else (one.ask, paper.ask)
     asked = [shared | own, *([] if one.against is None else [shared | own | one.against])]
     if one.order:
-        return [_ordered(_question(words, OrderQuestion)) for words in asked]
+        return [(_question(words, OrderQuestion), "null") for words in asked]
     models = [paper.models.get(str(words.get("model"))) for words in asked]
     kind = ServeQuestion if _serves(paper, one) else StepQuestion
     full = [_question(words | _added(words, shared), kind) for words in asked]
-    return [_predicted(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
+    return [(q, msgspec.json.encode(sizes).decode()) for q, sizes in zip(full, models)]
+
+
+def _answer(question: StepQuestion | ServeQuestion | OrderQuestion, sizes: str) -> Any:
+    return _ordered(question) if isinstance(question, OrderQuestion) else _predicted(question, sizes)
+
+
+def longest_sequence(question: StepQuestion, sizes: str) -> float:
+    """Return the tokens of the longest sequences that fit, to 1%: those of the question, twice or half as many until
+    the next do not or do, and between the two by halves.
+
+    Raises:
+        MeshwrightError: J008 where no sequence fits.
+    """
+    train = parse_train(question.train)
+
+    def fits(tokens: int) -> bool:
+        words = msgspec.structs.replace(train, seq_len=tokens).text()
+        return _predicted(msgspec.structs.replace(question, train=words), sizes).fits
+
+    low = train.seq_len
+    while low and not fits(low):
+        low //= 2
+    if not low:
+        raise MeshwrightError.one("J008", "not even a sequence of one token fits", place="plan", help="more devices")
+    high = 2 * low
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > max(1, low // 100):
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return float(low)
+
+
+#: What is found by asking for many steps, likewise, of a question and the sizes of a model of the row's own.
+LONGEST: Mapping[str, tuple[str, Callable[[StepQuestion, str], float]]] = {
+    "longest sequence": ("tokens", longest_sequence)
+}
 
 
 def _added(words: Words, shared: Words) -> Words:

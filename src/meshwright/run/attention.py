@@ -126,6 +126,25 @@ def attend(
     return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale, sinks=sinks)
 
 
+def attend_portion(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    start: int,
+    rule: MaskRule,
+    scale: float,
+    cap: float = 0.0,
+    documents: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of queries [b, n, heads, d] at the positions from `start` on to the keys and values
+    [b, start + n, kv_heads, d or dv] of all positions up to theirs: [b, n, heads, dv]. It does not leave a document of
+    `documents` [b, S]."""
+    stop = start + q.shape[1]
+    hops = Hops((_visible((TokenRun(start, stop),), (TokenRun(0, stop),), rule, documents),), rule, cap)
+    return blockwise(q, k, v, hops=hops, group=_ALONE, scale=scale)
+
+
 @cache
 def _held(seq_len: int, size: int, balanced: bool) -> tuple[tuple[TokenRun, ...], ...]:
     """The runs of every rank."""

@@ -24,6 +24,7 @@ from meshwright.run.parts import (
     Shared,
     dropped,
 )
+from meshwright.run.portions import again, cuts, portion
 from meshwright.run.self_attention import AttentionModule
 from meshwright.spec import naming
 from meshwright.spec.layers import Block, Moe
@@ -63,8 +64,41 @@ class BlockModule(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         if self.recompute == "full" and torch.is_grad_enabled():
+            if self.shared.plan.memory.portions > 1:
+                return again(self, x, p)
             return checkpoint(self._forward, x, p, use_reentrant=False, preserve_rng_state=False)
         return self._forward(x, p)
+
+    def whole(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """The forward, which only its input is kept of."""
+        return self._forward(x, p)
+
+    def back(self, x: torch.Tensor, grad: torch.Tensor, p: Pass, ended: Callable[[], None]) -> torch.Tensor:
+        """The gradient of hidden states, portion by portion: keys and values of all tokens first, then the last tokens
+        before the first, so that the gradients of a portion's keys and values are whole when it is its turn."""
+        parts, attention = cuts(x.shape[0], self.shared.plan.memory.portions), self.attention
+        with torch.no_grad():
+            made = [attention.projected(self.attention_norm(x[a:b]), portion(p, a, b))[1:] for a, b in parts]
+            keys, values = (torch.cat(some, 1) for some in zip(*made))
+        del made
+        of_keys, of_values, out = torch.zeros_like(keys), torch.zeros_like(values), torch.empty_like(x)
+        for a, b in reversed(parts):
+            some, mine = portion(p, a, b), x[a:b].requires_grad_()
+            with torch.enable_grad():
+                q, k, v = attention.projected(self.attention_norm(mine), some)
+                asked = [one.detach().requires_grad_() for one in (q, keys[:, :b], values[:, :b])]
+                mixed = self.after_attention(attention.of_portion(*asked, a, p))
+                y = mine + dropped(self.shared, mixed, some, 2 * self.layer + 1)
+                inner = self.after_mlp(self.mlp(self.mlp_norm(y)))
+                y = y + dropped(self.shared, inner, some, 2 * self.layer + 2)
+            torch.autograd.backward(y, grad[a:b])
+            del y
+            of_keys[:, :b] += asked[1].grad
+            of_values[:, :b] += asked[2].grad
+            torch.autograd.backward((q, k, v), (asked[0].grad, of_keys[:, a:b], of_values[:, a:b]))
+            out[a:b] = mine.grad
+            ended()
+        return out
 
     def _forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         routed = isinstance(self.mlp, Mixture)
@@ -149,6 +183,11 @@ class Stage(nn.Module):
         if last:
             tied = self.embedding if shared.model.tied_embeddings and tied is None else tied
         self.head = head(shared, tied) if last else None
+        memory = shared.plan.memory
+        for layer in self.layers if memory.portions > 1 else ():
+            told(layer, memory.portions if layer.recompute == "full" else 1)
+        if last and memory.loss_portions > 1:
+            told(self.head, memory.loss_portions)
 
     def forward(self, x: torch.Tensor | None, p: Pass) -> torch.Tensor:
         """Hidden states in (None for the first stage), hidden states or the scaled loss out."""

@@ -8,6 +8,7 @@ sequence, then, under sequence parallelism and outside tensor-parallel regions, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from meshwright.run.loss import cross_entropy
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
 from meshwright.run.pieces import Part
+from meshwright.run.portions import cuts, later, portion
 from meshwright.spec import naming
 from meshwright.spec.layers import Block, Dense
 from meshwright.spec.model import Model
@@ -317,6 +319,24 @@ class HeadModule(nn.Module):
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
         """The loss summed over this microbatch's tokens on this context-parallel rank, times ``p.scale``."""
+        if self.shared.plan.memory.loss_portions == 1:
+            return self.loss(x, p)
+        return later(self, x, p, self._tied) if torch.is_grad_enabled() else self.summed(x, p)
+
+    def summed(self, x: torch.Tensor, p: Pass, each: Callable[..., None] | None = None) -> torch.Tensor:
+        """The loss, portion by portion; `each` is given the tokens and the loss of every one with its graph."""
+        total = 0.0
+        for a, b in cuts(x.shape[0], self.shared.plan.memory.loss_portions):
+            mine = x[a:b] if each is None else x[a:b].detach().requires_grad_()
+            with torch.set_grad_enabled(each is not None):
+                loss = self.loss(mine, portion(p, a, b))
+            if each is not None:
+                each(a, b, mine, loss)
+            total = total + loss.detach()
+        return total
+
+    def loss(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        """The loss of some of the tokens."""
         return cross_entropy(self.logits(x), p.targets.T, self.first, self.shared.tp) * p.scale
 
 

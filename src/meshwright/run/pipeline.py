@@ -162,7 +162,7 @@ class RankPipeline:
     def run(self, passes: Sequence[Pass]) -> torch.Tensor:
         """Every action in order: gradients are with their sinks, and the loss of this rank's last stage (0 without
         one) comes back, float64."""
-        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        losses: list[torch.Tensor] = []  # one that is computed in portions is known behind its backward
         self.saved: dict[Key, tuple[torch.Tensor | None, torch.Tensor]] = {}
         self.queues: dict[Key, deque] = {}
         self.local: dict[tuple[bool, int, int], torch.Tensor] = {}
@@ -180,7 +180,7 @@ class RankPipeline:
             made = self._act(kind, stage, microbatch, arrived, passes[microbatch])
             record.stop(token)
             if kind == F and stage == self.last and self.after is None:
-                total += made.detach().to(torch.float64)
+                losses.append(made.detach())
             elif made is not None:
                 self._pass_on(kind == F, stage, microbatch, made)
         for work, _ in self.works:
@@ -188,6 +188,9 @@ class RankPipeline:
         self.works.clear()
         for link in links:
             link.finish()
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for loss in losses:
+            total += loss.to(torch.float64)
         return total
 
     def _arrived(self, kind: int, stage: int, microbatch: int) -> torch.Tensor | None:

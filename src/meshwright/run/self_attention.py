@@ -11,11 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from meshwright.run.attention import attend
+from meshwright.run.attention import attend, attend_portion
 from meshwright.run.collect import copy_to, sum_over
 from meshwright.run.parts import Norm, Pass, RowLinear, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import rotate
+from meshwright.run.visible import MaskRule
 from meshwright.spec.layers import Attention, Block
 
 
@@ -59,6 +60,11 @@ class HeadsCore(nn.Module):
         if self.drops_core and torch.is_grad_enabled():
             return checkpoint(core, q, k, v, use_reentrant=False, preserve_rng_state=False)
         return core(q, k, v)
+
+    def of_portion(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, p: Pass) -> torch.Tensor:
+        """Queries from position `start` on, against keys and values up to the last of them."""
+        said = {"scale": self.said["scale"], "cap": self.said["cap"], "documents": p.documents}
+        return attend_portion(q, k, v, start=start, rule=MaskRule(self.said["causal"], self.said["window"]), **said)
 
 
 class AttentionModule(nn.Module):
@@ -113,6 +119,14 @@ class AttentionModule(nn.Module):
         self.core = HeadsCore(shared, spec)
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
+        return self.out(self.core(*self.projected(x, p), p).transpose(0, 1).flatten(-2))
+
+    def of_portion(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, p: Pass) -> torch.Tensor:
+        """The output [s, b, hidden] of queries from position `start` on, keys and values up to the last of them."""
+        return self.out(self.core.of_portion(q, k, v, start, p).transpose(0, 1).flatten(-2))
+
+    def projected(self, x: torch.Tensor, p: Pass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values [b, s, heads, d] of hidden states [s, b, hidden], turned by their positions."""
         shared, d = self.shared, self.spec.head_dim
         made = [shared.enter(x, w) for w in self.weights]
         if self.biases:
@@ -132,9 +146,7 @@ class AttentionModule(nn.Module):
         if (rotary := self.core.rotary(p)) is not None:
             both = rotate(both, *rotary)
         q, k = both.split([self.heads, self.kv_heads], dim=2)
-        v = v.contiguous()  # rows far apart, as they lie beside the keys, share places in a cache
-        out = self.core(q, k, v, p)
-        return self.out(out.transpose(0, 1).flatten(-2))
+        return q, k, v.contiguous()  # rows far apart, as they lie beside the keys, share places in a cache
 
 
 class NormOverHeads(nn.Module):

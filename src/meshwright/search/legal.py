@@ -41,7 +41,13 @@ def legal(core: Core, inner: Inner, piped: Piped, state: State, among: Collectio
     apart = inner.shares == EVEN or exchanges_once(core, state)
     deep = inner.recompute_layers <= most_layers(core, piped, num_layers)
     goes = as_decided(core.ep, inner.overlap, piped.schedule) and runs(core.pp, piped, inner.shares)
-    return apart and deep and goes and together(core.pp, piped, state, among)
+    whole = max(inner.recompute_portions, inner.loss_portions) == 1
+    return apart and deep and goes and together(core.pp, piped, state, among) and (whole or not splits(piped))
+
+
+def splits(piped: Piped) -> bool:
+    """Whether a schedule puts weight gradients off, which nothing that is computed in portions does."""
+    return schedules.get(piped.schedule).splits_backward
 
 
 def as_decided(ep: int, overlap: tuple[str, ...], schedule: str) -> bool:

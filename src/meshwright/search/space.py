@@ -203,6 +203,7 @@ def _combined(ways: tuple[Inner, ...], orders: tuple, recompute: tuple, overlaps
         [
             way._replace(order=(), recompute=mode, recompute_layers=layers, overlap=overlap)
             for mode, layers in recompute
+            if way.recompute_portions == 1 or mode == "full"  # of layers that are recomputed whole alone
             for overlap in mine
         ]
         for way, mine in zip(ways, overlaps)

@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from meshwright import schedules
 from meshwright.errors import Diagnostic
 from meshwright.plan.facet import ALONE, KEYED, LAYER, STRUCTURE, Facet, Field, count, names, unrun, wrong
+from meshwright.spec.ends import Head
+from meshwright.spec.layers import Moe
 
 if TYPE_CHECKING:
     from meshwright.plan.record import Plan
     from meshwright.spec.cluster import Cluster
+    from meshwright.spec.layers import Block
     from meshwright.spec.model import Model
     from meshwright.spec.workload import Train
 
@@ -43,6 +47,11 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
             framework's automatic differentiation does by itself.
         brought: the results of collectives where whole layers are recomputed: exchanged ``again``, or ``kept`` from the
             first forward (communication-aware checkpointing, DeepSpeed-TED, 2303.06318).
+        portions: a layer that is recomputed whole is so, and differentiated, in so many portions of the sequence one
+            after the other (StreamBP, Luo et al. 2506.03077): the last tokens first, so that the gradients of a
+            portion's keys and values are whole when it is its turn.
+        loss_portions: head and loss are computed in so many portions of the tokens, each differentiated before the next
+            (ibid., section 3.2.1), all of them in the backward: scores over the vocabulary are never whole.
     """
 
     recompute: str = "none"
@@ -51,6 +60,8 @@ class Memory(msgspec.Struct, frozen=True, kw_only=True):
     loss: str = "eager"
     gathered: str = "again"
     brought: str = "again"
+    portions: int = 1
+    loss_portions: int = 1
 
     def mode(self, position: int) -> str:
         """Return the recompute mode of the layer at this position of its chunk."""
@@ -76,6 +87,66 @@ def _recompute(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iter
         )
 
 
+def _portioned(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """P074 for everything that keeps layers, or head and loss, from being computed in portions of the sequence."""
+    memory = plan.memory
+    for name, many in (("recompute_portions", memory.portions), ("loss_portions", memory.loss_portions)):
+        if many == 1:
+            continue
+        of_layers = name == "recompute_portions"
+        found = list(_whole(plan, train, many))
+        found += _layers_whole(plan, model, train) if of_layers else _loss_whole(model)
+        for message, help in found:
+            yield wrong("P074", message, f"memory.{'portions' if of_layers else 'loss_portions'} = {many}", help)
+
+
+def _whole(plan: Plan, train: Train, many: int) -> Iterator[tuple[str, str]]:
+    layout = plan.layout
+    if many > train.seq_len:
+        yield f"{many} portions of a sequence of {train.seq_len} tokens leave some without any", "fewer portions"
+    if layout.tp > 1 and layout.sp:
+        yield "with sequence parallelism a rank's tokens are a shard of their own, not a portion of all", "say nosp"
+    if plan.overlap.tp:
+        yield "overlap=tp cuts the same products for their collectives", "leave tp out of overlap="
+    if schedules.get(plan.pipeline.schedule).splits_backward:
+        message = f"{plan.pipeline.schedule} puts weight gradients off, which would keep every portion's activations"
+        yield message, "another schedule, such as 1f1b"
+
+
+def _layers_whole(plan: Plan, model: Model, train: Train) -> Iterator[tuple[str, str]]:
+    memory = plan.memory
+    if memory.recompute in ("selective", "operators"):
+        yield f"{memory.recompute} recomputes no layer whole, and only those that are have portions", "say full"
+    if memory.attention == "unfused":
+        yield "unfused attention stores the scores of whole sequences", "say flash"
+    if memory.brought == "kept":
+        yield "brought=kept keeps what collectives brought for whole sequences", "drop brought="
+    if plan.layout.cp > 1 or plan.sequence.groups != "static":
+        yield "context-parallel ranks hold parts of the sequence already, whose keys come round a ring", "say cp1"
+    if not train.causal or not all(flow.causal for flow in model.flows):
+        why = "tokens see later ones, so that no portion's keys have their gradients before all are done"
+        yield why, "a model whose tokens see no later one"
+    for why in sorted({why for block in model.blocks for why in _undivided(block)}):
+        yield f"{why} ({model.name})", "a model of softmax attention and dense MLPs"
+
+
+def _undivided(block: Block) -> Iterator[str]:
+    """Yield the parts of a block that are not computed in portions of a sequence."""
+    if block.attention is None or block.mixer is not None:
+        yield "a layer's state goes on from token to token"
+    elif block.attention.kv_lora_rank or block.attention.index_heads:
+        yield "keys and values are made of a latent"
+    if block.cross is not None or block.before:
+        yield "a layer reads another stream of tokens"
+    if isinstance(block.mlp, Moe):
+        yield "what experts take, drop and balance is of whole microbatches"
+
+
+def _loss_whole(model: Model) -> Iterator[tuple[str, str]]:
+    if not isinstance(model.head, Head) or model.head.pooled:
+        yield f"the head of {model.name} is not one of every token", "a language model"
+
+
 def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     memory = plan.memory
     if memory.attention == "unfused":
@@ -87,9 +158,20 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
     if memory.brought != "again":
         message = "collectives whose results are kept for recomputation are priced and not run"
         yield unrun("P033", message, plan, "memory", f"brought = {memory.brought}", brought="again")
+    if memory.loss_portions > 1 and isinstance(model.head, Head) and (model.head.transform or len(model.flows) > 1):
+        message = f"the loss of the {model.family} family in portions is priced and not run"
+        yield unrun("P033", message, plan, "memory", f"loss_portions = {memory.loss_portions}", loss_portions=1)
     if memory.loss != "eager":
         message = f"the loss kernels {memory.loss!r} are priced and not run"
         yield unrun("P033", message, plan, "memory", f"loss = {memory.loss}", loss="eager")
+
+
+def _implied(plan: Plan, said: set[str], fresh: bool) -> Memory:
+    """Portions of recomputed layers say that layers are recomputed."""
+    memory = plan.memory
+    if memory.portions > 1 and "recompute" not in said and memory.recompute == "none":
+        return msgspec.structs.replace(memory, recompute="full")
+    return memory
 
 
 FIELDS = (
@@ -113,6 +195,26 @@ FIELDS = (
         place=210,
         decides=(STRUCTURE, LAYER),
         seen={LAYER: lambda plan: None},
+    ),
+    Field(
+        name="recompute_portions",
+        attribute="portions",
+        help="portions of the sequence in which a whole layer is recomputed and differentiated",
+        form=count(1, wanted="a number of portions"),
+        spelled=KEYED,
+        place=211,
+        decides=(LAYER,),
+        with_sizes=True,
+    ),
+    Field(
+        name="loss_portions",
+        help="portions of the tokens in which head and loss are computed",
+        form=count(1, wanted="a number of portions"),
+        spelled=KEYED,
+        place=221,
+        decides=(STRUCTURE, LAYER),
+        seen={STRUCTURE: lambda plan: plan.memory.loss_portions > 1},  # whether scores stay for the backward
+        with_sizes=True,
     ),
     Field(
         name="attention",
@@ -155,6 +257,7 @@ FACET = Facet(
     help="activations recomputed in the backward, and the kernels that run",
     record=Memory,
     fields=FIELDS,
-    rules=(_recompute,),
+    rules=(_recompute, _portioned),
     unexecutable=_unexecutable,
+    implied=_implied,
 )

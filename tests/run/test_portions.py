@@ -1,0 +1,96 @@
+"""Layers, and head and loss, in portions of the sequence train as whole ones do, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meshwright.run.activation import activate
+from meshwright.run.loss import cross_entropy
+from meshwright.run.portions import cuts
+from meshwright.spec.workload import parse
+from tests.run.processes import launch
+from tests.run.small import assemble, differences, gpt, llama, train_steps
+
+#: Relative to each tensor's largest element: sums in another order.
+TOLERANCE = 1e-12
+TRAIN = parse("batch=4,seq=16,dtype=fp32,optimizer=sgd")
+SMALL = {"layers": 2, "hidden": 16, "ffn": 24}
+MODELS = {
+    "llama": llama(qk_norm=True, **SMALL),
+    "tied": llama(tied_embeddings=True, window=5, **SMALL),
+    "gpt": gpt(**SMALL),
+}
+ALONE = [
+    ("llama", "full mb2 recompute_portions=3 loss_portions=5"),
+    ("tied", "full mb4 recompute_portions=16 loss_portions=16"),
+    ("gpt", "full mb2 recompute_portions=2 recompute_layers=1"),
+    ("gpt", "mb1 loss_portions=3"),
+]
+TOGETHER = [
+    ("gpt", "dp2 full mb1 recompute_portions=3 loss_portions=5"),
+    ("tied", "dp2 zero2 full mb1 recompute_portions=3 loss_portions=5"),
+    ("tied", "dp2 zero3 full mb2 recompute_portions=3 loss_portions=5"),
+    ("tied", "pp2 full mb1 recompute_portions=3 loss_portions=5"),
+    ("llama", "tp2 nosp full mb2 recompute_portions=3 loss_portions=5"),
+]
+
+
+def steps(rank: int, name: str, words: str, **said):
+    return train_steps(rank, MODELS[name], words, TRAIN, documents=True, **said)
+
+
+def several(rank: int, cases: list) -> list:
+    return [steps(rank, *case) for case in cases]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Each model in one process that recomputes nothing."""
+    return {name: steps(0, name, "mb4") for name in MODELS}
+
+
+def same(got: list, whole) -> None:
+    for loss, known in zip(got[0][0], whole[0]):
+        assert loss == pytest.approx(known, rel=TOLERANCE)
+    for which in (1, 2):
+        found = differences(assemble(got, which), assemble([whole], which))
+        assert max(found.values()) < TOLERANCE, max(found, key=found.get)
+
+
+@pytest.mark.parametrize(("name", "words"), ALONE)
+def test_portions_train_as_the_whole_does(whole, name, words):
+    same([steps(0, name, words)], whole[name])
+
+
+def test_portions_on_two_processes_train_as_one_whole_does(whole):
+    got = launch(2, several, TOGETHER)
+    for number, (name, _) in enumerate(TOGETHER):
+        same([rank[number] for rank in got], whole[name])
+
+
+def test_elements_are_dropped_in_portions_where_they_are_in_the_whole():
+    train = parse("batch=4,seq=16,dtype=fp32,dropout=yes")
+    plans = ("full mb4", "full mb4 recompute_portions=3")
+    got = [train_steps(0, MODELS["gpt"], words, train) for words in plans]
+    same([got[1]], got[0])
+    assert train_steps(0, MODELS["gpt"], plans[0], TRAIN)[0] != got[0][0]  # something is dropped
+
+
+def test_a_layer_is_never_recomputed_whole_and_scores_are_never_all_there(monkeypatch):
+    """The widest MLP inside of a backward and the most scores at a time are those of the longest portion."""
+    rows: dict[str, list[int]] = {"mlp": [], "loss": []}
+
+    def activated(up, spec):
+        rows["mlp"].append(up.shape[0] if torch.is_grad_enabled() else 0)
+        return activate(up, spec)
+
+    def entropy(logits, *rest):
+        rows["loss"].append(logits.shape[0])
+        return cross_entropy(logits, *rest)
+
+    monkeypatch.setattr("meshwright.run.parts.activate", activated)
+    monkeypatch.setattr("meshwright.run.parts.cross_entropy", entropy)
+    steps(0, "llama", "full mb4 recompute_portions=3 loss_portions=5")
+    longest = [max(b - a for a, b in cuts(16, count)) for count in (3, 5)]
+    assert [max(rows["mlp"]), max(rows["loss"])] == longest == [6, 4]
