@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -265,3 +266,18 @@ def test_packed_documents_attend_within_themselves():
     # two documents of 4 in a sequence of 8: 2 * 10 pairs, or 2 * 16 without a causal mask
     assert attended_pairs(8, 4.0, causal=True) == 20
     assert attended_pairs(8, 4.0, causal=False) == 32
+
+
+def test_norms_over_all_heads_add_two_numbers_of_each_token_over_ranks():
+    # a query's and a key's sum of squares in fp32, of 2 x 128 tokens; of one rank, or norms by head, nothing
+    a = LLAMA.blocks[0].attention
+
+    def sums(words, params):
+        normed = msgspec.structs.replace(a, qk_norm=True, qk_norm_params=params)
+        blocks = tuple(msgspec.structs.replace(block, attention=normed) for block in LLAMA.blocks)
+        pieces = layer(words, msgspec.structs.replace(LLAMA, blocks=blocks))
+        return [p.forward.num_bytes for p in pieces if p.name == "qk norm sum" and p.forward == p.backward]
+
+    over_all = (a.heads + a.kv_heads) * a.head_dim
+    assert sums("tp2 dp1 mb2", over_all) == [2 * S * 2 * 4]
+    assert sums("dp2 mb2", over_all) == sums("tp2 dp1 mb2", 2 * a.head_dim) == []

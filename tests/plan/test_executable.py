@@ -6,14 +6,14 @@ from meshwright import catalog
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.spec.dimensions import transformer
-from meshwright.spec.model import load
+from meshwright.spec.model import from_config, load
 from meshwright.spec.workload import Lora, Train
 
 LLAMA = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True)
 MOE = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True, experts=4, top_k=2)
 TRAIN = Train(global_batch=8, seq_len=64)
 REFUSED = [
-    ("dp2", load("deepseek-v3"), TRAIN, "P030", "deepseek_v3 family"),
+    ("dp2", load("glm-5"), TRAIN, "P030", "glm_moe_dsa family"),
     ("dp2", load("gpt-oss-20b"), TRAIN, "P030", "families that are"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, phase="lora", lora=Lora()), "P031", "adapters"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, optimizer="muon"), "P031", "say one of adamw"),
@@ -45,7 +45,7 @@ def test_what_cannot_be_trained_is_refused_with_the_nearest_that_can(words, mode
 
 
 @pytest.mark.parametrize("words", ["dp2", "tp2 pp2 dp2 zero1", "cp4 ulysses2", "pp2 chimera", "dp2 zero3", "selective"])
-@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b"])
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b", "gpt2", "mixtral-8x7b", "gemma2-9b", "phi-4"])
 def test_what_the_equality_tests_cover_is_not_refused(words, name):
     if "zero3" in words and name == "mixtral-8x7b":
         pytest.skip("fully sharded experts are refused")
@@ -62,3 +62,65 @@ def test_the_nearest_plan_is_executable():
 
 def test_every_code_of_the_matrix_is_raised_here():
     assert {c[3] for c in REFUSED} == {c for c in catalog.tables("codes") if "P030" <= c <= "P039"}
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "vocab_size": 128,
+}
+PHI3 = {
+    "model_type": "phi3",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 128,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (DEEPSEEK | {"n_group": 3}, "3 groups (n_group) do not divide its 16 experts"),
+        (DEEPSEEK | {"n_group": 8, "topk_group": 1}, "1 of 8 groups (topk_group, n_group) have no 4 of its 16 experts"),
+        (DEEPSEEK | {"n_group": 16, "topk_group": 8}, "16 groups (n_group) of one expert each have no two best"),
+        (DEEPSEEK | {"scoring_func": "softmax"}, "its router scores by 'softmax'"),
+        (DEEPSEEK | {"topk_method": "greedy"}, "its router chooses by topk_method='greedy'"),
+        (DEEPSEEK | {"model_type": "deepseek_v2", "norm_topk_prob": True}, "which DeepSeek-V2 has never done"),
+        (DEEPSEEK | {"model_type": "deepseek_v2", "mlp_bias": True}, "its MLPs have biases (mlp_bias)"),
+        (PHI3 | {"rope_scaling": {"type": "longrope", "factor": 4.0}}, "its rotary scaling 'longrope' is not one of"),
+        (PHI3 | {"model_type": "phi", "qk_layernorm": True}, "LayerNorm (qk_layernorm)"),
+        (PHI3 | {"model_type": "gemma2", "use_bidirectional_attention": True}, "its tokens see later ones"),
+    ],
+)
+def test_what_a_configuration_asks_for_beyond_its_family_is_refused(config, said):
+    model = from_config(config, name="small")
+    assert any(said in d.message and d.code == "P030" for d in unexecutable(parse("dp2"), model, TRAIN))
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "said"),
+    [
+        ("cp2", from_config(DEEPSEEK, name="small"), "cp2 of latent attention"),
+        ("tp2 overlap=tp", load("phi-2"), "overlap=tp of blocks in parallel"),
+        (
+            "tp2 nosp overlap=tp:domino",
+            from_config(PHI3 | {"model_type": "olmo2"}, name="small"),
+            "norms over the heads",
+        ),
+    ],
+)
+def test_what_a_plan_asks_of_some_blocks_is_refused(words, model, said):
+    assert any(said in d.message and d.code == "P033" for d in unexecutable(parse(words), model, TRAIN))

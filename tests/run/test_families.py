@@ -40,7 +40,7 @@ def published(rank: int, folder: Path) -> dict[str, tuple]:
     for name, config in small_families.CONFIGS.items():
         torch.manual_seed(0)
         made = transformers.AutoConfig.for_model(name.partition(",")[0], **config)
-        made._attn_implementation = "eager"
+        made._attn_implementation = made._experts_implementation = "eager"
         net = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float64).eval()
         with torch.no_grad():  # norms, biases and what chooses experts too
             for tensor in [*net.parameters(), *(b for n, b in net.named_buffers() if n.endswith("correction_bias"))]:
@@ -55,6 +55,9 @@ def published(rank: int, folder: Path) -> dict[str, tuple]:
         with torch.no_grad():
             for parameter in net.parameters():
                 parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            for name_there, buffer in net.named_buffers():
+                if name_there.endswith("correction_bias"):  # it chooses, and no gradient passes through a choice
+                    buffer.zero_()
         net.save_pretrained(gradients)
         count = sum(p.numel() for p in net.parameters())
         out[name] = (made.to_json_string(use_diff=False), count, tokens, loss.item(), logits.detach())

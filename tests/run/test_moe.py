@@ -8,13 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.plan import parse
+from meshwright.run.choice import route
 from meshwright.run.mesh import build
-from meshwright.run.moe import Mixture, refused, route
+from meshwright.run.moe import Mixture, refused
 from meshwright.run.parameters import Maker, initialise
 from meshwright.run.parts import Shared
 from meshwright.spec import naming
 from meshwright.spec.layers import Moe
 from meshwright.spec.model import from_config, transformer
+from meshwright.spec.numerics import Numerics
 from tests.run.processes import launch
 
 COMMON = {
@@ -125,7 +127,7 @@ def test_the_skewed_router_leaves_experts_without_tokens():
     """What the equality above is worth: at the skew it uses, some experts see every token and some see none."""
     for config in CONFIGS.values():
         made, _ = mixture(config, parse("dp1"), skew=1.0)
-        _, _, chosen = route(tokens()[0].reshape(-1, 16), made.router, made.spec.top_k, normed=False)
+        _, _, chosen = route(tokens()[0].reshape(-1, 16), made.router, made.spec.top_k, Numerics(norm_topk=False))
         counts = torch.bincount(chosen.flatten(), minlength=made.spec.experts)
         assert counts.min() == 0
         assert counts.max() == SEQ * BATCH
@@ -210,7 +212,7 @@ def test_routing_takes_the_largest_shares(experts, count, normed, seed, data):
     made = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, 6, generator=made, dtype=torch.float64)
     router = torch.randn(experts, 6, generator=made, dtype=torch.float64)
-    _, weights, chosen = route(rows, router, top_k, normed=normed)
+    _, weights, chosen = route(rows, router, top_k, Numerics(norm_topk=normed))
     scores = (rows @ router.T).exp()
     shares = scores / scores.sum(-1, keepdim=True)
     assert all(len(set(row)) == top_k for row in chosen.tolist())

@@ -30,6 +30,7 @@ def pieces(c: Context, spec: Spec) -> list[Piece]:
     return [
         *enter(c, "attention"),
         *(_latent_projections(c, spec, heads) if spec.kv_lora_rank else _projections(c, spec, heads)),
+        *_norm_sum(c, spec),
         *_rotary(c, spec, heads),
         *[piece for share in c.shares or (c,) for piece in _exchanged_core(share, spec, heads)],
         *_gate(c, spec, heads),
@@ -133,6 +134,15 @@ def _latent_norm(c: Context, name: str, width: int) -> Piece:
     return Piece(
         name=name, forward=Elementwise(num_bytes=2 * size), backward=Elementwise(num_bytes=3 * size), saved=size
     )
+
+
+def _norm_sum(c: Context, spec: Spec) -> list[Piece]:
+    """The sum over tensor-parallel ranks in norms of queries and keys over all their heads: two numbers of each token
+    in fp32."""
+    if not spec.normed_over_all or c.tp == 1:
+        return []
+    total = Collective(op="all_reduce", num_bytes=c.tokens * 2 * 4.0, group=c.tp_group)
+    return [Piece(name="qk norm sum", forward=total, backward=total, queue="tp")]
 
 
 def _rotary(c: Context, spec: Spec, heads: int) -> list[Piece]:

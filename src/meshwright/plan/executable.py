@@ -42,6 +42,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         *_workload(train),
         *_measured(plan, train),
         *_whole(plan, model, train),
+        *_inside(plan, model),
         *chain.from_iterable(asked),
     ]
 
@@ -95,7 +96,7 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         why = "it is more than attention and MLP between one vocabulary's embedding and head"
         yield _bad("P030", f"{model.name} is predicted, not trained: {why}", f"model {model.name}", f"trained: {known}")
         return
-    found = {why for block in model.blocks for why in _block(block)}
+    found = {why for block in model.blocks for why in _block(block, naming.school(model))}
     if naming.school(model) == "gpt2" and model.mixtures:
         found.add("no published GPT-2 has experts, so that theirs have no names")
     if len({b.norm for b in model.blocks}) > 1:
@@ -104,7 +105,7 @@ def _model(model: Model) -> Iterator[Diagnostic]:
         found.add("its embedding or head has more than one matrix")
     if model.numerics.rope_type not in ROPE_TYPES:
         found.add(f"its rotary scaling {model.numerics.rope_type!r} is not one of {', '.join(ROPE_TYPES)}")
-    found |= set(model.numerics.refused)
+    found |= set(model.numerics.refused) | {why for mixture in model.mixtures for why in _groups(model, mixture)}
     if len({b.attention.head_dim for b in model.blocks if b.attention.rotary}) > 1:
         found.add("its layers rotate heads of different widths")
     for why in sorted(found):
@@ -152,23 +153,52 @@ def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
         yield _bad("P033", message, "lengths=", "drop lengths=")
 
 
-def _block(block: Block) -> Iterator[str]:
+def _inside(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield each word of the plan that cannot be run inside some blocks."""
+    layout, attentions = plan.layout, model.attentions
+    if layout.cp > 1 and any(a.kv_lora_rank for a in attentions):
+        message = f"cp{layout.cp} of latent attention, whose latents travel, is priced and not run"
+        yield _bad("P033", message, f"layout.cp = {layout.cp}", "say cp1")
+    if not plan.overlap.tp or layout.tp == 1:
+        return
+    place, help = f"overlap.tp = {plan.overlap.tp}", "leave tp out of overlap="
+    if any(getattr(block, "parallel", False) for block in model.blocks):
+        yield _bad("P033", "overlap=tp of blocks in parallel is priced and not run", place, help)
+    if plan.overlap.how and any(a.normed_over_all for a in attentions):
+        message = f"overlap=tp:{plan.overlap.how} beside norms over the heads of all ranks is priced and not run"
+        yield _bad("P033", message, place, help)
+
+
+def _groups(model: Model, mixture: Moe) -> Iterator[str]:
+    """Yield why experts cannot be chosen in the groups that the model states."""
+    groups, top = model.numerics.groups, model.numerics.top_groups
+    if groups > 1 and mixture.experts % groups:
+        yield f"{groups} groups (n_group) do not divide its {mixture.experts} experts"
+    elif not 1 <= top <= groups or mixture.experts // groups * top < mixture.top_k:
+        yield f"{top} of {groups} groups (topk_group, n_group) have no {mixture.top_k} of its {mixture.experts} experts"
+    elif groups > 1 and model.numerics.sigmoid and mixture.experts // groups < 2:
+        yield f"{groups} groups (n_group) of one expert each have no two best"
+
+
+def _block(block: Block, school: str) -> Iterator[str]:
     a = block.attention
     if a.gated or a.position_params:
         yield "its attention has an output gate or learned distances"
-    if a.kv_lora_rank or a.q_lora_rank:
-        yield "its attention is latent"
+    if (a.kv_lora_rank or a.q_lora_rank) and (school != "deepseek" or not a.kv_lora_rank):
+        yield "its attention is latent, and its matrices have no names here"
     if a.index_heads or a.sinks or a.key_as_value or a.chunked:
         yield "its attention has an indexer, sinks, shared keys and values, or chunks"
     if a.qk_norm and not (a.qk_norm_params == 2 * a.head_dim or (a.normed_over_all and block.norm == "rmsnorm")):
         yield "queries and keys are normalised by more than one weight"
-    if a.head_dim != a.v_head_dim:
+    if a.head_dim != a.v_head_dim and not a.kv_lora_rank:
         yield "its keys and values differ in width"
-    if block.parallel or block.norms not in (2, 4) or block.scale_params:
-        yield "attention and MLP are not one after the other with a norm before each"
+    if block.norms not in ((1, 2) if block.parallel else (2, 4)) or block.scale_params:
+        yield "its blocks have norms or scales in other places than before or behind attention and MLP"
+    if block.parallel and (isinstance(block.mlp, Moe) or a.kv_lora_rank):
+        yield "experts or latents stand in a block whose attention and MLP read the same input"
     if block.mlp.activation not in ACTIVATIONS:
         yield f"its activation {block.mlp.activation!r} is not one of {', '.join(ACTIVATIONS)}"
-    if isinstance(block.mlp, Moe) and (block.mlp.router_bias or block.mlp.bias):
+    if isinstance(block.mlp, Moe) and (block.mlp.bias or (block.mlp.router_bias and school != "deepseek")):
         yield "its router or experts have biases"
 
 

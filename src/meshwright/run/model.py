@@ -11,9 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.run.encoder import EncoderEmbedding, EncoderHead, EncoderLayer
 from meshwright.run.hybrid import HybridHead, HybridLayer
+from meshwright.run.latent import LatentAttention
 from meshwright.run.moe import Mixture
 from meshwright.run.overlapped import through, told
 from meshwright.run.pair import PairEmbedding, PairHead, PairLayer
+from meshwright.run.parallel_block import ParallelBlock
 from meshwright.run.parts import (
     EmbeddingModule,
     HeadModule,
@@ -39,7 +41,8 @@ class BlockModule(nn.Module):
         self.shared, self.layer, self.recompute = shared, layer, recompute
         before, after = _norm_names(shared.names, block)
         self.attention_norm, self.mlp_norm = (self._norm(prefix, name, block) for name in before)
-        self.attention = AttentionModule(shared, prefix, block.attention, block)
+        kind = LatentAttention if block.attention.kv_lora_rank else AttentionModule
+        self.attention = kind(shared, prefix, block.attention, block)
         self.attention.core.drops_core = recompute == "selective"
         self.after_attention, self.after_mlp = (self._norm(prefix, name, block) for name in after)
         if isinstance(block.mlp, Moe):
@@ -152,7 +155,7 @@ class BlockPart(NamedTuple):
         return dropped(self.shared, self.after(self.out.landed(x)), p, self.site)
 
 
-def modules(shared: Shared) -> tuple[type, type, type]:
+def modules(shared: Shared) -> tuple[type, Callable[[Shared, int, str], nn.Module], type]:
     """The modules of a model's embedding, layers and head, by its naming scheme."""
     match naming.school(shared.model):
         case "mamba2" | "qwen3_5":
@@ -161,7 +164,13 @@ def modules(shared: Shared) -> tuple[type, type, type]:
             return EncoderEmbedding, EncoderLayer, EncoderHead
         case "t5":
             return PairEmbedding, PairLayer, PairHead
-    return EmbeddingModule, BlockModule, HeadModule
+    return EmbeddingModule, _decoder_layer, HeadModule
+
+
+def _decoder_layer(shared: Shared, layer: int, recompute: str) -> nn.Module:
+    """The module of a decoder's layer."""
+    kind = ParallelBlock if shared.model.block(layer).parallel else BlockModule
+    return kind(shared, layer, recompute)
 
 
 class Stage(nn.Module):

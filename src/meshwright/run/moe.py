@@ -6,8 +6,7 @@ ranks, which then share their tokens: gathered before the experts, results reduc
 ``layers/moe.py`` says. Tokens come from the shard of the sequence that a rank holds between tensor-parallel regions, so
 nothing is sent twice.
 
-Routers are those of Mixtral (2401.04088) and of Qwen2-MoE and Qwen3-MoE (2407.10671, 2505.09388): a softmax over all
-experts, of which the top k keep their weights, or have them divided by their sum (``Numerics.norm_topk``).
+Routers are in :mod:`.choice`.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from torch import nn
 
 from meshwright.layers.routed import hottest, most_rows, placement
 from meshwright.run.activation import activate
+from meshwright.run.choice import Sorted, route, within
 from meshwright.run.collect import all_gather, copy_to, gather_dim, part_of, scatter_dim, sum_over, whole_of
 from meshwright.run.exchange import swap
 from meshwright.run.flights import Flight, begin, end
@@ -43,9 +43,9 @@ EXPERT_WORDS = {"mixtral": ("w1", "w3", "w2")}
 
 def refused(spec: Moe, school: str) -> str:
     """Why mixtures of this kind cannot be run; "" when they can."""
-    if school not in ("llama", "mixtral"):
+    if school not in ("llama", "mixtral", "deepseek"):
         return f"experts are not named in the {school or 'unknown'} naming scheme"
-    if spec.router_bias:
+    if spec.router_bias and school != "deepseek":
         return "its router has a bias for each expert, and only routers by softmax alone are run"
     return "its experts have biases" if spec.bias else ""
 
@@ -62,7 +62,7 @@ class Mixture(nn.Module):
         school = naming.school(shared.model)
         if reason := refused(spec, school):
             raise ValueError(f"the mixture of experts of {shared.model.name} cannot be run: {reason}")
-        self.spec, self.normed, self.layer = spec, shared.model.numerics.norm_topk, layer
+        self.spec, self.numbers, self.layer = spec, shared.model.numerics, layer
         self.shared, self.ep, self.etp = shared, shared.mesh["ep"], shared.mesh["etp"]
         self.plan = shared.plan.experts
         self.seen = RouterStatistics(spec.experts, shared.mesh.device)
@@ -79,6 +79,11 @@ class Mixture(nn.Module):
         self.split = shared.mesh["self"] if self.alike else self.etp
         sums = shared.tp.size if self.cut else shared.shard_sums
         self.router = self._whole(f"{at}gate.weight", spec.experts, sums)
+        self.bias = None
+        if spec.router_bias:
+            name, shape = f"{at}gate.e_score_correction_bias", (spec.experts,)
+            alike = {"init": "zeros", "copies": shared.tp.size, "sums": sums}
+            self.bias = shared.make(name, shape, [Part(name, shape, (0,), (slice(None),))], **alike)
         self._place()
         local, width = spec.experts // self.ep.size, spec.ffn // self.etp.size
         gate, up, down = EXPERT_WORDS.get(school, (n.gate, n.up, n.down))
@@ -195,7 +200,7 @@ class Mixture(nn.Module):
     def _prepared(self, tokens: torch.Tensor, p: Pass | None) -> Trip:
         """Route [t, h]: which copies go where, in portions, and the rows of each in the order of their experts."""
         top_k, experts, count = self.spec.top_k, self.spec.experts, self.plan.portions
-        shares, weights, chosen = route(tokens, self.router, top_k, normed=self.normed)
+        shares, weights, chosen = route(tokens, self.router, top_k, self.numbers, self.bias)
         if p is not None and torch.is_grad_enabled():  # it is trained on
             tokens = self._watched(tokens, shares, chosen, p)
         slots = chosen if self.slot is None else self.slot[chosen]
@@ -320,58 +325,6 @@ class Trip(NamedTuple):
     under_way: torch.Tensor | None = None
     flights: tuple[Flight, ...] = ()
     shape: torch.Size = torch.Size()
-
-
-class Sorted(NamedTuple):
-    """Copies of tokens in the order of their experts: ``place`` int64 [copies] of each among all, which are ``size``,
-    and ``counts`` int64 of every expert. Copies that were dropped have no place."""
-
-    place: torch.Tensor
-    counts: torch.Tensor
-    size: int
-
-    @classmethod
-    def of(cls, slots: torch.Tensor, keep: torch.Tensor | None, total: int) -> Sorted:
-        """Sort copies [t, k] by their slots, of which there are `total`; those to `keep` where not all are."""
-        ordered, place = slots.flatten().sort(stable=True)
-        if keep is not None:
-            kept = keep.flatten()[place]
-            ordered, place = ordered[kept], place[kept]
-        # where each expert begins among them, found without asking the device how many there are
-        begins = torch.arange(total + 1, device=slots.device)
-        return cls(place, torch.searchsorted(ordered, begins).diff(), slots.numel())
-
-    def restored(self, rows: torch.Tensor, top_k: int) -> torch.Tensor:
-        """Rows in this order as [t, k, h]; zero where a copy was dropped."""
-        if len(self.place) < self.size:
-            rows = rows.new_zeros((self.size, rows.shape[1])).index_copy(0, self.place, rows)
-        else:
-            rows = rows[self.place.argsort()]
-        return rows.unflatten(0, (-1, top_k))
-
-
-def within(weights: torch.Tensor, slots: torch.Tensor, limit: int, experts: int) -> torch.Tensor:
-    """Return which copies [t, k] their experts take, at most `limit` each: those of largest weight, and of equal ones
-    the first."""
-    flat = slots.flatten()
-    order = weights.detach().flatten().argsort(descending=True, stable=True)
-    order = order[flat[order].argsort(stable=True)]
-    begins = torch.searchsorted(flat[order], torch.arange(experts, device=flat.device))
-    number = torch.arange(len(flat), device=flat.device) - begins[flat[order]]
-    keep = torch.empty(len(flat), dtype=torch.bool, device=flat.device)
-    keep[order] = number < limit
-    return keep.view_as(slots)
-
-
-def route(
-    tokens: torch.Tensor, router: torch.Tensor, top_k: int, *, normed: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(shares of all experts [t, experts], weights, experts) of each token, the last two [t, top_k] by falling weight;
-    computed in fp32, or fp64 where the tokens are."""
-    logits = matmul(tokens, router)
-    shares = logits.softmax(-1, dtype=torch.float64 if logits.dtype == torch.float64 else torch.float32)
-    weights, chosen = shares.topk(top_k, dim=-1)
-    return shares, (weights / weights.sum(-1, keepdim=True) if normed else weights), chosen
 
 
 class SentRows(NamedTuple):

@@ -137,9 +137,9 @@ class Shared(NamedTuple):
 class Norm(nn.Module):
     """RMSNorm or LayerNorm over the last dimension; in some families the weight is what one is departed from."""
 
-    def __init__(self, shared: Shared, name: str, width: int, block: Block, *, sums: int):
+    def __init__(self, shared: Shared, name: str, width: int, block: Block, *, sums: int, eps: float = 0.0):
         super().__init__()
-        self.width, self.eps, self.rms = width, shared.model.numerics.norm_eps, block.norm == "rmsnorm"
+        self.width, self.eps, self.rms = width, eps or shared.model.numerics.norm_eps, block.norm == "rmsnorm"
         copies, self.offset = shared.tp.size, shared.names.unit_offset
 
         def vector(suffix: str, init: str) -> nn.Parameter:

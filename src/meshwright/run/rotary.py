@@ -79,6 +79,13 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.addcmul(x * cos, x.roll(cos.shape[-1] // 2, -1), sin)
 
 
+def pairs_apart(x: torch.Tensor) -> torch.Tensor:
+    """The last dimension of x with the first of each pair of neighbours in its first half, the second in the other: how
+    families that turn neighbours (DeepSeek) are brought to the order of :func:`rotate`. Products of queries and keys
+    in the same order are those of any order."""
+    return x.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width], or [b, s, 1, width]."""
     width = cos.shape[-1]

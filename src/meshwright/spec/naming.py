@@ -23,6 +23,15 @@ SCHOOLS = {
     "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma2",
+    "deepseek_v2": "deepseek",
+    "deepseek_v3": "deepseek",
+    "kimi_k2": "deepseek",
+    "phi": "phi",
+    "phi3": "phi3",
+    "olmo": "llama",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
+    "olmoe": "llama",
 }
 
 
@@ -88,6 +97,13 @@ GEMMA2 = msgspec.structs.replace(
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     after=("post_attention_layernorm", "post_feedforward_layernorm"),
 )
+#: Modules of latent attention name its matrices.
+DEEPSEEK = msgspec.structs.replace(LLAMA, shared="shared_experts.")
+PHI = msgspec.structs.replace(
+    LLAMA, final_norm="model.final_layernorm", out="dense", norms=("input_layernorm", ""), up="fc1", down="fc2"
+)
+PHI3 = msgspec.structs.replace(LLAMA, qkv="qkv_proj", gate_up="gate_up_proj")
+OLMO2 = msgspec.structs.replace(LLAMA, norms=("", ""), after=("post_attention_layernorm", "post_feedforward_layernorm"))
 QWEN3_5 = msgspec.structs.replace(LLAMA, mixer="linear_attn.", unit_offset=True)
 MAMBA2 = msgspec.structs.replace(
     LLAMA,
@@ -108,6 +124,10 @@ _NAMES = {
     "gpt2": GPT2,
     "gemma": GEMMA,
     "gemma2": GEMMA2,
+    "deepseek": DEEPSEEK,
+    "phi": PHI,
+    "phi3": PHI3,
+    "olmo2": OLMO2,
     "mamba2": MAMBA2,
     "qwen3_5": QWEN3_5,
     "bert": BERT,

@@ -213,6 +213,8 @@ def _refused(config: Mapping[str, Any], family: str) -> Iterator[str]:
             yield f"its router scores by {config['scoring_func']!r}"
         if config.get("topk_method", "noaux_tc") != "noaux_tc":
             yield f"its router chooses by topk_method={config['topk_method']!r}"
+    if family == "deepseek_v2" and config.get("mlp_bias"):
+        yield "its MLPs have biases (mlp_bias)"
     if family == "deepseek_v2" and config.get("norm_topk_prob"):
         yield "the chosen experts' weights are divided by their sum (norm_topk_prob), which DeepSeek-V2 has never done"
 

@@ -162,7 +162,7 @@ def olmo2(r: ConfigReader) -> Model:
     every, window = (1, 0) if r.family == "olmo2" else (4, 4096)
     layer_windows = windows(r, layers, default_window=window, every=every)
     blocks = [
-        Block(attention=with_window(attention, w), mlp=mlp, norm="rmsnorm", norms=2, norm_vectors=1)
+        Block(attention=with_window(attention, w), mlp=mlp, norm="rmsnorm", norms=2, norm_after=True, norm_vectors=1)
         for w in layer_windows
     ]
     return decoder(r, blocks, tied=False)
