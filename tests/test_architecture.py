@@ -26,6 +26,7 @@ ORDER = (
     ("cost", "lower"),
     ("simulate",),
     ("answer",),
+    ("traffic",),
     ("compare", "replay"),
     ("trace",),
     ("run",),

@@ -21,6 +21,7 @@ COMMANDS = {
     "converge": "Sync policies trained at equal tokens on real text, their losses side by side",
     "weights": "A checkpoint of a run as published weights: safetensors with Hugging Face's names",
     "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
+    "bench-serve": "A workload's requests sent to an OpenAI-compatible server, and its latencies",
     "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
     "diagnose": "Which rank or link of a traced job is slow or hangs, and what that costs",
     "replay": "What a measured step would take on a faster link, under another schedule or bucket size",
@@ -62,7 +63,7 @@ def usage() -> str:
     """Return the text of ``meshwright --help``."""
     from meshwright import NOT_YET, SUMMARY
 
-    verbs = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
+    verbs = "\n".join(f"  {name:<11} {summary}" for name, summary in COMMANDS.items())
     return (
         "usage: meshwright COMMAND [OPTIONS]\n\n"
         f"{SUMMARY}.\n{NOT_YET}.\n\n"
@@ -102,7 +103,7 @@ def _dispatch(words: list[str]) -> int:
 
         print(f"meshwright {__version__}")
     elif command in COMMANDS:
-        return import_module(f"meshwright.cli.{command}").run(rest)
+        return import_module(f"meshwright.cli.{command.replace('-', '_')}").run(rest)
     else:
         _refuse(command)
     return 0

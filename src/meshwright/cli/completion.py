@@ -96,8 +96,8 @@ def _possible(words: list[str], typed: str) -> Iterable[str]:
 
 def _options(command: str) -> list[str]:
     """The options of a command, as its ``--help`` lists them."""
-    module = import_module(f"meshwright.cli.{command}")
-    record = getattr(module, f"{command.capitalize()}Options", None)
+    module = import_module(f"meshwright.cli.{command.replace('-', '_')}")
+    record = getattr(module, f"{command.title().replace('-', '')}Options", None)
     return [*(options.names(record) if record else ()), "--help"]
 
 
