@@ -1,6 +1,6 @@
 """Runs the campaigns, from where they were stopped, and says what was found.
 
-Run: python -m fuzz [texts|predictions|serving|commands ...] [--count N] [--seconds S] [--seed N]
+Run: python -m fuzz [texts|predictions|serving|commands|engine ...] [--count N] [--seconds S] [--seed N]
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main() -> int:
     """Run what is asked; 1 when something was found."""
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__.splitlines()[0])
     parser.add_argument("name", nargs="*", help=f"which: {', '.join(CAMPAIGNS)} (default: all)")
-    parser.add_argument("--count", type=int, help="examples of each (default: 1,000,000 texts, 20,000 of the others)")
+    parser.add_argument(
+        "--count", type=int, help="examples of each (default: 1,000,000 texts, 1,000 engines, 20,000 of the others)"
+    )
     parser.add_argument("--seconds", type=float, help="stop each after so many seconds; the next run goes on")
     parser.add_argument(
         "--seed", type=int, help="begin anew with this seed (default: go on, or the seed after the last)"

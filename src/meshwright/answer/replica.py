@@ -20,7 +20,8 @@ from meshwright.lower.place import Mesh
 from meshwright.plan import Plan
 from meshwright.serving.adapters import AdapterRules
 from meshwright.serving.batching import BatchPolicy
-from meshwright.serving.cache import CacheRules, EngineLimits
+from meshwright.serving.cache import CacheRules
+from meshwright.serving.decided import limits_of, rules_of
 from meshwright.serving.kv_budget import KvShares
 from meshwright.simulate import published
 from meshwright.simulate.iterations import MOST_TOKENS, IterationCosts, priced, slowed
@@ -82,13 +83,7 @@ def built(
     lenders = plan.layout.dp if serve.engine.borrow else 1
     if not serve.engine.kv_blocks and lenders * blocks * serve.engine.block < int(length.min()):
         return BuiltReplica(memory=memory, blocks=0, replica=None)
-    limits = EngineLimits(
-        max_batch=serve.engine.max_batch,
-        budget=_budget(serve, policy, plan),
-        block=serve.engine.block,
-        blocks=blocks,
-        device_share=kept.device,
-    )
+    limits = limits_of(serve.engine, blocks, budget=_budget(serve, policy, plan), device_share=kept.device)
     most = {
         "tokens": min(tokens, lenders * blocks * limits.block + batch),
         "batch": batch,
@@ -198,19 +193,8 @@ def padded(requests: Requests, batch: int) -> Requests:
 def cache_rules(
     serve: Serve, requests: Requests, block_bytes: float, adapters: AdapterRules | None = None
 ) -> CacheRules:
-    """Return the rules of a replica's cache: the host has room for as many blocks as there are in the memory that was
-    said, on each rank. Blocks that are named in a trace count where they are shared alone."""
-    words = serve.engine
-    shares = words.prefix_cache or words.chunk_cache > 0
-    return CacheRules(
-        prefix=words.prefix_cache,
-        unit=requests.hash_block if shares else CacheRules().unit,
-        swap=words.preempt == "swap",
-        host_blocks=int(words.host_bytes / block_bytes) if block_bytes else 0,
-        adapters=adapters,
-        chunks=words.chunk_cache,
-        borrow=words.borrow,
-    )
+    """Return the rules of a replica's cache. Blocks that are named in a trace count where they are shared alone."""
+    return rules_of(serve.engine, unit=requests.hash_block, block_bytes=block_bytes, adapters=adapters)
 
 
 def host_times(profile: EngineProfile, model: Model, serve: Serve) -> HostTimes:

@@ -38,7 +38,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         plan = msgspec.structs.replace(plan, precision=stored)
     asked = (facet.unexecutable(plan, model, train) for facet in facets().values() if facet.unexecutable)
     return [
-        *_model(model),
+        *of_model(model),
         *_workload(train),
         *_measured(plan, train),
         *_whole(plan, model, train),
@@ -81,7 +81,8 @@ def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
     return Diagnostic(code=code, message=message, place=place, help=help)
 
 
-def _model(model: Model) -> Iterator[Diagnostic]:
+def of_model(model: Model) -> Iterator[Diagnostic]:
+    """Yield each reason that a model of its kind has no modules that are run."""
     known = ", ".join(sorted(naming.SCHOOLS))
     if not naming.school(model):
         help = f"families that are: {known}"

@@ -50,7 +50,9 @@ class Pass(NamedTuple):
     ``rotary`` the cosines and sines [s, 1, width] or [b, s, 1, width], ``rows`` int64 [s, b] numbers of the tokens in
     the global batch, ``scale`` what the summed loss is multiplied by. ``segments`` are parts of the one row that
     different groups of ranks share; () where all of it is shared alike. ``local`` are the cosines and sines of layers
-    that slide, where they have their own.
+    that slide, where they have their own. ``core`` stands in for the core of every layer's attention where keys and
+    values are not those of the pass alone, as in serving: it is called with the layer's
+    :class:`~meshwright.run.self_attention.HeadsCore`, q [b, s, heads, d], k and v [b, s, kv_heads, d].
     """
 
     tokens: torch.Tensor
@@ -63,6 +65,7 @@ class Pass(NamedTuple):
     step: int = 0
     segments: tuple[Segment, ...] = ()
     local: tuple[torch.Tensor, torch.Tensor] | None = None
+    core: Callable[..., torch.Tensor] | None = None
 
 
 class Shared(NamedTuple):

@@ -1,0 +1,174 @@
+"""Build an engine from what a user says: a folder of published weights, a plan, and an engine's words.
+
+The decider is the one that ``predict --serve`` simulates for the same words (:mod:`meshwright.serving.decided`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import torch
+
+from meshwright.answer.drafting import NGRAM, USUAL
+from meshwright.endpoint.seam import EngineFacts
+from meshwright.errors import MeshwrightError
+from meshwright.lower.served_experts import Spread
+from meshwright.plan import Plan
+from meshwright.run import mesh
+from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
+from meshwright.run.serve.engine import Drafter, TorchEngine
+from meshwright.run.serve.executor import LocalExecutor
+from meshwright.run.serve.forward import ServedLayers
+from meshwright.run.serve.refused import refused
+from meshwright.run.settings import DTYPES
+from meshwright.serving.decided import decider_of, limits_of, rules_of
+from meshwright.serving.speculative import Drafts
+from meshwright.spec import model as models
+from meshwright.spec.engine_words import EngineWords
+from meshwright.spec.model import Model
+
+#: The names that published configurations have for types.
+PUBLISHED = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float64": "float64"}
+
+
+def engine(
+    folder: str | Path,
+    plan: Plan | None = None,
+    words: EngineWords | None = None,
+    *,
+    device: str = "cpu",
+    dtype: str = "",
+) -> TorchEngine:
+    """Return an engine of the model in a `folder` (``config.json`` and safetensors), in this process.
+
+    `dtype` (fp32, bf16, fp16, float64) is what it computes in, before the plan's word and that of the weights.
+
+    Raises:
+        MeshwrightError: W014 with everything that is not served, W013 for policies that are none, W012 where the cache
+            has no room for a token; H006 and H007 for weights, M codes for the configuration.
+    """
+    folder, plan, words = Path(folder), (plan or Plan()).on(1), words or EngineWords()
+    model = models.load(folder)
+    wrong = refused(plan, model, words)
+    if wrong:
+        raise MeshwrightError(wrong)
+    place = mesh.alone(device=torch.device(device))
+    kind = DTYPES[dtype or plan.precision.compute or published_type(folder)]
+    layers = ServedLayers(model, served_plan(plan), place, dtype=kind)
+    layers.load(folder)
+    draft, drafter = None, None
+    if words.draft and words.draft != NGRAM:
+        draft = _draft_layers(words.draft, model, place, kind)
+    blocks = num_blocks(words, model, [layers] if draft is None else [layers, draft])
+    for one in (layers, draft):
+        if one is not None:
+            one.cache(blocks, words.block)
+    if words.draft:
+        drafter = NgramDrafter() if draft is None else ModelDrafter(draft)
+    return engine_on(LocalExecutor(layers), model, words, blocks, folder, layers.token_bytes, drafter)
+
+
+def engine_on(
+    executor: LocalExecutor,
+    model: Model,
+    words: EngineWords,
+    blocks: int,
+    folder: Path,
+    token_bytes: int,
+    drafter: Drafter | None = None,
+) -> TorchEngine:
+    """Return the engine of an executor with so many cache blocks, a token of which takes so many bytes."""
+    limits = limits_of(words, blocks)
+    rules = rules_of(words, unit=words.block, block_bytes=token_bytes * words.block)
+    drafts = Drafts(count=words.guesses or USUAL) if words.draft else None
+    decider = decider_of(words, limits, rules, drafts=drafts, together=False)
+    spare = limits.watermark if decider.policy.watermark else 0
+    facts = EngineFacts(
+        context=model.max_seq_len,
+        vocabulary=model.vocab,
+        room=(blocks - spare) * words.block,
+        block=words.block,
+        end_ids=end_ids(folder),
+    )
+    return TorchEngine(decider, executor, facts, drafter=drafter)
+
+
+def served_plan(plan: Plan) -> Plan:
+    """Return the plan as its layers are built: tokens between tensor-parallel regions lie on every rank whole, and each
+    expert is split over the ranks that ``ep`` leaves."""
+    layout = msgspec.structs.replace(plan.layout, sp=False, dp=1)
+    experts = msgspec.structs.replace(plan.experts, etp=Spread.of(plan).etp, duplicates="sent")
+    return msgspec.structs.replace(plan, layout=layout, experts=experts)
+
+
+def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers]) -> int:
+    """Return the cache blocks: those that were said, else as many as fit into the share of the free memory that the
+    words leave to them, and not more than a full batch of the longest requests could want.
+
+    Raises:
+        MeshwrightError: W012 where not even one has room.
+    """
+    if words.kv_blocks:
+        return words.kv_blocks
+    each = sum(one.token_bytes for one in held) * words.block
+    wanted = words.max_batch * -(-(model.max_seq_len or 4096) // words.block)
+    found = min(wanted, int(words.memory * free_bytes(held[0].mesh.device)) // each)
+    if found < 1:
+        help = "say kv_blocks=, or a smaller model"
+        raise MeshwrightError.one("W012", "no cache block has room beside the weights", place="--serve", help=help)
+    return found
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the bytes of a device's memory, or of the host's, that nobody uses."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            return int(size.split()[0]) * 1024
+    return 0
+
+
+def published_type(folder: Path) -> str:
+    """Return the type of published weights, as their configuration says."""
+    said = models.config(folder)
+    name = said.get("dtype") or said.get("torch_dtype")
+    return PUBLISHED.get(name, "fp32") if isinstance(name, str) else "fp32"
+
+
+def end_ids(folder: Path) -> tuple[int, ...]:
+    """Return the tokens at which the model's answers end, from ``generation_config.json`` or the configuration."""
+    said = models.config(folder).get("eos_token_id")
+    file = folder / "generation_config.json"
+    if file.is_file():
+        try:
+            told = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            told = {}
+        if isinstance(told, dict) and told.get("eos_token_id") is not None:
+            said = told["eos_token_id"]
+    many = said if isinstance(said, list) else [said]
+    return tuple(one for one in many if isinstance(one, int) and not isinstance(one, bool) and one >= 0)
+
+
+def _draft_layers(name: str, model: Model, place: mesh.ProcessMesh, kind: torch.dtype) -> ServedLayers:
+    """Return the layers of a draft model in a folder.
+
+    Raises:
+        MeshwrightError: W014 for one of another vocabulary, or of no kind that is served.
+    """
+    draft = models.load(name)
+    wrong = refused(Plan().on(1), draft, EngineWords())
+    if draft.vocab != model.vocab:
+        message = f"{draft.name} knows {draft.vocab:,} tokens, and {model.name} {model.vocab:,}"
+        said = f"--serve draft={name}"
+        wrong += MeshwrightError.one("W014", message, place=said, help="a draft model of the same tokens").diagnostics
+    if wrong:
+        raise MeshwrightError(wrong)
+    layers = ServedLayers(draft, served_plan(Plan().on(1)), place, dtype=kind)
+    layers.load(Path(name))
+    return layers

@@ -1,0 +1,127 @@
+"""The forward of serving: a rank's layers over the packed tokens of an iteration, from hidden states or tokens to
+scores over the vocabulary.
+
+Layers, loading and tensor parallelism are those of training (:mod:`meshwright.run.parts`); attention alone is another,
+:class:`~meshwright.run.serve.paged.PagedCore`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from meshwright.lower.partition import stage_layers
+from meshwright.plan import Plan
+from meshwright.run.collect import all_gather
+from meshwright.run.mesh import ProcessMesh
+from meshwright.run.model import Stage
+from meshwright.run.parameters import Maker, initialise
+from meshwright.run.parts import Pass, Shared
+from meshwright.run.pieces import PARAM, TensorPiece
+from meshwright.run.rotary import rotaries
+from meshwright.run.self_attention import HeadsCore
+from meshwright.run.serve.packed import PackedTokens
+from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
+from meshwright.run.weights import load_weights
+from meshwright.spec import naming
+from meshwright.spec.model import Model
+
+
+class ServedLayers:
+    """The layers of a model on one rank of a serving plan, with their keys and values once :meth:`cache` made room."""
+
+    def __init__(self, model: Model, plan: Plan, mesh: ProcessMesh, *, dtype: torch.dtype, seed: int = 0):
+        self.model, self.mesh, self.dtype = model, mesh, dtype
+        shared = Shared(
+            model=model,
+            plan=plan,
+            mesh=mesh,
+            make=Maker(mesh.device, dtype),
+            names=naming.names(model),
+            dropout=0.0,
+            seed=seed,
+            causal=True,
+        )
+        parts, me = stage_layers(plan, model), mesh["pp"].index
+        modes = ("none",) * len(parts[me])
+        self.first, self.last = me == 0, me == len(parts) - 1
+        self.stage = Stage(shared, me, parts[me], modes, first=self.first, last=self.last)
+        self.stage.requires_grad_(False)
+        self.kv: KvBlocks | None = None
+        self._turns: dict[str, tuple[torch.Tensor, torch.Tensor] | None] | None = None
+        self._turned = 0
+
+    def load(self, folder: Path) -> None:
+        """Fill the parameters with published weights; collective over the mesh.
+
+        Raises:
+            MeshwrightError: H006 or H007 where they are not there or do not fit.
+        """
+        pieces = [TensorPiece(PARAM, p.info, 0, p.numel(), p.data.view(-1), True) for p in self.stage.parameters()]
+        load_weights(folder, pieces, self.model, self.mesh["world"], device=self.mesh.device)
+
+    def draw(self, seed: int) -> None:
+        """Fill the parameters with random values."""
+        initialise(self.stage.parameters(), seed)
+
+    @property
+    def cores(self) -> list[HeadsCore]:
+        """The cores of attention, in order of their layers."""
+        return [module for module in self.stage.modules() if isinstance(module, HeadsCore)]
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of a token's keys and values on this rank."""
+        return sum(heads * (d + value) for heads, d, value in map(kv_shape, self.cores)) * self.dtype.itemsize
+
+    def cache(self, blocks: int, block: int) -> None:
+        """Make room for so many blocks."""
+        self.kv = KvBlocks(self.cores, blocks, block, dtype=self.dtype, device=self.mesh.device)
+
+    @torch.inference_mode()
+    def __call__(self, packed: PackedTokens, hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Scores [wanted, vocab] of the last stage, or hidden states [tokens, 1, hidden] of another; `hidden` are those
+        of the stage before."""
+        device = self.mesh.device
+        tokens = torch.tensor([packed.tokens], device=device)
+        positions = torch.tensor(packed.positions, device=device)
+        core = PagedCore(self.kv, packed.rows, self.dtype)
+        p = Pass(
+            tokens=tokens,
+            targets=tokens,
+            positions=positions,
+            documents=None,
+            **self._rotary(positions, max(packed.positions)),
+            rows=positions.unsqueeze(1),
+            scale=1.0,
+            step=-1,
+            core=core,
+        )
+        stage = self.stage
+        x = stage.embedding(p) if self.first else hidden
+        for layer in stage.layers:
+            x = layer(x, p)
+        if not self.last:
+            return x
+        if not packed.wanted:
+            return x.new_empty((0, self.model.vocab))
+        if len(packed.wanted) < len(packed.tokens):
+            x = x[torch.tensor(packed.wanted, device=device)]
+        return self._scores(stage.head.logits(x)[:, 0])
+
+    def _scores(self, mine: torch.Tensor) -> torch.Tensor:
+        """Scores of all of the vocabulary from this rank's columns."""
+        tp = self.mesh["tp"]
+        if tp.alone:
+            return mine
+        whole = all_gather(mine.T.contiguous(), tp).T
+        return whole[:, : self.model.vocab]
+
+    def _rotary(self, positions: torch.Tensor, most: int) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Cosines and sines of positions, from tables that grow."""
+        if self._turns is None or self._turned <= most:
+            self._turned = max(256, 1 << most.bit_length())
+            self._turns = rotaries(torch.arange(self._turned, device=positions.device), self.model, self.dtype)
+        some = self._turns.items()
+        return {name: two and tuple(table.index_select(0, positions) for table in two) for name, two in some}

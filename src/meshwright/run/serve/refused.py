@@ -1,0 +1,96 @@
+"""Refusals of the serving engine: every word of a plan or of an engine that it does not do, with its reason.
+
+What is predicted is served exactly as it is written or not at all. Words that say how a prediction counts (``accept``,
+``engine``, ``graphs``, ``routing``) change nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright import serving
+from meshwright.answer.drafting import HEAD
+from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.plan import Plan
+from meshwright.plan.executable import WHOLE, of_model
+from meshwright.plan.facets import fields
+from meshwright.spec import naming
+from meshwright.spec.engine_words import KV_BYTES, EngineWords
+from meshwright.spec.model import Model
+from meshwright.spec.serve_values import AUTO_BUDGET
+
+#: Fields of a plan that lay out serving, and are served.
+SERVED = ("tp", "pp", "dp", "sp", "ep", "etp", "dtype", "order", "stages", "imbalance")
+#: Policies that take no guesses: their sequences compute one token each.
+UNGUESSED = ("static", "orca", "flover")
+
+
+def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
+    """Return everything of a plan, a model and an engine's words that is not served."""
+    return [*_of_model(model), *_of_plan(plan), *_of_words(words)]
+
+
+def _of_model(model: Model) -> Iterator[Diagnostic]:
+    if naming.school(model) in WHOLE:
+        message = f"the {model.family} family is trained and predicted, and not served"
+        yield _bad(message, f"model {model.name}", "a decoder of attention and MLPs or experts")
+        return
+    for one in of_model(model):
+        yield _bad(one.message.replace("not trained", "not served"), one.place, one.help.replace("trained", "served"))
+
+
+def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
+    if plan.several:
+        yield _bad("pools that serve are predicted, and not run yet", "plan", "a plan of one pool")
+        return
+    if plan.layout.dp > 1:
+        yield _bad(
+            f"dp{plan.layout.dp}: an engine is one replica", f"plan.layout.dp = {plan.layout.dp}", "start one a replica"
+        )
+    for name, field in fields().items():
+        value = field.value(plan)
+        if name not in SERVED and value != field.usual:
+            said = f"{name}={value}"
+            yield _bad(f"{said} is predicted, and no engine serves it", f"plan {said}", f"drop {name}")
+
+
+def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
+    for axis, name in (("batching", words.policy), ("order", words.order)):
+        try:
+            serving.get(axis, name)
+        except MeshwrightError as error:
+            yield from error.diagnostics
+    usual = EngineWords()
+    for name, why in (
+        ("kv_budget", "a part of the cache is not dropped"),
+        ("chunk_cache", "texts are not kept apart from what stands before them"),
+        ("borrow", "replicas do not lend blocks"),
+        ("pairs", "replicas do not hold copies"),
+        ("targets", "one copy of the model verifies"),
+        ("adapter_pool", "adapters are read as they are published"),
+    ):
+        value = getattr(words, name)
+        if value != getattr(usual, name):
+            yield _bad(f"{name}={value} is predicted, and not served: {why}", f"--serve {name}", f"drop {name}=")
+    if KV_BYTES[words.kv] < 2:
+        help = "drop kv=: keys and values are kept as they are computed"
+        yield _bad(f"kv={words.kv} is predicted, and not served", f"--serve kv={words.kv}", help)
+    if words.budget == AUTO_BUDGET:
+        help = "say the number that `meshwright predict --serve` finds for budget=auto"
+        yield _bad("budget=auto follows from a prediction", "--serve budget=auto", help)
+    yield from _of_drafts(words)
+
+
+def _of_drafts(words: EngineWords) -> Iterator[Diagnostic]:
+    if words.speculation != EngineWords().speculation:
+        message = f"speculation={words.speculation} is predicted, and not served: guesses come before each iteration"
+        yield _bad(message, f"--serve speculation={words.speculation}", "say speculation=speculative")
+    if words.draft == HEAD:
+        yield _bad("draft=mtp is predicted, and not served", "--serve draft=mtp", "say ngram, or a model's folder")
+    if words.draft and words.policy in UNGUESSED:
+        message = f"policy={words.policy} computes one token of every answer, and no guesses"
+        yield _bad(message, f"--serve draft={words.draft}", "say policy=vllm-v1, vllm-v0 or sarathi")
+
+
+def _bad(message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code="W014", message=message, place=place, help=help)

@@ -1,0 +1,59 @@
+"""A sequence in the engine: a request's tokens so far, what was told of them, and when its answer ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from meshwright.endpoint.seam import Finish, Prompted, TokenScore
+from meshwright.run.serve.sampling import TokenChoice
+
+
+class ServedSequence:
+    """A request being answered: its ``tokens`` are those of the prompt and of the answer. ``ends`` are the tokens that
+    end it. ``cached`` tokens of the prompt were found in the cache; ``first``: nothing of the answer is told yet.
+    A draft model has the keys and values of ``drafted`` of its tokens; n-grams of the first ``looked`` are ``seen``,
+    with where each ended last."""
+
+    __slots__ = (
+        *("adapter", "asked", "cached", "drafted", "ends", "first", "looked", "prompt", "prompt_scores", "seen"),
+        "tokens",
+    )
+
+    def __init__(self, asked: Prompted, end_ids: Sequence[int], adapter: int = -1):
+        self.asked, self.adapter = asked, adapter
+        self.tokens, self.prompt = list(asked.prompt), len(asked.prompt)
+        self.first, self.cached, self.drafted, self.looked = True, 0, 0, 0
+        self.seen: dict[tuple[int, ...], int] = {}
+        said = asked.sampling
+        self.ends = frozenset(said.stop_ids) | (frozenset() if said.ignore_eos else frozenset(end_ids))
+        self.prompt_scores: list[TokenScore | None] = [None]
+
+    @property
+    def generated(self) -> int:
+        """Tokens of the answer that this engine generated."""
+        return len(self.tokens) - self.prompt
+
+    def choice(self, ahead: int = 0) -> TokenChoice:
+        """Return how the next token is chosen, or the one `ahead` of it."""
+        place = self.asked.answered + self.generated + ahead
+        barred = tuple(sorted(self.ends)) if place < self.asked.sampling.min_tokens else ()
+        return TokenChoice(self.asked.sampling, place, barred)
+
+    def take(self, token: int) -> Finish:
+        """Add a token to the answer; returns why it ends with it, "" where it goes on."""
+        self.tokens.append(token)
+        if token in self.ends:
+            return "stop"
+        return "length" if self.generated >= self.asked.limit else ""
+
+
+def chain(tokens: Sequence[int], unit: int, root: str = "") -> tuple[int, ...]:
+    """Return the names of the whole units of a prompt, each of its tokens and all before them; prompts of another
+    `root` (an adapter) have other names."""
+    found, last = [], hashlib.blake2b(root.encode(), digest_size=16).digest()
+    for at in range(0, len(tokens) - unit + 1, unit):
+        text = ",".join(map(str, tokens[at : at + unit])).encode()
+        last = hashlib.blake2b(text, digest_size=16, key=last).digest()
+        found.append(int.from_bytes(last, "little"))
+    return tuple(found)

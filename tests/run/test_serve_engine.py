@@ -1,0 +1,220 @@
+"""The serving engine against transformers' ``generate`` on tiny random models in float64: the same greedy answers token
+by token under every policy and with every feature that claims to be exact, and what sampling and bounds do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meshwright.endpoint.seam import Prompted, Sampling
+from meshwright.errors import MeshwrightError
+from meshwright.plan import parse as plan_of
+from meshwright.run.serve.built import engine
+from meshwright.run.serve.sampling import TokenChoice, choose
+from meshwright.spec.engine_words import parse
+from tests.run.served_models import FAMILIES, LIMITS, answers, generated, greedy, prompts, published, served
+
+#: Chunked prompts, shared prefixes and so few blocks that requests are evicted and computed again.
+CROWDED = "block=4,budget=7,kv_blocks=12,prefix_cache=yes,max_batch=4"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    """Tiny products are not worth a second thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def asked():
+    return [greedy(i, prompt, limit) for i, (prompt, limit) in enumerate(zip(prompts(), LIMITS))]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    """A folder, the model in it, and its greedy answers."""
+    folder = tmp_path_factory.mktemp("llama")
+    net = published("llama", folder)
+    return folder, net, generated(net)
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"llama"}))
+def test_greedy_answers_are_those_of_transformers(family, tmp_path):
+    wanted = generated(published(family, tmp_path))
+    one = served(tmp_path, CROWDED)
+    assert answers(one, asked()) == wanted
+    assert one.figures().preempted and one.figures().cache_hits
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("policy=static,block=4,kv_blocks=40,max_batch=4", "policy=orca,block=4,kv_blocks=40,max_batch=4"),
+        *("policy=vllm-v0,block=4,kv_blocks=12", "policy=vllm-v0,block=4,kv_blocks=13,preempt=swap,host=1MiB"),
+        *("policy=vllm-v1,budget=5,block=1,kv_blocks=50", "policy=sarathi,budget=6,block=4,kv_blocks=12"),
+        *("policy=past-future,block=4,kv_blocks=13,prefix_cache=yes", "policy=flover,block=4,kv_blocks=40"),
+        *("policy=sarathi,budget=6,block=4,kv_blocks=12,preempt=swap,host=64KiB,prefix_cache=yes,order=lpm",),
+        *("block=4,kv_blocks=100,draft=ngram", "policy=vllm-v0,block=4,kv_blocks=13,draft=ngram,guesses=2"),
+    ],
+)
+def test_no_policy_and_no_feature_changes_an_answer(llama, words):
+    folder, _, wanted = llama
+    assert answers(served(folder, words), asked()) == wanted
+    assert answers(served(folder, words), asked(), every=3) == wanted  # they come while others are answered
+
+
+def test_a_draft_model_changes_no_answer_and_its_guesses_come_true(llama, tmp_path):
+    folder, _, wanted = llama
+    published("qwen3", tmp_path)
+    other = served(folder, f"block=4,kv_blocks=16,prefix_cache=yes,preempt=swap,host=1MiB,draft={tmp_path}")
+    assert answers(other, asked()) == wanted
+    same = served(folder, f"policy=sarathi,budget=24,block=4,kv_blocks=16,guesses=3,draft={folder}")
+    assert answers(same, asked()) == wanted
+    said = same.figures()
+    assert said.accepted == said.drafted > 0  # the model guesses what it says itself
+    assert said.iterations < other.figures().iterations
+
+
+def test_what_is_drawn_depends_on_the_seed_alone(llama):
+    folder = llama[0]
+    kinds = [{"temperature": 0.8}, {"top_k": 5}, {"top_p": 0.6, "temperature": 1.3}]
+    many = [
+        Prompted(number=i, prompt=tuple(prompt), limit=12, sampling=Sampling(seed=i, **kinds[i % 3]))
+        for i, prompt in enumerate(prompts())
+    ]
+    together = answers(served(folder, CROWDED), many)
+    guessed = answers(served(folder, "block=4,kv_blocks=90,draft=ngram"), many)
+    alone = [answers(served(folder, "block=4,kv_blocks=20"), [one])[0] for one in many]
+    assert together == guessed == alone
+    begun = alone[0][:5]  # an answer that was broken off goes on as it would have
+    rest = Prompted(number=9, prompt=(*many[0].prompt, *begun), limit=7, answered=5, sampling=many[0].sampling)
+    assert answers(served(folder, "block=4,kv_blocks=20"), [rest]) == [alone[0][5:]]
+
+
+def test_draws_have_the_shares_of_the_cut_distribution():
+    scores = torch.tensor([[2.0, 1.0, 0.0, -1.0]], dtype=torch.float64)
+    places = range(20_000)
+
+    def shares(**said):
+        choices = [TokenChoice(Sampling(seed=3, **said), place) for place in places]
+        drawn = torch.tensor(choose(scores.expand(len(choices), -1), choices))
+        return torch.bincount(drawn, minlength=4) / len(choices)
+
+    soft = torch.softmax(scores[0] / 2, 0)
+    # four standard deviations of a share at 20,000 draws are below 0.0142
+    assert (shares(temperature=2.0) - soft).abs().max() < 0.0142
+    two = torch.softmax(scores[0, :2], 0)
+    for said in ({"top_k": 2}, {"top_p": 0.7}):  # the first token has 0.64 of the probability
+        found = shares(**said)
+        assert (found[:2] - two).abs().max() < 0.0142 and not found[2:].any()
+
+
+def test_scores_are_the_models_own_log_probabilities(llama):
+    folder, net, wanted = llama
+    prompt, answer = prompts()[2], wanted[2][:4]
+    one = served(folder, "block=4,budget=5,kv_blocks=20,prefix_cache=yes")
+    answers(one, [greedy(0, prompt, 1)])  # the prefix is cached, and its scores are wanted all the same
+    one.submit(greedy(1, prompt, 4, logprobs=2, prompt_logprobs=1))
+    pieces = []
+    while not one.idle:
+        pieces += one.step()
+    with torch.no_grad():
+        logs = net(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+    scores = [score for piece in pieces for score in piece.scores]
+    expected = logs[len(prompt) - 1 : -1]
+    assert [s.logprob for s in scores] == pytest.approx(expected.max(-1).values.tolist(), rel=1e-6)
+    assert [[i for i, _ in s.others] for s in scores] == expected.topk(2).indices.tolist()
+    told = pieces[0].prompt_scores
+    own = [logs[at - 1, token].item() for at, token in enumerate(prompt) if at]
+    assert told[0] is None and [s.logprob for s in told[1:]] == pytest.approx(own, rel=1e-6)
+
+
+def test_answers_end_at_a_stop_token_that_is_told_and_not_before_the_fewest(llama):
+    folder, _, wanted = llama
+    token = wanted[1][3]
+    first = wanted[1].index(token)
+    one = served(folder, "block=4,kv_blocks=20")
+    one.submit(greedy(0, prompts()[1], 11, stop_ids=(token,)))
+    pieces = []
+    while not one.idle:
+        pieces += one.step()
+    assert [t for piece in pieces for t in piece.tokens] == wanted[1][: first + 1]
+    assert pieces[-1].finish == "stop"
+    (longer,) = answers(one, [greedy(1, prompts()[1], 11, stop_ids=(token,), min_tokens=8)])
+    assert len(longer) >= 8 and token not in longer[:8] and longer[:first] == wanted[1][:first]
+
+
+def test_whoever_cancels_frees_the_blocks_and_others_are_answered_alike(llama):
+    folder, _, wanted = llama
+    one = served(folder, "block=4,kv_blocks=40")
+    for each in asked():
+        one.submit(each)
+    out = {i: [] for i in range(6)}
+    for step in range(100):
+        if step == 3:
+            one.cancel(2)
+            one.cancel(4)
+            one.cancel(77)  # nobody
+        for piece in one.step():
+            assert step < 3 or piece.number not in (2, 4)
+            out[piece.number] += piece.tokens
+        if one.idle:
+            break
+    assert [out[i] for i in (0, 1, 3, 5)] == [wanted[i] for i in (0, 1, 3, 5)]
+    assert one.figures().blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limit", "more", "said"),
+    [
+        ((1, 2), 100, {}, "the cache has room for 80"),
+        ((1, 2), 127, {}, "the model's context 128"),
+        ((1, 97), 1, {}, "token 97 is not among the 97"),
+        ((), 1, {}, "a token of prompt at least"),
+        ((1,), 0, {}, "may generate one at least"),
+        ((1,), 1, {"adapter": "x"}, "no adapter 'x'; there are none"),
+    ],
+)
+def test_a_request_that_cannot_be_served_is_told_why(llama, prompt, limit, more, said):
+    one = served(llama[0], "block=4,kv_blocks=20")
+    one.submit(Prompted(number=5, prompt=prompt, limit=limit, **more))
+    (piece,) = one.step()
+    assert (piece.number, piece.finish) == (5, "error") and said in piece.error
+    assert one.idle
+
+
+def test_iterations_are_recorded_with_the_requests_that_took_part(llama):
+    one = served(llama[0], "block=4,kv_blocks=20")
+    answers(one, [greedy(3, prompts()[0], 3)])
+    assert [(record.tokens, record.requests) for record in one.records] == [
+        (5, ((3, 5, 0, 1),)),
+        (1, ((3, 1, 5, 1),)),
+        (1, ((3, 1, 6, 1),)),
+    ]
+    assert all(record.begin_s <= record.end_s for record in one.records)
+
+
+@pytest.mark.parametrize(
+    ("plan", "words", "said"),
+    [
+        ("dp2", "", "dp2: an engine is one replica"),
+        ("nano2", "", "nano=2 is predicted, and no engine serves it"),
+        ("tp1", "kv=fp8", "kv=fp8 is predicted"),
+        ("tp1", "kv_budget=h2o:0.2", "kv_budget=h2o:0.2 is predicted"),
+        ("tp1", "budget=auto", "follows from a prediction"),
+        ("tp1", "draft=mtp,speculation=dsi", "draft=mtp is predicted"),
+        ("tp1", "policy=orca,draft=ngram", "policy=orca computes one token of every answer"),
+    ],
+)
+def test_words_that_are_not_served_are_refused_with_what_is(llama, plan, words, said):
+    with pytest.raises(MeshwrightError) as error:
+        engine(llama[0], plan_of(plan), parse(words))
+    found = [one for one in error.value.diagnostics if said in one.message]
+    assert found and all(one.help and one.code == "W014" for one in error.value.diagnostics)
+
+
+def test_words_of_a_workload_are_none_of_an_engine():
+    with pytest.raises(MeshwrightError) as error:
+        parse("rate=3,blok=4,block=0,block=8")
+    assert [one.code for one in error.value.diagnostics] == ["W001", "W001", "W002"]
