@@ -55,6 +55,7 @@ ILLEGAL = [
         "P015",
         "into 8 pieces (balanced causal attention takes an early and a late piece a rank)|2 * cp",
     ),
+    ("cp4 dp1 ring-self-attention", GPT, Train(global_batch=64, seq_len=126), "P015", "into 4 pieces (each rank"),
     ("cp4 dp1 ulysses", GPT, Train(global_batch=64, seq_len=126), "P015", "into 4 pieces (each rank takes one"),
     (
         "cp8 dp1 ulysses3",

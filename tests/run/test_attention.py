@@ -320,6 +320,7 @@ ALGORITHMS = [
     (4, "burstattention", 1),
     (4, "tokenring", 1),
     (4, "burstattention", 2),
+    (4, "ring-self-attention", 1),
 ]
 
 

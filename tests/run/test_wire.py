@@ -44,7 +44,7 @@ def predicted(words: str) -> float:
     return 2 * total
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "burstattention", "tokenring"])
+@pytest.mark.parametrize("algorithm", ["ring", "burstattention", "tokenring", "ring-self-attention"])
 def test_a_ring_sends_the_bytes_that_its_pieces_say(algorithm):
     words = f"cp4 dp1 mb1 {algorithm}"
     found = launch(4, sent, words)

@@ -1,7 +1,8 @@
 """Softmax attention as pieces: projections, rotary, core, and how its sequence is exchanged.
 
 MHA to MQA share one projection; latent attention (DeepSeek-V2, 2405.04434) compresses first. Context parallelism
-is a ring of key-value blocks (balanced zigzag), an all-to-all over heads, or a gather of keys and values.
+is a ring of key-value blocks (balanced zigzag), an all-to-all over heads, a gather of keys and values, or two rings
+around stored scores (:mod:`.scores`).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import msgspec
 
 from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, RingMoves, enter, entering, linear, regather
+from meshwright.layers.scores import ringed_scores, stored_scores
 from meshwright.spec.items import Item, num_tokens
 from meshwright.spec.layers import Attention as Spec
 from meshwright.work import (
@@ -17,7 +19,6 @@ from meshwright.work import (
     AttentionCore,
     Collective,
     Elementwise,
-    Gemm,
     VarlenAttention,
     attended_pairs,
     pairs,
@@ -220,8 +221,10 @@ def _core(
     """A rank's queries, one in `outer` of every item's, against all of the item's keys, which have `kv` heads. Balanced
     over context-parallel ranks: each has its share of the causal triangle. Or every row's queries against all keys of
     its row in another stream, `source`."""
+    if ring > 1 and c.plan.sequence.algorithm == "ring-self-attention":
+        return ringed_scores(c, spec, heads, heads if spec.kv_lora_rank else min(heads, kv), ring)
     if c.plan.memory.attention == "unfused":
-        return _unfused(c, spec, heads, c.seq_len // outer, (source or c).seq_len)
+        return stored_scores(c, spec, heads, c.seq_len // outer, (source or c).seq_len)
     window = min(spec.window, spec.index_top_k) if spec.window and spec.index_top_k else spec.window or spec.index_top_k
     kv = heads if spec.kv_lora_rank else min(heads, kv)
 
@@ -337,43 +340,6 @@ def _seen(item: Item, causal: bool, window: int, chunked: bool) -> float:
     if item.context > item.new_tokens:
         return pairs(item.new_tokens, item.context, causal=causal, window=window)
     return attended_pairs(item.new_tokens, item.context, causal=causal, window=window, chunked=chunked)
-
-
-def _unfused(c: Context, spec: Spec, heads: int, queries: int, keys: int) -> list[Piece]:
-    """Scores, softmax, (dropout), weighted sum as separate kernels that store the score matrix: 2 bytes per score
-    for the softmax, 1 for the dropout mask and 2 for its output (Korthikanti et al. 2205.05198, section 4.1)."""
-    batch, e = c.rows * heads, c.element
-    scores = float(batch) * queries * keys
-    kv = batch * queries * spec.head_dim * e
-    dtype = c.attention_dtype
-
-    def product(n: int, k: int, times: int = 1) -> Gemm:
-        return Gemm(m=queries, n=n, k=k, batch=batch * times, dtype=dtype, out_bytes=e)
-
-    masked = 3.0 if c.train.dropout else 0.0
-    return [
-        Piece(
-            name="attention scores",
-            forward=product(keys, spec.head_dim),
-            backward=product(spec.head_dim, keys, 2),
-            core=True,
-            saved=2 * kv,
-        ),
-        Piece(
-            name="attention softmax",
-            forward=Elementwise(num_bytes=scores * (2 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
-            backward=Elementwise(num_bytes=scores * (3 * e + (2 * e + 1 if masked else 0)), kernels=2 if masked else 1),
-            core=True,
-            core_saved=scores * (e + (1 + e if masked else 0.0)),
-        ),
-        Piece(
-            name="attention weighted sum",
-            forward=product(spec.v_head_dim, keys),
-            backward=product(keys, spec.v_head_dim, 2),
-            core=True,
-            saved=kv,
-        ),
-    ]
 
 
 def _gate(c: Context, spec: Spec, heads: int) -> list[Piece]:

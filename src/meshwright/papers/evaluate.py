@@ -299,35 +299,59 @@ def _answer(question: StepQuestion | ServeQuestion | OrderQuestion, sizes: str) 
 
 
 def longest_sequence(question: StepQuestion, sizes: str) -> float:
-    """Return the tokens of the longest sequences that fit, to 1%: those of the question, twice or half as many until
-    the next do not or do, and between the two by halves.
+    """Return the tokens of the longest sequences that fit, to 1%; at least a token for each rank that shares one.
 
     Raises:
         MeshwrightError: J008 where no sequence fits.
     """
-    train = parse_train(question.train)
+    train, each = parse_train(question.train), 2 * parse_plan(question.plan).layout.cp
 
-    def fits(tokens: int) -> bool:
-        words = msgspec.structs.replace(train, seq_len=tokens).text()
+    def fits(count: int) -> bool:
+        words = msgspec.structs.replace(train, seq_len=each * count).text()
         return _predicted(msgspec.structs.replace(question, train=words), sizes).fits
 
-    low = train.seq_len
+    return float(each * _most(-(-train.seq_len // each), fits))
+
+
+def largest_batch(question: StepQuestion, sizes: str) -> float:
+    """Return the sequences of the largest batch that fits as one microbatch, to 1%.
+
+    Raises:
+        MeshwrightError: J008 where not even one sequence fits.
+    """
+    train, plan = parse_train(question.train), parse_plan(question.plan)
+
+    def fits(count: int) -> bool:
+        one = msgspec.structs.replace(plan.pipeline, microbatch=count)
+        batch = count * max(1, plan.layout.dp)
+        words = msgspec.structs.replace(train, global_batch=batch).text()
+        said = msgspec.structs.replace(plan, pipeline=one).text()
+        return _predicted(msgspec.structs.replace(question, train=words, plan=said), sizes).fits
+
+    return float(_most(plan.pipeline.microbatch, fits) * max(1, plan.layout.dp))
+
+
+def _most(start: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number that fits, to 1%: from `start` on twice or half as many until the next do not or do,
+    and between the two by halves."""
+    low = start
     while low and not fits(low):
         low //= 2
     if not low:
-        raise MeshwrightError.one("J008", "not even a sequence of one token fits", place="plan", help="more devices")
+        raise MeshwrightError.one("J008", "not even the smallest fits", place="plan", help="more devices")
     high = 2 * low
     while fits(high):
         low, high = high, 2 * high
     while high - low > max(1, low // 100):
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return float(low)
+    return low
 
 
 #: What is found by asking for many steps, likewise, of a question and the sizes of a model of the row's own.
 LONGEST: Mapping[str, tuple[str, Callable[[StepQuestion, str], float]]] = {
-    "longest sequence": ("tokens", longest_sequence)
+    "longest sequence": ("tokens", longest_sequence),
+    "largest batch": ("sequences", largest_batch),
 }
 
 

@@ -2,7 +2,8 @@
 
 ``ring`` passes keys and values round (Liu et al. 2310.01889), ``allgather`` collects them first (Llama 3, 2407.21783);
 for both, causal sequences are assigned in a zigzag so that every rank has the same work (ibid., section 3.3.2).
-``burstattention`` and ``tokenring`` are rings in which queries travel (:mod:`.query_ring`).
+``burstattention`` and ``tokenring`` are rings in which queries travel (:mod:`.query_ring`), ``ring-self-attention`` two
+rings around stored scores (:mod:`.score_ring`).
 ``ulysses`` swaps a rank's share of the tokens for its share of the heads (Jacobs et al. 2309.14509). An inner swap of
 heads inside an outer ring or gather is their union (USP, Fang & Zhao 2405.07719).
 """
@@ -14,12 +15,13 @@ from functools import cache
 
 import torch
 
-from meshwright.plan.facets.sequence import RINGS
+from meshwright.plan.facets.sequence import ONE_PIECE, RINGS, STORING
 from meshwright.run.collect import all_gather, reduce_scatter
 from meshwright.run.exchange import swap
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.query_ring import by_queries
 from meshwright.run.ring import Hops, blockwise
+from meshwright.run.score_ring import by_scores, hidden_pairs
 from meshwright.run.visible import MaskBlock, MaskRule, TokenRun, blocks, document_blocks, runs_of
 
 _ALONE = AxisGroup(name="alone", ranks=(0,), index=0)
@@ -45,7 +47,7 @@ def local_positions(
 
 def is_balanced(algorithm: str, causal: bool) -> bool:
     """Return whether ranks hold an early and a late piece of each sequence."""
-    return algorithm != "ulysses" and causal
+    return algorithm not in ONE_PIECE and causal
 
 
 def attend(
@@ -109,12 +111,15 @@ def attend(
         return _to_heads(out, inner)
     seq_len = q.shape[1] * cp.size
     held = _held(seq_len, cp.size, is_balanced(algorithm, causal))
+    if algorithm == STORING and not cp.alone:
+        hidden = hidden_pairs(q.shape[1], cp, rule, documents, q.device)
+        return by_scores(q, k, v, hidden=hidden, group=cp, scale=scale, cap=cap, sinks=sinks)
     if algorithm in ("burstattention", "tokenring") and not cp.alone:
         hops = Hops(_around(held, cp.index, rule, documents), rule, cap)
         queries = Hops(_around_queries(held, cp.index, rule, documents), rule, cap)
         back = algorithm == "tokenring"
         return by_queries(q, k, v, hops=hops, queries=queries, group=cp, scale=scale, returned=back, sinks=sinks)
-    if algorithm in RINGS:
+    if algorithm in (*RINGS, STORING):
         around = _around_whole(held, cp.index, rule) if documents is None else _around(held, cp.index, rule, documents)
         hops = Hops(around, rule, cap)
         return blockwise(q, k, v, hops=hops, group=cp, scale=scale, sinks=sinks)

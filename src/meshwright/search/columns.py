@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.lower.entry import Entry
 from meshwright.lower.units import Unit
-from meshwright.plan.facets.sequence import RINGS
+from meshwright.plan.facets.sequence import RINGS, STORING
 from meshwright.spec.architecture import EMBEDDING, HEAD
 
 
@@ -113,7 +113,9 @@ def waited_for(passes: Iterable[Iterable[Iterable[Entry]]], algorithm: str) -> W
             Counter(
                 (e.queue, e.work.op, e.work.num_bytes)
                 for e in entries
-                if e.queue != "compute" and not (e.queue == "cp" and algorithm in RINGS) and " etp" not in e.name
+                if e.queue != "compute"
+                and not (e.queue == "cp" and algorithm in (*RINGS, STORING))
+                and " etp" not in e.name
             )
             for entries in units
         ]

@@ -82,8 +82,7 @@ def ring_self_attention() -> Outcome:
         baseline=ALONE + "; memory: tensor parallelism on as many ranks",
         assumptions=(
             PROVEN,
-            "memory by the formulas of its Tables 1 and 2, N = 64, BERT-base widths; its 13.7x and 3.0x are measured "
-            "maxima on 16 GB devices and are not judged",
+            "crossings by the formulas of its Tables 1 and 2, N = 64, BERT-base widths",
         ),
     )
 

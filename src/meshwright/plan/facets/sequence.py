@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from meshwright.spec.workload import Train
 
 
-CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring")
+#: Two rings around whole rows of scores, which are stored.
+STORING = "ring-self-attention"
+CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring", STORING)
+#: Under these a rank has one piece of the sequence, also where tokens see no later one.
+ONE_PIECE = ("ulysses", STORING)
 #: Of these, blocks that circulate while others are worked on; and those that a search tries by itself.
 RINGS, SEARCHED = ("ring", "burstattention", "tokenring"), ("ring", "ulysses", "allgather")
 #: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
@@ -31,7 +35,8 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     """How context parallelism exchanges: ``ring`` (Ring Attention, Liu et al. 2310.01889, balanced zigzag), ``ulysses``
     (all-to-all over heads, Jacobs et al. 2309.14509), ``allgather`` of keys and values (Llama 3, 2407.21783);
     ``burstattention`` is a ring whose backward passes on queries with their gradients (BurstAttention, Sun et al.
-    2403.09347), ``tokenring`` one in which queries go round one way and results return the other (2412.20501).
+    2403.09347), ``tokenring`` one in which queries go round one way and results return the other (2412.20501);
+    ``ring-self-attention`` stores whole rows of scores, for which keys and then values go round (2105.13120).
     ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups (the union of
     both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch, groups of any
     power of two; a rank holds as many tokens as it would in groups of ``cp``."""
@@ -57,7 +62,7 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
     if cp == 1:
         return
     outer = cp // swap
-    pieces = lcm(2 * outer, cp) if algorithm != "ulysses" and train.causal else cp
+    pieces = lcm(2 * outer, cp) if algorithm not in ONE_PIECE and train.causal else cp
     if train.seq_len % pieces:
         why = (
             "balanced causal attention takes an early and a late piece a rank"
