@@ -7,15 +7,35 @@ from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.spec.dimensions import transformer
 from meshwright.spec.model import from_config, load
-from meshwright.spec.workload import Lora, Train
+from meshwright.spec.workload import Train
+from meshwright.spec.workload import parse as workload
 
 LLAMA = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True)
 MOE = transformer(layers=4, hidden=64, heads=4, vocab=128, ffn=128, gated=True, experts=4, top_k=2)
 TRAIN = Train(global_batch=8, seq_len=64)
+TUNED = workload("batch=8,seq=64,phase=lora")
 REFUSED = [
     ("dp2", load("glm-5"), TRAIN, "P030", "glm_moe_dsa family"),
     ("dp2", load("gpt-oss-20b"), TRAIN, "P030", "families that are"),
-    ("dp2", LLAMA, Train(global_batch=8, seq_len=64, phase="lora", lora=Lora()), "P031", "adapters"),
+    ("dp2", load("gpt2"), TUNED, "P031", "several targets"),
+    ("dp2", MOE, workload("batch=8,seq=64,targets=all"), "P031", "mixtures of experts"),
+    ("tp2 overlap=tp", LLAMA, TUNED, "P033", "their input is made whole"),
+    ("dp2 sync=local:h=2", LLAMA, TUNED, "P033", "adapters under sync=local"),
+    ("full recompute_portions=2", LLAMA, TUNED, "P033", "adapters in portions"),
+    (
+        "dp2 params=nf4",
+        transformer(layers=1, hidden=96, heads=4, vocab=64, ffn=128, gated=True),
+        TUNED,
+        "P033",
+        "hidden=96",
+    ),
+    (
+        "tp2 params=int4",
+        transformer(layers=1, hidden=128, heads=4, vocab=64, ffn=256, gated=True),
+        TUNED,
+        "P033",
+        "tp of 1",
+    ),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, optimizer="muon"), "P031", "say one of adamw"),
     ("dp2", LLAMA, Train(global_batch=8, seq_len=64, dtype="fp8"), "P032", "'dp2 mb1 bf16'"),
     ("dp2 grads=fp16", LLAMA, TRAIN, "P032", "grads=fp16"),

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 
 from meshwright.plan import parse
+from meshwright.run.begin import begin
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
-from meshwright.run.loop import Job, begin
+from meshwright.run.job import Job
 from meshwright.run.mesh import alone, build
 from meshwright.run.mixing import MixedMean
 from meshwright.run.trainer import Trainer

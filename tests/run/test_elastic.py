@@ -15,7 +15,7 @@ from meshwright.run.checkpoint.format import RankIndex
 from meshwright.run.data import tokenizer
 from meshwright.run.elastic.launcher import Formed, run
 from meshwright.run.elastic.memory import KeptRuns, Slot, written
-from meshwright.run.loop import Job
+from meshwright.run.job import Job
 from meshwright.run.settings import Settings
 from meshwright.spec.cluster import load
 from meshwright.spec.dimensions import transformer

@@ -11,7 +11,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.plan.executable import unexecutable
 from meshwright.run import launch as started
-from meshwright.run.loop import Job, train
+from meshwright.run.job import Job
+from meshwright.run.loop import train
 from meshwright.run.settings import Settings
 from meshwright.spec.workload import Train
 from meshwright.spec.workload import parse as parse_train

@@ -140,7 +140,7 @@ FAULTS = [
     ("batch=4,seq=8,optimizer=adan", "W002", "is not one of adamw"),
     ("batch=4,seq=8,dropout=maybe", "W002", "is not yes or no"),
     ("batch=4,seq=8,tokens=-1", "W002", "is not a number of tokens such as 15t"),
-    ("batch=4,seq=8,phase=pretrain,rank=8", "W002", "rank and targets belong to phase=lora"),
+    ("batch=4,seq=8,phase=pretrain,rank=8", "W002", "rank, targets, alpha and lora_dropout belong to phase=lora"),
     ("batch=4,seq=8,targets=q+z", "W002", "or all"),
     ("batch=4,seq=8,lengths=0:1", "W002", "lengths with shares"),
     ("batch=4,seq=8,lengths=x", "W002", "lengths with shares"),

@@ -13,7 +13,21 @@ from meshwright.cli.guard import show
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
+from meshwright.cli.run_adapters import EXPORTS, adapted, weights_of
 from meshwright.cli.run_linked import contradictions, on_links, over
+from meshwright.cli.run_options import (
+    DATA,
+    DESCRIPTION,
+    DEVICES,
+    DTYPES,
+    HELD_OUT,
+    NEEDED,
+    NUMBERS,
+    OWN,
+    SCALES,
+    STEPS,
+    RunOptions,
+)
 from meshwright.cli.run_rates import by_policy
 from meshwright.cli.run_worlds import bad, elastic, measured, recovered, unelastic, unknown, wrong_world
 from meshwright.errors import Diagnostic, MeshwrightError
@@ -25,94 +39,9 @@ if TYPE_CHECKING:
 
     from meshwright.answer.prediction import Prediction
     from meshwright.plan import Plan
-    from meshwright.run.loop import Job
+    from meshwright.run.job import Job
     from meshwright.spec.workload import Train
     from meshwright.timeline import Timeline
-
-DESCRIPTION = """Train a plan for real with torch.distributed, and compare it with its prediction.
-
-Name the plan.toml that meshwright search --save wrote, or say MODEL, --on, --train and --plan as to predict. One
-process a rank is started on this machine (on the CPU with gloo, or a GPU each with NCCL); under torchrun or a scheduler
-its processes are joined. With --link every rank has an emulated host of its own on this machine (meshwright emulate),
-trains for real over links of that rate and delay, and is predicted for them. Ctrl-C or SIGTERM finishes the step, saves
-a checkpoint in --out and ends with exit code 0.
-
-Exit code 0: trained, or ended on request; 1: a process died or the loss was not a number; 2: the question is wrong."""
-DATA = "--data FILE, a text file, a .jsonl file or a folder of them, or the word sample"
-STEPS = 20
-#: The framework profile of what runs here, where neither the user nor the device names one.
-OWN = "meshwright"
-NEEDED = ("torch", "safetensors", "tokenizers")
-#: Numbers among the options: field -> (least, most, whole numbers only, what is wanted in words).
-NUMBERS = {
-    "steps": (1, 1e12, True, "a number of steps"),
-    "save_every": (1, 1e12, True, "a number of steps"),
-    "base_batch": (1, 1e9, True, "a number of sequences"),
-    "warmup": (0, 1e12, True, "a number of steps"),
-    "decay": (1, 1e12, True, "a number of steps"),
-    "seed": (0, 2**63 - 1, True, "a whole number"),
-    "lr": (0.0, 1e6, False, "a learning rate such as 3e-4"),
-    "clip": (0.0, 1e12, False, "a norm, 0 for no clipping"),
-    "min_lr": (0.0, 1.0, False, "a share of the learning rate, 0 to 1"),
-    "weight_decay": (0.0, 1e3, False, "a rate such as 0.1"),
-    "keep": (1, 1e9, True, "a number of checkpoints"),
-    "eval_every": (1, 1e12, True, "a number of steps"),
-    "held_out": (1e-6, 0.5, False, "a share of the text, up to 0.5"),
-}
-DEVICES = ("auto", "cpu", "cuda")
-DTYPES = ("fp32", "bf16", "float64")
-SCALES = ("linear", "sqrt")
-#: Share of the text that --eval-every measures the loss on where nobody says.
-HELD_OUT = 0.01
-
-
-class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of ``meshwright run``."""
-
-    plan_file: options.positional("FILE", "plan.toml or question.toml; or a MODEL as predict takes it.") = ""
-    model: options.text("MODEL", "Catalog name or Hugging Face config.json, over the file's.") = ""
-    on: options.text("CLUSTER", "What the plan is for: 64xh100, a catalog name or a .toml file.") = ""
-    train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
-    plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
-    framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
-    data: options.text("PATH", "Text to train on: a file, .jsonl, .parquet, Megatron-LM's .bin, a folder, sample.") = ""
-    lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
-    routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
-    tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""
-    steps: options.text("COUNT", "Steps in all; those of the workload's tokens, or 20, if left out.") = ""
-    out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
-    resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False
-    save_every: options.text("COUNT", "Steps between checkpoints; only one at the end if left out.") = ""
-    weights: options.text("FOLDER", "Begin with published weights (safetensors).") = ""
-    lr: options.text("RATE", "Learning rate; 3e-4 if left out.") = ""
-    scale_lr: options.text("RULE", "The learning rate is of --base-batch; it grows with the batch: linear or sqrt.") = (
-        ""
-    )
-    base_batch: options.text("COUNT", "Sequences of the batch that --lr is for, with --scale-lr.") = ""
-    drives: options.text(
-        "DIR", "Folder for state that offload= keeps on drives; that for temporary files if left out."
-    ) = ""
-    warmup: options.text("COUNT", "Steps over which the learning rate rises; none if left out.") = ""
-    decay: options.text("COUNT", "Step at which it has come down to --min-lr of itself; constant if left out.") = ""
-    schedule: options.text("WAY", "How it comes down: cosine, linear, or wsd (over the last tenth of the steps).") = ""
-    min_lr: options.text("SHARE", "What is left of the learning rate at --decay; 0.1 if left out.") = ""
-    weight_decay: options.text("RATE", "Decoupled weight decay of matrices; 0.1 if left out.") = ""
-    betas: options.text("B1,B2", "Decay of the first and second moment; 0.9,0.95 if left out.") = ""
-    keep: options.text("COUNT", "Newest checkpoints that are kept; 2 if left out.") = ""
-    eval_every: options.text("COUNT", "Steps between measurements of the loss on text that is not trained on.") = ""
-    held_out: options.text("SHARE", "With --eval-every: the last share of the text, held out; 0.01 if left out.") = ""
-    clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
-    seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
-    dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
-    device: options.text("KIND", "cpu or cuda; GPUs where there are some if left out.") = ""
-    link: options.text("RATE[,delay=TIME]", "A host for every rank, with such a link: 100mbit,delay=20ms.") = ""
-    world: options.text(
-        "FILE.csv", "Kill processes at the times of a trace, and recover: failures.csv,spares=1,repair=10s."
-    ) = ""
-    elastic: options.switch("Go on when any process is killed, from memory and on the ranks that are left.") = False
-    trace: options.text("FILE", "Write the measured timeline of the last steps, step.json.gz.") = ""
-    job_trace: options.text("FILE", "Write what the run met in --world, event by event, job.json.") = ""
-    json: options.JSON = False
 
 
 def run(argv: list[str]) -> int:
@@ -232,6 +161,8 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         raise MeshwrightError([*wrong, *found])
     model, cluster, train, plan = parts
     plan, train = _computed_in(given.dtype, plan.on(cluster.num_devices), train)
+    weights = weights_of(given, question, train)
+    train = adapted(given, weights, model, train, wrong)
     precision = "float64" if given.dtype == "float64" else ""
     from meshwright.plan import check
     from meshwright.plan.executable import unexecutable
@@ -261,7 +192,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
         where, costs = over(cluster, costs, link)
         return predict(model, where, packed, plan, costs=costs, detail=False)
 
-    job = _job(given, numbers, precision, predicted)
+    job = _job(msgspec.structs.replace(given, weights=weights), numbers, precision, predicted)
     wrong = [*unknown(given, job), *(unelastic(job) if given.elastic else ())]
     if wrong:
         raise MeshwrightError(wrong)
@@ -272,8 +203,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     """Return the job that every rank is given. The text is tokenised here, unless a launcher started the ranks: then
     each machine does it for itself."""
     from meshwright.plan.slices import microbatches_each
-    from meshwright.run import data, loop
+    from meshwright.run import data
     from meshwright.run.data import tokenizer
+    from meshwright.run.job import KEEP, Job
     from meshwright.run.settings import Settings
 
     prediction = useful = predicted(None)
@@ -312,7 +244,7 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
     if given.scale_lr:
         settings = settings.scaled(given.scale_lr, train.global_batch, numbers["base_batch"])
     used = useful.batches
-    return loop.Job(
+    return Job(
         model=model,
         plan=plan,
         train=train,
@@ -326,8 +258,10 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         save_every=numbers.get("save_every", 0),
         judged_every=numbers.get("eval_every", 0),
         held_out=numbers.get("held_out", HELD_OUT) if given.eval_every else 0.0,
-        keep=numbers.get("keep", loop.KEEP),
+        keep=numbers.get("keep", KEEP),
         weights=given.weights,
+        adapter=given.adapter,
+        export="" if given.export == "none" else given.export or EXPORTS[0],
         routing=given.routing,
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,
@@ -393,8 +327,6 @@ def _contradictions(given: RunOptions) -> list[Diagnostic]:
     if given.lengths and launched():
         out.append(bad("--lengths", "the text's lengths are written where it is tokenised: run it without a launcher"))
     out += wrong_world(given)
-    if given.resume and given.weights:
-        out.append(bad("--resume --weights", "a run begins with a checkpoint or with weights: keep one of them"))
     if given.out and Path(given.out).is_file():
         out.append(bad(f"--out {given.out}", "it is a file: name a folder"))
     elif given.out and (Path(given.out) / "index.json").is_file():
@@ -429,6 +361,8 @@ def _write(given: RunOptions, summary: dict[str, Any], timeline: Timeline) -> No
 
         write(timeline, given.trace)
         note(f"wrote {given.trace}")
+    if summary.get("exported"):
+        note(f"wrote {summary['exported']}")
     if summary["saved"]:
         more = ": --resume goes on from it" if summary["stopped"] else ""
         note(f"saved {summary['saved']}{more}")

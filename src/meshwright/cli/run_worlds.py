@@ -13,7 +13,7 @@ from meshwright.run.environment import launched
 if TYPE_CHECKING:
     from meshwright.answer.prediction import Prediction
     from meshwright.run.elastic.launcher import ElasticRun
-    from meshwright.run.loop import Job
+    from meshwright.run.job import Job
 
 
 def bad(place: str, help: str) -> Diagnostic:

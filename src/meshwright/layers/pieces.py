@@ -290,8 +290,13 @@ def _kept_by_frozen(c: Context, saved: dict[str, float]) -> dict[str, float]:
 
 def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool) -> list[Piece]:
     """Return the two low-rank factors of an adapter. Adapters of one projection read the same input, which the first of
-    them saves."""
+    them saves; with dropout each saves one of its own, and a mask of a byte an element."""
     rank, e, dtype = c.train.lora.rank, c.element, c.attention_dtype
+    masked, dropped = m * k * (2 * e + 1), []
+    if c.train.lora.dropout:
+        work = Elementwise(num_bytes=masked)
+        dropped = [Piece(name=f"{name} lora dropout", forward=work, backward=work, saved=m * k)]
+        input_kept = True
 
     def factor(label: str, n: int, k: int, kept: float) -> Piece:
         return Piece(
@@ -304,7 +309,8 @@ def _adapter(c: Context, name: str, m: int, n: int, k: int, *, input_kept: bool)
             gradient=m * n * e,
         )
 
-    return [factor("down", rank, k, m * k * e if input_kept else 0.0), factor("up", n, rank, m * rank * e)]
+    first = factor("down", rank, k, m * k * e if input_kept else 0.0)
+    return [*dropped, first, factor("up", n, rank, m * rank * e)]
 
 
 def enter(c: Context, name: str) -> list[Piece]:

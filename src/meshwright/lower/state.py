@@ -21,6 +21,7 @@ from meshwright.sync.codecs import codec
 from meshwright.sync.fragments import DENSE, EVERY, EXPERT, GATHERED, Weights, kept_values, stored
 from meshwright.sync.policy import read
 from meshwright.sync.record import NO_CODEC, USUAL
+from meshwright.work import Gemm
 
 
 def params_of(c: Context, layer: msgspec.Struct) -> Params:
@@ -39,8 +40,16 @@ def params_of(c: Context, layer: msgspec.Struct) -> Params:
             whole=held.whole + held.common,
             repeated=held.repeated,
         )
-    adapters = lora_params(layer, c.hidden, c.train.lora) / c.tp
+    adapters = lora_params(layer, c.hidden, c.train.lora) if c.tp == 1 else _adapters_of(c, layer)
     return Params(dense=dense + adapters, expert=expert, trained_dense=adapters, low=low)
+
+
+def _adapters_of(c: Context, layer: msgspec.Struct) -> float:
+    """Adapter parameters of a layer on one of several tensor-parallel ranks: of each adapter the factor next to the
+    split side of its matrix is split, and the other is whole on every rank. Nothing else of a frozen base has weight
+    gradients."""
+    gradients = (piece.weight for piece in layers.of(layer).pieces(c, layer))
+    return float(sum(work.m * work.n for work in gradients if isinstance(work, Gemm)))
 
 
 def lora_params(layer: msgspec.Struct, hidden: int, lora: Lora) -> float:

@@ -12,6 +12,7 @@ from itertools import chain
 import msgspec
 
 from meshwright.errors import Diagnostic
+from meshwright.plan import adapters
 from meshwright.plan.facets import facets
 from meshwright.plan.record import Plan
 from meshwright.spec import naming
@@ -43,6 +44,7 @@ def unexecutable(plan: Plan, model: Model, train: Train, *, precision: str = "")
         *_measured(plan, train),
         *_whole(plan, model, train),
         *_inside(plan, model),
+        *(adapters.unexecutable(plan, model, train) if train.lora is not None else ()),
         *chain.from_iterable(asked),
     ]
 
@@ -229,8 +231,6 @@ def _measured(plan: Plan, train: Train) -> Iterator[Diagnostic]:
 
 
 def _workload(train: Train) -> Iterator[Diagnostic]:
-    if train.lora is not None:
-        yield _bad("P031", "adapters are predicted, not trained", f"phase={train.phase}", "drop phase=lora")
     if train.optimizer not in OPTIMIZERS:
         help = f"say one of {', '.join(OPTIMIZERS)}"
         yield _bad("P031", f"{train.optimizer} is predicted, not trained", f"optimizer={train.optimizer}", help)

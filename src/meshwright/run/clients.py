@@ -21,10 +21,12 @@ import torch
 import torch.distributed as dist
 
 from meshwright.run import launch, mesh
+from meshwright.run.begin import begin
 from meshwright.run.between import Aggregator
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.client import ClientLoop, Flat
-from meshwright.run.loop import Job, RunSummary, begin, open_corpus
+from meshwright.run.job import Job, RunSummary
+from meshwright.run.loop import open_corpus
 from meshwright.run.mail import ASK, CHANGED, EXPECT, LEFT, NEAR, STOP, SUMMED, TRAIN, Gone, Letter, Post
 from meshwright.run.metrics import METRICS, Metrics
 from meshwright.run.trainer import Trainer

@@ -21,15 +21,18 @@ def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def keep_mask(rows: torch.Tensor, width: int, rate: float, *, seed: int, step: int, site: int) -> torch.Tensor:
+def keep_mask(
+    rows: torch.Tensor, width: int, rate: float, *, seed: int, step: int, site: int, first: int = 0
+) -> torch.Tensor:
     """Which of [..., width] elements stay: bool, True with probability 1 - rate.
 
-    `rows` int64 [...] numbers the tokens of the global batch; `site` the place in the model.
+    `rows` int64 [...] numbers the tokens of the global batch; `site` the place in the model; the elements are those of
+    a vector from the one at `first` on.
     """
     start = _mix(torch.tensor([seed, step, site], dtype=torch.int64, device=rows.device) + _GOLDEN)
     key = _mix(start[0] ^ _mix(start[1] ^ start[2] * _GOLDEN) * _MIX_1)
     token = _mix(rows * _GOLDEN + key)
-    feature = torch.arange(width, device=rows.device, dtype=torch.int64) * _MIX_2
+    feature = torch.arange(first, first + width, device=rows.device, dtype=torch.int64) * _MIX_2
     draws = _shift(_mix(token.unsqueeze(-1) + feature), 40)  # 24 bits
     return draws >= int(rate * (1 << 24))
 

@@ -26,6 +26,8 @@ from meshwright.spec.workload import Train
 
 #: A difference that is no number, as a number.
 FAR = 1e300
+#: What a tensor's largest element is at least taken for: one of zeros differs from another of them by nothing.
+TINY = 1e-30
 
 
 class EqualityCase(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +79,7 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
     known: dict[tuple, _Seen] = {}
     out = []
     for case in cases:
-        key = (case.model.name, case.train.text(), case.steps)
+        key = (case.model.name, case.train.text(), case.steps, case.plan.precision.params)
         if key not in known:
             whole = msgspec.structs.replace(case, plan=_alone(case))
             known[key] = _trained(whole, mesh.alone(device=world.device))
@@ -87,10 +89,12 @@ def _compare(world: World, cases: tuple[EqualityCase, ...]) -> list[dict[str, An
 
 
 def _alone(case: EqualityCase) -> Plan:
-    """One rank that takes the whole batch as one microbatch."""
+    """One rank that takes the whole batch as one microbatch, and stores a frozen base as the plan does."""
     plan = Plan().on(1)
     return msgspec.structs.replace(
-        plan, pipeline=msgspec.structs.replace(plan.pipeline, microbatch=case.train.global_batch)
+        plan,
+        pipeline=msgspec.structs.replace(plan.pipeline, microbatch=case.train.global_batch),
+        precision=msgspec.structs.replace(plan.precision, params=case.plan.precision.params),
     )
 
 
@@ -156,7 +160,8 @@ def _differences(seen: _Seen, reference: _Seen, world: World) -> Apart:
             difference = (block - wanted[region]).abs()[known]
             if difference.numel():
                 # not max(): a difference that is no number must not be lost
-                most = float(torch.stack((torch.tensor(most), difference.max().cpu() / wanted.abs().max().cpu())).max())
+                share = difference.max().cpu() / wanted.abs().max().clamp_min(TINY).cpu()
+                most = float(torch.stack((torch.tensor(most), share)).max())
         flat = torch.cat([h.flatten() for h in held.values()])
         missing += int((_most(flat, world) == 0).sum())
         worst.append(most)

@@ -3,6 +3,7 @@ into buckets or fully sharded layers."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from meshwright.errors import MeshwrightError
 from meshwright.lower.partition import segments, stage_layers
 from meshwright.plan import Plan
 from meshwright.run.fsdp import Sharded
+from meshwright.run.lora.base import PackedMatrix
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.model import Stage
-from meshwright.run.parameters import initialise
+from meshwright.run.parameters import drawn, initialise
 from meshwright.run.parts import Shared
 from meshwright.run.settings import DTYPES
 from meshwright.run.sync import Bucket
@@ -60,6 +62,10 @@ class Types(NamedTuple):
         masters = torch.float32 if half and plan.precision.master == "fp32" else compute
         return cls(compute, masters, torch.float32 if half and plan.precision.grads == "fp32" else compute)
 
+    def held(self, plan: Plan) -> torch.dtype:
+        """Return the type of the copy of trained parameters that a rank holds between steps."""
+        return self.masters if plan.layout.gathers_again else self.compute
+
 
 def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, Stage]:
     """The virtual stages that this rank holds of a `part` of the model's layers (first, end), by number, with their
@@ -75,19 +81,21 @@ def built(shared: Shared, actions: Actions, part: tuple[int, int]) -> dict[int, 
         tied = out[0].embedding if number == last and number and 0 in out and shared.model.tied_embeddings else None
         first, final = number == 0 and part[0] == 0, number == last and part[1] == model.num_layers
         out[number] = Stage(shared, number, layers[number], modes, first=first, last=final, tied=tied)
-        initialise(out[number].parameters(), shared.seed)
+        initialise((p for p in out[number].parameters() if hasattr(p, "init")), shared.seed)
+        for matrix in (m for m in out[number].modules() if isinstance(m, PackedMatrix)):
+            matrix.fill(partial(drawn, seed=shared.seed, std=matrix.std), shared.mesh["self"])
     return out
 
 
 def parts_of(stages: dict[int, Stage], model: Model, plan: Plan) -> Parts:
-    """The parameters of every kind in every segment of the stages."""
+    """The trained parameters of every kind in every segment of the stages."""
     table = naming.names(model).embedding if model.tied_embeddings else None
     policy = read(plan.sync.policy)
     apart, vectors = encodes_apart(plan, policy), policy.rule.vectors_apart
     out: Parts = {}
     for number, stage in stages.items():
         for segment, modules in enumerate(_segments(stage)):
-            for parameter in (p for module in modules for p in module.parameters()):
+            for parameter in (p for module in modules for p in module.parameters() if p.requires_grad):
                 kind = EXPERT if parameter.expert else TIED if parameter.info.name == table else DENSE
                 if apart and kind == DENSE and parameter.copies > 1:
                     kind = WHOLE if parameter.copies == plan.layout.tp else REPEATED

@@ -49,7 +49,7 @@ class Sharded:
         """`codes`: those in which parameters are gathered and gradients scattered, by what is exchanged; `seed` is that
         of codes that draw."""
         self.module, self.stage, self.mesh, self.replica = stage, stage.stage, mesh, replica
-        self.about = {name: _About(p) for name, p in stage.named_parameters()}
+        self.about = {name: _About(p) for name, p in stage.named_parameters() if p.requires_grad}
         policy = MixedPrecisionPolicy(param_dtype=params, reduce_dtype=grads, cast_forward_inputs=False)
         ranks = _mesh_of(mesh["shard"], mesh.device.type)
         for unit in (*stage.layers, stage):
@@ -78,7 +78,7 @@ class Sharded:
         self._mine = [
             (parameter, held, self.about[name].sums)
             for name, parameter in stage.named_parameters()
-            if (held := self._one(name, parameter)) is not None
+            if name in self.about and (held := self._one(name, parameter)) is not None
         ]
 
     def held(self) -> Iterable[HeldElements]:

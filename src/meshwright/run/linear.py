@@ -76,9 +76,10 @@ def _rows(x: torch.Tensor) -> torch.Tensor:
 
 
 class _Product(torch.autograd.Function):
-    """x [..., k] times weight [n, k] transposed. `enter`: x is a shard along dim 0 that is gathered first (sequence
-    parallelism), and again for the weight gradient unless `keep`; otherwise x is whole and its gradient a part that is
-    summed over the group. `tiles`: gathers and sums go round the ranks while parts of them are multiplied."""
+    """x [..., k] times weight [n, k] transposed, of which x is kept where the weight is trained. `enter`: x is a shard
+    along dim 0 that is gathered first (sequence parallelism), and again for the weight gradient unless `keep`;
+    otherwise x is whole and its gradient a part that is summed over the group. `tiles`: gathers and sums go round the
+    ranks while parts of them are multiplied."""
 
     @staticmethod
     def forward(ctx, x, weight, group, enter, keep, tiles):
@@ -90,7 +91,8 @@ class _Product(torch.autograd.Function):
         else:
             whole = all_gather(x, group) if enter else x
             out = whole @ weight.T
-        ctx.save_for_backward(x if ctx.again else whole, weight)
+        kept = x if ctx.again else whole
+        ctx.save_for_backward(kept if ctx.needs_input_grad[1] else None, weight)  # a frozen weight needs no input
         return out
 
     @staticmethod
@@ -196,6 +198,8 @@ class _Grouped(torch.autograd.Function):
         back = torch.empty_like(x)
         for i, rows in _groups(counts):
             torch.mm(grad[rows], weight[i], out=back[rows])
+        if not ctx.needs_input_grad[1]:
+            return back, None, None
         if sink is None:
             return back, weight_gradient(), None
         _now_or_later(lambda: sink.add(weight_gradient()))

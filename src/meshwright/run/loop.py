@@ -17,35 +17,28 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
-from meshwright.assign.groups import GroupCosts
 from meshwright.errors import Diagnostic, MeshwrightError
-from meshwright.plan import Plan
 from meshwright.run import clocks, data, launch, mesh, traffic
 from meshwright.run.agree import Votes, agree, share
-from meshwright.run.checkpoint import AsyncSaver, Meta, identity, load
+from meshwright.run.begin import about_adapters, begin
+from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.data import tokenizer
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
+from meshwright.run.job import Job, RunSummary
 from meshwright.run.judge import Judge
+from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
 from meshwright.run.record import Off, Recorder, install
-from meshwright.run.resume import wanted_of
 from meshwright.run.routing import measures, watched
-from meshwright.run.settings import Settings
 from meshwright.run.trainer import StepResult, Trainer
-from meshwright.run.weights import load_weights
 from meshwright.run.world import World
-from meshwright.spec.architecture import Model
-from meshwright.spec.workload import Lengths, Train
-from meshwright.timeline import UNKNOWN, Counter, Identity, Timeline, pack
+from meshwright.timeline import Counter, Timeline
 from meshwright.world.growth import Growth
 
-#: Checkpoints kept in a run's folder.
-KEEP = 2
 #: Steps whose spans a run's timeline has, the last ones; fewer of many ranks, so that it has at most so many steps of
 #: one rank: putting together a span takes some 14 us of one process at the end of a run.
 KEPT_STEPS, MOST_RANK_STEPS = 5, 512
@@ -55,79 +48,6 @@ class Diverged(MeshwrightError):
     """The loss is not a number: the answer of the run is no."""
 
     exit_code = 1
-
-
-class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as every rank is told it.
-
-    ``corpus`` is a tokenised corpus's folder; "": every machine builds its own of ``text``. ``steps`` are done in all,
-    those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
-    ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
-    prediction's, so that a schedule made for given times has one order in both; so are ``group_costs``, by which groups
-    of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
-    written to.
-    ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
-    not trained on. ``keep`` so many checkpoints. ``counts``: microbatches of replicas that differ.
-    """
-
-    model: Model
-    plan: Plan
-    train: Train
-    settings: Settings = Settings()
-    text: str = data.documents.SAMPLE
-    tokenizer: str = "bytes"
-    corpus: str = ""
-    steps: int = 20
-    out: str = ""
-    resume: bool = False
-    save_every: int = 0
-    weights: str = ""
-    ideal_s: float = 0.0
-    quiet: bool = False
-    judged_every: int = 0
-    held_out: float = 0.0
-    keep: int = KEEP
-    routing: str = ""
-    identity: Identity = UNKNOWN
-    schedule_params: dict[str, Any] = {}
-    counts: tuple[int, ...] = ()
-    group_costs: GroupCosts | None = None
-
-
-class RunSummary(msgspec.Struct, kw_only=True):
-    """The outcome of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
-    loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
-    end before its last step. ``lengths``: documents as they were packed. ``exchanged`` are the bytes of the first
-    rank's exchanges in these steps, as (kind, ranks of the group, bytes), ``judged`` its held-out losses by step,
-    ``batches`` the sequences of every step where that may grow."""
-
-    timeline: bytes
-    first_step: int
-    last_step: int
-    step_s: list[float]
-    losses: list[float]
-    peak_bytes: list[int]
-    device: str
-    stopped: bool = False
-    saved: str = ""
-    lengths: Lengths | None = None
-    exchanged: list[tuple[str, int, int]] = []
-    judged: dict[int, float] = {}
-    batches: list[int] = []
-
-    @classmethod
-    def of(cls, timeline: Timeline, last_step: int, **said: Any) -> RunSummary:
-        """Build the summary of a measured timeline, after whose steps `last_step` were done in all."""
-        steps, ranks = timeline.records["step"], timeline.records["rank"]
-        return cls(
-            timeline=pack(timeline),
-            first_step=last_step - len(steps["step"]) + 1,
-            last_step=last_step,
-            step_s=steps["seconds"].tolist(),
-            losses=steps["loss"].tolist(),
-            peak_bytes=ranks["peak_bytes"].tolist(),
-            **said,
-        )
 
 
 def train(world: World, job: Job) -> dict[str, Any]:
@@ -148,6 +68,7 @@ def train(world: World, job: Job) -> dict[str, Any]:
         before = clocks.probe()
         with watched(job.routing, trainer.routers, job.model, place):
             run.steps()
+        run.export()
         timeline = gather(recorder, job.plan, before=before, identity=job.identity)
         moved = [(*kind, size) for kind, size in recorder.exchanged.items()]
         return msgspec.to_builtins(run.summary(timeline, exchanged=moved, judged=run.judged))
@@ -201,43 +122,6 @@ def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
     )
 
 
-def begin(job: Job, trainer: Trainer) -> None:
-    """Fill the trainer from a checkpoint to go on from, or from published weights; else it stays as it is."""
-    place, resumed = trainer.mesh, job.resume and bool(checkpoints(job.out))
-    if resumed:
-        wanted, anew = wanted_of(job.out, job.plan.text(), trainer)
-        meta = load(job.out, wanted, place["world"], model_hash=identity(job.model), device=place.device)
-        if meta.seed != job.settings.seed:
-            raise MeshwrightError.one(
-                "L005",
-                f"the checkpoint was trained with seed {meta.seed}, and this run has {job.settings.seed}",
-                place=f"--resume {job.out}",
-                help=f"--seed {meta.seed}",
-            )
-        for one in anew:
-            one.values.copy_(torch.stack(one.parts).sum(0) * one.share)
-        trainer.set_step(meta.step)
-        trainer.sequences = meta.extra.get("sequences", meta.step * job.train.global_batch)
-        if job.train.grow and meta.extra.get("batch", 0) > trainer.train.global_batch:
-            trainer.take(meta.extra["batch"])
-        if trainer.spread is not None and meta.extra.get("spread"):
-            trainer.spread.smoothed = list(meta.extra["spread"])
-        before = meta.extra.get("workload", job.train.text())
-        if place.first and before != job.train.text():
-            print(f"the checkpoint was trained on {before}: the data goes on at step {meta.step}", file=sys.stderr)
-        return
-    if job.resume and place.first:
-        print(f"no checkpoint in {job.out}: begins anew", file=sys.stderr)
-    if job.weights:
-        load_weights(job.weights, trainer.pieces(shared=True), job.model, place["world"], device=place.device)
-        trainer.set_step(0)
-
-
-def checkpoints(out: str) -> list[Path]:
-    """The checkpoints in a run's folder."""
-    return sorted(f for f in Path(out).glob("step-*") if f.is_dir()) if out else []
-
-
 class RankRun:
     """One rank's run from where its trainer stands."""
 
@@ -256,6 +140,7 @@ class RankRun:
         unit = layout.dp * trainer.plan.pipeline.microbatch
         self.growth = Growth(eta=train.grow, most=train.most, unit=unit) if train.grow else None
         self.sequences = trainer.sequences
+        self.about, self.exported = about_adapters(job, trainer), ""
         self.saved, self.saved_step = "", trainer.step_count if self.first > 1 else -1
         self.stopped = False
         #: Called after every step with the step, its result and its seconds.
@@ -384,12 +269,25 @@ class RankRun:
                         "batch": self.trainer.train.global_batch,
                         "sequences": self.sequences,
                         "spread": [] if self.trainer.spread is None else self.trainer.spread.smoothed,
-                    },
+                    }
+                    | ({"adapter": msgspec.to_builtins(self.about)} if self.about is not None else {}),
                 ),
             )
             self.saved_step = step
         if wait:
             self._poll(wait=True)
+
+    def export(self) -> None:
+        """Write the adapters of a run that is done as its job says; collective."""
+        wrong, job = (), self.job
+        if self.about is None or not job.out or not job.export or self.trainer.step_count < job.steps:
+            return
+        if self.mesh.first:
+            try:
+                self.exported = str(export(job.export, job.out, job.weights))
+            except MeshwrightError as error:
+                wrong = error.diagnostics
+        agree(self.mesh["world"], wrong, self.mesh.device)
 
     def _poll(self, *, wait: bool = False) -> None:
         done = self.saver.wait() if wait else self.saver.poll()
@@ -433,6 +331,7 @@ class RankRun:
             device=device_name(place.device),
             stopped=self.stopped and done < self.job.steps,
             saved=self.saved,
+            exported=self.exported,
             lengths=self.corpus.lengths() if place.first else None,
             batches=[] if self.growth is None else [int(size) for size in self.done["batch"]],
             **said,

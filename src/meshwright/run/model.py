@@ -62,7 +62,7 @@ class BlockModule(nn.Module):
         site, out = 2 * self.layer + 1, (self.attention.out, self.mlp.down)
         return (
             BlockPart(self.shared, self.attention_norm, self.attention, out[0], self.after_attention, site),
-            BlockPart(self.shared, self.mlp_norm, lambda x, _: self.mlp(x), out[1], self.after_mlp, site + 1),
+            BlockPart(self.shared, self.mlp_norm, self.mlp, out[1], self.after_mlp, site + 1),
         )
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
@@ -112,7 +112,7 @@ class BlockModule(nn.Module):
         mixed = self.after_attention(self.attention(self.attention_norm(x), p))
         x = x + dropped(self.shared, mixed, p, 2 * self.layer + 1)
         inner = self.mlp_norm(x)
-        out = self.after_mlp(self.mlp(inner, p) if routed else self.mlp(inner))
+        out = self.after_mlp(self.mlp(inner, p))
         return x + dropped(self.shared, out, p, 2 * self.layer + 2)
 
     def _around(self, x: torch.Tensor, p: Pass) -> torch.Tensor:

@@ -20,10 +20,11 @@ MOST_DRAWING = 8
 
 
 class Maker:
-    """Makes a rank's parameters, all of one type on one device."""
+    """Makes a rank's parameters, all of one type on one device. Where adapters alone are trained the rest is `frozen`,
+    of a type of its own."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype):
-        self.device, self.dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype, *, frozen: torch.dtype | None = None):
+        self.device, self.dtype, self.frozen = device, dtype, frozen
 
     def __call__(
         self,
@@ -36,14 +37,17 @@ class Maker:
         copies: int = 1,
         sums: int = 1,
         expert: bool = False,
+        adapter: bool = False,
     ) -> nn.Parameter:
         """A parameter standing for `parts`.
 
-        `init` is normal, ones or zeros. `copies` neighbouring tensor-parallel ranks hold it alike. `sums`
-        neighbouring tensor-parallel ranks each have a part of its gradient. `expert`: it is reduced over the
-        expert mesh's replicas.
+        `init` is normal (of the deviation `std`), uniform (from -`std` to `std`), ones or zeros. `copies` neighbouring
+        tensor-parallel ranks hold it alike. `sums` neighbouring tensor-parallel ranks each have a part of its gradient.
+        `expert`: it is reduced over the expert mesh's replicas. `adapter`: it is trained though the base is frozen.
         """
-        made = nn.Parameter(torch.zeros(shape, device=self.device, dtype=self.dtype))
+        still = self.frozen is not None and not adapter
+        dtype = self.frozen if still else self.dtype
+        made = nn.Parameter(torch.zeros(shape, device=self.device, dtype=dtype), requires_grad=not still)
         made.info = Parameter(name, shape, tuple(parts))
         made.init, made.std = init, std
         made.copies, made.sums, made.expert = copies, sums, expert
@@ -69,14 +73,18 @@ def _fill(parameter: nn.Parameter, seed: int) -> None:
     with torch.no_grad():
         for part in parameter.info.parts:
             block = part.view(parameter)
-            if parameter.init == "normal":
-                whole = _normal(part, seed, parameter.std)
+            if parameter.init in ("normal", "uniform"):
+                whole = drawn(part, seed, parameter.std, uniform=parameter.init == "uniform")
                 block.copy_(whole[part.region(tuple(block.shape))])
             else:
                 block.fill_(1.0 if parameter.init == "ones" else 0.0)
 
 
-def _normal(part: Part, seed: int, std: float) -> torch.Tensor:
+def drawn(part: Part, seed: int, std: float, *, uniform: bool = False) -> torch.Tensor:
+    """Return the first values of a whole published tensor, fp32: normal of the deviation `std`, or `uniform` from
+    -`std` to `std`."""
     digest = hashlib.sha256(f"{seed}:{part.name}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    if uniform:
+        return torch.rand(part.shape, generator=generator).mul_(2 * std).sub_(std)
     return torch.randn(part.shape, generator=generator).mul_(std)

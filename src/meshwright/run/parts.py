@@ -20,6 +20,8 @@ from meshwright.run.activation import activate
 from meshwright.run.collect import copy_to, gather_dim, scatter_dim, sum_over
 from meshwright.run.dropout import dropout
 from meshwright.run.linear import column_parallel, matmul, row_parallel
+from meshwright.run.lora.adapters import Adapted, adapters_of, products
+from meshwright.run.lora.base import PackedMatrix, times
 from meshwright.run.loss import cross_entropy
 from meshwright.run.mesh import AxisGroup, ProcessMesh
 from meshwright.run.parameters import INIT_STD, Maker
@@ -29,7 +31,7 @@ from meshwright.spec import naming
 from meshwright.spec.layers import Block, Dense
 from meshwright.spec.model import Model
 from meshwright.spec.routing import Routing
-from meshwright.spec.workload import Train
+from meshwright.spec.workload import FROZEN_BYTES, Lora, Train
 
 
 class Segment(NamedTuple):
@@ -96,6 +98,24 @@ class Shared(NamedTuple):
         return None if self.train is None else self.train.routing
 
     @property
+    def lora(self) -> Lora | None:
+        """The adapters that are trained over a frozen base, None where all is trained."""
+        return None if self.train is None else self.train.lora
+
+    def matrices(self, some: list[nn.Parameter | PackedMatrix]) -> nn.ParameterList | nn.ModuleList:
+        """Some matrices as one member of a module."""
+        return nn.ModuleList(some) if any(isinstance(one, PackedMatrix) for one in some) else nn.ParameterList(some)
+
+    def matrix(
+        self, name: str, shape: tuple[int, int], parts: list[Part], *, std: float = INIT_STD, **held: int
+    ) -> nn.Parameter | PackedMatrix:
+        """A matrix that tokens are multiplied with, as the plan stores it."""
+        stored = self.plan.precision.params
+        if self.lora is None or stored not in FROZEN_BYTES:
+            return self.make(name, shape, parts, std=std, **held)
+        return PackedMatrix(name, shape, parts, stored, std).to(self.make.device)
+
+    @property
     def tp(self):
         return self.mesh["tp"]
 
@@ -120,6 +140,10 @@ class Shared(NamedTuple):
             return x
         length = x.shape[0] // self.tp.size
         return x[self.tp.index * length : (self.tp.index + 1) * length]
+
+    def entered(self, x: torch.Tensor) -> torch.Tensor:
+        """Hidden states inside a tensor-parallel region: whole on every rank."""
+        return gather_dim(x, self.tp, 0) if self.sp else copy_to(x, self.tp)
 
     def enter(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """A product of hidden states into a tensor-parallel region."""
@@ -164,16 +188,19 @@ class Norm(nn.Module):
 class RowLinear(nn.Module):
     """A projection out of a tensor-parallel region: this rank's columns, results summed, bias once."""
 
-    def __init__(self, shared: Shared, name: str, inner: int, outer: int, *, bias: bool):
+    def __init__(self, shared: Shared, name: str, inner: int, outer: int, *, bias: bool, target: str = ""):
+        """`target`: what LoRA calls the matrix."""
         super().__init__()
         self.shared = shared
         width = inner // shared.tp.size
+        adapted = Adapted(target, name, (outer, inner), (0, shared.tp.index * width), (outer, width))
+        self.adapters = adapters_of(shared, [adapted])
         std = INIT_STD / (2 * shared.model.num_layers) ** 0.5
         shape, offset, conv = (outer, inner), (0, shared.tp.index * width), shared.names.conv
         if conv:
             shape, offset = shape[::-1], offset[::-1]
         part = Part(f"{name}.weight", shape, offset, (slice(None),), conv)
-        self.weight = shared.make(f"{name}.weight", (outer, width), [part], std=std)
+        self.weight = shared.matrix(f"{name}.weight", (outer, width), [part], std=std)
         self.bias = None
         if bias:
             part = Part(f"{name}.bias", (outer,), (0,), (slice(None),))
@@ -181,7 +208,11 @@ class RowLinear(nn.Module):
                 f"{name}.bias", (outer,), [part], init="zeros", copies=shared.tp.size, sums=shared.shard_sums
             )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, p: Pass | None = None) -> torch.Tensor:
+        if self.shared.lora is not None:
+            made = times(x, self.weight)
+            made = made if self.adapters is None else self.adapters.add([made], x, p)[0]
+            return self.landed(self.shared.leave(made))
         if self.shared.apart:
             return matmul(x, self.weight)
         if self.shared.tiles:
@@ -219,17 +250,21 @@ class Mlp(nn.Module):
             return out
 
         rows = width * len(words)
-        self.weight = shared.make(f"{prefix}{n.mlp}up.weight", (rows, hidden), parts(".weight"))
+        self.weight = shared.matrix(f"{prefix}{n.mlp}up.weight", (rows, hidden), parts(".weight"))
+        at, called = (tp.index * width, 0), ("gate", "up") if spec.gated else ("up",)
+        whole, size = (spec.ffn, hidden), (width, hidden)
+        named = [(target, f"{prefix}{n.mlp}{word}", i * width) for i, (target, word) in enumerate(zip(called, words))]
+        self.adapters = adapters_of(shared, [Adapted(t, name, whole, at, size, 0, row) for t, name, row in named])
         self.bias = None
         if spec.bias:
             self.bias = shared.make(f"{prefix}{n.mlp}up.bias", (rows,), parts(".bias"), init="zeros")
-        self.down = RowLinear(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias)
+        self.down = RowLinear(shared, f"{prefix}{n.mlp}{n.down}", spec.ffn, hidden, bias=spec.bias, target="down")
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        up = self.shared.enter(x, self.weight)
+    def forward(self, x: torch.Tensor, p: Pass | None = None) -> torch.Tensor:
+        (up,) = products(self.shared, x, [self.weight], self.adapters, p)
         if self.bias is not None:
             up = up + self.bias
-        return self.down(activate(up, self.spec))
+        return self.down(activate(up, self.spec), p)
 
 
 def dropped(shared: Shared, x: torch.Tensor, p: Pass, site: int) -> torch.Tensor:

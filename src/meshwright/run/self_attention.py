@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.run.attention import attend, attend_portion
 from meshwright.run.collect import copy_to, sum_over
+from meshwright.run.lora.adapters import Adapted, adapters_of, products
 from meshwright.run.parts import Norm, Pass, RowLinear, Shared
 from meshwright.run.pieces import Part
 from meshwright.run.rotary import rotate
@@ -101,16 +102,24 @@ class AttentionModule(nn.Module):
 
         # key-value heads that several ranks share are a parameter of their own: their gradients are summed
         self.split = ((0,), (1, 2)) if shares > 1 else ((0, 1, 2),)
-        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        self.biases, matrices = nn.ParameterList(), []
         for which in self.split:
             rows = sum((q, kv, kv)[i] for i in which)
             alike = shares if 1 in which and shares > 1 else 1
             name = f"{prefix}attention." + "".join("qkv"[i] for i in which)
             extra = {"copies": alike, "sums": alike}
-            self.weights.append(shared.make(f"{name}.weight", (rows, hidden), blocks(which, False), **extra))
+            matrices.append(shared.matrix(f"{name}.weight", (rows, hidden), blocks(which, False), **extra))
             if spec.qkv_bias:
                 self.biases.append(shared.make(f"{name}.bias", (rows,), blocks(which, True), init="zeros", **extra))
-        self.out = RowLinear(shared, f"{prefix}{n.attention}{n.out}", spec.heads * d, hidden, bias=spec.out_bias)
+        self.weights = shared.matrices(matrices)
+        places = ((0, 0, 1), (1, 0, shares), (1, kv, shares)) if shares > 1 else ((0, 0), (0, q), (0, q + kv))
+        own = zip("qkv", names, wholes, (at_q, at_kv, at_kv), (q, kv, kv), places, strict=True)
+        adapted = [
+            Adapted(t, name, (n, hidden), (at, 0), (rows, hidden), *place) for t, name, n, at, rows, place in own
+        ]
+        self.adapters = adapters_of(shared, adapted)
+        out_name = f"{prefix}{shared.names.attention}{shared.names.out}"
+        self.out = RowLinear(shared, out_name, spec.heads * d, hidden, bias=spec.out_bias, target="o")
         self.q_norm = self.k_norm = self.both_norm = None
         if spec.qk_norm and spec.normed_over_all:
             named = f"{prefix}{n.attention}"
@@ -121,16 +130,16 @@ class AttentionModule(nn.Module):
         self.core = HeadsCore(shared, spec)
 
     def forward(self, x: torch.Tensor, p: Pass) -> torch.Tensor:
-        return self.out(self.core(*self.projected(x, p), p).transpose(0, 1).flatten(-2))
+        return self.out(self.core(*self.projected(x, p), p).transpose(0, 1).flatten(-2), p)
 
     def of_portion(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, p: Pass) -> torch.Tensor:
         """The output [s, b, hidden] of queries from position `start` on, keys and values up to the last of them."""
-        return self.out(self.core.of_portion(q, k, v, start, p).transpose(0, 1).flatten(-2))
+        return self.out(self.core.of_portion(q, k, v, start, p).transpose(0, 1).flatten(-2), p)
 
     def projected(self, x: torch.Tensor, p: Pass) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values [b, s, heads, d] of hidden states [s, b, hidden], turned by their positions."""
         shared, d = self.shared, self.spec.head_dim
-        made = [shared.enter(x, w) for w in self.weights]
+        made = products(shared, x, list(self.weights), self.adapters, p)
         if self.biases:
             made = [y + b for y, b in zip(made, self.biases)]
         qkv = made[0] if len(made) == 1 else torch.cat(made, dim=-1)

@@ -21,6 +21,7 @@ from meshwright.atomic import write_bytes
 from meshwright.errors import MeshwrightError
 from meshwright.plan import Plan, parse
 from meshwright.run import data, launch, loop
+from meshwright.run.begin import checkpoints
 from meshwright.run.metrics import METRICS
 from meshwright.run.settings import Settings
 from meshwright.spec.architecture import Model
@@ -195,7 +196,7 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         corpus=study.corpus,
         steps=trial.steps,
         out=str(folder),
-        resume=bool(loop.checkpoints(str(folder))),
+        resume=bool(checkpoints(str(folder))),
         quiet=quiet,
         judged_every=max(1, trial.steps // JUDGED),
         held_out=HELD_OUT,
@@ -221,7 +222,7 @@ def _trained(study: Study, trial: Trial, folder: Path, quiet: bool) -> TrainedLo
         sent_per_token=0.0 if math.isnan(sent) else sent,
     )
     write_bytes(folder / RESULT, msgspec.json.encode(row))
-    for checkpoint in loop.checkpoints(str(folder)):  # the run is over: nothing goes on from it
+    for checkpoint in checkpoints(str(folder)):  # the run is over: nothing goes on from it
         shutil.rmtree(checkpoint, ignore_errors=True)
     return row
 

@@ -27,6 +27,7 @@ from meshwright.run.drives import on_cores
 from meshwright.run.exchanges import Types, built, exchanges_of, fragments_of, parts_of
 from meshwright.run.groups import GroupRow, GroupRows
 from meshwright.run.links import Link
+from meshwright.run.lora.base import Base
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.moments import moments_on
 from meshwright.run.optimizer import Optimizer
@@ -105,7 +106,7 @@ class Trainer:
             model=model,
             plan=plan,
             mesh=mesh,
-            make=Maker(mesh.device, types.masters if plan.layout.gathers_again else types.compute),
+            make=Maker(mesh.device, types.held(plan), frozen=None if train.lora is None else types.compute),
             names=naming.names(model),
             dropout=settings.dropout if train.dropout else 0.0,
             seed=settings.seed,
@@ -116,6 +117,7 @@ class Trainer:
         actions = own.actions
         self.stages = built(shared, actions, own.layers)
         self.routers = routers(self.stages)
+        self.base = None if train.lora is None else Base(self.stages, mesh["shard"])
         self.kinds = parts = parts_of(self.stages, model, plan)
         self.fragments = () if own.frozen else fragments_of(parts, plan, model, train, actions, types)
         self.exchanges = (

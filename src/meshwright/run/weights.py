@@ -7,12 +7,13 @@ process to hold a whole tensor: what all have written is then put together tenso
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,15 +52,11 @@ def load_weights(
             all tensors that are missing, misshapen or of no use.
     """
     pieces = [p for p in pieces if p.key == "param"]
-    mine = {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts}
-    wanted: dict[str, tuple[int, ...]] = {}
-    for data in share(group, msgspec.json.encode(mine), device):
-        wanted |= msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
+    wanted = own_shapes(pieces, group, device)
     wrong: Sequence[Diagnostic] = ()
     sources = {}
     try:
-        there = _open(Path(path))
-        sources, wrong = _match(there, wanted, model, str(path))
+        sources, wrong = matched(open_weights(Path(path)), wanted, model, str(path))
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)
@@ -70,34 +67,86 @@ def load_weights(
     agree(group, wrong, device)
 
 
-def _open(path: Path) -> dict[str, Source]:
+def own_shapes(
+    pieces: Sequence[TensorPiece],
+    group: AxisGroup,
+    device: torch.device = CPU,
+    more: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the published tensors that pieces of any rank are of, and `more` that it needs;
+    collective."""
+    mine = {part.name: tuple(part.shape) for piece in pieces for part in piece.parameter.parts} | dict(more or {})
+    wanted: dict[str, tuple[int, ...]] = {}
+    for data in share(group, msgspec.json.encode(mine), device):
+        wanted |= msgspec.json.decode(data, type=dict[str, tuple[int, ...]])
+    return wanted
+
+
+def assembled(source: Source, dtype: torch.dtype) -> torch.Tensor:
+    """A whole tensor of the files, of a type."""
+    return source.values().to(dtype).view(tuple(source.block.shape))
+
+
+def digest(path: str | Path) -> str:
+    """Return a hash of published weights: of the sizes of their files and the first and last mebibyte of each, which
+    tells one set from another without all of it being read.
+
+    Raises:
+        MeshwrightError: H006 when there are none.
+    """
+    whole, part = hashlib.sha256(), 1 << 20
+    try:
+        for name in files_of(Path(path)):
+            with name.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(0)
+                whole.update(f"{size} ".encode() + file.read(part))
+                file.seek(max(0, size - part))
+                whole.update(file.read(part))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _unreadable(Path(path), error) from None
+    return whole.hexdigest()[:32]
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files that published weights are in.
+
+    Raises:
+        OSError, ValueError, KeyError: there are none, or their index is none.
+    """
+    if path.is_file():
+        return [path]
+    if (path / INDEX).is_file():
+        listed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        return [path / _inside(name) for name in sorted(set(listed.values()))]
+    return [path / SINGLE]
+
+
+def open_weights(path: Path) -> dict[str, Source]:
     """Every tensor of a file or folder of weights: its name, shape, and how to get its values.
 
     Raises:
         MeshwrightError: H006 when there are none, or they cannot be read.
     """
     try:
-        if path.is_file():
-            files = [path]
-        elif (path / INDEX).is_file():
-            listed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
-            files = [path / _inside(name) for name in sorted(set(listed.values()))]
-        else:
-            files = [path / SINGLE]
         found = {}
-        for file in files:
+        for file in files_of(path):
             opened = safe_open(file, framework="pt")
             for name in opened.keys():  # noqa: SIM118  (not a mapping)
                 block = whole(name, opened.get_slice(name).get_shape())
                 found[name] = Source(block, partial(_flat, opened, name))
         return found
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise MeshwrightError.one(
-            "H006",
-            f"cannot read weights: {type(error).__name__}: {error}",
-            place=str(path),
-            help=f"name a .safetensors file, or a folder with {SINGLE} or {INDEX}",
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> MeshwrightError:
+    return MeshwrightError.one(
+        "H006",
+        f"cannot read weights: {type(error).__name__}: {error}",
+        place=str(path),
+        help=f"name a .safetensors file, or a folder with {SINGLE} or {INDEX}",
+    )
 
 
 def _inside(name: str) -> str:
@@ -110,7 +159,7 @@ def _flat(opened: Any, name: str) -> torch.Tensor:
     return opened.get_tensor(name).reshape(-1)
 
 
-def _match(
+def matched(
     there: Mapping[str, Source], wanted: Mapping[str, tuple[int, ...]], model: Model, place: str
 ) -> tuple[dict[str, Source], list[Diagnostic]]:
     """The source of every tensor that is wanted, and H007 when they do not fit."""
@@ -196,7 +245,7 @@ def export_weights(
         safetensors_file.sync_folder(temporary)
         temporary.rename(folder)  # onto nothing or an empty folder
     except OSError as error:
-        raise _unwritten(folder, error.strerror or str(error)) from None
+        raise unwritten(folder, error.strerror or str(error)) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     return folder
@@ -211,17 +260,17 @@ def _refuse(folder: Path) -> None:
     try:
         full = folder.exists() and any(folder.iterdir())
     except OSError as error:
-        raise _unwritten(folder, error.strerror or str(error)) from None
+        raise unwritten(folder, error.strerror or str(error)) from None
     if full:
-        raise _unwritten(folder, os.strerror(errno.ENOTEMPTY))
+        raise unwritten(folder, os.strerror(errno.ENOTEMPTY))
     there = next(above for above in folder.absolute().parents if above.exists())
     if not there.is_dir():
-        raise _unwritten(folder, os.strerror(errno.ENOTDIR))
+        raise unwritten(folder, os.strerror(errno.ENOTDIR))
     if not os.access(there, os.W_OK | os.X_OK):
-        raise _unwritten(folder, os.strerror(errno.EACCES))
+        raise unwritten(folder, os.strerror(errno.EACCES))
 
 
-def _unwritten(folder: Path, why: str) -> MeshwrightError:
+def unwritten(folder: Path, why: str) -> MeshwrightError:
     return MeshwrightError.one("H008", f"cannot write weights: {why}", place=str(folder), help="name a new folder")
 
 
@@ -275,11 +324,22 @@ def _type_name(reader: CheckpointReader, dtype: torch.dtype | None) -> str:
 def _write(reader: CheckpointReader, folder: Path, dtype: torch.dtype | None, shard_bytes: int) -> None:
     types = _types(reader, dtype)
     heads = [safetensors_file.TensorHeader(n, types[n], s) for n, s in sorted(reader.index.tensors.items())]
+    write_tensors(folder, heads, partial(_assemble, reader), shard_bytes)
+
+
+def write_tensors(
+    folder: Path,
+    heads: Sequence[safetensors_file.TensorHeader],
+    value: Callable[[safetensors_file.TensorHeader], torch.Tensor],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write tensors as published weights, each with its `value` when its turn comes: one file, or several with an
+    index."""
     shards = list(_shards(heads, shard_bytes))
     names = [SINGLE] if len(shards) == 1 else [_shard_name(i, len(shards)) for i in range(len(shards))]
     for name, shard in zip(names, shards):
         shard = sorted(shard, key=lambda head: -head.dtype.itemsize)
-        safetensors_file.write(folder / name, shard, (_assemble(reader, head) for head in shard), format="pt")
+        safetensors_file.write(folder / name, shard, map(value, shard), format="pt")
     if len(shards) > 1:
         index = {
             "metadata": {"total_size": sum(head.num_bytes for head in heads)},

@@ -18,6 +18,7 @@ from meshwright.quantity import parse_count, write_count
 from meshwright.spec import lengths as of_documents
 from meshwright.spec.items import Batch, Item
 from meshwright.spec.lengths import LOGNORMAL, PARAMETERS, Lengths
+from meshwright.spec.lora import LORA_TARGETS, Lora, read_alpha, read_targets
 from meshwright.spec.routing import Routing
 from meshwright.spec.routing import read as read_routing
 
@@ -81,15 +82,6 @@ MAX_COUNT = 10**9
 PACKS = ("packed", "padded", "balanced", "concat")
 #: Whose choices a balance loss evens out, and its usual weight (Switch Transformers, 2101.03961, section 2.2).
 BALANCES, BALANCE_WEIGHT = ("micro", "global"), 0.01
-LORA_TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-
-
-class Lora(msgspec.Struct, frozen=True, kw_only=True):
-    """Low-rank adapters (Hu et al., 2021, arXiv 2106.09685): the base is frozen, so it has no weight gradient
-    and no optimizer state; each target matrix gets two factors of the given rank."""
-
-    rank: int = 16
-    targets: tuple[str, ...] = ("q", "k", "v", "o")
 
 
 class Train(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,7 +194,7 @@ class Train(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokens:
             parts.append(f"tokens={write_count(self.tokens)}")
         if self.lora is not None:
-            parts += [f"rank={self.lora.rank}", "targets=" + "+".join(self.lora.targets)]
+            parts.append(self.lora.text())
         if self.dropout:
             parts.append("dropout=yes")
         if not self.causal:
@@ -280,7 +272,7 @@ def parse(text: str, *, place: str = "--train", base: Path = Path()) -> Train:
         found.append(
             Diagnostic(
                 code="W002",
-                message=f"rank and targets belong to phase=lora, not to phase={values['phase']}",
+                message=f"rank, targets, alpha and lora_dropout belong to phase=lora, not to phase={values['phase']}",
                 place=f"{place} {text!r}",
                 help="drop them or write phase=lora",
             )
@@ -311,13 +303,6 @@ def _yes_no(value: str) -> bool | None:
 
 def _one_of(choices):
     return lambda value: value.lower() if value.lower() in choices else None
-
-
-def _targets(value: str) -> tuple[str, ...] | None:
-    if value == "all":
-        return LORA_TARGETS
-    read = tuple(value.lower().split("+"))
-    return read if all(t in LORA_TARGETS for t in read) else None
 
 
 def _seed(value: str) -> int | None:
@@ -409,7 +394,9 @@ _READERS = {
     "tokens": ("tokens", _tokens, "a number of tokens such as 15t"),
     "phase": ("phase", _one_of(PHASES), f"one of {', '.join(PHASES)}"),
     "rank": ("lora.rank", _count, "a positive rank up to 1e9"),
-    "targets": ("lora.targets", _targets, f"some of {'+'.join(LORA_TARGETS)}, or all"),
+    "targets": ("lora.targets", read_targets, f"some of {'+'.join(LORA_TARGETS)}, or all"),
+    "alpha": ("lora.alpha", read_alpha, "a number above 0 and up to 1e6"),
+    "lora_dropout": ("lora.dropout", _part, "a part of one above 0 and below 1, such as 0.05"),
     "dropout": ("dropout", _yes_no, "yes or no"),
     "grow": ("grow", _bound, "a bound of the norm test, above 0 and up to 100"),
     "most": ("most", _count, "a positive number of sequences up to 1e9"),

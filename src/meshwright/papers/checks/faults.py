@@ -139,7 +139,7 @@ def _killed() -> Outcome:
     from meshwright.run import data
     from meshwright.run.data import tokenizer
     from meshwright.run.elastic.launcher import Formed, run
-    from meshwright.run.loop import Job
+    from meshwright.run.job import Job
     from meshwright.run.settings import Settings
     from meshwright.world.elastic import Elastic
 

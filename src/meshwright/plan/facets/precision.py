@@ -105,7 +105,13 @@ def _unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic
         why = "needs loss scaling" if compute == "fp16" else "needs kernels torch has on few devices"
         message = f"{compute} is predicted, not trained: it {why}"
         yield unrun("P032", message, plan, "precision", f"compute = {compute}", compute="bf16")
-    executed = {"params": ("bf16",), "grads": ("fp32", "bf16"), "master": ("fp32", "none"), "moments": ("fp32",)}
+    frozen = tuple(FROZEN_BYTES) if train.lora is not None else ()
+    executed = {
+        "params": ("bf16", *frozen),
+        "grads": ("fp32", "bf16"),
+        "master": ("fp32", "none"),
+        "moments": ("fp32",),
+    }
     for name, known in executed.items():
         value = getattr(precision, name)
         if value not in known:

@@ -27,7 +27,7 @@ from meshwright.plan import Plan
 from meshwright.run import launch
 from meshwright.run.elastic import host, worker
 from meshwright.run.elastic.formation import Begin, Born, Leave, Order, Over, Settled, Stepped, Stop, Word
-from meshwright.run.loop import Job
+from meshwright.run.job import Job
 from meshwright.run.world import RankDied, died
 from meshwright.world.decider import LogEntry
 from meshwright.world.elastic import Elastic, Regroup

@@ -17,13 +17,15 @@ import torch
 
 from meshwright.plan import parse
 from meshwright.run import clocks, launch, mesh
+from meshwright.run.begin import begin, checkpoints
 from meshwright.run.elastic.formation import Begin, Over, Settled, Stepped, Word
 from meshwright.run.elastic.memory import Snapshots, written
 from meshwright.run.elastic.restore import restored
 from meshwright.run.environment import keep_memory, own_cores
 from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
-from meshwright.run.loop import Job, RankRun, begin, checkpoints, open_corpus, recorded
+from meshwright.run.job import Job
+from meshwright.run.loop import RankRun, open_corpus, recorded
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.world import Report, World, meet
 

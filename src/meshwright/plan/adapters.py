@@ -1,0 +1,84 @@
+"""Executability of adapters over a frozen base (``phase=lora``): what of a legal plan the executor does not do with
+them, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.errors import Diagnostic
+from meshwright.plan.record import Plan
+from meshwright.spec import naming
+from meshwright.spec.layers import Moe
+from meshwright.spec.lora import FROZEN_BLOCKS
+from meshwright.spec.model import Model
+from meshwright.spec.workload import Train
+from meshwright.sync.record import USUAL
+
+#: Targets in the MLP of a block.
+OF_MLP = ("gate", "up", "down")
+
+
+def unexecutable(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
+    """Yield everything that keeps adapters of a workload from being trained under a plan."""
+    why = _of_model(model, train)
+    if why:
+        help = "families with matrices of their own for q, k, v, gate and up: llama, mistral, qwen2, qwen3 and others"
+        yield _bad("P031", f"adapters of {model.name} are predicted, not trained: {why}", f"phase={train.phase}", help)
+        return
+    if plan.overlap.tp:
+        message = "adapters with overlap=tp are priced and not run: their input is made whole before the products"
+        yield _bad("P033", message, "overlap.tp", "leave tp out of overlap=")
+    if plan.sync.policy != USUAL:
+        message = f"adapters under sync={plan.sync.policy} are priced and not run"
+        yield _bad("P033", message, f"sync.policy = {plan.sync.policy}", "drop sync=")
+    for name in ("portions", "loss_portions"):
+        if getattr(plan.memory, name) > 1:
+            message = "adapters in portions of the sequence are priced and not run"
+            yield _bad("P033", message, f"memory.{name} = {getattr(plan.memory, name)}", "drop the portions")
+    yield from _split(plan, model)
+
+
+def _of_model(model: Model, train: Train) -> str:
+    """Return why a model's matrices get no adapters in the executor, "" where they do."""
+    if not naming.school(model) or not model.is_decoder or not model.blocks:
+        return "its layers have modules of their own"
+    names = naming.names(model)
+    if names.mixer or any(block.attention is None for block in model.blocks):
+        return "it mixes tokens by more than attention"
+    if names.conv or names.qkv or names.gate_up:
+        return "what it publishes as one matrix are several targets"
+    if any(block.attention.kv_lora_rank for block in model.blocks):
+        return "its attention is latent"
+    gated = all(block.mlp.gated for block in model.blocks)
+    if "gate" in train.lora.targets and not gated:
+        return "its MLPs have no gate"
+    if model.mixtures and any(target in OF_MLP for target in train.lora.targets):
+        return "its MLPs are mixtures of experts (targets=q+k+v+o are trained)"
+    return ""
+
+
+def _split(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield each width of a quantised base that does not divide into blocks, of which each has a scale."""
+    stored, tp = plan.precision.params, plan.layout.tp
+    if stored not in FROZEN_BLOCKS:
+        return
+    place = f"precision.params = {stored}"
+    if model.mixtures:
+        message = f"a mixture's experts stored as {stored} are priced and not run"
+        yield _bad("P033", message, place, "drop params=")
+        return
+    widths = {("hidden", model.hidden, 1)}
+    widths |= {("heads", block.attention.heads * block.attention.head_dim, tp) for block in model.blocks}
+    widths |= {("ffn", block.mlp.ffn, tp) for block in model.blocks if not isinstance(block.mlp, Moe)}
+    block = FROZEN_BLOCKS[stored]
+    for name, width, ways in sorted(widths):
+        if block and width % (block * ways):
+            among = f" on each of {ways} ranks" if ways > 1 else ""
+            message = f"{stored} has a scale for {block} weights of a row, and {name}={width}{among} does not divide"
+            fits = [str(n) for n in (1, 2, 4, 8, 16, 32) if n < ways and not width % (block * n)]
+            help = f"tp of {', '.join(fits)} does, or params=int8" if fits else "params=int8 has one for all of a row"
+            yield _bad("P033", message, f"layout.tp = {tp}, {place}", help)
+
+
+def _bad(code: str, message: str, place: str, help: str) -> Diagnostic:
+    return Diagnostic(code=code, message=message, place=place, help=help)

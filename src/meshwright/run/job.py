@@ -1,0 +1,97 @@
+"""One run as every rank is told it, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.assign.groups import GroupCosts
+from meshwright.plan import Plan
+from meshwright.run import data
+from meshwright.run.lora.peft import ADAPTER
+from meshwright.run.settings import Settings
+from meshwright.spec.architecture import Model
+from meshwright.spec.workload import Lengths, Train
+from meshwright.timeline import UNKNOWN, Identity, Timeline, pack
+
+#: Checkpoints kept in a run's folder.
+KEEP = 2
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as every rank is told it.
+
+    ``corpus`` is a tokenised corpus's folder; "": every machine builds its own of ``text``. ``steps`` are done in all,
+    those of a resumed checkpoint among them. ``out`` "" keeps nothing. ``save_every`` 0 saves at the end alone.
+    ``ideal_s``: what a step would take at the devices' peak, for MFU; 0 says none. ``schedule_params`` are the
+    prediction's, so that a schedule made for given times has one order in both; so are ``group_costs``, by which groups
+    of ranks are formed. ``quiet`` prints no progress. ``routing`` is a file that the choices of the model's routers are
+    written to.
+    ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
+    not trained on. ``keep`` so many checkpoints. ``counts``: microbatches of replicas that differ. ``adapter``: a
+    folder of adapters to begin with. ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for
+    nothing.
+    """
+
+    model: Model
+    plan: Plan
+    train: Train
+    settings: Settings = Settings()
+    text: str = data.documents.SAMPLE
+    tokenizer: str = "bytes"
+    corpus: str = ""
+    steps: int = 20
+    out: str = ""
+    resume: bool = False
+    save_every: int = 0
+    weights: str = ""
+    ideal_s: float = 0.0
+    quiet: bool = False
+    judged_every: int = 0
+    held_out: float = 0.0
+    keep: int = KEEP
+    adapter: str = ""
+    export: str = ADAPTER
+    routing: str = ""
+    identity: Identity = UNKNOWN
+    schedule_params: dict[str, Any] = {}
+    counts: tuple[int, ...] = ()
+    group_costs: GroupCosts | None = None
+
+
+class RunSummary(msgspec.Struct, kw_only=True):
+    """The outcome of a run: its ``timeline`` (:func:`meshwright.timeline.pack`), and what is read off it: seconds and
+    loss of every step that this start of it did, and the most memory that each rank held. ``stopped``: it was asked to
+    end before its last step. ``lengths``: documents as they were packed. ``exchanged`` are the bytes of the first
+    rank's exchanges in these steps, as (kind, ranks of the group, bytes), ``judged`` its held-out losses by step,
+    ``batches`` the sequences of every step where that may grow."""
+
+    timeline: bytes
+    first_step: int
+    last_step: int
+    step_s: list[float]
+    losses: list[float]
+    peak_bytes: list[int]
+    device: str
+    stopped: bool = False
+    saved: str = ""
+    exported: str = ""
+    lengths: Lengths | None = None
+    exchanged: list[tuple[str, int, int]] = []
+    judged: dict[int, float] = {}
+    batches: list[int] = []
+
+    @classmethod
+    def of(cls, timeline: Timeline, last_step: int, **said: Any) -> RunSummary:
+        """Build the summary of a measured timeline, after whose steps `last_step` were done in all."""
+        steps, ranks = timeline.records["step"], timeline.records["rank"]
+        return cls(
+            timeline=pack(timeline),
+            first_step=last_step - len(steps["step"]) + 1,
+            last_step=last_step,
+            step_s=steps["seconds"].tolist(),
+            losses=steps["loss"].tolist(),
+            peak_bytes=ranks["peak_bytes"].tolist(),
+            **said,
+        )
