@@ -43,6 +43,7 @@ class Native:
         self.function, self.__name__, self.__doc__ = function, function.__name__, function.__doc__
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         self._kinds = tuple(function.__annotations__[name].removeprefix("Out") for name in names)
+        self._dtypes = tuple(np.dtype(_ARRAYS[kind]) if kind in _ARRAYS else None for kind in self._kinds)
         self._written = tuple(function.__annotations__[name].startswith("Out") for name in names)
         self._steps = tuple(names.index(name) for name in steps)
         self._returns = function.__annotations__["return"]
@@ -69,7 +70,7 @@ class Native:
         if self._call is None:
             with _lock:
                 self._link(self._kept() or self._made())
-        return self._call(*map(_passed, self._kinds, arguments))
+        return self._call(*[a if d is None else _address(a, d) for a, d in zip(arguments, self._dtypes)])
 
     def _load(self, arguments: tuple) -> bool:
         """Whether what is compiled is there, or worth its while by now."""
@@ -190,12 +191,12 @@ class _Process:
 _lock = Lock()
 
 
-def _passed(kind: str, argument: Any) -> Any:
-    """The address of an array, or the number."""
-    if kind not in _ARRAYS:
-        return argument
-    if argument.dtype != _ARRAYS[kind] or not argument.flags.c_contiguous:
-        raise TypeError(f"a native function takes contiguous {kind}, this is {argument.dtype} {argument.strides}")
+def _address(argument: np.ndarray, dtype: np.dtype) -> int:
+    """The address of an array of that element type."""
+    kept = argument.dtype
+    if not ((kept is dtype or kept == dtype) and argument.flags.c_contiguous):
+        kind = next(name for name, one in _ARRAYS.items() if dtype == one)
+        raise TypeError(f"a native function takes contiguous {kind}, this is {kept} {argument.strides}")
     try:
         return ctypes.addressof(ctypes.c_char.from_buffer(argument))
     except (TypeError, ValueError):  # read-only or empty: as well, and slower

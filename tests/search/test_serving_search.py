@@ -7,6 +7,8 @@ import pytest
 
 import meshwright as mw
 from meshwright.answer.serving import predict_serving
+from meshwright.cost.engine import engine_profile
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import MeshwrightError
 from meshwright.search.restrict import restricted
 from meshwright.search.serving.evaluate import ServingEvaluator, usd_hour
@@ -32,8 +34,9 @@ def asked(text, on="4xh100", few=FEW, **more):
 
 
 def everything(text, on="4xh100"):
-    """(devices, plan, engine, prediction) of every candidate of the space, each predicted by itself."""
-    where, serve = cluster(on), parse(text)
+    """(devices, plan, engine, prediction) of every candidate of the space, each predicted by itself, at prices that all
+    of them share."""
+    where, serve, costs = cluster(on), parse(text), serving_costs(engine_profile().library)
     space = restricted(default(MODEL, where, serve), **FEW, forms=forms())
     for plan in layouts(space, MODEL, where, serve):
         for engine in engines(space, serve):
@@ -41,7 +44,11 @@ def everything(text, on="4xh100"):
                 layout = msgspec.structs.replace(plan.layout, dp=count)
                 whole = msgspec.structs.replace(plan, layout=layout)
                 question = msgspec.structs.replace(serve, engine=engine)
-                yield layout.num_ranks, words(whole), predict_serving(MODEL, where, question, whole, detail=False)
+                yield (
+                    layout.num_ranks,
+                    words(whole),
+                    predict_serving(MODEL, where, question, whole, costs=costs, detail=False),
+                )
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +130,6 @@ def test_an_evaluation_that_ends_early_has_the_verdict_of_the_whole():
     where, serve = cluster(), parse(f"{WORDS},ttft=20ms,tpot=6ms@p90")
     space = restricted(default(MODEL, where, serve), **FEW, forms=forms())
     many = serve.drawn()
-    from meshwright.cost.engine import engine_profile
-    from meshwright.cost.standard import serving_costs
-
     evaluator = ServingEvaluator(MODEL, where, serve, many, serving_costs(), engine_profile())
     walk = ServingWalk([evaluator], [space])
     early = 0

@@ -50,26 +50,26 @@ def _formed(problem: GroupProblem, some: NDArray[np.int64], *, timed: bool) -> R
     count, ways = len(lengths), len(degrees)
 
     table, able = each.ravel(), np.arange(ways) >= least[:, None]
+    alone = each + start
+    kind, group_of = np.full(problem.ranks, -1, np.int64), np.full(count, -1, np.int64)
+    tokens, loads = np.zeros(problem.ranks, np.int64), np.zeros(problem.ranks)
+    held = _ordered(lengths, least)
 
     def fit(target: float, lift: int, filling: int) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
         """Groups within a target, none of them smaller than degree number `lift`."""
-        smallest = least
+        smallest, order = held
         if timed:
-            within = (each + start <= target) & able
+            within = (alone <= target) & able
             if not within.any(axis=1).all():
                 return None
-            smallest = within.argmax(axis=1)
-        smallest = np.maximum(smallest, lift)
-        kind, group_of = np.full(problem.ranks, -1, np.int64), np.full(count, -1, np.int64)
-        tokens, loads = np.zeros(problem.ranks, np.int64), np.zeros(problem.ranks)
-        order = np.lexsort((-lengths, -smallest)).astype(np.int64)
+            smallest, order = _ordered(lengths, np.maximum(within.argmax(axis=1), lift))
         sizes = count, ways, problem.ranks, capacity
         made = _fit(
             lengths, table, smallest, order, degrees, start, *sizes, target, filling, tokens, loads, kind, group_of
         )
-        return (kind[:made], group_of) if made >= 0 else None
+        return (kind[:made].copy(), group_of.copy()) if made >= 0 else None
 
-    low = float(np.where(able, each + start, np.inf).min(axis=1).max())
+    low = float(np.where(able, alone, np.inf).min(axis=1).max())
     low = max(low, float(np.where(able, each * degrees, np.inf).min(axis=1).sum()) / problem.ranks)
     high = float((each.max(axis=1)).sum() + start.max())
     # small groups waste room: where those do not hold all, larger ones do
@@ -98,6 +98,11 @@ def _formed(problem: GroupProblem, some: NDArray[np.int64], *, timed: bool) -> R
     if (evened.bin_of >= 0).all() and evened.value < before.max():
         group_of = evened.bin_of
     return _laid_out(degrees[kind], some, group_of)
+
+
+def _ordered(lengths: NDArray[np.int64], smallest: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return documents' smallest degrees (numbers), and the documents, the largest degree and the longest first."""
+    return smallest, np.lexsort((-lengths, -smallest)).astype(np.int64)
 
 
 def _work(problem: GroupProblem, some: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -15,8 +15,10 @@ from meshwright.answer.predict import predict
 from meshwright.answer.prediction import Prediction
 from meshwright.answer.serving import predict_serving
 from meshwright.answer.serving_answer import ServingMetrics, ServingPrediction
-from meshwright.cost import load_framework, standard
+from meshwright.cost import Costs, load_framework, standard
+from meshwright.cost.engine import engine_profile
 from meshwright.cost.roofline import peak_flops
+from meshwright.cost.standard import serving_costs
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 from meshwright.lower import lower
 from meshwright.papers.outcome import JUDGES, SIDE, WITHIN, Figure, Outcome
@@ -401,13 +403,20 @@ def _predicted(question: StepQuestion | ServeQuestion, sizes: str) -> Prediction
         if wrong:
             raise MeshwrightError(wrong)
         model, where, plan, serve = parts
-        return predict_serving(model, where, serve, plan, detail=False)
+        costs = _served_costs(engine_profile(serve.engine.profile).library, question.on)
+        return predict_serving(model, where, serve, plan, costs=costs, detail=False)
     costs = read("framework", lambda name: standard(load_framework(name)))
     world = read("world", read_world) if question.world else None
     if wrong:
         raise MeshwrightError(wrong)
     model, where, plan, train = parts
     return predict(model, where, train, plan, costs=costs, detail=False, world=world)
+
+
+@lru_cache(maxsize=8)
+def _served_costs(library: str, on: str) -> Costs:
+    """The costs of serving by a library on a cluster, which the figures of one model under several policies share."""
+    return serving_costs(library)
 
 
 @lru_cache(maxsize=256)

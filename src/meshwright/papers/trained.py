@@ -20,8 +20,13 @@ from meshwright.spec.model import Model
 from meshwright.spec.workload import Train
 
 _SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 67, "ffn": 48, "gated": True}
+_EXPERTS = {"experts": 4, "top_k": 2, "moe_ffn": 24}
 DENSE = transformer(**_SHAPE, max_seq_len=32, name="small")
-EXPERTS = transformer(**_SHAPE, max_seq_len=32, name="small with experts", experts=4, top_k=2, moe_ffn=24)
+EXPERTS = transformer(**_SHAPE, **_EXPERTS, max_seq_len=32, name="small with experts")
+#: The same of two layers, which are enough where no pipeline cuts them.
+_SHALLOW = _SHAPE | {"layers": 2}
+SHALLOW = transformer(**_SHALLOW, max_seq_len=32, name="shallow")
+SHALLOW_EXPERTS = transformer(**_SHALLOW, **_EXPERTS, max_seq_len=32, name="shallow with experts")
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
@@ -34,8 +39,11 @@ _found: dict[str, float | Diagnostic] = {}
 
 
 def model_of(plan: Plan) -> Model:
-    """The small model that a plan is trained on: one with experts where it spreads experts."""
-    return EXPERTS if plan.experts.ep > 1 else DENSE
+    """The small model that a plan is trained on: one with experts where it spreads experts, and deeper where a pipeline
+    cuts its layers."""
+    if plan.layout.pp > 1:
+        return EXPERTS if plan.experts.ep > 1 else DENSE
+    return SHALLOW_EXPERTS if plan.experts.ep > 1 else SHALLOW
 
 
 def train_of(plan: Plan) -> Train:
