@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli import main, needs, ui
-from meshwright.errors import MeshwrightError
 from meshwright.ui import serve
 from tests.cli.tiny import tiny
 from tests.ui.local import asked, client
@@ -73,33 +71,6 @@ def test_everything_that_is_wrong_is_said_at_once(capsys):
     assert main(words) == 2
     found = {e["code"] for e in json.loads(capsys.readouterr().out)["errors"]}
     assert {"M006", "C004", "P001", "I010"} <= found
-
-
-def test_a_taken_port_is_an_error_when_it_was_asked_for_and_replaced_when_not(monkeypatch):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(MeshwrightError) as refused:
-            serve.bind("127.0.0.1", port)
-        assert [d.code for d in refused.value.diagnostics] == ["I010"]
-        monkeypatch.setattr(serve, "PORT", port)
-        with serve.bind("127.0.0.1", None) as free:
-            assert free.getsockname()[1] not in (0, port)
-
-
-def test_a_host_that_is_none_is_an_error(monkeypatch):
-    with pytest.raises(MeshwrightError) as refused:
-        serve.bind("256.1.1.1", 0)
-    assert [d.code for d in refused.value.diagnostics] == ["I010"]
-
-
-@pytest.mark.parametrize(
-    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("localhost", "localhost")]
-)
-def test_the_address_is_one_that_a_browser_opens(host, shown):
-    with serve.bind(host, 0) as made:
-        assert serve.address(made, host) == f"http://{shown}:{made.getsockname()[1]}/"
 
 
 def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys):

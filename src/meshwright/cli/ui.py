@@ -15,7 +15,6 @@ DESCRIPTION = """Open a page on this machine: model, cluster, workload and plan 
 Say MODEL, --on, --train and --plan, or name a question.toml, and the page opens with them; it needs no network.
 
 The page is on this machine only unless --host says otherwise. Ctrl-C ends it. Exit code 2: the options are wrong."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class UiOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +43,13 @@ def run(argv: list[str]) -> int:
         wrong.append(Diagnostic(code="I010", message=f"{given.port!r} is no port", place="--port", help=help))
     wrong += lacking("ui", "starlette", "uvicorn", extra="ui")
     start = _start(given, wrong)
+    from meshwright.endpoint import hosts
     from meshwright.ui import serve
 
-    host = given.host or serve.LOOPBACK
-    made = serve.bind(host, int(given.port) if given.port else None)
-    url = serve.address(made, host)
-    if host not in LOOPBACK:
+    host = given.host or hosts.LOOPBACK
+    made = hosts.bind(host, int(given.port) if given.port else None, serve.PORT)
+    url = hosts.address(made, host)
+    if host not in hosts.ONLY_HERE:
         note(f"warning: {host} is open to others of the network, and the page asks nobody who they are")
 
     def ready() -> None:

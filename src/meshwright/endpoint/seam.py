@@ -108,9 +108,10 @@ class EngineFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts of a built engine that the front refuses requests by: the longest ``context`` in tokens (prompt and
-    answer), the size of the ``vocabulary``, the tokens that fit into its KV cache (``room``), tokens in a ``block``,
-    the model's ``end_ids``, the names of the ``adapters`` it holds, and the most alternatives it tells with a token."""
+    """Facts of a built engine that the front refuses requests by: the longest ``context`` in tokens (prompt and answer;
+    0 for no bound), the size of the ``vocabulary``, the tokens that fit into its KV cache (``room``), tokens in a
+    ``block``, the model's ``end_ids``, the names of the ``adapters`` it holds, and the most alternatives it tells with
+    a token."""
 
     context: int
     vocabulary: int
@@ -119,6 +120,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     end_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()
     most_logprobs: int = 20
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of prompt and answer together."""
+        return min(self.context, self.room) if self.context else self.room
 
 
 class ServingEngine(Protocol):
@@ -137,3 +143,17 @@ class ServingEngine(Protocol):
     def idle(self) -> bool: ...
     def figures(self) -> EngineFigures: ...
     def close(self) -> None: ...
+
+
+class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The order by which an engine's process builds its engine.
+
+    ``folder`` holds the published model (config.json, safetensors), ``plan`` and ``serve`` are the words of a plan and
+    of its engine as :func:`meshwright.plan.parse` and :func:`meshwright.spec.serve.engine_words` read them. ``device``
+    is auto, cpu or cuda, and ``dtype`` fp32, bf16, fp16 or "" for that of the plan or the weights."""
+
+    folder: str
+    plan: str = ""
+    serve: str = ""
+    device: str = "auto"
+    dtype: str = ""

@@ -248,6 +248,20 @@ def parse(text: str, *, place: str = "--serve", base: Path = Path()) -> Serve:
     )
 
 
+def engine_words(text: str, *, place: str = "--serve", base: Path = Path()) -> EngineWords:
+    """Return the engine of ``policy=vllm-v1,budget=2048``, or of a whole workload, whose requests are left aside. A
+    share of guesses that come true need not be said: an engine that runs finds it.
+
+    Raises:
+        MeshwrightError: as :func:`parse`.
+    """
+    given, wrong = _pairs(text, place)
+    if any(key not in ENGINE_READERS and (key in _READERS or key.endswith(".toml")) for key in given):
+        return parse(text, place=place, base=base).engine
+    assumed = {"accept": "1"} if "draft" in given and "accept" not in given else {}
+    return _read(given | assumed, wrong, f"{place} {text!r}", base=base, several=True).engine
+
+
 def _of_the_whole(words: dict[str, str], place: str) -> list[Diagnostic]:
     """Take the words that are of the engine out of a client's, and return what is wrong with them."""
     engines = [key for key in words if key in _READERS and _READERS[key][0].startswith("engine.")]

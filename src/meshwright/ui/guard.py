@@ -7,17 +7,15 @@ another site can send. Nothing inline runs, and nothing of this page can be fram
 
 from __future__ import annotations
 
-import ipaddress
 import re
-import socket
 from typing import Any
-from urllib.parse import urlsplit
 
 import msgspec
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from meshwright.endpoint.hosts import is_own, of_origin, own_names
 from meshwright.errors import Diagnostic
 
 POLICY = "; ".join(
@@ -54,7 +52,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, host: str):
         self.app = app
-        self.names = {"localhost", host.lower(), socket.gethostname().lower()}
+        self.names = own_names(host)
 
     @classmethod
     def beside(cls, host: str) -> Middleware:
@@ -71,14 +69,14 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
-        if not self._is_ours(host):
+        if not is_own(host, self.names):
             message = f"the page is not served as {re.sub(r'[^ -~]', '?', host)[:80]!r}"
             help = "open it by its address, such as 127.0.0.1, or as localhost"
             return refused(421, Diagnostic(code="I004", message=message, place="Host", help=help))
         if scope["method"] in ("GET", "HEAD"):
             return None
         origin = headers.get("origin")
-        if origin is not None and urlsplit_host(origin) != host.lower():
+        if origin is not None and of_origin(origin) != host.lower():
             help = "the page's own requests come from where it is served"
             said = Diagnostic(code="I004", message="a request of another site", place="Origin", help=help)
             return refused(403, said)
@@ -87,27 +85,6 @@ class Guard:
             said = Diagnostic(code="I001", message="a request is JSON", place="Content-Type", help=help)
             return refused(415, said)
         return None
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        if name in self.names:
-            return True
-        try:
-            ipaddress.ip_address(name.partition("%")[0])
-        except ValueError:
-            return False
-        return True
-
-
-def urlsplit_host(origin: str) -> str:
-    """The host and port of an origin, in lower case; "" for what is none."""
-    try:
-        return urlsplit(origin).netloc.lower()
-    except ValueError:
-        return ""
 
 
 def _with_headers(send: Send) -> Send:

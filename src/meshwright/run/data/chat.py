@@ -10,17 +10,15 @@ before it with the template's beginning of an answer.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from numpy.typing import NDArray
 
+from meshwright.endpoint.template import ChatTemplate, TemplateRefusal
 from meshwright.errors import MeshwrightError
 from meshwright.run.data.documents import FIELD, TextFile, not_a_document, values
 from meshwright.run.data.tokenizer import HuggingFace, Tokenizer
@@ -56,31 +54,15 @@ def chats(found: list[TextFile]) -> list[TextFile]:
 
 
 class Template:
-    """The template of a folder that holds a tokenizer.
+    """The template of a folder, by which text is told that an assistant wrote.
 
     Raises:
         MeshwrightError: D008 when there is none, or it is none of Jinja's.
     """
 
     def __init__(self, folder: Path):
-        self.place = str(folder)
-        config = _config(folder / "tokenizer_config.json")
-        text, file = config.get("chat_template"), folder / "chat_template.jinja"
-        if file.is_file():
-            text = file.read_text(encoding="utf-8")
-        if isinstance(text, list):  # several by name
-            text = next((one.get("template") for one in text if one.get("name") == "default"), None)
-        if not isinstance(text, str):
-            raise self._bad("no chat_template in tokenizer_config.json, and no chat_template.jinja")
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.filters["tojson"] = lambda value, **how: json.dumps(value, ensure_ascii=False, **how)
-        environment.globals["raise_exception"] = self._raise
-        self.tokens = {name: _content(config[name]) for name in config if name.endswith("_token")}
-        self.source = text
-        try:
-            self.template = environment.from_string(text)
-        except TemplateError as error:
-            raise self._bad(f"the template is none of Jinja's: {error}") from None
+        self._chat = ChatTemplate(folder)
+        self.source = self._chat.source
 
     def conversation(self, messages: list[dict[str, Any]], place: str) -> Conversation:
         """The text of some messages, and what of it an assistant wrote.
@@ -98,22 +80,17 @@ class Template:
             after = self._render(messages[: number + 1], place)
             after = after if whole.startswith(after) else _common(whole, after)
             if not after.startswith(before):
-                raise self._bad("a message that is added changes the text before it: no token is surely an answer's")
+                raise self._chat.bad(
+                    "a message that is added changes the text before it: no token is surely an answer's"
+                )
             spans.append((len(before), len(after)))
         return Conversation(whole, tuple(spans))
 
     def _render(self, messages: list[dict[str, Any]], place: str, *, begins: bool = False) -> str:
         try:
-            return self.template.render(messages=messages, add_generation_prompt=begins, **self.tokens)
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise not_a_document(f"the template refuses it: {error}", place) from None
-
-    def _raise(self, message: str) -> None:
-        raise TemplateError(message)
-
-    def _bad(self, why: str) -> MeshwrightError:
-        help = "name the folder of a model that was made for conversations: --tokenizer FOLDER, or --weights FOLDER"
-        return MeshwrightError.one("D008", f"conversations need a template: {why}", place=self.place, help=help)
+            return self._chat.render(messages, begins=begins)
+        except TemplateRefusal as error:
+            raise not_a_document(str(error), place) from None
 
 
 def layout(tokenizer: Tokenizer) -> str:
@@ -169,15 +146,3 @@ def _common(a: str, b: str) -> str:
     """Return the beginning that two texts share."""
     length = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
     return a[:length]
-
-
-def _config(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _content(token: Any) -> Any:
-    return token.get("content") if isinstance(token, dict) else token

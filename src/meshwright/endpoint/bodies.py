@@ -1,0 +1,206 @@
+"""Bodies: what a request may say, as msgspec structs, and the field and reason where it says something else.
+
+The names are OpenAI's, and those that vLLM and SGLang add to them. What is known and not done here is taken where it
+asks for nothing (``presence_penalty: 0``) and refused where it does; a name that nobody knows is refused unless it is
+null, so that a slip of the pen is not an answer to another question.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from meshwright.endpoint.refusal import Refused, shown
+from meshwright.errors import nearest
+
+#: Most choices of one request, most stop strings, and the most characters of one.
+MOST_CHOICES, MOST_STOPS, LONGEST_STOP = 128, 16, 1024
+MOST_TOKENS = 1 << 31
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+TokenIds = list[Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]]
+Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """``stream_options``: whether token counts come with the last event, or with each."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Sampled(msgspec.Struct, kw_only=True):
+    """The fields that completions and chats share."""
+
+    model: str | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
+    best_of: Annotated[int, msgspec.Meta(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Count | None = None
+    min_tokens: Count | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=MOST_TOKENS)] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31)] | None = None
+    user: str | None = None
+
+
+class CompletionBody(_Sampled, kw_only=True):
+    """``POST /v1/completions``."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] | None = None
+    echo: bool | None = None
+
+
+class ChatBody(_Sampled, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)] | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class GenerateSampling(msgspec.Struct, kw_only=True):
+    """``sampling_params`` of SGLang's own ``POST /generate``."""
+
+    max_new_tokens: Count | None = None
+    min_new_tokens: Count | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=MOST_TOKENS)] | None = None
+    sampling_seed: Seed | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: TokenIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+
+
+class GenerateBody(msgspec.Struct, kw_only=True):
+    """SGLang's own ``POST /generate``, of one prompt."""
+
+    text: str | None = None
+    input_ids: TokenIds | None = None
+    sampling_params: GenerateSampling | None = None
+    stream: bool | None = None
+    lora_path: str | None = None
+    rid: str | None = None
+
+
+class TokenizeBody(msgspec.Struct, kw_only=True):
+    """``POST /tokenize``: of a text, or of messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct, kw_only=True):
+    """``POST /detokenize``."""
+
+    tokens: TokenIds
+    model: str | None = None
+
+
+#: Known fields that nothing here does, and the values with which they ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "use_beam_search": (False,),
+    "early_stopping": (False,),
+    "spaces_between_special_tokens": (True,),
+    "continue_final_message": (False,),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "return_logprob": (False,),
+    "logprob_start_len": (-1,),
+    "top_logprobs_num": (0,),
+    "return_token_ids": (False,),
+    "image_data": ([], ""),
+}
+#: Fields that say who asks, whatever they hold: nothing depends on them.
+ABOUT = ("user", "metadata", "request_id", "safety_identifier", "prompt_cache_key")
+
+Body = TypeVar("Body", bound=msgspec.Struct)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_decoders: dict[type, msgspec.json.Decoder] = {}
+_PLACE = re.compile(r" - at `([^`]*)`$")
+
+
+def read(data: bytes, kind: type[Body]) -> Body:
+    """Return a body as what it has to be.
+
+    Raises:
+        Refused: it is no JSON, or a field is unknown, of another type, out of its range, or asks for what is not done.
+    """
+    _known(_decoded(_fields, data), kind)
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    return _decoded(decoder, data)
+
+
+def _decoded(decoder: msgspec.json.Decoder, data: bytes) -> Any:
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        said = str(error)
+        place = _PLACE.search(said)
+        param = re.sub(r"^\$\.?|\[\.\.\.\]$", "", place[1]) if place else ""
+        reason = _PLACE.sub("", said)
+        missing = re.search(r"missing required field `(\w+)`", reason)
+        param = missing[1] if missing and not param else param
+        raise Refused(400, f"{shown(param) or 'the body'}: {reason}", param=shown(param) or None) from None
+    except UnicodeDecodeError as error:
+        raise Refused(400, f"the body is not UTF-8: {error.reason}", code="invalid_utf8") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise Refused(400, f"the body is not JSON: {reason}", code="invalid_json") from None
+
+
+def _known(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
+    """Refuse a field that is none of this kind of body, unless it asks for nothing."""
+    known = kind.__struct_fields__
+    for name, raw in fields.items():
+        if name in known or name in ABOUT or bytes(raw) == b"null":
+            continue
+        param = shown(name)
+        if name not in NEUTRAL:
+            close = nearest(param, [*known, *NEUTRAL])
+            raise Refused(400, f"unknown field {param!r}: {close}", param=param, code="unknown_field")
+        if _decoded(_anything, bytes(raw)) not in NEUTRAL[name]:
+            usual = " or ".join(msgspec.json.encode(value).decode() for value in NEUTRAL[name])
+            raise Refused(
+                400, f"{name} is not done by this server: leave it out, or say {usual}", param=name, code="unsupported"
+            )
+
+
+_anything = msgspec.json.Decoder()

@@ -1,0 +1,226 @@
+"""Supervisor: the engine's process, started, listened to, and replaced when it dies or hangs.
+
+The process has a socket pair with this one and a session of its own, so that whatever it starts (the other ranks of a
+plan) is ended with it. An engine that cannot be built is an error of the user's and is raised; one that dies is built
+again, later and later where it dies at once, and given up after `GIVEN_UP` such deaths.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from meshwright.endpoint import wire
+from meshwright.endpoint.front import Front
+from meshwright.endpoint.seam import EngineSpec, Prompted
+from meshwright.errors import MeshwrightError
+
+#: The module whose process builds the engine.
+WORKER = "meshwright.run.serve.worker"
+#: Deaths of engines that lived less than `SHORT_S`, one after the other, after which no other is started.
+GIVEN_UP, SHORT_S = 5, 10.0
+#: Seconds to wait before another engine is started: the first is started at once, each later one twice as late.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+#: Seconds that a process has to end by itself when the server closes.
+CLOSES_S = 5.0
+
+
+class EngineProcess:
+    """The engine of a front, in a process of its own: ``python -m MODULE DESCRIPTOR``.
+
+    ``stall_s`` is how long requests may be under way without a word from the engine before it is taken to hang; ``say``
+    gets a line for every death."""
+
+    def __init__(
+        self,
+        spec: EngineSpec,
+        *,
+        module: str = WORKER,
+        python: Sequence[str] = (),
+        stall_s: float = 300.0,
+        say: Callable[[str], None] = lambda line: None,
+    ):
+        self.spec, self.stall_s, self._say = spec, stall_s, say
+        self._command = [*(python or (sys.executable,)), "-m", module]
+        self._front: Front | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._tasks: list[asyncio.Task] = []
+        self._heard_s = 0.0
+
+    @property
+    def pid(self) -> int:
+        """The engine's process, 0 where there is none at the moment."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else 0
+
+    async def open(self, front: Front) -> None:
+        """Start the engine, and return once it is built.
+
+        Raises:
+            MeshwrightError: it cannot be built, or its process died on the way (L007).
+        """
+        self._front = front
+        reader = await self._start()
+        try:
+            front.built(await self._built(reader))
+        except EOFError:
+            await self._end()
+            message = "the engine's process ended before its engine was there"
+            help = "what it said is above; a model that needs more memory than there is ends so"
+            raise MeshwrightError.one("L007", message, place="meshwright serve", help=help) from None
+        except BaseException:
+            await self._end()
+            raise
+        self._tasks = [asyncio.create_task(self._kept(reader)), asyncio.create_task(self._watched())]
+
+    async def close(self) -> None:
+        """End the process."""
+        opening = not self._tasks
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end(0.0 if opening else CLOSES_S)
+
+    def order(self, asked: tuple[Prompted, ...] = (), cancelled: tuple[int, ...] = ()) -> None:
+        """Send orders to the engine; what is lost with its process is sent again by the front."""
+        if self._writer is not None:
+            self._writer.write(wire.frame(wire.Orders(asked, cancelled)))
+
+    async def _start(self) -> asyncio.StreamReader:
+        """Start a process, and order its engine."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                str(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else asyncio.subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        reader, self._writer = await asyncio.open_connection(sock=ours, limit=1 << 24)
+        self._writer.write(wire.frame(wire.Start(self.spec)))
+        self._heard_s = time.monotonic()
+        return reader
+
+    async def _built(self, reader: asyncio.StreamReader):
+        """Wait for the engine's facts.
+
+        Raises:
+            EOFError: the process died.
+            MeshwrightError: the engine cannot be built.
+        """
+        message = await _read(reader)
+        if isinstance(message, wire.Unbuilt):
+            raise MeshwrightError(message.wrong)
+        assert isinstance(message, wire.Built)
+        return message.facts
+
+    async def _kept(self, reader: asyncio.StreamReader) -> None:
+        """Listen to engine after engine, until none can be had."""
+        assert self._front is not None
+        short, why = 0, ""
+        while True:
+            began_s = time.monotonic()
+            with contextlib.suppress(EOFError):
+                await self._listen(reader)
+            await self._end()
+            assert self._process is not None
+            self._say(f"the engine's process {self._process.pid} ended ({_ending(self._process.returncode)})")
+            self._front.lost()
+            short = short + 1 if time.monotonic() - began_s < SHORT_S else 0
+            while True:
+                if short >= GIVEN_UP:
+                    self._say("no other engine is started")
+                    self._front.die(why or f"{short} processes died within {SHORT_S:g} s each")
+                    return
+                if short > 1:
+                    await asyncio.sleep(min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (short - 2)))
+                try:
+                    reader = await self._start()
+                    self._front.built(await self._built(reader))
+                    break
+                except (EOFError, OSError):
+                    short += 1
+                    await self._end()
+                except MeshwrightError as error:
+                    short, why = GIVEN_UP, str(error.diagnostics[0].message)
+                    await self._end()
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        """Hand on what an engine reports, until it is gone.
+
+        Raises:
+            EOFError: it is.
+        """
+        assert self._front is not None
+        while True:
+            message = await _read(reader)
+            self._heard_s = time.monotonic()
+            if isinstance(message, wire.Iterated):
+                self._front.arrived(message.pieces, message.figures)
+
+    async def _watched(self) -> None:
+        """Kill an engine that has work and says nothing."""
+        assert self._front is not None
+        while True:
+            await asyncio.sleep(min(1.0, self.stall_s / 4))
+            if not (self._front.ready and self._front.under_way):
+                self._heard_s = time.monotonic()  # it has nothing to say
+            elif time.monotonic() - self._heard_s > self.stall_s:
+                self._say(f"the engine said nothing for {self.stall_s:g} s, and is replaced")
+                self._kill()
+
+    async def _end(self, grace_s: float = 0.0) -> None:
+        """Close the socket, and see the process and all it started ended."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        process = self._process
+        if process is None:
+            return
+        if grace_s:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), grace_s)
+        self._kill()
+        await process.wait()
+
+    def _kill(self) -> None:
+        """Kill the process's whole session: the ranks that it started too."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+
+async def _read(reader: asyncio.StreamReader) -> wire.FromEngine:
+    """Return the next message.
+
+    Raises:
+        EOFError: there is none any more.
+    """
+    try:
+        (length,) = wire.LENGTH.unpack(await reader.readexactly(wire.LENGTH.size))
+        return wire.read_answer(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        raise EOFError from None
+
+
+def _ending(code: int | None) -> str:
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"
+
+
+def _has_descriptor(stream) -> bool:
+    try:
+        return stream is not None and stream.fileno() >= 0
+    except (OSError, ValueError):
+        return False
