@@ -60,7 +60,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     out: options.text("FOLDER", "Keep metrics.jsonl and checkpoints there.") = ""
     resume: options.switch("Go on from the newest checkpoint in --out, under this plan or another.") = False
     save_every: options.text("COUNT", "Steps between checkpoints; only one at the end if left out.") = ""
-    weights: options.text("FOLDER", "Begin with published weights (safetensors).") = ""
+    weights: options.text("FOLDER", "Begin with published weights: safetensors, or torch.distributed.checkpoint's.") = (
+        ""
+    )
     adapter: options.text("FOLDER", "With phase=lora: go on from adapters that PEFT or a run wrote.") = ""
     export: options.text("KIND", "What adapters are written as in --out: adapter (PEFT's), merged or none.") = ""
     lr: options.text("RATE", "Learning rate; 3e-4 if left out.") = ""

@@ -1,4 +1,4 @@
-"""``meshwright weights``: a checkpoint of a run as published weights, for other programs to load."""
+"""``meshwright weights``: a checkpoint of a run as published weights or as torch's distributed checkpoint, and back."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from meshwright.cli.output import note, print_json
 from meshwright.errors import Diagnostic, MeshwrightError, nearest
 
 DESCRIPTION = """Turn a checkpoint of meshwright run into published weights: safetensors files with the names and shapes
-of Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with.
+of Hugging Face, which transformers, vLLM and others load, and which meshwright run --weights begins with; or, with
+--format dcp, into the format of torch.distributed.checkpoint, with AdamW's moments.
+
+CHECKPOINT may be a folder that torch.distributed.checkpoint wrote, too: of its parameters --model makes published
+weights, or, with --format checkpoint and AdamW's moments in it, a checkpoint that meshwright run --resume goes on from
+under any plan. Nothing that is pickled in it is run.
 
 One process does it, a tensor at a time; the plan and the number of processes that trained do not matter.
 
@@ -23,7 +28,11 @@ Exit code 0: written; 2: the question is wrong, or the checkpoint is not whole; 
 leaves nothing behind."""
 COMMAND = "weights"
 DTYPES = ("fp32", "bf16", "fp16")
-WANTED = {"checkpoint": "CHECKPOINT, a folder that run wrote into --out", "to": "--to FOLDER, a new folder"}
+FORMATS = ("hub", "dcp", "checkpoint")
+WANTED = {
+    "checkpoint": "CHECKPOINT, a folder that run wrote into --out, or torch.distributed.checkpoint",
+    "to": "--to FOLDER, a new folder",
+}
 FORMAT_VERSION = 1
 
 
@@ -32,6 +41,7 @@ class WeightsOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoint: options.positional("CHECKPOINT", "A folder step-..., or a run's --out for its newest checkpoint.") = ""
     to: options.text("FOLDER", "Write model.safetensors there; a new folder.") = ""
+    format: options.text("KIND", "hub, dcp (torch.distributed.checkpoint) or checkpoint; hub if left out.") = "hub"
     model: options.text("MODEL", "Write its config.json too: a catalog name or a config.json.") = ""
     dtype: options.text("TYPE", f"Convert to {', '.join(DTYPES)}; as they were trained if left out.") = ""
     json: options.JSON = False
@@ -50,29 +60,102 @@ def run(argv: list[str]) -> int:
                 help=nearest(given.dtype, list(DTYPES)),
             )
         )
+    if given.format not in FORMATS:
+        message, help = f"--format {given.format} cannot be", nearest(given.format, list(FORMATS))
+        wrong.append(Diagnostic(code="L005", message=message, place="meshwright weights", help=help))
+    wrong += _contradictions(given)
     wrong += lacking(COMMAND, "torch", "safetensors")
     config = _config(given.model, wrong)
     if wrong:
         raise MeshwrightError(wrong)
-    from meshwright.run.checkpoint.format import find, read_index
-    from meshwright.run.settings import DTYPES as TYPES
-    from meshwright.run.weights import export_weights
-
-    checkpoint = find(given.checkpoint)
-    if config is not None:
-        _same_model(checkpoint, given.model)
     with ended_in_order():
-        made = export_weights(checkpoint, given.to, dtype=TYPES[given.dtype] if given.dtype else None, config=config)
-    files = {file.name: file.stat().st_size for file in sorted(made.iterdir())}
+        made, source, apart = _foreign(given, config) if _is_distributed(given) else _own(given, config)
+    files = {str(file.relative_to(made)): file.stat().st_size for file in sorted(made.rglob("*")) if file.is_file()}
     if given.json:
-        said = {"format_version": FORMAT_VERSION, "checkpoint": str(checkpoint), "folder": str(made), "files": files}
+        said = {"format_version": FORMAT_VERSION, "checkpoint": str(source), "folder": str(made), "files": files}
         print_json(said)
         return 0
-    meta = read_index(checkpoint).meta
-    apart = "" if meta.extra.get("joined", True) else ", within a round of local steps: the first replica's own weights"
-    note(f"read {checkpoint}{apart}")
+    note(f"read {source}{apart}")
     print(f"wrote {made}: {', '.join(f'{name} ({size / 1e6:,.1f} MB)' for name, size in files.items())}")
     return 0
+
+
+def _is_distributed(given: WeightsOptions) -> bool:
+    """Whether torch.distributed.checkpoint wrote the checkpoint."""
+    try:
+        return (Path(given.checkpoint) / ".metadata").is_file()
+    except (OSError, ValueError):  # a name too long, or with a null byte
+        return False
+
+
+def _contradictions(given: WeightsOptions) -> list[Diagnostic]:
+    """Options that do not go with what the checkpoint is."""
+    place, distributed = "meshwright weights", _is_distributed(given)
+    found = []
+
+    def refuse(code: str, message: str, help: str) -> None:
+        found.append(Diagnostic(code=code, message=message, place=place, help=help))
+
+    if distributed and not given.model:
+        refuse("X004", "--model is missing", "torch's checkpoint does not say of which model it is: name it")
+    if distributed and given.format == "dcp":
+        refuse("L005", "--format dcp of a folder that has it already", "say hub or checkpoint")
+    if given.checkpoint and not distributed and given.format == "checkpoint":
+        refuse("L005", "--format checkpoint of what is one already", "say hub or dcp")
+    if given.format == "checkpoint" and given.dtype:
+        refuse("L005", f"--dtype {given.dtype} with --format checkpoint", "a run converts by itself: leave it out")
+    return found
+
+
+def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path, Path, str]:
+    """Write a checkpoint of a run in another format; the folder, what was read, and a remark on that."""
+    from meshwright.run.checkpoint.format import find, read_index
+    from meshwright.run.settings import DTYPES as TYPES
+    from meshwright.run.weights import export_weights, refuse
+
+    source, dtype = find(given.checkpoint), TYPES[given.dtype] if given.dtype else None
+    if config is not None:
+        _same_model(source, given.model)
+    if given.format == "dcp":
+        from meshwright.run.checkpoint.dcp import export_distributed
+        from meshwright.run.checkpoint.loading import CheckpointReader
+
+        refuse(Path(given.to))
+        made = export_distributed(CheckpointReader(source), given.to, dtype=dtype)
+    else:
+        made = export_weights(source, given.to, dtype=dtype, config=config)
+    joined = read_index(source).meta.extra.get("joined", True)
+    return made, source, "" if joined else ", within a round of local steps: the first replica's own weights"
+
+
+def _foreign(given: WeightsOptions, config: Mapping[str, Any]) -> tuple[Path, Path, str]:
+    """Write torch's distributed checkpoint in another format; the folder, and what was read."""
+    from meshwright.plan import parse
+    from meshwright.plan.executable import unexecutable
+    from meshwright.run.checkpoint.dcp import into_checkpoint
+    from meshwright.run.checkpoint.dcp_weights import convert_distributed
+    from meshwright.run.checkpoint.format import Meta, identity
+    from meshwright.run.published import published_tensors
+    from meshwright.run.settings import DTYPES as TYPES
+    from meshwright.run.weights import refuse
+    from meshwright.spec.model import load
+    from meshwright.spec.workload import Train
+
+    source, model = Path(given.checkpoint), load(given.model)
+    unnamed = [d for d in unexecutable(parse("tp1"), model, Train(global_batch=1, seq_len=1)) if d.code == "P030"]
+    if unnamed:
+        raise MeshwrightError(unnamed)
+    wanted = published_tensors(model)
+    if given.format == "checkpoint":
+        refuse(Path(given.to))
+
+        def meta(step: int) -> Meta:
+            return Meta(step=step, seed=0, model=model.name, model_hash=identity(model), plan="", world=1)
+
+        made = into_checkpoint(source, given.to, wanted, meta)
+        return made, source, f", after {int(made.name.split('-')[1])} steps"
+    dtype = TYPES[given.dtype] if given.dtype else None
+    return convert_distributed(source, given.to, model, wanted, dtype=dtype, config=config), source, ""
 
 
 def _config(name: str, wrong: list[Diagnostic]) -> Mapping[str, Any] | None:

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from meshwright.run.mesh import AxisGroup
 from meshwright.run.pieces import Parameter, Part, TensorPiece
 from meshwright.spec.architecture import Model
 
+#: The file by which torch's distributed checkpoints are known.
+DISTRIBUTED = ".metadata"
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 #: Bytes of one file of several, as the hub's own writers have it.
 SHARD_BYTES = 5_000_000_000
@@ -56,12 +58,14 @@ def load_weights(
     wrong: Sequence[Diagnostic] = ()
     sources = {}
     try:
-        sources, wrong = matched(open_weights(Path(path)), wanted, model, str(path))
+        sources, wrong = matched(open_weights(Path(path), wanted), wanted, model, str(path))
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)
     try:
         fill(pieces, {("param", name): [source] for name, source in sources.items()})
+    except MeshwrightError as error:
+        wrong = error.diagnostics
     except (OSError, SafetensorError) as error:
         wrong = (Diagnostic(code="H006", message=f"cannot read weights: {error}", place=str(path)),)
     agree(group, wrong, device)
@@ -116,18 +120,26 @@ def files_of(path: Path) -> list[Path]:
     """
     if path.is_file():
         return [path]
+    if (path / DISTRIBUTED).is_file():
+        return [path / DISTRIBUTED, *sorted(path.glob("*.distcp"))]
     if (path / INDEX).is_file():
         listed = json.loads((path / INDEX).read_text(encoding="utf-8"))["weight_map"]
         return [path / _inside(name) for name in sorted(set(listed.values()))]
     return [path / SINGLE]
 
 
-def open_weights(path: Path) -> dict[str, Source]:
-    """Every tensor of a file or folder of weights: its name, shape, and how to get its values.
+def open_weights(path: Path, wanted: Iterable[str] = ()) -> dict[str, Source]:
+    """Every tensor of a file or folder of weights, or of torch's distributed checkpoint: its name, shape, and how to
+    get its values. `wanted`: the names by which a distributed checkpoint's keys are understood.
 
     Raises:
-        MeshwrightError: H006 when there are none, or they cannot be read.
+        MeshwrightError: H006 when there are none, or they cannot be read; H010 for a distributed checkpoint.
     """
+    if (path / DISTRIBUTED).is_file():
+        from meshwright.run.checkpoint.dcp import DistributedReader
+
+        saved = DistributedReader(path, wanted)
+        return {name: saved.source(name) for name in saved.names()}
     try:
         found = {}
         for file in files_of(path):
@@ -145,7 +157,7 @@ def _unreadable(path: Path, error: Exception) -> MeshwrightError:
         "H006",
         f"cannot read weights: {type(error).__name__}: {error}",
         place=str(path),
-        help=f"name a .safetensors file, or a folder with {SINGLE} or {INDEX}",
+        help=f"name a .safetensors file, a folder with {SINGLE} or {INDEX}, or one of torch.distributed.checkpoint",
     )
 
 
@@ -228,7 +240,7 @@ def export_weights(
             written.
     """
     reader, folder = CheckpointReader(find(checkpoint)), Path(folder)
-    _refuse(folder)
+    refuse(folder)
     parameters = tuple(entry for entry in reader.index.entries if entry.state == "param")
     reader.index = msgspec.structs.replace(reader.index, entries=parameters)
     wrong = reader.wrong()
@@ -251,8 +263,8 @@ def export_weights(
     return folder
 
 
-def _refuse(folder: Path) -> None:
-    """Before anything is read of a checkpoint that may be large.
+def refuse(folder: Path) -> None:
+    """Refuse a folder to write into, before anything is read of a checkpoint that may be large.
 
     Raises:
         MeshwrightError: H008 when the folder has something in it, or cannot be made.

@@ -223,10 +223,11 @@ def find(path: str | Path) -> Path:
     if newest and newest[0][2] != folder:
         raise damaged(f"it has lost its {INDEX}", newest[0][2])
     if folder is None:
+        help = "name a folder step-... with an index.json in it, or the folder of such folders"
+        if (path / ".metadata").is_file():
+            help = f"torch wrote it: meshwright weights {path} --format checkpoint --model MODEL --to FOLDER"
         raise MeshwrightError.one(
-            "H001",
-            f"no checkpoint in {path}" if path.is_dir() else f"no folder {path}",
-            help="name a folder step-... with an index.json in it, or the folder of such folders",
+            "H001", f"no checkpoint in {path}" if path.is_dir() else f"no folder {path}", help=help
         )
     return folder
 

@@ -153,7 +153,7 @@ def load_base(path: str | Path, base: Base, model: Model, group: AxisGroup, *, d
     pieces, wrong, sources = list(base.pieces()), (), {}
     wanted = own_shapes(pieces, group, device, base.shapes())
     try:
-        sources, wrong = matched(open_weights(Path(path)), wanted, model, str(path))
+        sources, wrong = matched(open_weights(Path(path), wanted), wanted, model, str(path))
     except MeshwrightError as error:
         wrong = error.diagnostics
     agree(group, wrong, device)

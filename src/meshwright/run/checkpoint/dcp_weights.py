@@ -1,0 +1,74 @@
+"""Published weights of the parameters in a distributed checkpoint of torch."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshwright.errors import MeshwrightError
+from meshwright.run import safetensors_file
+from meshwright.run.checkpoint.dcp import DistributedReader
+from meshwright.run.weights import CONFIG, assembled, matched, refuse, unwritten, write_tensors
+from meshwright.spec.architecture import Model
+
+
+def convert_distributed(
+    checkpoint: str | Path,
+    folder: str | Path,
+    model: Model,
+    wanted: Mapping[str, tuple[int, ...]],
+    *,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the parameters of torch's distributed checkpoint as published weights, one tensor at a time. `wanted`: the
+    shapes of the model's tensors by name; `dtype`: the type to convert to, None = as they are; `config`: the model's
+    ``config.json``, written beside them.
+
+    Returns:
+        The folder, which is new and appears when it is complete.
+
+    Raises:
+        MeshwrightError: H007 when they are not the model's, H008 when they cannot be written, H010 when they are not
+            read.
+    """
+    folder = Path(folder)
+    refuse(folder)
+    saved = DistributedReader(checkpoint, wanted)
+    there = {name: saved.source(name) for name in saved.names()}
+    sources, wrong = matched(there, wanted, model, str(checkpoint))
+    if wrong:
+        raise MeshwrightError(wrong)
+    kinds = [saved.there[saved.key("param", name)].dtype for name in there]
+    most = dtype or max(kinds, key=kinds.count)
+    heads = [
+        safetensors_file.TensorHeader(name, dtype or _type_of(saved, name, most), tuple(shape))
+        for name, shape in sorted(wanted.items())
+    ]
+    temporary = folder.parent / f".{folder.name}.{secrets.token_hex(4)}.part"
+    try:
+        temporary.mkdir(parents=True)
+        write_tensors(temporary, heads, lambda head: assembled(sources[head.name], head.dtype))
+        if config is not None:
+            said = {key: value for key, value in config.items() if not key.startswith("_") and key != "torch_dtype"}
+            text = json.dumps(said | {"dtype": str(most).removeprefix("torch.")}, indent=2)
+            safetensors_file.write_file(temporary / CONFIG, text.encode())
+        safetensors_file.sync_folder(temporary)
+        temporary.rename(folder)  # onto nothing or an empty folder
+    except OSError as error:
+        raise unwritten(folder, error.strerror or str(error)) from None
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return folder
+
+
+def _type_of(saved: DistributedReader, name: str, usual: torch.dtype) -> torch.dtype:
+    """The type of a tensor in a distributed checkpoint; the usual one where it is there by another name."""
+    stored = saved.there.get(saved.key("param", name))
+    return usual if stored is None else stored.dtype
