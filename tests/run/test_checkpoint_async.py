@@ -1,6 +1,7 @@
 """Saving while training goes on: what is copied when, who waits, and when all ranks know."""
 
 import json
+import threading
 import time
 
 import pytest
@@ -32,6 +33,34 @@ def test_what_is_saved_is_the_state_when_the_save_began(tmp_path):
         back = loaded(tmp_path, held)
         assert all(torch.equal(b.values[b.values != -7], e.values[b.values != -7]) for b, e in zip(back, expected))
     assert len(saver._buffers) == len([p for p in pieces if p.owner])
+
+
+def test_a_rank_says_that_training_waits_for_its_disk(tmp_path, monkeypatch):
+    (held,) = shards.sharding(2, 1)
+    pieces, write = shards.pieces(held, shards.values(1)), safetensors_file.write
+    told, twice = [], threading.Event()
+
+    def say(text, **_):
+        told.append(text)
+        if len(told) == 2:
+            twice.set()
+
+    def slow_write(*args):
+        assert twice.wait(10)
+        return write(*args)
+
+    monkeypatch.setattr(safetensors_file, "write", slow_write)
+    monkeypatch.setattr(checkpoint_save, "print", say, raising=False)
+    monkeypatch.setattr(checkpoint_save, "WORD_S", 0.02)
+    monkeypatch.setattr(checkpoint_save, "AGAIN_S", 0.02)
+    saver = AsyncSaver(tmp_path, ALONE)
+    saver.begin(pieces, meta(1))
+    saver.before_update()
+    assert saver.poll() is None and not told  # steps go on beside a disk that has not written yet
+    saver.begin(pieces, meta(2))  # the next is due: it waits for the last
+    saver.before_update()
+    assert len(told) >= 2 and all("rank 0 has waited" in line and "of step 1 is still" in line for line in told)
+    assert saver.wait().name == "step-00000002"
 
 
 def test_before_update_waits_for_the_copies_and_for_nothing_else(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from meshwright.compare.measured import repeats_s, step_times
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse
 from meshwright.run import data, launch, loop, metrics
-from meshwright.run.checkpoint import find, read_index
+from meshwright.run.checkpoint import AsyncSaver, find, read_index
 from meshwright.run.data import tokenizer
 from meshwright.run.settings import Settings
 from meshwright.run.weights import export_weights
@@ -177,6 +178,35 @@ def test_a_run_whose_rank_was_killed_goes_on_from_its_last_checkpoint(corpus, un
     assert found["first_step"] == kept + 1
     assert [line["loss"] for line in lines(out)] == uninterrupted["losses"]
     assert not list(out.glob(".step-*"))
+
+
+def small_disk(world, asked):
+    """Rank 1 can write no file of more than 100 bytes once it has saved step 2."""
+    if world.rank == 1:
+        begin = AsyncSaver.begin
+
+        def begun(self, pieces, meta):
+            if meta.step > 2:
+                self.wait()
+                resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+            begin(self, pieces, meta)
+
+        AsyncSaver.begin = begun
+    return loop.train(world, asked)
+
+
+@pytest.mark.slow
+def test_a_run_whose_disk_fills_says_so_and_keeps_the_checkpoint_before(corpus, uninterrupted, tmp_path):
+    out = tmp_path / "out"
+    begun = time.monotonic()
+    with pytest.raises(MeshwrightError) as caught:
+        run(job(corpus, steps=12, out=str(out), save_every=2), main=small_disk)
+    assert time.monotonic() - begun < 15
+    (found,) = caught.value.diagnostics
+    assert found.code == "H005" and "File too large" in found.message and "(rank 1)" in found.place
+    assert sorted(f.name for f in out.iterdir()) == ["metrics.jsonl", "step-00000002"]
+    assert run(job(corpus, steps=12, out=str(out), resume=True))["first_step"] == 3
+    assert [line["loss"] for line in lines(out)] == uninterrupted["losses"]
 
 
 def test_a_loss_that_is_no_number_is_not_applied_and_the_state_before_it_is_saved(corpus, tmp_path):

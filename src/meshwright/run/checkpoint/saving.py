@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -32,6 +34,9 @@ from meshwright.run.checkpoint.share import Holding, divide, holdings
 from meshwright.run.checkpoint.write import shapes, write_rank
 from meshwright.run.mesh import AxisGroup
 from meshwright.run.pieces import TensorPiece
+
+#: Seconds after which a rank says that training waits for its disk, and between saying so again.
+WORD_S, AGAIN_S = 3.0, 15.0
 
 
 class AsyncSaver:
@@ -77,7 +82,8 @@ class AsyncSaver:
         """Start saving the pieces, as they are now, the same ones every time; returns at once. What several processes
         hold is written by all of them, each a share.
 
-        Nothing may write to them before :meth:`before_update`. A save still under way is waited for first.
+        Nothing may write to them before :meth:`before_update`. A save still under way is waited for first, and a rank
+        whose disk that waits for says so.
 
         Raises:
             MeshwrightError: what went wrong with the save before.
@@ -146,9 +152,24 @@ class AsyncSaver:
         while self.pending:
             for future in (self._writing, self._committing):
                 if future is not None:
-                    future.exception()  # waits
+                    self._await(future)
             done = self.poll()
         return done
+
+    def _await(self, future: Future) -> None:
+        """Wait until the disk has what a save under way writes, and say so where that takes long."""
+        begun, patience = time.monotonic(), WORD_S
+        while True:
+            try:
+                future.exception(timeout=patience)
+                return
+            except TimeoutError:
+                waited, patience = time.monotonic() - begun, AGAIN_S
+                text = (
+                    f"rank {self.group.index} has waited {waited:.0f} s for its disk: the checkpoint of step "
+                    f"{self._meta.step} is still being written into {self.root}; save less often, or elsewhere"
+                )
+                print(text, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         """End the thread. A save under way is not committed; call :meth:`wait` first."""
