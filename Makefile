@@ -84,6 +84,7 @@ bench: .venv/dev
 	$(BIN)/python -m bench.emulated
 	$(BIN)/python -m bench.executor
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.engine
 	$(BIN)/python -m bench.here --rounds 5
 
 docs: .venv/docs

@@ -13,7 +13,7 @@ def activate(up: torch.Tensor, spec: Dense | Moe) -> torch.Tensor:
     function = ACTIVATIONS[spec.activation]
     if not spec.gated:
         return function(up)
-    if function is F.silu:
+    if function is F.silu and not torch.is_inference_mode_enabled():
         return _Gated.apply(up)
     gate, linear = up.chunk(2, dim=-1)
     return function(gate) * linear

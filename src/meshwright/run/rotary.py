@@ -88,7 +88,7 @@ def pairs_apart(x: torch.Tensor) -> torch.Tensor:
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [b, s, heads, d] with its first ``width`` features turned by the tables [s, 1, width], or [b, s, 1, width]."""
-    width = cos.shape[-1]
+    width, turn = cos.shape[-1], _turned if torch.is_inference_mode_enabled() else _Turn.apply
     if width == x.shape[-1]:
-        return _Turn.apply(x, cos, sin)
-    return torch.cat((_Turn.apply(x[..., :width], cos, sin), x[..., width:]), dim=-1)
+        return turn(x, cos, sin)
+    return torch.cat((turn(x[..., :width], cos, sin), x[..., width:]), dim=-1)
