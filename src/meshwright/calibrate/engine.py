@@ -352,10 +352,15 @@ def write(found: list[EngineFit], folder: Path) -> list[Path]:
     """Write a TOML file a profile, as the catalog holds them; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    usual = EngineProfile(name="")
     for one in found:
-        fields = {f: getattr(one.profile, f) for f in EngineProfile.__struct_fields__}
-        table = {f: value for f, value in fields.items() if f == "name" or value != getattr(usual, f)}
         paths.append(folder / f"{one.profile.name.replace('-', '_')}.toml")
-        write_bytes(paths[-1], dumps({"format_version": FORMAT_VERSION, **msgspec.to_builtins(table)}).encode())
+        write_bytes(paths[-1], as_toml(one.profile).encode())
     return paths
+
+
+def as_toml(profile: EngineProfile) -> str:
+    """Return a profile as a file holds it: what is not as usual."""
+    usual = EngineProfile(name="")
+    fields = {f: getattr(profile, f) for f in EngineProfile.__struct_fields__}
+    table = {f: value for f, value in fields.items() if f == "name" or value != getattr(usual, f)}
+    return dumps({"format_version": FORMAT_VERSION, **msgspec.to_builtins(table)})

@@ -48,13 +48,15 @@ def evaluate(shape: CurveShape, points: np.ndarray, hardware: tuple[float, ...],
     return out
 
 
-def fit_constants(shape: CurveShape, loss: Callable[[np.ndarray], float], start: np.ndarray) -> np.ndarray:
-    """Constants within their bounds that no single step improves."""
+def fit_constants(
+    shape: CurveShape, loss: Callable[[np.ndarray], float], start: np.ndarray, *, sweeps: int = SWEEPS
+) -> np.ndarray:
+    """Return constants within their bounds that no single step improves, after so many sweeps over all of them."""
     low = np.array([c.low for c in shape.constants])
     high = np.array([c.high for c in shape.constants])
     best, least = start.copy(), loss(start)
     step = np.full(len(start), FIRST_STEP)
-    for _ in range(SWEEPS):
+    for _ in range(sweeps):
         for j in range(len(best)):
             for sign in (1.0, -1.0):
                 tried = best.copy()

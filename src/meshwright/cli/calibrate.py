@@ -20,10 +20,15 @@ predicted by size, and errors on groups held out.
 With --runs, a few runs of your own stack update what is known of others: the profile that comes out is written to the
 file of --out, for --framework FILE of predict, search and the others.
 
+With --server, probes of a running server fit a profile of it, with errors on probes left out: predict --serve then
+answers for other traffic with --engine-profile FILE.
+
 Profiles are written to --out (kernels/, network/, frameworks/ and engines/ in it); a prediction uses the catalog's
 unless told otherwise."""
 #: Where what was measured is kept until all of it is, in the folder of the profile.
 PART = "here.part.json"
+#: Options that say something of a server that is probed.
+OF_A_SERVER = ("save", "seconds", "longest", "model", "api_key", "tokenizer")
 CLASSES = ("gemm", "attention", "latent", "moe", "scan", "network", "framework", "engine")
 
 
@@ -42,6 +47,13 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
     ranks: options.text(
         "COUNT", "With --here: collectives between up to so many processes; 8 if left out, 2 with --quick."
     ) = ""
+    server: options.text("URL", "Probe a server of OpenAI's protocol for some minutes, for --engine-profile FILE.") = ""
+    save: options.text("FILE", "With --server: write its profile there, server.toml.") = ""
+    seconds: options.text("SECONDS", "With --server: how long probes may take; 180 if left out.") = ""
+    longest: options.text("TOKENS", "With --server: the longest prompt of probes; 1024 if left out.") = ""
+    model: options.text("NAME", "With --server: which of its models; the first if left out.") = ""
+    api_key: options.text("KEY", "With --server: its key, or env:NAME.") = ""
+    tokenizer: options.text("FILE", "With --server: a tokenizer.json to count prompts by.") = ""
     only: options.text(
         "CLASS[,CLASS]",
         "Some of gemm, attention, latent, moe, scan, network, framework, engine; all of them if left out.",
@@ -54,6 +66,11 @@ class CalibrateOptions(msgspec.Struct, frozen=True, kw_only=True):
 def run(argv: list[str]) -> int:
     """0 when the tables were fitted; tables that cannot be measurements are misuse."""
     given, wrong = options.read(CalibrateOptions, argv, command="calibrate", description=DESCRIPTION)
+    if given.server:
+        from meshwright.cli.calibrate_server import run_server
+
+        return run_server(given, wrong)
+    wrong += _of_a_server(given)
     if given.runs:
         return _runs(given, wrong)
     if given.here:
@@ -82,6 +99,16 @@ def run(argv: list[str]) -> int:
     if "engine" in only:
         _engines(given)
     return 0
+
+
+def _of_a_server(given: CalibrateOptions) -> list[Diagnostic]:
+    """K001 for options of ``--server`` where none is said."""
+    said = [f"--{name.replace('_', '-')}" for name in OF_A_SERVER if getattr(given, name)]
+    help = "say --server URL, or leave it out"
+    return [
+        Diagnostic(code="K001", message=f"{name} is of a server, and none is said", place=name, help=help)
+        for name in said
+    ]
 
 
 def _there(folder: Path) -> list[str]:

@@ -42,6 +42,9 @@ class PredictOptions(msgspec.Struct, frozen=True, kw_only=True):
     ) = ""
     report: options.text("FILE", "Write the full report, one offline HTML file.") = ""
     slo: options.text("BOUNDS", "With --serve: bounds to keep, ttft=500ms,tpot=50ms@p90.") = ""
+    engine_profile: options.text(
+        "FILE", "With --serve: the engine as calibrate measured it; of one server (--server URL) nothing else is said."
+    ) = ""
     records: options.text("FILE", "With --serve: write the times of every request, requests.csv or .parquet.") = ""
     trace: options.text("FILE", "Write the timeline for Perfetto or chrome://tracing, step.json.gz.") = ""
     job_trace: options.text("FILE", "Write what the run meets in the first draw of --world, event by event.") = ""
@@ -58,7 +61,7 @@ def run(argv: list[str]) -> int:
 
         return predict_served(question, given, wrong)
     wrong += options.missing(msgspec.structs.asdict(question), WANTED, command="predict")
-    wrong += unserved(given, ("slo", "records"), "predict")
+    wrong += unserved(given, ("slo", "engine_profile", "records"), "predict")
     wrong += unwritable(given.report, "--report") + unwritable(given.trace, "--trace")
     wrong += unwritable(given.job_trace, "--job-trace")
     if given.job_trace:

@@ -364,7 +364,7 @@ def unserved(given: Any, names: Iterable[str], command: str) -> list[Diagnostic]
     return [
         Diagnostic(
             code="X004",
-            message=f"--{name} is of requests, and nothing is served",
+            message=f"--{name.replace('_', '-')} is of requests, and nothing is served",
             place=f"meshwright {command}",
             help="say --serve, or drop it",
         )

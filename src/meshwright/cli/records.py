@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from meshwright.errors import Diagnostic
 
 if TYPE_CHECKING:
+    from meshwright.answer.server import ServerPrediction
     from meshwright.answer.serving_answer import ServingPrediction
 
 
@@ -25,7 +26,7 @@ def lacking(path: str) -> list[Diagnostic]:
     return [Diagnostic(code="K006", message="writing Parquet needs pyarrow", place=f"--records {path}", help=help)]
 
 
-def write_records(prediction: ServingPrediction, path: str) -> None:
+def write_records(prediction: ServingPrediction | ServerPrediction, path: str) -> None:
     """Write a row for every request, in order of arrival: a table with a header, times in seconds."""
     from meshwright.atomic import write_bytes
 

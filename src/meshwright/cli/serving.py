@@ -13,7 +13,9 @@ from meshwright.cli.records import lacking, write_records
 from meshwright.errors import Diagnostic, MeshwrightError
 
 if TYPE_CHECKING:
+    from meshwright.answer.server import ServerPrediction
     from meshwright.answer.serving import ServingPrediction
+    from meshwright.cost.engine import EngineProfile
     from meshwright.spec.requests import Requests
 
 #: Times that an objective bounds.
@@ -25,6 +27,16 @@ SERVED["plan"] = '--plan "tp4 dp2", or ask meshwright search, with the same word
 
 def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> int:
     """Answer the question and print it as the options say; 0 when it fits and keeps its objectives, 1 when not."""
+    profile = None
+    if given.engine_profile:
+        from meshwright.cost.engine import load
+
+        try:
+            profile = load(given.engine_profile)
+        except MeshwrightError as error:
+            wrong = [*wrong, *error.diagnostics]
+    if profile is not None and profile.server is not None:
+        return _predict_server(question, given, profile, wrong)
     wrong = [*wrong, *options.missing(msgspec.structs.asdict(question), SERVED, command="predict")]
     wrong += _of_training(question, given)
     for option in ("records", "trace", "report"):
@@ -34,7 +46,7 @@ def predict_served(question: Question, given: Any, wrong: list[Diagnostic]) -> i
         question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
         wrong += no_bounds(given.slo)
     parts = read_served(question, wrong)
-    prediction = _answered(*parts)
+    prediction = _answered(*parts, profile=profile)
     if given.json:
         print_json(prediction.to_json())
     else:
@@ -69,10 +81,48 @@ def no_bounds(text: str) -> list[Diagnostic]:
     ]
 
 
-def _answered(model, cluster, serve, plan, requests) -> ServingPrediction:
+def _answered(model, cluster, serve, plan, requests, profile=None) -> ServingPrediction:
     from meshwright.answer.serving import predict_serving
 
-    return predict_serving(model, cluster, serve, plan, requests=requests)
+    return predict_serving(model, cluster, serve, plan, requests=requests, profile=profile)
+
+
+def _predict_server(question: Question, given: Any, profile: EngineProfile, wrong: list[Diagnostic]) -> int:
+    """Answer for a server that was measured, of which no model, cluster or plan is said."""
+    help = "the profile stands for the server: drop it, or name an engine's profile"
+    said = [n for n in ("model", "on", "plan", "price", "framework") if getattr(question, n)]
+    said += ["report"] if given.report else []
+    wrong = wrong + _of_training(question, given)
+    wrong += [
+        Diagnostic(code="X004", message=f"{n if n == 'model' else f'--{n}'} says nothing of a measured server",
+                   place=f"--engine-profile {given.engine_profile}", help=help)
+        for n in said
+    ]  # fmt: skip
+    for option in ("records", "trace"):
+        wrong += unwritable(getattr(given, option), f"--{option}")
+    wrong += lacking(given.records)
+    if given.slo:
+        question = msgspec.structs.replace(question, serve=f"{question.serve},{given.slo}")
+        wrong += no_bounds(given.slo)
+    from meshwright.answer.server import predict_server
+    from meshwright.spec.serve import parse
+
+    try:
+        serve = parse(question.serve, base=question.base)
+        requests = serve.drawn()
+    except MeshwrightError as error:
+        wrong += error.diagnostics
+    if wrong:
+        raise MeshwrightError(wrong)
+    prediction = predict_server(profile, serve, requests)
+    if given.json:
+        print_json(prediction.to_json())
+    else:
+        from meshwright.report.server_text import render
+
+        render(prediction, console())
+    _write(prediction, given)
+    return 0 if prediction.good else 1
 
 
 def _report(prediction: ServingPrediction, requests: Requests, question: Question, path: str) -> None:
@@ -113,7 +163,7 @@ def read_served(question: Question, wrong: list[Diagnostic]) -> tuple:
     return model, cluster, serve, plan, requests
 
 
-def _write(prediction: ServingPrediction, given: Any) -> None:
+def _write(prediction: ServingPrediction | ServerPrediction, given: Any) -> None:
     if given.records:
         write_records(prediction, given.records)
         note(f"wrote {given.records}")

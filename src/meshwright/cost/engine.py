@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
@@ -33,6 +34,25 @@ class PublishedIterations(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     large_from: int
 
 
+class MeasuredServer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The limits of one server, as probes measured them: the ``model`` it serves, the batching ``policy`` that explains
+    it best with its ``budget`` of tokens an iteration (0: none), the most requests that it computes at a time
+    (``max_batch``), and the tokens of its cache (``kv_tokens``, 0: it never was full). ``prefix_cache``: it keeps
+    blocks of common prefixes, of as many last requests as ``slots`` says (0: of all, as long as there is room).
+    ``reached``: so many requests were ever computed at a time, so that ``max_batch`` may be more where it is as many.
+    """
+
+    model: str
+    policy: str = "orca"
+    budget: int = 0
+    max_batch: int = 1
+    reached: bool = False
+    kv_tokens: int = 0
+    prefix_cache: bool = False
+    slots: int = 0
+    url: str = ""
+
+
 class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The profile of a version of a serving engine: the time and the memory that it adds to a device's.
 
@@ -50,7 +70,8 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     to a first token. ``until``: the last month (``2024-12``) whose versions it stands for, "" for those of today.
     ``flagged``: nobody measured these. ``left_out``: absolute relative errors of measured servers when all of their
     ``model``, ``hardware`` or ``engine`` are left out of the fit, beside those ``in_sample``. ``iterations``,
-    where there are any, stand for the priced kernels of the models that they are of, and it knows no others.
+    where there are any, stand for the priced kernels of the models that they are of, and it knows no others. A profile
+    of one ``server`` stands for that server as it is: no model, cluster or plan is priced.
     """
 
     name: str
@@ -75,6 +96,7 @@ class EngineProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     flagged: bool = True
     left_out: dict[str, dict[str, float]] = {}
     iterations: tuple[PublishedIterations, ...] = ()
+    server: MeasuredServer | None = None
 
     @property
     def engine(self) -> str:
@@ -99,6 +121,44 @@ def engines() -> dict[str, EngineProfile]:
             profile = msgspec.convert(table, EngineProfile)
             found[profile.name] = profile
     return found
+
+
+def load(path: str | Path) -> EngineProfile:
+    """Read the profile of a file, as ``meshwright calibrate`` writes them.
+
+    Raises:
+        MeshwrightError: T008 for a file that cannot be read or holds no profile.
+    """
+    place = f"--engine-profile {path}"
+    help = "a file that meshwright calibrate --server URL --save FILE wrote, or --only engine --out DIR"
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        version = table.pop("format_version", None)
+        if version != FORMAT_VERSION:
+            said = f"its format_version is {version!r}, this version reads {FORMAT_VERSION}"
+            raise MeshwrightError.one(
+                "T008", f"cannot read {path} as an engine profile: {said}", place=place, help=help
+            )
+        return _sound(msgspec.convert(table, EngineProfile))
+    except (OSError, ValueError, msgspec.ValidationError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise MeshwrightError.one(
+            "T008", f"cannot read {path} as an engine profile: {said}", place=place, help=help
+        ) from None
+
+
+def _sound(profile: EngineProfile) -> EngineProfile:
+    """Return a profile whose numbers are times, or raise what is wrong with them."""
+    times = [value for value in msgspec.structs.astuple(profile) if isinstance(value, float)]
+    times += [ms for one in profile.iterations for ms in (*one.prefill_ms, *one.decode_ms, *one.large_decode_ms)]
+    if not all(0 <= value < 1e15 for value in times):
+        raise ValueError("a time in it is negative or not finite")
+    server = profile.server
+    if server is not None and (server.max_batch < 1 or min(server.budget, server.kv_tokens, server.slots) < 0):
+        raise ValueError("a limit of its server is negative")
+    if server is not None and len(profile.iterations) != 1:
+        raise ValueError("it has a server, and not the one table of iterations that is its")
+    return profile
 
 
 def engine_profile(name: str = "default") -> EngineProfile:

@@ -53,7 +53,8 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     ``host_blocks`` blocks, where there is room, and not computed again; shared blocks that leave the device are kept
     there too. ``chunks`` above 0: names are of texts wherever they stand, which are kept on the host, and that share of
     their tokens is computed again. ``adapters``: requests use LoRA adapters. ``borrow``: blocks may be of other
-    replicas, and others may have some of this one."""
+    replicas, and others may have some of this one. ``slots`` above 0: what nobody holds is kept of so many requests
+    that left last, as llama.cpp keeps one sequence in each of its slots."""
 
     prefix: bool = False
     unit: int = 16
@@ -62,6 +63,7 @@ class CacheRules(msgspec.Struct, frozen=True, kw_only=True):
     adapters: AdapterRules | None = None
     chunks: float = 0.0
     borrow: bool = False
+    slots: int = 0
 
 
 class KvCache:

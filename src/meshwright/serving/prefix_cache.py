@@ -8,7 +8,7 @@ come back when they are asked for again (Mooncake, Qin et al. 2024, 2407.00079).
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from meshwright.errors import MeshwrightError
 from meshwright.serving.cache import CacheRules, EngineLimits, KvCache
@@ -17,7 +17,7 @@ from meshwright.serving.engine_request import EngineRequest
 
 class PrefixCache(KvCache):
     """A paged cache that shares prefixes. ``refs`` counts who holds each named unit, ``idle`` are those that nobody
-    holds, least recently used first, ``host`` those in host memory."""
+    holds, least recently used first, ``host`` those in host memory, ``left`` those of the requests that left last."""
 
     def __init__(self, limits: EngineLimits, rules: CacheRules):
         super().__init__(limits, rules)
@@ -32,6 +32,7 @@ class PrefixCache(KvCache):
         self.refs: dict[int, int] = {}
         self.idle: OrderedDict[int, None] = OrderedDict()
         self.host: OrderedDict[int, None] = OrderedDict()
+        self.left: deque[tuple[int, ...]] = deque()
 
     @property
     def free(self) -> int:
@@ -134,6 +135,20 @@ class PrefixCache(KvCache):
             self.refs[name] -= 1
             if not self.refs[name]:
                 self.idle[name] = None
+        if self.rules.slots and one.units:
+            self._keep_last(one.new.hashes[: one.units])
         one.pinned.clear()
         one.blocks = one.units = one.matched = 0
         self._release(one)
+
+    def _keep_last(self, names: tuple[int, ...]) -> None:
+        """Give up what nobody holds of requests that left before the last so many."""
+        self.left.append(names)
+        if len(self.left) <= self.rules.slots:
+            return
+        gone = self.left.popleft()
+        kept = set().union(*self.left)
+        for name in gone:
+            if name not in kept and name in self.idle:
+                del self.idle[name], self.refs[name]
+                self.bare += self.unit_blocks

@@ -1,0 +1,170 @@
+"""A server with known times, on a virtual clock: probes find them, and the profile answers for other traffic."""
+
+import asyncio
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from meshwright.answer.server import predict_server, server_replica
+from meshwright.calibrate import engine
+from meshwright.calibrate.server import fit_server, report
+from meshwright.calibrate.server_probes import Prober
+from meshwright.cli import main
+from meshwright.cost.engine import load
+from meshwright.errors import MeshwrightError
+from meshwright.spec.serve import parse
+from meshwright.traffic.session import opened, replayed
+from meshwright.traffic.summary import summed_up
+from tests.traffic import virtual
+from tests.traffic.servers import Engine, app, serving
+
+#: The server that is probed: 20 ms and 1 ms a token for a prompt alone in its iteration, 10 ms and 2 ms a sequence for
+#: next tokens, four requests at a time, prefixes kept.
+KNOWN = {"slots": 4, "prefixes": True}
+
+
+@pytest.fixture(scope="module")
+def probed():
+    """The probes, and traffic that the fit never sees: at another rate, and with prompts that begin alike."""
+
+    async def work():
+        server = Engine(**KNOWN)
+        async with serving(app(server), server) as url:
+            session = await opened(url, salt=5)
+            clock = asyncio.get_running_loop().time
+            probes = await Prober(session, longest=256, budget_s=60.0, say=lambda line: None, clock=clock).make()
+            unseen = []
+            for words in UNSEEN:
+                serve = parse(words)
+                unseen.append((serve, *await replayed(session, serve, serve.drawn())))
+            return probes, unseen
+
+    return virtual.run(work())
+
+
+UNSEEN = (
+    "rate=3,prompt=60:0.5;200:0.5,output=20,requests=60",
+    "rate=4,prompt=220,output=12,prefix=160:groups=3,requests=60,seed=3",
+)
+
+
+@pytest.fixture(scope="module")
+def fitted(probed):
+    return fit_server(probed[0], model="tiny", url="http://there", name="there")
+
+
+def test_probes_find_the_times_of_a_server(fitted):
+    (start, each, square), (step, context, sequence) = (
+        fitted.profile.iterations[0].prefill_ms,
+        fitted.profile.iterations[0].decode_ms,
+    )
+    # a client sees 20 ms + 1 ms a token of a prompt, however that is split into what else it waits for
+    for tokens in (64, 256):
+        front = fitted.profile.front_us * 1e-3 + fitted.profile.token_us * 1e-3 * tokens
+        assert front + start + each * tokens + square * tokens**2 == pytest.approx(20 + tokens, rel=0.1)
+    for sequences in (1, 2, 4):
+        assert step + sequence * sequences + context * sequences * 128 == pytest.approx(10 + 2 * sequences, rel=0.1)
+
+
+def test_probes_find_the_limits_of_a_server(fitted):
+    server = fitted.profile.server
+    # it computes a prompt at a time, before anybody's next token, for four requests, and keeps what they share
+    assert (server.policy, server.budget, server.max_batch, server.reached) == ("vllm-v0", 1, 4, False)
+    assert (server.prefix_cache, server.slots, server.kv_tokens) == (True, 0, 0)
+    assert set(fitted.left_out) == {"prefix", "ladder", "room", "mix", "random"}
+    assert "4 at a time, prefixes kept" in report(fitted)[0]
+
+
+@pytest.mark.parametrize("number", range(len(UNSEEN)))
+def test_the_profile_answers_for_traffic_that_it_never_saw(probed, fitted, number):
+    serve, traffic, end = probed[1][number]
+    measured = summed_up(serve, traffic, end).metrics
+    predicted = predict_server(fitted.profile, serve).metrics
+    for name in ("ttft_s", "tpot_s"):
+        m, p = getattr(measured, name), getattr(predicted, name)
+        assert p.mean == pytest.approx(m.mean, rel=0.1) and p.p90 == pytest.approx(m.p90, rel=0.15), name
+        assert p.mean_interval[0] <= p.mean <= p.mean_interval[1]
+
+
+def test_a_server_that_forgets_prefixes_is_found_to(probed):
+    # the same probes of a server whose repeated prompts take as long as its new ones, and which says nothing
+    probes = [p._replace(cached=np.full(len(p.requests), -1)) for p in probed[0] if p.name != "random 75%"]
+    prefix = next(p for p in probes if p.name == "prefix")
+    tokens = prefix.requests.prompt
+    took = 0.02 + 0.001 * tokens + 3 * 0.012
+    at = msgspec.structs.replace(prefix.requests, arrival_s=np.cumsum(took) - took)
+    probes[next(i for i, p in enumerate(probes) if p is prefix)] = prefix._replace(
+        requests=at, ttft=0.02 + 0.001 * tokens, e2e=took
+    )
+    found = fit_server([p for p in probes if p.name in ("single", "prefix")], model="tiny", url="x", name="x").profile
+    assert found.server.prefix_cache is False and found.server.max_batch == 1
+    assert found.server.reached  # nobody asked for two at a time
+
+
+def test_a_profile_is_a_file_that_predict_takes(fitted, tmp_path, capsys):
+    path = tmp_path / "server.toml"
+    path.write_text(engine.as_toml(fitted.profile))
+    assert load(path) == fitted.profile
+    asked = ["predict", "--serve", UNSEEN[0], "--engine-profile", str(path)]
+    assert main([*asked, "--json", "--trace", str(tmp_path / "t.json")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ttft_s"]["mean"] == pytest.approx(predict_server(fitted.profile, parse(UNSEEN[0])).metrics.ttft_s.mean)
+    assert main([*asked, "--slo", "ttft=1us"]) == 1
+    assert "misses" in capsys.readouterr().out
+    # what it would do with one request at a time
+    assert main(["predict", "--serve", UNSEEN[0] + ",max_batch=1", "--engine-profile", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ttft_s"]["mean"] > 2 * said["ttft_s"]["mean"]
+    assert main(["predict", "llama3-8b", "--on", "1xh100", *asked[1:]]) == 2
+    assert "model says nothing of a measured server" in capsys.readouterr().err
+    assert main(["predict", "--serve", UNSEEN[0] + ",kv=fp8", "--engine-profile", str(path)]) == 2
+    assert "kv= says nothing" in capsys.readouterr().err
+
+
+def test_an_engine_profile_of_a_catalog_form_stands_for_the_engine(tmp_path, capsys):
+    words = ["llama3-8b", "--on", "1xh100", "--plan", "tp1", "--serve", "rate=2,prompt=256,output=16,requests=20"]
+    path = tmp_path / "mine.toml"
+    path.write_text('format_version = 1\nname = "mine"\nstep_us = 200000.0\n')
+    assert main(["predict", *words, "--engine-profile", str(path), "--json"]) == 0
+    # every iteration takes 0.2 s on the host alone
+    assert json.loads(capsys.readouterr().out)["tpot_s"]["mean"] > 0.2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "format_version = 2\nname='x'", "format_version = 1\nname='x'\nspeed = 3", "nonsense",
+     "format_version = 1\nname='x'\nfront_us = -1.0",
+     "format_version = 1\nname='x'\n[server]\nmodel='x'", "format_version = 1\nname='x'\nstep_us = nan"],
+)  # fmt: skip
+def test_a_file_that_is_no_profile_is_refused(tmp_path, text):
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(MeshwrightError, match="T008"):
+        load(path)
+
+
+def test_too_few_probes_are_no_profile(probed):
+    with pytest.raises(MeshwrightError, match="T009"):
+        fit_server([p for p in probed[0] if p.name == "prefix"], model="tiny", url="http://there", name="x")
+
+
+def test_a_part_of_a_prompt_takes_what_the_whole_takes_more_than_the_part_before(fitted):
+    replica = server_replica(fitted.profile, parse("rate=1,prompt=200,output=4,requests=3").drawn())
+    whole = replica.costs.prefilling(1, 200, 0.0)
+    assert replica.costs.prefilling(1, 150, 0.0) + replica.costs.prefilling(1, 50, 150.0) == pytest.approx(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--server", "http://127.0.0.1:9"], "T001"),
+        (["--server", "http://127.0.0.1:9", "--here"], "K001"),
+        (["--server", "http://127.0.0.1:9", "--save", "x.json"], "K001"),
+        (["--server", "http://127.0.0.1:9", "--seconds", "1"], "L005"),
+        (["--save", "x.toml"], "K001"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_one_clear_error(words, code, capsys):
+    assert main(["calibrate", *words]) == 2
+    assert f"error[{code}]" in capsys.readouterr().err
