@@ -6,11 +6,14 @@ import pytest
 
 from meshwright.answer.rank_memory import OVERHEAD, RESERVED, rank_memory
 from meshwright.calibrate import framework, framework_memory
-from meshwright.cost import standard
+from meshwright.cost import Costs, standard
+from meshwright.cost.chain import roofline_estimate
 from meshwright.errors import MeshwrightError
 from meshwright.simulate.step import simulate
+from meshwright.spec.cluster import load as load_cluster
 from meshwright.validate.cases import case
 from meshwright.validate.steps import room
+from meshwright.work import Gemm
 from tests.validate.samples import step, table
 
 TRUE = {
@@ -24,12 +27,12 @@ TRUE = {
 }
 
 
-def questions():
+def questions(micros=(1, 2, 4)):
     """Small and large models, long and short sequences, with and without tensor parallelism, so that host time,
     passes and collectives weigh differently from row to row."""
     for model, layers, hidden in (("small", 12, 1024), ("middle", 24, 2048), ("large", 32, 4096)):
         for seq, tp in ((512, 1), (4096, 2), (2048, 8)):
-            for micro in (1, 2, 4):
+            for micro in micros:
                 yield step(
                     id=f"{model}:{seq}:{tp}:{micro}",
                     model=model,
@@ -65,6 +68,22 @@ def measured(tmp_path_factory):
 def fit(measured):
     (found,) = framework.fit_all(measured, standard)
     return found
+
+
+def test_links_are_asked_once_for_all_constants_of_a_framework_and_answer_as_they_do_alone():
+    asked, work = [], Gemm(m=512, n=512, k=512)
+    base = case(next(questions())).framework
+    device = load_cluster("8xh100").islands[0].device
+
+    def link(item, where):
+        asked.append(item)
+        return roofline_estimate(item, where)
+
+    of = framework.sharing(lambda one: Costs(one, (link,)))
+    tried = [msgspec.structs.replace(base, host_us_per_kernel=us) for us in (5.0, 50.0)]
+    answers = [of(one).price(work, device) for one in tried]
+    assert [of(one).framework for one in tried] == tried and asked == [work]
+    assert answers == [Costs(one, (link,)).price(work, device) for one in tried] and len(asked) == 3
 
 
 def test_step_times_made_with_known_constants_are_found_again(fit):
@@ -194,7 +213,7 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
     """Steps of both made with the same constants: only with each version's way of adding up gradients are they found
     again, and both profiles get them."""
     rows = []
-    for i, row in enumerate(questions()):
+    for i, row in enumerate(questions((1, 4))):
         row |= {"framework": "megatron-lm", "zero_stage": "0", "recompute": "full", "attention_kernel": "unfused"}
         row["source_ref"] = "arXiv 2104.04473"  # of before version 3
         row["sequence_parallel"] = str(i % 2 == 1)
@@ -205,12 +224,12 @@ def test_versions_that_share_constants_are_fitted_as_one_each_by_its_own_default
         rows.append(row)
     table(tmp_path, "training_steps", rows)
     (found,) = framework.fit_all(tmp_path, standard)
-    assert (found.framework, found.rows) == ("megatron-lm", 27)
+    assert (found.framework, found.rows) == ("megatron-lm", 18)
     assert found.in_sample < 0.005
     new = framework.profiles([found], [])
     for name in ("megatron-lm", "megatron-lm-v3"):
         assert {c: getattr(new[name], c) for c in found.constants} == found.constants
-        assert "27 of 27 measured steps of 3 shapes of models" in new[name].source
+        assert "18 of 18 measured steps of 3 shapes of models" in new[name].source
     assert new["megatron-lm"].defaults.accumulation != new["megatron-lm-v3"].defaults.accumulation
 
 

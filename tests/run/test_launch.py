@@ -5,7 +5,6 @@ import platform
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
 import threading
@@ -16,7 +15,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-import meshwright
 from meshwright.errors import Diagnostic, Infeasible, MeshwrightError
 from meshwright.run import environment as around
 from meshwright.run import launch
@@ -221,17 +219,9 @@ def test_a_rank_of_such_a_job_that_is_asked_to_end_has_died():
         launch.start(asked, num_ranks=1, device="cpu")
 
 
-PARENT = """
-import os, time
-from meshwright.run import environment as around
-from meshwright.run import launch
-
-def main(world, folder):
-    open(f"{folder}/{os.getpid()}", "w").close()
+def lasts(world, folder):
+    Path(f"{folder}/{os.getpid()}").touch()
     time.sleep(60)
-
-launch.start(main, __import__("sys").argv[1], num_ranks=2, device="cpu")
-"""
 
 
 def alive(pid):
@@ -251,15 +241,11 @@ def until(condition):
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc here")
 def test_children_do_not_outlive_a_killed_parent(tmp_path):
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path)], env=environment())
+    parent = Program(lambda: launch.start(lasts, str(tmp_path), num_ranks=2, device="cpu"), {})
     until(lambda: len(list(tmp_path.iterdir())) == 2)
-    parent.kill()
-    parent.wait()
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate(timeout=HARD_S)
     until(lambda: not any(alive(child.name) for child in tmp_path.iterdir()))
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
 
 
 def job(code, planned):
@@ -332,7 +318,7 @@ def test_what_launched_ranks_all_find_is_told_once():
 
 @pytest.mark.slow
 def test_a_launched_rank_0_that_is_killed_with_the_store_is_named():
-    ended = ranks("time.sleep(1)\nif rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
+    ended = ranks("time.sleep(0.3)\nif rank == 0:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)")
     assert [code for code, _, _ in ended] == [-9, 1]
     assert "rank 0 on its host died: its key-value store is gone" in ended[1][2]
 
@@ -340,7 +326,7 @@ def test_a_launched_rank_0_that_is_killed_with_the_store_is_named():
 @pytest.mark.slow
 @pytest.mark.parametrize("wait", ["dist.barrier()", "time.sleep(60)"])
 def test_a_launched_rank_that_is_killed_is_mourned_by_its_neighbour(wait):
-    ended = ranks(f"if rank == 1:\n    time.sleep(1)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
+    ended = ranks(f"if rank == 1:\n    time.sleep(0.3)\n    os.kill(os.getpid(), signal.SIGKILL)\n{wait}")
     assert [code for code, _, _ in ended] == [1, -9]
     assert f"rank 1 on {HOST} died: nothing heard of it for 2 s" in ended[0][2]
 

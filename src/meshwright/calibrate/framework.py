@@ -119,6 +119,19 @@ class FrameworkFit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def sharing(costs_of: Callable[[Framework], Costs]) -> Callable[[Framework], Costs]:
+    """Return the same costs of a framework, for trying constants: links follow from its defaults, and those that answer
+    for one framework are not asked again for another of the same defaults."""
+    known: dict[Defaults, Costs] = {}
+
+    def of(framework: Framework) -> Costs:
+        if framework.defaults not in known:
+            known[framework.defaults] = costs_of(framework)
+        return known[framework.defaults].under(framework)
+
+    return of
+
+
 def fit_all(
     folder: Path, costs_of: Callable[[Framework], Costs], *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[FrameworkFit]:
@@ -128,6 +141,7 @@ def fit_all(
     Raises:
         MeshwrightError: V003 when the folder has no such table.
     """
+    costs_of = sharing(costs_of)
     by_framework: dict[str, list[TimedQuestion]] = {}
     for name, found in timed_questions(folder, costs_of):
         by_framework.setdefault(name, []).append(found)

@@ -21,7 +21,7 @@ import numpy as np
 
 from meshwright.answer.intervals import LEAST_SIGMA
 from meshwright.calibrate import logs
-from meshwright.calibrate.framework import CONSTANTS
+from meshwright.calibrate.framework import CONSTANTS, sharing
 from meshwright.calibrate.runs_memory import peak_errors, with_peaks
 from meshwright.cost import Costs, Framework, frameworks, load_framework
 from meshwright.cost.framework import overlapped_as_usual
@@ -211,6 +211,7 @@ def fit(
     """The profile of the software whose runs these are, from `base` or the one of `kinds` that comes nearest to it.
 
     Each run is predicted without itself, unless they are not to be `left_out`."""
+    costs_of = sharing(costs_of)
     known = list(kinds) or known_stacks()
     table = weighed(runs, base, known, costs_of) if kinds else []
 

@@ -81,6 +81,7 @@ class Costs:
         self.profile = profile
         self._links = links
         self._known: dict[tuple[str, Work], Estimate] = {}
+        self._answers: dict[tuple[str, Work], Estimate] | None = None
         self.remembered: dict[Any, Any] = {}
 
     def faster(self, name: str, factor: float) -> Costs:
@@ -99,6 +100,13 @@ class Costs:
         framework."""
         other = msgspec.structs.replace(self.framework, **framework)
         return Costs(other, (link, *self._links), profile=self.profile, outside_s=self.outside_s)
+
+    def under(self, framework: Framework) -> Costs:
+        """Return these costs with other constants of the framework; what the links answer is asked once for all of
+        them."""
+        found = Costs(framework, self._links, profile=self.profile, outside_s=self.outside_s)
+        self._answers = found._answers = {} if self._answers is None else self._answers
+        return found
 
     def without_links(self) -> Costs:
         """Return these costs with exchanges that take no time, so that a step is its devices' time alone."""
@@ -153,6 +161,15 @@ class Costs:
         return found._replace(seconds=seconds, sigma=spread / seconds if seconds else 0.0)
 
     def _answer(self, work: Work, device: Device) -> Estimate:
+        if self._answers is None:
+            return self._linked(work, device)
+        key = (device.name, work)
+        found = self._answers.get(key)
+        if found is None:
+            found = self._answers[key] = self._linked(work, device)
+        return found
+
+    def _linked(self, work: Work, device: Device) -> Estimate:
         for link in self._links:
             answer = link(work, device)
             if answer is not None:
