@@ -226,6 +226,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
             _check_held_out(text, numbers.get("held_out", HELD_OUT), given.data)
         if text.rows is not None:  # padding is no use
             useful = predicted(msgspec.to_builtins(text.lengths()))
+        if given.lengths and isinstance(text, data.MixedText):
+            help = "name one text after the other, with --lengths for each"
+            raise MeshwrightError.one("D009", "--lengths writes those of one text", f"--data {given.data}", help=help)
         if given.lengths:
             count = data.write_lengths(text, Path(given.lengths))
             note(f"wrote {given.lengths}: {count:,} documents, for --train ...,lengths={given.lengths}")

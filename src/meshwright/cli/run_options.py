@@ -52,7 +52,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     train: options.text("WORKLOAD", "batch=SEQUENCES,seq=TOKENS and more: meshwright explain workload.") = ""
     plan: options.text("PLAN", "Words such as 'tp2 dp2 zero1', or a .toml file: meshwright explain plan.") = ""
     framework: options.text("NAME", "Whose host and memory costs predict: meshwright catalog frameworks.") = ""
-    data: options.text("PATH", "Text to train on: a file, .jsonl, .parquet, Megatron-LM's .bin, a folder, sample.") = ""
+    data: options.text(
+        "PATH", "Text to train on: a file, .jsonl, .parquet, .arrow, .bin, .ds, a folder, a=0.7,b=0.3."
+    ) = ""
     lengths: options.text("FILE.csv", "Write the lengths of the text's documents, for a workload's lengths=.") = ""
     routing: options.text("FILE.json", "Write the choices of the model's routers, for a workload's routing=.") = ""
     tokenizer: options.text("FILE", "A Hugging Face tokenizer.json; that of --weights, else bytes, if left out.") = ""

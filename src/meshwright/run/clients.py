@@ -20,11 +20,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from meshwright.errors import MeshwrightError
 from meshwright.run import launch, mesh
 from meshwright.run.begin import begin
 from meshwright.run.between import Aggregator
 from meshwright.run.checkpoint import AsyncSaver, Meta, identity
 from meshwright.run.client import ClientLoop, Flat
+from meshwright.run.data import MixedText
 from meshwright.run.job import Job, RunSummary
 from meshwright.run.loop import open_corpus
 from meshwright.run.mail import ASK, CHANGED, EXPECT, LEFT, NEAR, STOP, SUMMED, TRAIN, Gone, Letter, Post
@@ -199,6 +201,9 @@ def train(world: World, job: Job, clients: Crowd) -> dict[str, Any]:
     """
     place = mesh.build(job.plan, device=world.device)
     corpus = open_corpus(world, job, place)
+    if isinstance(corpus, MixedText):
+        help = "name one text: each client has a run of it"
+        raise MeshwrightError.one("D009", "clients share out one text, not a mixture", place="--data", help=help)
     trainer = Trainer(job.model, job.plan, job.train, place, settings=job.settings, schedule_params=job.schedule_params)
     begin(job, trainer)
     policy, count = read(job.plan.sync.policy), place["dp"].size

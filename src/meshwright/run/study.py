@@ -270,8 +270,8 @@ def opened(text: str, words: str, train: Train, vocab: int) -> tuple[str, str]:
     except ValueError:
         raise MeshwrightError.one(
             "D005",
-            f"the text is too short: {HELD_OUT:.0%} of its {len(corpus.tokens):,} tokens are held out to judge by, and "
-            f"do not fill a batch of {train.global_batch} sequences of {train.seq_len}",
+            f"the text is too short: {HELD_OUT:.0%} of its {corpus.num_sequences:,} sequences are held out to judge by "
+            f"and do not fill a batch of {train.global_batch} sequences of {train.seq_len}",
             place=place,
             help="more text, or a smaller batch or seq",
         ) from None

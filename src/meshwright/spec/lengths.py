@@ -67,6 +67,12 @@ def of_counts(counts: dict[int, int], said: str = "") -> Lengths:
     return Lengths(tuple(ordered), tuple(counts[t] / total for t in ordered), said)
 
 
+def of_shares(shares: dict[int, float]) -> Lengths:
+    """Return lengths of which each has a part of the documents, by length; the parts are in proportion."""
+    total, ordered = sum(shares.values()), sorted(shares)
+    return Lengths(tuple(ordered), tuple(shares[t] / total for t in ordered))
+
+
 def read(value: str, base: Path = Path()) -> Lengths | None:
     """Return the lengths that a text says, None where it has none of the three forms; files lie in `base`.
 

@@ -1,9 +1,10 @@
 """Documents out of files: what there is to train on, in one order, before it is tokenised.
 
-A text file is one document; a folder is all ``.txt``, ``.md``, ``.jsonl`` and ``.parquet`` files in it and below, by
-name; every line of a ``.jsonl`` file is an object whose "text" is one document, and so is every row of a ``.parquet``
-file with its column "text". ``NAME#body`` takes the key or column "body" instead. All text is UTF-8. ``package:NAME``
-is the folder of an installed Python package, which is looked up and not imported.
+A text file is one document; a folder is all ``.txt``, ``.md``, ``.jsonl``, ``.parquet`` and ``.arrow`` files in it and
+below, by name, or a data set that Hugging Face's ``datasets`` has saved; every line of a ``.jsonl`` file is an object
+whose "text" is one document, and so is every row of a table (:mod:`.tables`) with its column "text". ``NAME#body``
+takes the key or column "body" instead. All text is UTF-8. ``package:NAME`` is the folder of an installed Python
+package, which is looked up and not imported.
 
 The sample that comes with the program is verse and prose of Shakespeare, Blake, Shelley, Coleridge, Keats, Carroll and
 Lincoln, and of the founding papers of the United States: printed between 1600 and 1871, in the public domain, each
@@ -22,17 +23,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from meshwright.errors import Diagnostic, MeshwrightError
+from meshwright.run.data import tables
+from meshwright.run.data.tables import unreadable
 
 #: The word for the text that comes with the program.
 SAMPLE = "sample"
 #: What the name of an installed package follows, whose text files are meant.
 PACKAGE = "package:"
-SUFFIXES = (".txt", ".md", ".jsonl", ".parquet")
+SUFFIXES = (".txt", ".md", ".jsonl", ".parquet", ".arrow")
 #: Files of many documents, each in a field by a name, and the name where nobody says.
-FIELDS = (".jsonl", ".parquet")
+FIELDS = (".jsonl", ".parquet", ".arrow")
 FIELD = "text"
-#: Rows of a .parquet file that are read at a time.
-ROWS = 1024
 #: Beginnings of files that are no text, and their names.
 BINARY = {
     b"PAR1": "Parquet",
@@ -66,7 +67,7 @@ def files(name: str) -> list[TextFile]:
     if mark and before and field and not Path(name).exists():
         found = _files(before)
         if not any(path.suffix in FIELDS for path in found):
-            raise _unreadable(Path(name), f"#{field} names a field, which only {' and '.join(FIELDS)} files have")
+            raise unreadable(Path(name), f"#{field} names a field, which only {' and '.join(FIELDS)} files have")
         return [TextFile(path, field) for path in found]
     return [TextFile(path) for path in _files(name)]
 
@@ -75,13 +76,15 @@ def _files(name: str) -> list[Path]:
     if name == SAMPLE:
         return [Path(str(resources.files("meshwright.run.data") / "sample.jsonl"))]
     path = _installed(name) if name.startswith(PACKAGE) else Path(name)
+    if tables.is_saved(path):
+        return tables.files(path)
     if path.is_dir():
         found = sorted(f for f in path.rglob("*") if f.suffix in SUFFIXES and f.is_file())
         if not found:
-            raise _unreadable(path, f"no {', '.join(SUFFIXES)} file in it")
+            raise unreadable(path, f"no {', '.join(SUFFIXES)} file in it")
         return found
     if not path.is_file():
-        raise _unreadable(path, "no such file or folder")
+        raise unreadable(path, "no such file or folder")
     return [path]
 
 
@@ -94,7 +97,7 @@ def _installed(name: str) -> Path:
     package = name.removeprefix(PACKAGE)
     spec = find_spec(package) if package.isidentifier() else None  # a plain name: nothing is imported to find it
     if spec is None or not spec.submodule_search_locations:
-        raise _unreadable(Path(name), "no such package is installed", f"pip install {package}")
+        raise unreadable(Path(name), "no such package is installed", f"pip install {package}")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -111,7 +114,7 @@ def digest(found: list[TextFile]) -> str:
             with path.open("rb") as file:
                 part = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
-            raise _unreadable(path, error.strerror or str(error)) from None
+            raise unreadable(path, error.strerror or str(error)) from None
         how = path.suffix.removeprefix(".") if source.fields else "text"
         how += f"#{source.field}" if source.fields and source.field != FIELD else ""
         whole.update(f"{how} {part}\n".encode())
@@ -147,7 +150,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
             if decoder.getstate()[0]:  # a file of whole blocks that ends within a character
                 raise _not_text(path, seen - len(decoder.getstate()[0]))
     except OSError as error:
-        raise _unreadable(path, error.strerror or str(error)) from None
+        raise unreadable(path, error.strerror or str(error)) from None
 
 
 def values(source: TextFile, *, texts: bool = False) -> Iterator[tuple[str, Any]]:
@@ -156,37 +159,11 @@ def values(source: TextFile, *, texts: bool = False) -> Iterator[tuple[str, Any]
     Raises:
         MeshwrightError: D001 unreadable; D003 a line that is no object, or without the field.
     """
-    read = _lines(source) if source.path.suffix == ".jsonl" else _rows(source, texts)
+    read = _lines(source) if source.path.suffix == ".jsonl" else tables.rows(source.path, source.field, texts)
     try:
         yield from read
     except OSError as error:
-        raise _unreadable(source.path, error.strerror or str(error)) from None
-
-
-def _rows(source: TextFile, texts: bool) -> Iterator[tuple[str, Any]]:
-    """The values of a .parquet file's column."""
-    path = source.path
-    try:
-        import pyarrow
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise _unreadable(path, "Parquet needs pyarrow", "pip install 'meshwright[import]'") from None
-    try:
-        with parquet.ParquetFile(path) as file:
-            kinds = {one.name: one.type for one in file.schema_arrow}
-            held = [name for name, kind in kinds.items() if str(kind) in ("string", "large_string")]
-            if source.field not in kinds or (texts and source.field not in held):
-                why = f"column {source.field!r} is of {kinds[source.field]}" if source.field in kinds else ""
-                why = why or f"no column {source.field!r}"
-                help = f"say which: --data {path}#{held[0]}" if held else "a column of strings holds the text"
-                raise MeshwrightError.one("D003", f"not documents: {why}", place=str(path), help=help)
-            number = 0
-            for batch in file.iter_batches(batch_size=ROWS, columns=[source.field]):
-                for value in batch.column(0).to_pylist():
-                    number += 1
-                    yield f"{path}: row {number}", value
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise _unreadable(path, f"not a Parquet file: {str(error).partition(chr(10))[0]}") from None
+        raise unreadable(source.path, error.strerror or str(error)) from None
 
 
 def _lines(source: TextFile) -> Iterator[tuple[str, Any]]:
@@ -226,17 +203,6 @@ def not_a_document(problem: str, place: str) -> MeshwrightError:
         f"not a document: {problem}",
         place=place,
         help='every line is an object such as {"text": "..."}; --data FILE#body takes another key or column',
-    )
-
-
-def _unreadable(path: Path, reason: str, help: str = "") -> MeshwrightError:
-    return MeshwrightError(
-        Diagnostic(
-            code="D001",
-            message=f"cannot read the text: {reason}",
-            place=f"--data {path}",
-            help=help or f"name a text, .jsonl or .parquet file, a folder of them, Megatron-LM's .bin, or {SAMPLE}",
-        )
     )
 
 

@@ -29,13 +29,14 @@ _HEAD = struct.Struct("<9sQBQQ")
 
 class IndexedTokens(NamedTuple):
     """Tokens on disk: the ``file`` they lie in, their numpy type ``kind``, how many, where documents start, and the
-    ``digest`` of index and size."""
+    ``digest`` of index and size. ``learnt``: a file with a byte each that says whether a token is learnt; None: all."""
 
     file: Path
     kind: str
     num_tokens: int
     starts: NDArray[np.int64]
     digest: str
+    learnt: Path | None = None
 
     def largest(self) -> int:
         """The largest id; every id is looked at.
@@ -104,7 +105,7 @@ def read(tokens: Path, index: Path) -> IndexedTokens:
     starts = np.unique(np.append(0, starts)) if size else starts[:0]  # an empty document is none
     starts = starts[starts < begins[-1]]
     whole = hashlib.sha256(data)
-    whole.update(_ends(tokens, size))
+    whole.update(ends_of(tokens, size))
     return IndexedTokens(tokens.absolute(), KINDS[code], int(begins[-1]), starts, whole.hexdigest())
 
 
@@ -115,7 +116,7 @@ def _columns(data: bytes, sequences: int, documents: int) -> tuple[NDArray[Any],
     return lengths, pointers, np.frombuffer(data, "<i8", documents, at + 12 * sequences)
 
 
-def _ends(path: Path, size: int) -> bytes:
+def ends_of(path: Path, size: int) -> bytes:
     """The size of a file with its first and last mebibyte: what tells one from another without reading all of it."""
     part = 1 << 20
     with path.open("rb") as file:

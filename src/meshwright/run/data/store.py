@@ -15,12 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.errors import MeshwrightError
-from meshwright.run.data import chat, documents, indexed
+from meshwright.run.data import chat, documents, indexed, named, nanotron
 from meshwright.run.data.tokenizer import Tokenizer
 
 #: Of the files of a tokenised corpus; part of its key, so that another version builds another.
 FORMAT_VERSION = 1
-TOKENS, STARTS, LEARNT, META = "tokens.bin", "starts.bin", "learnt.bin", "meta.json"
+TOKENS, STARTS, LEARNT, META, MIXTURE = "tokens.bin", "starts.bin", "learnt.bin", "meta.json", "mixture.json"
+#: Bytes that are copied at a time.
+BLOCK = 1 << 24
 
 
 class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,20 @@ class CorpusMeta(msgspec.Struct, frozen=True, kw_only=True):
         return folder / TOKENS, np.dtype(f"<u{self.width}")
 
 
+class MixedCorpus(msgspec.Struct, frozen=True, kw_only=True):
+    """A text of a mixture: its name, the folder of its corpus in the same cache, and its share of the sequences."""
+
+    name: str
+    folder: str
+    share: float
+
+
+class MixtureMeta(msgspec.Struct, frozen=True, kw_only=True):
+    """The header of a mixture of corpora that are each there."""
+
+    sources: tuple[MixedCorpus, ...]
+
+
 def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     """The folder of the tokenised corpus of `name` in `cache`: built when it is not there whole, else left alone.
 
@@ -50,12 +66,19 @@ def build(name: str, tokenizer: Tokenizer, cache: Path) -> Path:
     they are. A folder appears whole or not at all, so that processes may build at the same time.
 
     Raises:
-        MeshwrightError: D001, D002, D003, D007 for what cannot be read; X104 when the cache cannot be written.
+        MeshwrightError: D001, D002, D003, D007 for what cannot be read; D009 for a mixture that is none; X104 when the
+            cache cannot be written.
     """
-    both = indexed.pair(name)
-    if both is not None:
-        ready = indexed.read(*both)
-        write, key = partial(_write_header, ready=ready), f"indexed {ready.digest} {FORMAT_VERSION}"
+    mixed = named.mixture(name)
+    there = [] if mixed else _tokens(name)
+    if mixed:
+        built = [
+            MixedCorpus(name=one.name, folder=build(one.name, tokenizer, cache).name, share=one.share) for one in mixed
+        ]
+        said = msgspec.json.encode(MixtureMeta(sources=tuple(built)))
+        write, key = partial(_write_mixture, said=said), f"mixture {said.decode()} {FORMAT_VERSION}"
+    elif there:
+        write, key = partial(_write_ready, there=there), f"indexed {_digest_of(there)} {FORMAT_VERSION}"
     else:
         found = documents.files(name)
         key = f"{documents.digest(found)} {tokenizer.identity} {FORMAT_VERSION}"
@@ -94,12 +117,67 @@ def digest(name: str) -> str:
     Raises:
         MeshwrightError: D001, D007 for what cannot be read.
     """
+    mixed = named.mixture(name)
+    if mixed:
+        return _sha(" ".join(f"{digest(one.name)} {one.share!r}" for one in mixed))
+    there = _tokens(name)
+    return _digest_of(there) if there else documents.digest(documents.files(name))
+
+
+def _tokens(name: str) -> list[indexed.IndexedTokens]:
+    """Tokens that others have written, [] where a name means text."""
     both = indexed.pair(name)
-    return documents.digest(documents.files(name)) if both is None else indexed.read(*both).digest
+    if both is not None:
+        return [indexed.read(*both)]
+    return [nanotron.read(file) for file in nanotron.tokens(name)]
+
+
+def _digest_of(there: list[indexed.IndexedTokens]) -> str:
+    return there[0].digest if len(there) == 1 else _sha(" ".join(one.digest for one in there))
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _short(key: str) -> str:
-    return hashlib.sha256(key.encode()).hexdigest()[:32]
+    return _sha(key)[:32]
+
+
+def _write_mixture(folder: Path, said: bytes) -> None:
+    with (folder / MIXTURE).open("wb") as file:
+        file.write(said)
+        _flush(file)
+
+
+def _write_ready(folder: Path, there: list[indexed.IndexedTokens]) -> None:
+    """Write what is known of tokens that lie elsewhere in one file; of those in several, and of what is learnt of them,
+    a copy."""
+    if len(there) == 1 and there[0].learnt is None:
+        _write_header(folder, there[0])
+        return
+    kind = max((np.dtype(one.kind) for one in there), key=lambda kind: kind.itemsize)
+    masked, starts, count = any(one.learnt for one in there), [], 0
+    with (folder / TOKENS).open("wb") as file, (folder / LEARNT).open("wb") as marks:
+        for one in there:
+            starts.append(one.starts + count)
+            count += one.num_tokens
+            for begin in range(0, one.num_tokens, BLOCK):
+                part = slice(begin, begin + BLOCK)
+                some = np.memmap(one.file, one.kind, "r")[part]
+                file.write(some.astype(kind).tobytes())
+                learnt = np.ones(len(some)) if one.learnt is None else np.memmap(one.learnt, np.uint8, "r")[part] > 0
+                marks.write(learnt.astype(np.uint8).tobytes() if masked else b"")
+        _flush(file)
+        _flush(marks)
+    meta = CorpusMeta(
+        num_tokens=count,
+        num_documents=sum(map(len, starts)),
+        largest=max(one.largest() for one in there if one.num_tokens),
+        width=kind.itemsize,
+        chats=masked,
+    )
+    _write_about(folder, np.concatenate(starts), meta)
 
 
 def _write_header(folder: Path, ready: indexed.IndexedTokens) -> None:
@@ -163,8 +241,11 @@ def _flush(file: Any) -> None:
 
 
 def whole(folder: Path) -> bool:
-    """Whether a folder holds a tokenised corpus of the sizes that it says."""
+    """Whether a folder holds a tokenised corpus of the sizes that it says, or a mixture of such folders beside it."""
     try:
+        if (folder / MIXTURE).is_file():
+            mixed = msgspec.json.decode((folder / MIXTURE).read_bytes(), type=MixtureMeta)
+            return all(whole(folder.parent / source.folder) for source in mixed.sources)
         meta = msgspec.json.decode((folder / META).read_bytes(), type=CorpusMeta)
         sizes = {meta.tokens(folder)[0]: meta.num_tokens * meta.width, folder / STARTS: meta.num_documents * 8}
         sizes |= {folder / LEARNT: meta.num_tokens} if meta.chats else {}
