@@ -21,6 +21,7 @@ COMMANDS = {
     "converge": "Sync policies trained at equal tokens on real text, their losses side by side",
     "weights": "A checkpoint of a run as published weights: safetensors with Hugging Face's names",
     "emulate": "Run a plan on emulated hosts: compute slept, communication real, the prediction beside it",
+    "serve": "A plan's engine behind OpenAI's protocol: completions, chats, streams, figures",
     "bench-serve": "A workload's requests sent to an OpenAI-compatible server, and its latencies",
     "compare": "Where prediction and measurement of a plan part: by kind of task, queue and critical path",
     "diagnose": "Which rank or link of a traced job is slow or hangs, and what that costs",

@@ -104,13 +104,14 @@ class BoundedProtocol(H11Protocol):
 
 
 class Listener(uvicorn.Server):
-    """uvicorn, which drains before it ends, and says when it has started."""
+    """uvicorn, which drains before it ends, and says when it has started. ``abandoned``: it was ended before that."""
 
     def __init__(self, config: uvicorn.Config, app: App, ready: Callable[[], None], say: Callable[[str], None]):
         super().__init__(config)
         self.app, self._ready, self._say = app, ready, say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task | None = None
+        self.abandoned = False
 
     async def startup(self, sockets: list[Any] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -130,6 +131,7 @@ class Listener(uvicorn.Server):
             self.should_exit = self.force_exit = True
             return
         if not self.started:
+            self.abandoned = True
             self._draining = asyncio.create_task(self.app.abandon())
             return
         running = self.app.front.under_way

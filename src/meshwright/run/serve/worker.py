@@ -1,0 +1,33 @@
+"""The engine's process: ``python -m meshwright.run.serve.worker DESCRIPTOR``, started by the HTTP front.
+
+It builds the engine that the front orders over the socket of that file descriptor, and drives it until the front is
+gone. Whatever the engine raises ends the process; the front starts another and goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from meshwright import plan
+from meshwright.endpoint.driving import work
+from meshwright.endpoint.seam import EngineSpec, ServingEngine
+from meshwright.run.serve.built import engine
+from meshwright.spec.serve import engine_words
+
+
+def build(spec: EngineSpec) -> ServingEngine:
+    """Return the engine that was ordered.
+
+    Raises:
+        MeshwrightError: as :func:`meshwright.run.serve.built.engine`, and for a plan or words that cannot be read.
+    """
+    device = spec.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return engine(spec.folder, plan.parse(spec.plan), engine_words(spec.serve), device=device, dtype=spec.dtype)
+
+
+if __name__ == "__main__":
+    sys.exit(work(int(sys.argv[1]), build))
