@@ -17,7 +17,8 @@ from tests.run import codes, local
 from tests.run.processes import launch
 from tests.run.small import differences, llama
 
-TRAIN = Train(global_batch=8, seq_len=16, dtype="fp32")
+TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
+LARGER = Train(global_batch=8, seq_len=16, dtype="fp32")
 
 
 def test_the_code_that_changes_nothing_is_ddp_bit_for_bit():
@@ -41,8 +42,8 @@ WORDS = ["fp16", "fp8", "int4", "dynamic8", "terngrad", "sign", "topk:share=0.1"
         ("dp2 mb1", "int8", {"tied_embeddings": True}),
         ("dp2 mb1", "powersgd", {"experts": 4, "top_k": 2, "moe_ffn": 24}),
         ("dp2 pp2 mb1", "powersgd", {"tied_embeddings": True}),
-        ("dp2 tp2 mb1", "int8", {"kv_heads": 1}),  # a key-value head that both tensor-parallel ranks hold
-        ("dp2 tp2 mb1", "powersgd:rank=2", {}),
+        ("dp2 tp2 mb2", "int8", {"kv_heads": 1}),  # a key-value head that both tensor-parallel ranks hold
+        ("dp2 tp2 mb2", "powersgd:rank=2", {}),
         ("dp4 zero1 shard2 mb1", "int4", {}),
     ],
 )
@@ -83,8 +84,8 @@ def test_quantised_gathers_and_scatters_are_as_many_bytes_as_the_simulated_ones(
     once for forward and backward where they are fully sharded; a prediction counts both."""
     text, made = f"{plan} sync={words}", llama(vocab=64)
     read = parse(text)
-    got = launch(read.layout.num_ranks, codes.trained, made, text, TRAIN, 1, local.FP32)
-    run = simulate(read, made, load(f"{read.layout.num_ranks}xh100"), TRAIN, standard())
+    got = launch(read.layout.num_ranks, codes.trained, made, text, LARGER, 1, local.FP32)
+    run = simulate(read, made, load(f"{read.layout.num_ranks}xh100"), LARGER, standard())
     graph, programs = run.lowered.graph, run.lowered.programs
     moved = [m for key in graph.cost_key if programs[key].kind == "exchange" for m in programs[key].moves]
     told = totals((m.op, m.num_bytes) for m in moved if (m.op, m.num_bytes) != ("all_reduce", 4))
@@ -107,7 +108,7 @@ def totals(some):
 @pytest.mark.parametrize("words", ["int4", "local:h=2,codec=terngrad"])
 def test_what_tensor_parallel_ranks_hold_alike_stays_alike(words):
     """Codes that depend on the values beside one: vectors of norms and the one key-value head, bit for bit."""
-    got = launch(4, codes.trained, llama(kv_heads=1), f"dp2 tp2 mb1 sync={words}", TRAIN, 2, local.SETTINGS)
+    got = launch(4, codes.trained, llama(kv_heads=1), f"dp2 tp2 mb2 sync={words}", TRAIN, 2, local.SETTINGS)
     for one, other in ((got[0], got[1]), (got[2], got[3])):
         mine, others = ({(k, p[0], a): v for k, p, a, _, v in held} for held in (one[1], other[1]))
         alike = [key for key in mine if "norm" in key[1] or ".kv." in key[1]]

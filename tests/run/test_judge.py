@@ -22,7 +22,7 @@ CORPUS = Corpus(
 
 
 def judged(rank: int, text: str):
-    trainer = local.begun(llama(), text, TRAIN, Settings(precision="float64", lr=0.0))
+    trainer = local.begun(llama(layers=2), text, TRAIN, Settings(precision="float64", lr=0.0))
     held, dp = held_out(CORPUS, 0.25)[1], trainer.mesh["dp"]
     judge = Judge(trainer, held)
     before = judge.loss()
@@ -49,7 +49,7 @@ def test_a_judged_loss_of_replicas_that_differ_is_the_mean_of_theirs():
 
 def apart(rank: int):
     """Two replicas that have taken a step of their own each."""
-    trainer = local.begun(llama(), "dp2 mb2 sync=local:h=2", TRAIN, local.SETTINGS)
+    trainer = local.begun(llama(layers=2), "dp2 mb2 sync=local:h=2", TRAIN, local.SETTINGS)
     train, held = held_out(CORPUS, 0.25)
     trainer.step(train.batch(0, rank, 2))
     return Judge(trainer, held).loss(), 0, 0
@@ -63,11 +63,13 @@ def alone(rank: int, index: int):
     from meshwright.run.trainer import Trainer
 
     share = Train(global_batch=2, seq_len=16, dtype="fp32")
-    trainer = Trainer(llama(), parse("tp1 mb2").on(1), share, mesh(), settings=local.SETTINGS)
+    trainer = Trainer(llama(layers=2), parse("tp1 mb2").on(1), share, mesh(), settings=local.SETTINGS)
     train, held = held_out(CORPUS, 0.25)
     trainer.step(Batch(*train.batch(0, index, 2)))
     losses = []
-    still = Trainer(llama(), parse("tp1 mb2").on(1), share, mesh(), settings=Settings(precision="float64", lr=0.0))
+    still = Trainer(
+        llama(layers=2), parse("tp1 mb2").on(1), share, mesh(), settings=Settings(precision="float64", lr=0.0)
+    )
     for mine, theirs in zip(still.pieces(), trainer.pieces()):
         mine.values.copy_(theirs.values)
     still.publish()
@@ -85,7 +87,7 @@ def test_what_is_held_out_is_never_trained_on_and_the_same_for_every_seed():
 
 
 def trained(rank: int, text: str, judges: bool):
-    trainer = local.begun(llama(), text, TRAIN, Settings(precision="float64", lr=1e-2))
+    trainer = local.begun(llama(layers=2), text, TRAIN, Settings(precision="float64", lr=1e-2))
     train, held = held_out(CORPUS, 0.25)
     dp = trainer.mesh["dp"]
     judge = Judge(trainer, held)

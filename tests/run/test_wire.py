@@ -16,13 +16,14 @@ from meshwright.spec.workload import Train
 from tests.run.processes import launch
 from tests.run.small import llama
 
+MODEL = llama(layers=2)
 TRAIN = Train(global_batch=2, seq_len=32, dtype="fp32")
 
 
 def sent(rank: int, words: str) -> dict:
     """The bytes of a rank's messages to single ranks in one step."""
     plan = parse(words)
-    trainer = Trainer(llama(), plan, TRAIN, build(plan), settings=Settings(precision="fp32"))
+    trainer = Trainer(MODEL, plan, TRAIN, build(plan), settings=Settings(precision="fp32"))
     recorder = Recorder(rank=rank)
     install(recorder)
     tokens = torch.randint(0, 60, (2, 33), generator=torch.Generator().manual_seed(1))
@@ -32,7 +33,7 @@ def sent(rank: int, words: str) -> dict:
 
 def predicted(words: str) -> float:
     """The bytes of the same messages in the pieces of all layers, both ways, for two microbatches."""
-    plan, model = parse(words), llama()
+    plan, model = parse(words), MODEL
     stages = Stages(plan, model, TRAIN, Mesh(plan, mw.load_cluster("4xh100")))
     total = 0.0
     for layer in model.pattern:
