@@ -1,4 +1,5 @@
-"""What ``executor`` is compared with: a Llama and its training step written by hand on torch's own parallel parts.
+"""What ``executor`` is compared with: a Llama and its training step written by hand on torch's own parallel parts, and
+the same with the Llama of ``transformers``.
 
 Nothing of ``meshwright.run`` is used here but the numbers that initial weights have, so that both train alike:
 ``DistributedDataParallel``, ``fully_shard`` and ``torch.distributed.pipelining`` do what their documentation shows.
@@ -112,6 +113,34 @@ class Llama(nn.Module):
         return x if self.lm_head is None else self.lm_head(self.model.norm(x))
 
 
+class Published(nn.Module):
+    """The Llama of ``transformers``, as its users train it: tokens [b, s] in, logits [b, s, vocab] out."""
+
+    def __init__(self, model: Model, seq_len: int):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        a = model.blocks[0].attention
+        config = LlamaConfig(
+            vocab_size=model.vocab,
+            hidden_size=model.hidden,
+            intermediate_size=model.blocks[0].mlp.ffn,
+            num_hidden_layers=model.num_layers,
+            num_attention_heads=a.heads,
+            num_key_value_heads=a.kv_heads,
+            head_dim=a.head_dim,
+            max_position_embeddings=seq_len,
+            rms_norm_eps=model.numerics.norm_eps,
+            rope_theta=model.numerics.rope_theta,
+            use_cache=False,
+        )
+        self.net = LlamaForCausalLM(config)
+        _fill(self.net, model)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x).logits
+
+
 def _fill(module: nn.Module, model: Model) -> None:
     """The initial weights that a run has."""
     for name, parameter in module.named_parameters():
@@ -168,6 +197,21 @@ def fsdp(model: Model, train: Train, microbatch: int, settings: Settings) -> Ste
     whole = Llama(model, train.seq_len, range(model.num_layers))
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for unit in (*whole.model.layers.values(), whole):
+        fully_shard(unit, mesh=mesh)
+    return _accumulating(whole, _Update(whole.parameters(), settings, False), microbatch, contextlib.nullcontext)
+
+
+def published_ddp(model: Model, train: Train, microbatch: int, settings: Settings) -> Step:
+    """``DistributedDataParallel`` around the Llama of ``transformers``."""
+    whole = DistributedDataParallel(Published(model, train.seq_len), gradient_as_bucket_view=True)
+    return _accumulating(whole, _Update(whole.parameters(), settings, False), microbatch, whole.no_sync)
+
+
+def published_fsdp(model: Model, train: Train, microbatch: int, settings: Settings) -> Step:
+    """``fully_shard`` on every layer and the whole of the Llama of ``transformers``."""
+    whole = Published(model, train.seq_len)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for unit in (*whole.net.model.layers, whole):
         fully_shard(unit, mesh=mesh)
     return _accumulating(whole, _Update(whole.parameters(), settings, False), microbatch, contextlib.nullcontext)
 

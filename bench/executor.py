@@ -37,11 +37,15 @@ ROWS = {
     "fsdp": ("dp2 zero3 mb2", by_hand.fsdp),
     "1f1b": ("pp2 1f1b mb2", by_hand.one_f_one_b),
     "interleaved": ("pp2 vpp2 interleaved mb2", by_hand.interleaved),
+    "transformers-ddp": ("dp2 mb2", by_hand.published_ddp),
+    "transformers-fsdp": ("dp2 zero3 mb2", by_hand.published_fsdp),
 }
 TRAIN = Train(global_batch=16, seq_len=128, dtype="fp32")
 MICROBATCH, WARMUP = 2, 2
 #: Ours may take so much of the time by hand; the recorder so much more.
 TARGET, RECORDED = 1.05, 1.03
+#: Of the rows beside transformers' Llama.
+TARGETS = {"transformers-ddp": 1.02, "transformers-fsdp": 1.03}
 KINDS = ("ours", "hand", "recorded")
 
 
@@ -116,16 +120,16 @@ def _same(seen: dict[str, tuple[float, float]]) -> None:
 
 def line(name: str, row: Row) -> str:
     ours, hand = (median(row.seconds[kind]) * 1e3 for kind in ("ours", "hand"))
-    verdict = "met" if row.elapsed.middle <= TARGET else "missed"
+    verdict = "met" if row.elapsed.middle <= TARGETS.get(name, TARGET) else "missed"
     return (
-        f"{name:12s} {row.plan:26s} {ours:8.1f} {hand:8.1f}  {row.elapsed!s:25s} {row.processor!s:25s} {verdict:7s} "
+        f"{name:17s} {row.plan:26s} {ours:8.1f} {hand:8.1f}  {row.elapsed!s:25s} {row.processor!s:25s} {verdict:7s} "
         f"{row.recorded!s:25s} {row.recorded_processor!s}"
     )
 
 
 HEADER = (
-    f"{'':12s} {'plan':26s} {'ours ms':>8s} {'hand ms':>8s}  {'ours / by hand':25s} {'of processor time':25s} "
-    f"{f'<= {TARGET}':7s} {'recorded / ours':25s} of processor time"
+    f"{'':17s} {'plan':26s} {'ours ms':>8s} {'hand ms':>8s}  {'ours / by hand':25s} {'of processor time':25s} "
+    f"{'target':7s} {'recorded / ours':25s} of processor time"
 )
 
 

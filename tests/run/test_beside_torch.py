@@ -53,8 +53,10 @@ def test_few_rounds_give_their_ends():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(ROWS))
+@pytest.mark.parametrize("name", [name for name in ROWS if name != "transformers-fsdp"])
 def test_both_sides_train_the_same(name):
     """``measure`` raises when a loss or a norm of theirs departs from ours, in the steps of warm-up too."""
+    if name.startswith("transformers"):
+        pytest.importorskip("transformers")
     row = measure(name, 1)
     assert all(len(row.seconds[kind]) == 1 for kind in KINDS)
