@@ -10,6 +10,8 @@ from meshwright.endpoint.seam import Prompted, Sampling
 from meshwright.errors import MeshwrightError
 from meshwright.plan import parse as plan_of
 from meshwright.run.serve.built import engine
+from meshwright.run.serve.packed import PackedRow, PackedTokens
+from meshwright.run.serve.ranks import cut
 from meshwright.run.serve.sampling import TokenChoice, choose
 from meshwright.spec.engine_words import parse
 from tests.run.served_models import FAMILIES, LIMITS, answers, generated, greedy, prompts, published, served
@@ -204,6 +206,9 @@ def test_iterations_are_recorded_with_the_requests_that_took_part(llama):
         ("tp1", "kv_budget=h2o:0.2", "kv_budget=h2o:0.2 is predicted"),
         ("tp1", "budget=auto", "follows from a prediction"),
         ("tp1", "draft=mtp,speculation=dsi", "draft=mtp is predicted"),
+        ("tp3", "", "tp3 does not divide 4 heads and 2 key-value heads"),
+        ("pp3", "", "pp3 stages of 2 layers"),
+        ("tp2 ep2", "", "ep2 and etp1 split the experts"),
         ("tp1", "policy=orca,draft=ngram", "policy=orca computes one token of every answer"),
     ],
 )
@@ -218,3 +223,25 @@ def test_words_of_a_workload_are_none_of_an_engine():
     with pytest.raises(MeshwrightError) as error:
         parse("rate=3,blok=4,block=0,block=8")
     assert [one.code for one in error.value.diagnostics] == ["W001", "W001", "W002"]
+
+
+@pytest.mark.parametrize(("family", "plan"), [("qwen3_moe", "tp2"), ("gemma2", "pp2")])
+def test_ranks_of_tensor_parallelism_and_stages_answer_as_one_process(family, plan, tmp_path):
+    wanted = generated(published(family, tmp_path))
+    words = parse(f"{CROWDED},preempt=swap,host=64KiB,draft=ngram")
+    one = engine(tmp_path, plan_of(plan), words, dtype="float64")
+    try:
+        assert answers(one, asked()) == wanted
+        assert one.figures().preempted
+    finally:
+        one.close()
+
+
+def test_an_iteration_is_cut_between_sequences_for_the_stages():
+    rows = [PackedRow(5, 0, (0,)), PackedRow(1, 4, (1,)), PackedRow(2, 2, (2,)), PackedRow(1, 7, (3,))]
+    packed = PackedTokens(list(range(9)), list(range(9)), rows, [4, 5, 8])
+    one, two = cut(packed, 2)
+    assert (one.tokens, one.rows, one.wanted) == ([0, 1, 2, 3, 4], rows[:1], [4])
+    assert (two.tokens, two.rows, two.wanted) == ([5, 6, 7, 8], rows[1:], [0, 3])
+    assert [len(part.rows) for part in cut(packed, 9)] == [1, 1, 1, 1]
+    assert cut(packed, 1) == [packed]

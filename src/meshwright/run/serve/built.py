@@ -19,11 +19,13 @@ from meshwright.lower.served_experts import Spread
 from meshwright.plan import Plan
 from meshwright.run import mesh
 from meshwright.run.serve.drafts import ModelDrafter, NgramDrafter
-from meshwright.run.serve.engine import Drafter, TorchEngine
+from meshwright.run.serve.engine import Drafter, Executor, TorchEngine
 from meshwright.run.serve.executor import LocalExecutor
 from meshwright.run.serve.forward import ServedLayers
+from meshwright.run.serve.ranks import RankedExecutor, RankProcesses, follow
 from meshwright.run.serve.refused import refused
 from meshwright.run.settings import DTYPES
+from meshwright.run.world import World
 from meshwright.serving.decided import decider_of, limits_of, rules_of
 from meshwright.serving.speculative import Drafts
 from meshwright.spec import model as models
@@ -42,7 +44,8 @@ def engine(
     device: str = "cpu",
     dtype: str = "",
 ) -> TorchEngine:
-    """Return an engine of the model in a `folder` (``config.json`` and safetensors), in this process.
+    """Return an engine of the model in a `folder` (``config.json`` and safetensors). Its first rank is this process;
+    it starts one for each other rank of the plan.
 
     `dtype` (fp32, bf16, fp16, float64) is what it computes in, before the plan's word and that of the weights.
 
@@ -50,13 +53,31 @@ def engine(
         MeshwrightError: W014 with everything that is not served, W013 for policies that are none, W012 where the cache
             has no room for a token; H006 and H007 for weights, M codes for the configuration.
     """
-    folder, plan, words = Path(folder), (plan or Plan()).on(1), words or EngineWords()
+    folder, plan, words = Path(folder), plan or Plan(), words or EngineWords()
     model = models.load(folder)
+    if not plan.several:
+        plan = plan.on(plan.layout.tp * plan.layout.pp * plan.layout.cp * max(1, plan.layout.dp))
     wrong = refused(plan, model, words)
     if wrong:
         raise MeshwrightError(wrong)
-    place = mesh.alone(device=torch.device(device))
     kind = DTYPES[dtype or plan.precision.compute or published_type(folder)]
+    if plan.layout.num_ranks == 1:
+        return _alone(folder, plan, words, model, kind, torch.device(device))
+    device_type = torch.device(device).type
+    processes = RankProcesses(plan.layout.num_ranks, device_type, _follow, folder, plan, model, kind)
+    try:
+        executor = RankedExecutor(_layers(processes.world, folder, plan, model, kind), processes)
+        return _ranked(executor, folder, words, kind)
+    except BaseException:
+        processes.close()
+        raise
+
+
+def _alone(
+    folder: Path, plan: Plan, words: EngineWords, model: Model, kind: torch.dtype, device: torch.device
+) -> TorchEngine:
+    """Return the engine of one rank, this process."""
+    place = mesh.alone(device=device)
     layers = ServedLayers(model, served_plan(plan), place, dtype=kind)
     layers.load(folder)
     draft, drafter = None, None
@@ -71,8 +92,35 @@ def engine(
     return engine_on(LocalExecutor(layers), model, words, blocks, folder, layers.token_bytes, drafter)
 
 
+def _ranked(executor: RankedExecutor, folder: Path, words: EngineWords, kind: torch.dtype) -> TorchEngine:
+    """Return the engine of several ranks, on the first: the draft model, if any, is this rank's alone."""
+    layers, drafter, held = executor.layers, None, [executor.layers]
+    if words.draft and words.draft != NGRAM:
+        held.append(_draft_layers(words.draft, layers.model, mesh.alone(device=layers.mesh.device), kind))
+    blocks = num_blocks(words, layers.model, held, ranks=layers.mesh.world)
+    executor.room(blocks, words.block)
+    for draft in held[1:]:
+        draft.cache(blocks, words.block)
+    if words.draft:
+        drafter = NgramDrafter() if len(held) == 1 else ModelDrafter(held[1])
+    return engine_on(executor, layers.model, words, blocks, folder, layers.token_bytes, drafter)
+
+
+def _layers(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype) -> ServedLayers:
+    """Return a rank's layers with their weights; collective."""
+    plan = served_plan(plan)
+    layers = ServedLayers(model, plan, mesh.build(plan, device=world.device), dtype=kind)
+    layers.load(folder)
+    return layers
+
+
+def _follow(world: World, folder: Path, plan: Plan, model: Model, kind: torch.dtype) -> None:
+    """Obey rank 0 for as long as it serves."""
+    follow(_layers(world, folder, plan, model, kind))
+
+
 def engine_on(
-    executor: LocalExecutor,
+    executor: Executor,
     model: Model,
     words: EngineWords,
     blocks: int,
@@ -104,9 +152,10 @@ def served_plan(plan: Plan) -> Plan:
     return msgspec.structs.replace(plan, layout=layout, experts=experts)
 
 
-def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers]) -> int:
+def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers], ranks: int = 1) -> int:
     """Return the cache blocks: those that were said, else as many as fit into the share of the free memory that the
-    words leave to them, and not more than a full batch of the longest requests could want.
+    words leave to them, and not more than a full batch of the longest requests could want. So many `ranks` share a
+    host's memory, the largest of whose stages has as many layers as the first or one more.
 
     Raises:
         MeshwrightError: W012 where not even one has room.
@@ -115,7 +164,10 @@ def num_blocks(words: EngineWords, model: Model, held: Sequence[ServedLayers]) -
         return words.kv_blocks
     each = sum(one.token_bytes for one in held) * words.block
     wanted = words.max_batch * -(-(model.max_seq_len or 4096) // words.block)
-    found = min(wanted, int(words.memory * free_bytes(held[0].mesh.device)) // each)
+    device = held[0].mesh.device
+    each += each // max(1, len(held[0].cores)) if ranks > 1 else 0
+    free = words.memory * free_bytes(device) / (ranks if device.type == "cpu" else 1)
+    found = min(wanted, int(free) // each)
     if found < 1:
         help = "say kv_blocks=, or a smaller model"
         raise MeshwrightError.one("W012", "no cache block has room beside the weights", place="--serve", help=help)

@@ -16,6 +16,7 @@ from meshwright.plan.executable import WHOLE, of_model
 from meshwright.plan.facets import fields
 from meshwright.spec import naming
 from meshwright.spec.engine_words import KV_BYTES, EngineWords
+from meshwright.spec.layers import Moe
 from meshwright.spec.model import Model
 from meshwright.spec.serve_values import AUTO_BUDGET
 
@@ -27,7 +28,8 @@ UNGUESSED = ("static", "orca", "flover")
 
 def refused(plan: Plan, model: Model, words: EngineWords) -> list[Diagnostic]:
     """Return everything of a plan, a model and an engine's words that is not served."""
-    return [*_of_model(model), *_of_plan(plan), *_of_words(words)]
+    found = [*_of_model(model), *_of_plan(plan), *_of_words(words)]
+    return found or [*_undivided(plan, model)]
 
 
 def _of_model(model: Model) -> Iterator[Diagnostic]:
@@ -52,6 +54,29 @@ def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
         if name not in SERVED and value != field.usual:
             said = f"{name}={value}"
             yield _bad(f"{said} is predicted, and no engine serves it", f"plan {said}", f"drop {name}")
+
+
+def _undivided(plan: Plan, model: Model) -> Iterator[Diagnostic]:
+    """Yield each size of a plan that does not divide what it splits."""
+    tp, pp, ep = plan.layout.tp, plan.layout.pp, plan.experts.ep
+    for spec in model.attentions:
+        alike = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
+        if spec.heads % tp or not alike:
+            message = f"tp{tp} does not divide {spec.heads} heads and {spec.kv_heads} key-value heads"
+            yield _bad(message, f"plan.layout.tp = {tp}", "a tp that divides both")
+    for block in model.blocks:
+        width = block.mlp.ffn
+        if width % (tp // ep if isinstance(block.mlp, Moe) and ep <= tp else tp):
+            yield _bad(f"tp{tp} does not divide an MLP of {width}", f"plan.layout.tp = {tp}", "a tp that divides it")
+    if pp > model.num_layers:
+        message = f"pp{pp} stages of {model.num_layers} layers"
+        yield _bad(message, f"plan.layout.pp = {pp}", f"pp{model.num_layers} at most")
+    etp = plan.experts.etp or max(1, tp // ep)
+    if (ep > 1 or plan.experts.etp > 1) and (not model.mixtures or ep * etp != tp):
+        message = f"ep{ep} and etp{etp} split the experts over the {tp} ranks of tp{tp}"
+        yield _bad(message, f"plan.experts.ep = {ep}", f"for a model with experts, an ep that divides {tp}")
+    if any(mixture.experts % ep for mixture in model.mixtures):
+        yield _bad(f"ep{ep} does not divide the experts", f"plan.experts.ep = {ep}", "an ep that divides them")
 
 
 def _of_words(words: EngineWords) -> Iterator[Diagnostic]:
