@@ -127,7 +127,7 @@ def served(plan, more=""):
         layers=2, hidden=2048, heads=16, vocab=1000, gated=True, ffn=1024, experts=64, top_k=2, moe_ffn=1024
     )
     asked = parse_serve("batch=64,prompt=256,output=2" + more)
-    return predict_serving(model, load("16xa100"), asked, parse(plan))
+    return predict_serving(model, load("16xa100"), asked, parse(plan), detail=False)
 
 
 def test_requests_wait_for_the_rank_whose_experts_are_chosen_most():

@@ -5,30 +5,41 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 from safetensors import safe_open
 
-import meshwright
 from meshwright.cli import main
+from meshwright.run import weights
 from tests.cli.tiny import CONFIG, tiny
+from tests.run.forked import Program
 from tests.run.shards import damage
 
 QUESTION = ["tiny/config.json", "--on", "2xh100", "--train", "batch=4,seq=32,dtype=fp32", "--data", "sample"]
 
 
-@pytest.fixture
-def trained(tmp_path, monkeypatch, capfd):
+@pytest.fixture(scope="module")
+def once(tmp_path_factory):
     """A folder with a tiny model, trained for two steps under ZeRO-1 on two processes."""
+    folder = tmp_path_factory.mktemp("trained")
+    words = ["--plan", "dp2 zero1", "--steps", "2", "--out", "run1", "--lr", "1e-2", "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        tiny(folder)
+        assert main(["run", *QUESTION, *words]) == 0
+    return folder
+
+
+@pytest.fixture
+def trained(once, tmp_path, monkeypatch, capfd):
+    """A folder of the test's own with that model."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    tiny(tmp_path)
-    words = ["--plan", "dp2 zero1", "--steps", "2", "--out", "run1", "--lr", "1e-2", "--json"]
-    assert main(["run", *QUESTION, *words]) == 0
     capfd.readouterr()
     return tmp_path
 
@@ -104,28 +115,23 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_is_read(trained, c
     assert errors(capfd)[0][0] == "H008"
 
 
-# A shell's background job ignores SIGINT and so do its children, whatever runs the tests.
-INTERRUPTED = """
-import os, signal, sys, time
-signal.signal(signal.SIGINT, signal.default_int_handler)
-from meshwright.cli import main
-from meshwright.run import weights
-def ended(*_):
-    assert any(name.startswith(".out.") for name in os.listdir())
-    os.kill(os.getpid(), int(sys.argv[1]))
-    time.sleep(30)
-weights._write = ended
-sys.exit(main(["weights", "run1", "--to", "out"]))
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_weights_that_are_interrupted_leave_nothing_behind(trained, number):
+    def ended(*_):
+        assert list(trained.glob(".out.*"))
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+
+    def program():
+        os.chdir(trained)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in a shell's background ignores it
+        weights._write = ended
+        return main(["weights", "run1", "--to", "out"])
+
     before = sorted(trained.iterdir())
-    words = [sys.executable, "-c", INTERRUPTED, str(int(number))]
-    env = os.environ | {"PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
-    done = subprocess.run(words, cwd=trained, env=env, timeout=120, check=False)
-    assert done.returncode == 130
+    interrupted = Program(program, {})
+    _, err = interrupted.communicate(timeout=120)
+    assert interrupted.returncode == 130, err
     assert sorted(trained.iterdir()) == before
 
 

@@ -27,7 +27,7 @@ def test_a_run_that_is_killed_ends_as_the_decider_says(tmp_path):
         plan=parse("dp2 zero1"),
         train=Train(global_batch=4, seq_len=32, dtype="fp32"),
         corpus=corpus,
-        steps=300,
+        steps=200,
         out=str(out),
         quiet=True,
     )
@@ -39,9 +39,9 @@ def test_a_run_that_is_killed_ends_as_the_decider_says(tmp_path):
     assert isinstance(events[-1], Ended)
     assert any(isinstance(d, Wait) for entry in found.log for d in entry.decisions)
     assert replayed(decider, found.log) == list(found.log)
-    assert found.summary["last_step"] == 300
+    assert found.summary["last_step"] == 200
     said = [json.loads(line)["step"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert said == list(range(1, 301))  # every step once, however often it was done
+    assert said == list(range(1, 201))  # every step once, however often it was done
     assert found.seconds > 0 and found.simulated_s > 0
 
 
