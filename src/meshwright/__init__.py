@@ -37,6 +37,7 @@ _PUBLIC = {
     "TaskGraph": ("meshwright.graph", "TaskGraph"),
     "Timeline": ("meshwright.timeline", "Timeline"),
     "predict": ("meshwright.answer.predict", "predict"),
+    "train": ("meshwright.run.api", "train"),
     "Prediction": ("meshwright.answer.prediction", "Prediction"),
     "Diagnostic": ("meshwright.errors", "Diagnostic"),
     "MeshwrightError": ("meshwright.errors", "MeshwrightError"),

@@ -13,7 +13,7 @@ from meshwright.cli.guard import show
 from meshwright.cli.needs import lacking
 from meshwright.cli.output import console, note, print_json, unwritable
 from meshwright.cli.question import OPTIONAL, WANTED, asked, read_parts
-from meshwright.cli.run_adapters import EXPORTS, adapted, weights_of
+from meshwright.cli.run_adapters import EXPORTS, adapted, reported, weights_of
 from meshwright.cli.run_linked import contradictions, on_links, over
 from meshwright.cli.run_options import (
     DATA,
@@ -112,15 +112,21 @@ def _grown(step_s: list[float], batches: list[int], predicted: Callable[[int], f
     }
 
 
+#: Options that runs of clients do without.
+KEPT = ("resume", "save_every", "job_trace", "tensorboard", "wandb", "callback")
+
+
 def _of_clients(given: RunOptions, job: Job, predicted: Callable[[Any], Prediction]) -> int:
     """The run of a plan whose replicas are clients of a server, in the world that is said."""
     from meshwright.run import clients, launch
     from meshwright.world.crowd import Crowd
     from meshwright.world.trace import read
 
-    kept = [f"--{word.replace('_', '-')}" for word in ("resume", "save_every", "job_trace") if getattr(given, word)]
+    kept = [f"--{word.replace('_', '-')}" for word in KEPT if getattr(given, word)]
     if kept:
-        raise MeshwrightError([bad(word, "clients are saved at the end, and begin anew") for word in kept])
+        raise MeshwrightError(
+            [bad(word, "clients are saved at the end and begin anew; versions are in metrics.jsonl") for word in kept]
+        )
     world = (read(given.world).clients if given.world else None) or Crowd()
     num_ranks = job.plan.num_ranks
     summary = launch.start(clients.train, job, world, num_ranks=num_ranks, device=given.device or "auto", stops=True)
@@ -154,7 +160,7 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     numbers = options.numbers(given, NUMBERS, wrong, command="run")
     wrong += unwritable(given.trace, "--trace") + unwritable(given.lengths, "--lengths")
     wrong += unwritable(given.routing, "--routing")
-    wrong += unwritable(given.job_trace, "--job-trace")
+    wrong += unwritable(given.job_trace, "--job-trace") + reported(given)
     wrong += _contradictions(given) + contradictions(given.link, given.device, given.world) + lacking("run", *NEEDED)
     parts, found = read_parts(question)
     if wrong or found:
@@ -265,6 +271,9 @@ def _job(given: RunOptions, numbers: dict[str, Any], precision: str, predicted: 
         weights=given.weights,
         adapter=given.adapter,
         export="" if given.export == "none" else given.export or EXPORTS[0],
+        tensorboard=given.tensorboard,
+        wandb=given.wandb,
+        callback=given.callback,
         routing=given.routing,
         ideal_s=useful.mfu * useful.step_time_s,
         identity=prediction.identity,

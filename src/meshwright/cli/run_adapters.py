@@ -1,8 +1,9 @@
 """Adapters in ``meshwright run``: the weights they are trained over, a folder to go on from, and what they are written
-as."""
+as; and what its steps are reported to."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,21 @@ if TYPE_CHECKING:
 EXPORTS = ("adapter", "merged", "none")
 #: Files that tell a folder of published weights.
 PUBLISHED = ("model.safetensors", "model.safetensors.index.json")
+
+
+def reported(given: RunOptions) -> list[Diagnostic]:
+    """Return a diagnostic for each place that steps cannot be reported to."""
+    from meshwright.run.reports import callback, missing
+
+    wrong = missing(given.tensorboard, given.wandb)
+    if given.tensorboard and Path(given.tensorboard).is_file():
+        wrong.append(bad(f"--tensorboard {given.tensorboard}", "it is a file: name a folder"))
+    if given.callback:
+        try:
+            callback(given.callback)
+        except MeshwrightError as error:
+            wrong += error.diagnostics
+    return wrong
 
 
 def weights_of(given: RunOptions, question: Question, train: Train) -> str:

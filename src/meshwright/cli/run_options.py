@@ -87,6 +87,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     clip: options.text("NORM", "Gradients longer than this are scaled down; 1 if left out.") = ""
     seed: options.text("NUMBER", "Of initial weights, data order and dropout; 0 if left out.") = ""
     dtype: options.text("TYPE", "Compute in fp32, bf16 or float64 instead of the workload's type.") = ""
+    tensorboard: options.text("FOLDER", "Write every step's numbers for TensorBoard there too.") = ""
+    wandb: options.text("PROJECT", "Log every step's numbers to a project of Weights & Biases (WANDB_MODE).") = ""
+    callback: options.text("MODULE:FUNCTION", "Call a function of yours after every step; True ends the run.") = ""
     device: options.text("KIND", "cpu or cuda; GPUs where there are some if left out.") = ""
     link: options.text("RATE[,delay=TIME]", "A host for every rank, with such a link: 100mbit,delay=20ms.") = ""
     world: options.text(

@@ -31,7 +31,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     ``judged_every`` so many steps (0: never) the loss is measured on the last ``held_out`` of the text, which is then
     not trained on. ``keep`` so many checkpoints. ``counts``: microbatches of replicas that differ. ``adapter``: a
     folder of adapters to begin with. ``export``: what adapters are written as at the end (:mod:`.lora.peft`), "" for
-    nothing.
+    nothing. ``tensorboard``: a folder, ``wandb`` a project, ``callback`` a function ``module:name`` that is told of
+    every step (:mod:`.reports`).
     """
 
     model: Model
@@ -53,6 +54,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     keep: int = KEEP
     adapter: str = ""
     export: str = ADAPTER
+    tensorboard: str = ""
+    wandb: str = ""
+    callback: str = ""
     routing: str = ""
     identity: Identity = UNKNOWN
     schedule_params: dict[str, Any] = {}

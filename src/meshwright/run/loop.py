@@ -33,6 +33,7 @@ from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
 from meshwright.run.record import Off, Recorder, install
+from meshwright.run.reports import CallbackFailed, Reporter, StepHook, StepReport, Told, callback, reporters
 from meshwright.run.routing import measures, watched
 from meshwright.run.trainer import StepResult, Trainer
 from meshwright.run.world import World
@@ -42,6 +43,8 @@ from meshwright.world.growth import Growth
 #: Steps whose spans a run's timeline has, the last ones; fewer of many ranks, so that it has at most so many steps of
 #: one rank: putting together a span takes some 14 us of one process at the end of a run.
 KEPT_STEPS, MOST_RANK_STEPS = 5, 512
+#: Values of a step's line that its report has by name.
+OF_STEP = ("step", "loss", "grad_norm", "lr", "tokens", "step_s")
 
 
 class Diverged(MeshwrightError):
@@ -50,8 +53,9 @@ class Diverged(MeshwrightError):
     exit_code = 1
 
 
-def train(world: World, job: Job) -> dict[str, Any]:
-    """The rank `world` of a run, from the first step to the last; a :class:`RunSummary` as plain values.
+def train(world: World, job: Job, on_step: Told | None = None) -> dict[str, Any]:
+    """The rank `world` of a run, from the first step to the last; a :class:`RunSummary` as plain values. `on_step` is
+    called on the first rank with every step's report, and ends the run in order by returning True.
 
     Raises:
         MeshwrightError: the same on every rank: D codes for the text, H codes for checkpoints and weights, X104 for
@@ -63,7 +67,7 @@ def train(world: World, job: Job) -> dict[str, Any]:
     how = {"settings": job.settings, "schedule_params": job.schedule_params, "counts": job.counts}
     trainer = Trainer(job.model, job.plan, job.train, place, **how, group_costs=job.group_costs)
     begin(job, trainer)
-    run = RankRun(job, trainer, corpus)
+    run = RankRun(job, trainer, corpus, on_step)
     with closing(run), recorded(place, job.steps - trainer.step_count) as recorder:
         before = clocks.probe()
         with watched(job.routing, trainer.routers, job.model, place):
@@ -125,7 +129,7 @@ def open_corpus(world: World, job: Job, place: ProcessMesh) -> data.Corpus:
 class RankRun:
     """One rank's run from where its trainer stands."""
 
-    def __init__(self, job: Job, trainer: Trainer, corpus: data.Corpus):
+    def __init__(self, job: Job, trainer: Trainer, corpus: data.Corpus, on_step: Told | None = None):
         self.job, self.trainer, self.corpus, self.judge = job, trainer, corpus, None
         if job.judged_every:
             self.corpus, held = data.held_out(corpus, job.held_out)
@@ -147,6 +151,9 @@ class RankRun:
         self.after_step: list[Callable[[int, StepResult, float], None]] = []
         self.votes = Votes(self.mesh["world"])
         self.metrics = self._metrics()
+        self.reporters: list[Reporter] = []
+        self.hook: StepHook | None = None
+        self._report_to(on_step)
         self.saver = self._saver()
         shown = self.mesh.first and not job.quiet
         self.progress = ProgressLine(job.steps, job.train.tokens_per_step, job.ideal_s) if shown else None
@@ -162,6 +169,18 @@ class RankRun:
         agree(self.mesh["world"], wrong, self.mesh.device)
         return made
 
+    def _report_to(self, on_step: Told | None) -> None:
+        """Open what else is told of steps, on the first rank; made by all, because it may not open."""
+        wrong, job = (), self.job
+        try:
+            if self.mesh.first:
+                self.reporters = reporters(job, self.trainer.step_count)
+                told = callback(job.callback) if job.callback else on_step
+                self.hook = StepHook(told) if told is not None else None
+        except MeshwrightError as error:
+            wrong = error.diagnostics
+        agree(self.mesh["world"], wrong, self.mesh.device)
+
     def _saver(self) -> AsyncSaver | None:
         if not self.job.out:
             return None
@@ -174,7 +193,7 @@ class RankRun:
         begun = time.perf_counter()
         while self.trainer.step_count < self.job.steps and not self.stopped:
             if self.trainer.round_ended:
-                self.votes.cast(launch.stop.requested)
+                self.votes.cast(launch.stop.requested or (self.hook is not None and self.hook.stops))
             batch = self._batch(self.trainer.step_count)
             result = self.trainer.step(batch)
             if not result.updated:
@@ -194,6 +213,11 @@ class RankRun:
             if self.saver is not None and self.job.save_every and self.trainer.step_count % self.job.save_every == 0:
                 self._save(wait=False)
         self._save()
+        wrong = [] if self.hook is None else self.hook.failed
+        try:
+            agree(self.mesh["world"], wrong, self.mesh.device)
+        except MeshwrightError as error:  # the same on every rank
+            raise CallbackFailed(error.diagnostics) from None
 
     def _batch(self, step: int) -> data.Batch:
         """The rows of a step that this rank trains on."""
@@ -226,23 +250,26 @@ class RankRun:
             self.done[name].append(value)
         if self.progress is not None:
             self.progress(step, loss, seconds, result.num_tokens)
+        if not self.mesh.first or (self.metrics is None and not self.reporters and self.hook is None):
+            return
+        values = {
+            "step": step,
+            "loss": loss,
+            "grad_norm": result.grad_norm,
+            "lr": self.job.settings.lr_at(step - 1),
+            "tokens": (self.sequences + batch) * train.seq_len,
+            "step_s": seconds,
+            "tokens_per_s": result.num_tokens / seconds,  # of packed rows those that something is learnt from
+            "mfu": self.job.ideal_s * batch / train.global_batch / seconds if self.job.ideal_s else None,
+        }
+        values |= traffic.so_far() | measures(self.trainer.routers, train, self.trainer.plan)
+        values |= {"batch": batch} if self.growth is not None else {}
+        values |= {"held_out_loss": self.judged[step]} if step in self.judged else {}
         if self.metrics is not None:
-            self.metrics.add(
-                {
-                    "step": step,
-                    "loss": loss,
-                    "grad_norm": result.grad_norm,
-                    "lr": self.job.settings.lr_at(step - 1),
-                    "tokens": (self.sequences + batch) * train.seq_len,
-                    "step_s": seconds,
-                    "tokens_per_s": result.num_tokens / seconds,  # of packed rows those that something is learnt from
-                    "mfu": self.job.ideal_s * batch / train.global_batch / seconds if self.job.ideal_s else None,
-                }
-                | traffic.so_far()
-                | measures(self.trainer.routers, train, self.trainer.plan)
-                | ({"batch": batch} if self.growth is not None else {})
-                | ({"held_out_loss": self.judged[step]} if step in self.judged else {})
-            )
+            self.metrics.add(values)
+        report = StepReport(steps=self.job.steps, values=values, **{f: values[f] for f in OF_STEP})
+        for one in (*self.reporters, *([self.hook] if self.hook is not None else [])):
+            one.tell(report)
 
     def _save(self, *, wait: bool = True) -> None:
         """Save where training stands, unless that has been done."""
@@ -343,5 +370,7 @@ class RankRun:
             self.saver.close()
         if self.metrics is not None:
             self.metrics.close()
+        for one in self.reporters:
+            one.close()
         if self.progress is not None:
             self.progress.close()

@@ -17,7 +17,7 @@ import torch
 
 from meshwright.plan import parse
 from meshwright.run import clocks, launch, mesh
-from meshwright.run.begin import begin, checkpoints
+from meshwright.run.begin import begin, begin_base, checkpoints
 from meshwright.run.elastic.formation import Begin, Over, Settled, Stepped, Word
 from meshwright.run.elastic.memory import Snapshots, written
 from meshwright.run.elastic.restore import restored
@@ -85,6 +85,7 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
     memory = Snapshots(trainer, fds, order.epoch)
     found = restored(trainer, written(before))
     if found is not None:
+        begin_base(job, trainer)
         trainer.sequences = found.step * job.train.global_batch
     else:
         goes_on = job.resume or (order.epoch > 0 and bool(checkpoints(job.out)))
@@ -108,6 +109,7 @@ def _train(job: Job, order: Begin, before: Sequence[int], fds: Sequence[int], sa
     with closing(run), recorded(place, job.steps - step) as recorder:
         began = clocks.probe()
         run.steps()
+        run.export()
         memory.arrived()
         whole = not order.counts  # the measured timeline is that of equal ranks
         timeline = gather(recorder, plan, before=began, identity=job.identity) if whole else None
