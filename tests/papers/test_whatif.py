@@ -20,6 +20,7 @@ from meshwright.spec.workload import parse as parse_train
 DENSE = load_model("llama3-8b"), load_cluster("32xh100"), parse_train("batch=64,seq=4096")
 PLAN = parse("tp2 pp4 mb1 zero1 full")
 MIXTURE = load_model("mixtral-8x7b"), load_cluster("32xh100"), parse_train("batch=64,seq=4096")
+STATES = load_model("mamba2-2.7b"), *DENSE[1:]
 DOCUMENTS = *DENSE[:2], parse_train("batch=64,seq=4096,lengths=512;1024;4096")
 WITH_RECIPE = [p for p in papers().values() if p.recipe]
 
@@ -32,7 +33,8 @@ def codes(names, asked=DENSE, plan=PLAN):
 
 @pytest.mark.parametrize("row", WITH_RECIPE, ids=lambda p: p.id)
 def test_a_recipe_gives_a_legal_plan_of_as_many_devices(row):
-    asked = MIXTURE if row.id == "deepspeed-ted" else DOCUMENTS if "groups=" in row.recipe.plan else DENSE
+    asked = STATES if "scans=" in row.recipe.plan else DENSE
+    asked = MIXTURE if row.id == "deepspeed-ted" else DOCUMENTS if "groups=" in row.recipe.plan else asked
     plan = parse("tp2 pp4 cp2 mb1 zero1 full") if "cp" in row.recipe.needs else PLAN
     plan = parse("cp4 dp8 mb1 fsdp full") if asked is DOCUMENTS else plan
     plan = parse("tp2 pp4 mb2 zero1 full nosp") if "domino" in row.recipe.plan else plan  # cuts microbatches of two
@@ -118,7 +120,7 @@ def test_the_exact_part_of_an_approximate_technique_is_exact():
 
 
 def test_a_paper_without_a_recipe_names_those_with_one():
-    _, said = codes(("ring-self-attn",))
+    _, said = codes(("inf-cl",))
     assert "zero-bubble" in said[0].help and "usp" in said[0].help
 
 

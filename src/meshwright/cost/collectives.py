@@ -220,6 +220,18 @@ def _send(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tupl
     )
 
 
+def _relay(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
+    """A message that each rank waits for and passes on: as many sends one after the other as there are neighbours, most
+    of them inside the innermost level."""
+    total, below = [(0.0, 0.0), (0.0, 0.0)], 1
+    for hop, fabric in zip(hops, fabrics):
+        between = (hop.members - 1) * n / (below * hop.members)
+        lines = _send(n, (hop,), (fabric,))
+        total = [(a + between * start, b + between * rate) for (a, b), (start, rate) in zip(total, lines)]
+        below *= hop.members
+    return tuple(total)
+
+
 def _neighbours(n: int, hops: tuple[Hop, ...], fabrics: tuple[Constants, ...]) -> tuple[Line, ...]:
     """Messages between ranks that meet, all at once: each takes the latency of the outermost level that any crosses,
     and the port that most of them pass carries them one after the other."""
@@ -249,6 +261,7 @@ _ALGORITHMS = {
     "reduce_scatter": _gather("reduce_scatter"),
     "all_to_all": _exchange,
     "send": _send,
+    "relay": _relay,
     "neighbours": _neighbours,
     "broadcast": _broadcast,
 }

@@ -71,6 +71,11 @@ def message(n: int, num_bytes: float, link: GlooLink) -> float:
     return link.latency_s + num_bytes / link.bytes_s
 
 
+def relay(n: int, num_bytes: float, link: GlooLink) -> float:
+    """Seconds of a message that each rank waits for and passes on."""
+    return (n - 1) * message(n, num_bytes, link)
+
+
 def broadcast(n: int, num_bytes: float, link: GlooLink) -> float:
     """Seconds of a broadcast down a binomial tree, all of which waits from the start: the root sends to one rank for
     each of its levels."""
@@ -85,6 +90,7 @@ OPERATIONS: dict[str, Callable[[int, float, GlooLink], float]] = {
     "all_gather": all_gather,
     "all_to_all": exchange,
     "send": message,
+    "relay": relay,
     "broadcast": broadcast,
 }
 

@@ -40,7 +40,7 @@ def memory_share(work: Collective, seconds: float, device: Device) -> float:
 
 def sent_bytes(work: Collective) -> float:
     """Return the bytes that one rank sends in a collective at least."""
-    if work.op == "send":
+    if work.op in ("send", "relay"):
         return work.num_bytes
     others = (work.group.size - 1) / work.group.size
     return work.num_bytes * others * (2.0 if work.op == "all_reduce" else 1.0)

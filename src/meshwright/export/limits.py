@@ -9,7 +9,7 @@ from meshwright.export.gap import Gap, Limits
 from meshwright.export.request import ExportRequest
 from meshwright.plan import Experts
 from meshwright.plan.facets.layout import DEFAULT_ORDER
-from meshwright.plan.facets.sequence import STATIC
+from meshwright.plan.facets.sequence import HANDED, STATIC, SWAPPED
 from meshwright.sync.record import USUAL
 
 #: Words of a workload whose steps no other trainer takes.
@@ -191,6 +191,14 @@ def one_exchange(r: ExportRequest) -> Iterator[Gap]:
             reason="what is written names one exchange over all context-parallel ranks",
             help="leave the number out",
             mend={"sequence.ulysses": 1},
+        )
+    if r.plan.sequence.scans == HANDED and r.layout.cp > 1:
+        yield Gap(
+            facet="sequence.scans",
+            value="scans=handed",
+            reason="layers with a state swap heads for tokens; meshwright run hands states on",
+            help="leave scans out",
+            mend={"sequence.scans": SWAPPED},
         )
     if r.plan.sequence.groups != STATIC:
         yield Gap(

@@ -2,7 +2,8 @@
 
 Each projects, convolves a few tokens back, scans and gates. Tensor parallelism splits heads (Mamba: channels), as
 Megatron-LM's and vLLM's mixers do. Under context parallelism heads are swapped for tokens around convolution and scan,
-which then see whole sequences (Megatron-LM's MambaContextParallel, and its gated delta rule after it).
+which then see whole sequences (Megatron-LM's MambaContextParallel, and its gated delta rule after it); or each rank
+scans its own tokens with all heads, and states are handed on (LASP, 2404.02882).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from meshwright.layers.kind import Cache, Flops, Held, Kind, Tokens
 from meshwright.layers.pieces import Context, Piece, enter, entering, linear, regather
 from meshwright.spec.mixers import GatedDelta, Mamba, Mamba2
 from meshwright.spec.workload import Train
-from meshwright.work import Collective, Convolution, Elementwise, Scan
+from meshwright.work import Collective, Convolution, Elementwise, Gemm, Scan
 
 if TYPE_CHECKING:
     from meshwright.plan import Plan
@@ -59,12 +60,54 @@ def _whole(c: Context, width_in: int, width_out: int, body: list[Piece]) -> list
     return [*there, *body, *back]
 
 
+def handed(c: Context) -> bool:
+    """Whether states are handed on between ranks, each of which scans its own tokens."""
+    return c.plan.layout.cp > 1 and c.plan.sequence.scans == "handed"
+
+
+def _shares(c: Context) -> tuple[int, int]:
+    """Parts that context-parallel ranks take of the tokens of a row, and of the heads, while they scan."""
+    return (c.plan.layout.cp, 1) if handed(c) else (1, c.plan.layout.cp)
+
+
+def _apart(c: Context, channels: int, kernel: int, scan: Scan, body: list[Piece]) -> list[Piece]:
+    """`body`, a convolution and a `scan` of this rank's tokens, with what ranks hand on: the tokens that a convolution
+    looks back on, and the state of every head. What the tokens see of the state before them, and what they leave of it,
+    is found beside the scan: decays, or for the delta rule a scan of an identity."""
+    e = c.element
+    # one group of neighbours in the order of the sequence, also where its ranks swap heads in layers with attention
+    group = c.cp_inner if c.cp_outer.size == 1 else c.cp_outer
+    edge = Collective(op="send", num_bytes=scan.batch * (kernel - 1) * channels * e, group=group)
+    state = scan.batch * scan.heads * scan.k_dim * scan.v_dim * e
+    relay = Collective(op="relay", num_bytes=state, group=group)
+    seen = c.tokens * scan.heads * scan.k_dim * e
+    if scan.rule == "delta":
+        unit = msgspec.structs.replace(scan, v_dim=scan.k_dim)
+        back = msgspec.structs.replace(unit, backward=True)
+        beside = Piece(name="state reach scan", forward=unit, backward=back, saved=seen)
+    else:
+        beside = Piece(
+            name="state reach", forward=Elementwise(num_bytes=2 * seen), backward=Elementwise(num_bytes=3 * seen)
+        )
+    product = {"batch": scan.batch * scan.heads, "dtype": c.attention_dtype, "out_bytes": e}
+    tokens = scan.seq_len
+    found = Gemm(m=tokens, n=scan.v_dim, k=scan.k_dim, **product)
+    back = Gemm(m=tokens, n=scan.v_dim, k=scan.k_dim, **(product | {"batch": 2 * product["batch"]}))
+    return [
+        Piece(name="mixer edge", forward=edge, backward=edge, queue="cp"),
+        *body,
+        beside,
+        Piece(name="state handed on", forward=relay, backward=relay, queue="cp", saved=state),
+        Piece(name="state seen", forward=found, backward=back, saved=seen),
+    ]
+
+
 def _convolution(c: Context, channels: int, kernel: int) -> Piece:
-    rows, cp = c.plan.pipeline.microbatch, c.plan.layout.cp
+    rows, (cuts, cp) = c.plan.pipeline.microbatch, _shares(c)
 
     def work(backward: bool) -> Convolution:
         width = max(1, channels // cp)
-        return Convolution(batch=rows, seq_len=c.seq_len, channels=width, kernel=kernel, backward=backward)
+        return Convolution(batch=rows, seq_len=c.seq_len // cuts, channels=width, kernel=kernel, backward=backward)
 
     return Piece(
         name="mixer convolution",
@@ -82,7 +125,7 @@ def _scan(c: Context, scan: Scan, saved: float) -> Piece:
         forward=scan,
         backward=msgspec.structs.replace(scan, backward=True),
         saved=saved,
-        outputs=(c.tokens * scan.heads * c.plan.layout.cp * scan.v_dim * c.element,),
+        outputs=(c.tokens * scan.heads * _shares(c)[1] * scan.v_dim * c.element,),
     )
 
 
@@ -94,12 +137,12 @@ def _gate(c: Context, width: int, *, normed: bool) -> Piece:
 
 
 def _rows(c: Context, **dims: int) -> Scan:
-    return Scan(batch=c.plan.pipeline.microbatch, seq_len=c.seq_len, **dims)
+    return Scan(batch=c.plan.pipeline.microbatch, seq_len=c.seq_len // _shares(c)[0], **dims)
 
 
 def mamba2(c: Context, spec: Mamba2) -> list[Piece]:
     """One projection makes gate, inputs, both maps and step sizes; heads are split, groups where there are enough."""
-    cp, inner, groups = c.plan.layout.cp, spec.inner // c.tp, max(1, spec.groups // c.tp)
+    cp, inner, groups = _shares(c)[1], spec.inner // c.tp, max(1, spec.groups // c.tp)
     heads, maps = spec.heads // c.tp, 2 * groups * spec.state
     scan = _rows(
         c,
@@ -116,9 +159,10 @@ def mamba2(c: Context, spec: Mamba2) -> list[Piece]:
     ]
     # fewer groups than ranks: each rank that shares a group gets its maps
     sent = inner + maps * max(1, cp // groups) + heads
+    body = _apart(c, inner + maps, spec.kernel, scan, body) if handed(c) else _whole(c, sent, inner, body)
     return [
         *_into(c, 2 * inner + maps + heads, bias=spec.bias),
-        *_whole(c, sent, inner, body),
+        *body,
         _gate(c, inner, normed=True),
         *_out(c, inner, bias=spec.bias),
     ]
@@ -133,7 +177,7 @@ def mamba2_params(spec: Mamba2, c: Context) -> Held:
 
 def delta(c: Context, spec: GatedDelta) -> list[Piece]:
     """Projections make queries, keys, values, gate, step and decay; heads are split."""
-    cp, keys, values = c.plan.layout.cp, spec.key_width // c.tp, spec.value_width // c.tp
+    cp, keys, values = _shares(c)[1], spec.key_width // c.tp, spec.value_width // c.tp
     heads = spec.heads // c.tp
     scan = _rows(
         c,
@@ -148,9 +192,11 @@ def delta(c: Context, spec: GatedDelta) -> list[Piece]:
         _convolution(c, 2 * keys + values, spec.kernel),
         _scan(c, scan, c.tokens * (2 * keys + values + 2 * heads) * c.element),
     ]
+    width = 2 * keys + values
+    body = _apart(c, width, spec.kernel, scan, body) if handed(c) else _whole(c, width + 2 * heads, values, body)
     return [
         *_into(c, 2 * keys + 2 * values + 2 * heads, bias=False),
-        *_whole(c, 2 * keys + values + 2 * heads, values, body),
+        *body,
         _gate(c, values, normed=True),
         *_out(c, values, bias=False),
     ]
@@ -223,7 +269,7 @@ def _divides(name: str, ranks: int, what: str, count: int, help: str) -> Iterato
 
 def head_rules(spec: Mamba2 | GatedDelta, plan: Plan, train: Train) -> Iterator[tuple[str, str]]:
     """Heads must divide over tensor- and context-parallel ranks, groups over the former or the other way round."""
-    tp, cp = plan.layout.tp, plan.layout.cp
+    tp, cp = plan.layout.tp, 1 if plan.sequence.scans == "handed" else plan.layout.cp
     yield from _divides("tp", tp, "heads of the mixer", spec.heads, "take a tp that divides them")
     if spec.heads % tp == 0:
         per_rank = spec.heads // tp

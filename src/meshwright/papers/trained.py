@@ -14,9 +14,9 @@ import msgspec
 from meshwright.errors import Diagnostic, MeshwrightError
 from meshwright.papers.outcome import AT_MOST, DIED, Fact, Figure, Outcome, by_processes
 from meshwright.plan import Plan, parse
-from meshwright.plan.facets.sequence import STATIC
+from meshwright.plan.facets.sequence import HANDED, STATIC
 from meshwright.spec.dimensions import transformer
-from meshwright.spec.model import Model
+from meshwright.spec.model import Model, from_config
 from meshwright.spec.workload import Train
 
 _SHAPE = {"layers": 4, "hidden": 32, "heads": 4, "kv_heads": 2, "vocab": 67, "ffn": 48, "gated": True}
@@ -27,6 +27,20 @@ EXPERTS = transformer(**_SHAPE, **_EXPERTS, max_seq_len=32, name="small with exp
 _SHALLOW = _SHAPE | {"layers": 2}
 SHALLOW = transformer(**_SHALLOW, max_seq_len=32, name="shallow")
 SHALLOW_EXPERTS = transformer(**_SHALLOW, **_EXPERTS, max_seq_len=32, name="shallow with experts")
+_STATES = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "model_type": "mamba2",
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_heads": 8,
+    "head_dim": 8,
+    "state_size": 16,
+    "n_groups": 2,
+    "conv_kernel": 4,
+    "expand": 2,
+    "chunk_size": 8,
+    "vocab_size": 67,
+}
 TRAIN = Train(global_batch=4, seq_len=16, dtype="fp32")
 STEPS = 2
 #: Relative to a tensor's largest element; the order of sums is what differs.
@@ -39,8 +53,10 @@ _found: dict[str, float | Diagnostic] = {}
 
 
 def model_of(plan: Plan) -> Model:
-    """The small model that a plan is trained on: one with experts where it spreads experts, and deeper where a pipeline
-    cuts its layers."""
+    """The small model that a plan is trained on: one with experts where it spreads experts, one with states where it
+    hands states on, and deeper where a pipeline cuts its layers."""
+    if plan.sequence.scans == HANDED:
+        return from_config(_STATES, name="small with states")
     if plan.layout.pp > 1:
         return EXPERTS if plan.experts.ep > 1 else DENSE
     return SHALLOW_EXPERTS if plan.experts.ep > 1 else SHALLOW

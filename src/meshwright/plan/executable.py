@@ -14,6 +14,7 @@ import msgspec
 from meshwright.errors import Diagnostic
 from meshwright.plan import adapters
 from meshwright.plan.facets import facets
+from meshwright.plan.facets.sequence import HANDED
 from meshwright.plan.record import Plan
 from meshwright.spec import naming
 from meshwright.spec.ends import Head
@@ -26,6 +27,8 @@ from meshwright.sync.record import USUAL
 OPTIMIZERS = ("adamw", "adam", "sgd", "momentum", "lion", "lamb", "lars")
 #: Schools whose layers have modules of their own, which every rank holds whole.
 WHOLE = ("mamba2", "qwen3_5", "bert", "t5")
+#: Those of them whose layers hand their states on from rank to rank.
+HANDING = ("mamba2", "qwen3_5")
 ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_tanh", "relu")
 
 
@@ -142,6 +145,8 @@ def _whole(plan: Plan, model: Model, train: Train) -> Iterator[Diagnostic]:
     layout, family = plan.layout, model.family
     for axis in ("tp", "pp", "cp"):
         size = getattr(layout, axis)
+        if axis == "cp" and plan.sequence.scans == HANDED and naming.school(model) in HANDING:
+            continue  # each rank scans its own tokens
         if size > 1:
             message = f"{axis}{size} of the {family} family is priced and not run: each rank holds its layers whole"
             yield _bad("P033", message, f"layout.{axis} = {size}", f"say {axis}1")

@@ -1,8 +1,9 @@
 """Scans whose memory of a sequence has a fixed size, by chunks: Mamba-2's (2405.21060) and the gated delta rule's
 (2412.06464), with the convolution before them; and the modules of the layers that have them.
 
-Inside a chunk tokens meet in products of matrices, from chunk to chunk a state is handed on. Decays are added up in
-float64, so that the border of a document can be a decay to nothing.
+Inside a chunk tokens meet in products of matrices, from chunk to chunk a state is handed on, and so it is from rank to
+rank where these share a sequence (:mod:`.handed`). Decays are added up in float64, so that the border of a document can
+be a decay to nothing.
 """
 
 from __future__ import annotations
@@ -12,35 +13,46 @@ from torch import nn
 from torch.nn import functional as F
 
 from meshwright.run.attention import attend
+from meshwright.run.handed import last_before, mine, state_before
+from meshwright.run.mesh import AxisGroup
 from meshwright.run.plain import Linear, vector
 from meshwright.run.rotary import rotate
 from meshwright.spec.layers import Attention
 from meshwright.spec.mixers import GatedDelta, Mamba2
 
+ALONE = AxisGroup(name="alone", ranks=(0,), index=0)
 #: Logarithm of a decay after which nothing is left, in any precision.
 FORGET = -1e4
 
 
-def convolved(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, documents: torch.Tensor | None):
-    """SiLU of a causal convolution of every channel of x [b, s, c] by weight [c, 1, k]; taps stay in a document."""
-    taps = weight.shape[-1]
+def convolved(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    documents: torch.Tensor | None,
+    cp: AxisGroup = ALONE,
+):
+    """SiLU of a causal convolution of every channel of x [b, s, c] by weight [c, 1, k]; taps stay in a document.
+    `documents` [b, S] are those of all tokens, of which each rank of `cp` holds as many, one after the other."""
+    taps, count = weight.shape[-1], x.shape[1]
+    longer = torch.cat((last_before(x, taps - 1, cp), x), 1)
     if documents is None:
-        out = F.conv1d(F.pad(x.transpose(1, 2), (taps - 1, 0)), weight, bias, groups=weight.shape[0])
-        return F.silu(out.transpose(1, 2))
+        return F.silu(F.conv1d(longer.transpose(1, 2), weight, bias, groups=weight.shape[0]).transpose(1, 2))
+    numbers = mine(documents, count, cp, taps - 1)
     out = torch.zeros_like(x) if bias is None else bias.expand_as(x)
     for back in range(taps):
-        earlier = F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]
-        same = F.pad(documents, (back, 0), value=-1)[:, : x.shape[1]] == documents
-        out = out + earlier * same.unsqueeze(-1).to(x.dtype) * weight[:, 0, taps - 1 - back]
+        some = slice(taps - 1 - back, taps - 1 - back + count)
+        same = numbers[:, some] == numbers[:, taps - 1 :]
+        out = out + longer[:, some] * same.unsqueeze(-1).to(x.dtype) * weight[:, 0, taps - 1 - back]
     return F.silu(out)
 
 
-def forgetting(decay: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+def forgetting(decay: torch.Tensor, documents: torch.Tensor | None, cp: AxisGroup = ALONE) -> torch.Tensor:
     """Logarithms of decay [b, s, h] in float64, with nothing left of one document in the next."""
     decay = decay.double()
     if documents is None:
         return decay
-    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
+    begins = mine(F.pad(documents[:, 1:] != documents[:, :-1], (1, 0)), decay.shape[1], cp)
     return torch.where(begins.unsqueeze(-1), decay + FORGET, decay)
 
 
@@ -52,10 +64,11 @@ def _between(decay: torch.Tensor) -> torch.Tensor:
     return apart.masked_fill(~seen, float("-inf")).exp()
 
 
-def ssd(x, maps_in, maps_out, decay, chunk: int) -> torch.Tensor:
+def ssd(x, maps_in, maps_out, decay, chunk: int, cp: AxisGroup = ALONE) -> torch.Tensor:
     """y_t = C_t h_t of h_t = exp(decay_t) h_{t-1} + B_t x_t, by chunks.
 
-    x [b, s, h, p], maps_in and maps_out (B, C) [b, s, h, n], decay [b, s, h] in float64. Returns [b, s, h, p].
+    x [b, s, h, p], maps_in and maps_out (B, C) [b, s, h, n], decay [b, s, h] in float64. Returns [b, s, h, p]. Each
+    rank of `cp` has as many tokens, one after the other.
     """
     out, state, kind = [], x.new_zeros(x.shape[0], x.shape[2], maps_in.shape[-1], x.shape[-1]), x.dtype
     for at in range(0, x.shape[1], chunk):
@@ -70,16 +83,34 @@ def ssd(x, maps_in, maps_out, decay, chunk: int) -> torch.Tensor:
             "bshn,bshp->bhnp", into * left, values
         )
         out.append(y)
-    return torch.cat(out, 1)
+    whole = torch.cat(out, 1)
+    if cp.alone:
+        return whole
+    total = decay.cumsum(1).exp().to(kind)
+    before = state_before(total[:, -1][..., None, None], state, cp)
+    return whole + torch.einsum("bthn,bhnp->bthp", maps_out * total.unsqueeze(-1), before)
 
 
-def gated_delta(q, k, v, decay, beta, chunk: int) -> torch.Tensor:
+def gated_delta(q, k, v, decay, beta, chunk: int, cp: AxisGroup = ALONE) -> torch.Tensor:
     """o_t = S_t^T q_t of S_t = exp(decay_t) S_{t-1} + beta_t k_t (v_t - (exp(decay_t) S_{t-1})^T k_t)^T, by chunks.
 
     What the tokens of a chunk write is the solution of a triangular system (Yang et al. 2024, section 3.3). q, k
-    [b, s, h, d], v [b, s, h, p], decay [b, s, h] in float64, beta [b, s, h]. Returns [b, s, h, p].
+    [b, s, h, d], v [b, s, h, p], decay [b, s, h] in float64, beta [b, s, h]. Returns [b, s, h, p]. Each rank of `cp`
+    has as many tokens, one after the other: what they see and leave of the state before them is what they do of an
+    identity, scanned beside without values.
     """
-    out, state, kind = [], v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]), v.dtype
+    out, state = _gated_delta(q, k, v, decay, beta, chunk)
+    if cp.alone:
+        return out
+    unit = torch.eye(k.shape[-1], dtype=v.dtype, device=v.device).expand(v.shape[0], v.shape[2], -1, -1)
+    seen, left = _gated_delta(q, k, torch.zeros_like(k), decay, beta, chunk, unit)
+    return out + torch.einsum("bthd,bhdp->bthp", seen, state_before(left, state, cp))
+
+
+def _gated_delta(q, k, v, decay, beta, chunk: int, state=None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what tokens see, and the state [b, h, d, p] behind them."""
+    out, kind = [], v.dtype
+    state = v.new_zeros(v.shape[0], v.shape[2], k.shape[-1], v.shape[-1]) if state is None else state
     for at in range(0, v.shape[1], chunk):
         some = slice(at, at + chunk)
         qs, ks, vs, d, b = (t[:, some].transpose(1, 2) for t in (q, k, v, decay, beta))
@@ -96,7 +127,7 @@ def gated_delta(q, k, v, decay, beta, chunk: int) -> torch.Tensor:
         rest = (total[..., -1:] - total).exp().to(kind).unsqueeze(-1)
         state = state * grown[..., -1:, :] + torch.einsum("bhsd,bhsp->bhdp", ks * rest, written)
         out.append(o.transpose(1, 2))
-    return torch.cat(out, 1)
+    return torch.cat(out, 1), state
 
 
 def _rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -109,6 +140,7 @@ class Mamba2Mixer(nn.Module):
     def __init__(self, shared, name: str, spec: Mamba2):
         super().__init__()
         self.spec, self.eps, hidden = spec, shared.model.numerics.norm_eps, shared.model.hidden
+        self.cp = shared.mesh["cp"]
         width = spec.inner + spec.conv_width + spec.heads
         self.into = Linear(shared, f"{name}in_proj", width, hidden, bias=spec.bias)
         self.taps = shared.conv(f"{name}conv1d.weight", spec.conv_width, spec.kernel)
@@ -122,15 +154,15 @@ class Mamba2Mixer(nn.Module):
     def forward(self, x: torch.Tensor, p) -> torch.Tensor:
         spec = self.spec
         gate, mixed, step = self.into(x).transpose(0, 1).split([spec.inner, spec.conv_width, spec.heads], -1)
-        mixed = convolved(mixed, self.taps, self.taps_bias, p.documents)
+        mixed = convolved(mixed, self.taps, self.taps_bias, p.documents, self.cp)
         maps = spec.groups * spec.state
         values, into, off = mixed.split([spec.inner, maps, maps], -1)
         values = values.unflatten(-1, (spec.heads, -1))
         shares = spec.heads // spec.groups
         into, off = (m.unflatten(-1, (spec.groups, -1)).repeat_interleave(shares, 2) for m in (into, off))
         step = F.softplus(step + self.step)
-        decay = forgetting(-step * self.decay.exp(), p.documents)
-        y = ssd(values * step.unsqueeze(-1), into, off, decay, spec.chunk) + values * self.skip.unsqueeze(-1)
+        decay = forgetting(-step * self.decay.exp(), p.documents, self.cp)
+        y = ssd(values * step.unsqueeze(-1), into, off, decay, spec.chunk, self.cp) + values * self.skip.unsqueeze(-1)
         grouped = (y.flatten(-2) * F.silu(gate)).unflatten(-1, (spec.groups, -1))  # normalised group by group
         y = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps).flatten(-2) * self.norm
         return self.out(y.transpose(0, 1))
@@ -142,6 +174,7 @@ class DeltaMixer(nn.Module):
     def __init__(self, shared, name: str, spec: GatedDelta):
         super().__init__()
         self.spec, self.eps, hidden = spec, shared.model.numerics.norm_eps, shared.model.hidden
+        self.cp = shared.mesh["cp"]
         self.qkv = Linear(shared, f"{name}in_proj_qkv", spec.conv_width, hidden)
         self.gate = Linear(shared, f"{name}in_proj_z", spec.value_width, hidden)
         self.beta = Linear(shared, f"{name}in_proj_b", spec.heads, hidden)
@@ -155,13 +188,13 @@ class DeltaMixer(nn.Module):
     def forward(self, x: torch.Tensor, p) -> torch.Tensor:
         spec = self.spec
         mixed, gate, beta, rate = (layer(x).transpose(0, 1) for layer in (self.qkv, self.gate, self.beta, self.rate))
-        mixed = convolved(mixed, self.taps, None, p.documents)
+        mixed = convolved(mixed, self.taps, None, p.documents, self.cp)
         q, k, v = mixed.split([spec.key_width, spec.key_width, spec.value_width], -1)
         shares = spec.heads // spec.k_heads
         q, k = (_unit(t.unflatten(-1, (spec.k_heads, -1))).repeat_interleave(shares, 2) for t in (q, k))
         v = v.unflatten(-1, (spec.heads, -1))
-        decay = forgetting(-self.decay.exp() * F.softplus(rate + self.step), p.documents)
-        out = gated_delta(q * spec.k_head_dim**-0.5, k, v, decay, beta.sigmoid(), spec.chunk)
+        decay = forgetting(-self.decay.exp() * F.softplus(rate + self.step), p.documents, self.cp)
+        out = gated_delta(q * spec.k_head_dim**-0.5, k, v, decay, beta.sigmoid(), spec.chunk, self.cp)
         out = _rms(out, self.norm, self.eps) * F.silu(gate.unflatten(-1, (spec.heads, -1)))
         return self.out(out.flatten(-2).transpose(0, 1))
 
@@ -197,7 +230,8 @@ class GatedAttention(nn.Module):
             k,
             v.contiguous(),
             cp=mesh["cp_outer"],
-            algorithm="ring",
+            inner=mesh["cp_inner"],
+            algorithm=self.shared.plan.sequence.algorithm,
             scale=spec.head_dim**-0.5,
             documents=p.documents,
         )

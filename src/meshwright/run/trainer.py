@@ -162,7 +162,7 @@ class Trainer:
             plan.layout.cp,
             mesh["cp"].index,
             plan.sequence.algorithm,
-            train.causal,
+            train.causal and not plan.sequence.one_piece,
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
         before, after = self.places.links(mesh, length=self.shape.row_tokens, hidden=model.hidden, dtype=types.compute)

@@ -26,6 +26,8 @@ CP_ALGORITHMS = ("ring", "ulysses", "allgather", "burstattention", "tokenring", 
 ONE_PIECE = ("ulysses", STORING)
 #: Of these, blocks that circulate while others are worked on; and those that a search tries by itself.
 RINGS, SEARCHED = ("ring", "burstattention", "tokenring"), ("ring", "ulysses", "allgather")
+#: Ways in which layers with a state work on a sequence that is cut: heads swapped for tokens, or the state handed on.
+SWAPPED, HANDED = SCANS = ("swapped", "handed")
 #: Groups of the plan's own size, and the ways of forming others for every batch (``assign/groups.py``).
 STATIC = "static"
 GROUPS = (STATIC, "flexsp", "flexsp-ilp", "bytescale", "zeppelin")
@@ -39,11 +41,19 @@ class Sequence(msgspec.Struct, frozen=True, kw_only=True):
     ``ring-self-attention`` stores whole rows of scores, for which keys and then values go round (2105.13120).
     ``ulysses`` > 1: so many neighbouring ranks swap heads inside a ring or gather between such groups (the union of
     both, Fang & Zhao 2405.07719). ``groups``: the ranks that share documents are others for every batch, groups of any
-    power of two; a rank holds as many tokens as it would in groups of ``cp``."""
+    power of two; a rank holds as many tokens as it would in groups of ``cp``. ``scans``: layers with a state have their
+    heads ``swapped`` for tokens (as in Megatron-LM), or each rank scans its own tokens and the state is ``handed`` on
+    from rank to rank (LASP, Sun et al. 2404.02882)."""
 
     algorithm: str = "ring"
     ulysses: int = 1
     groups: str = STATIC
+    scans: str = SWAPPED
+
+    @property
+    def one_piece(self) -> bool:
+        """Whether each rank has one piece of the sequence, also where tokens see no later one."""
+        return self.algorithm in ONE_PIECE or self.scans == HANDED
 
 
 def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
@@ -62,7 +72,7 @@ def _context(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
     if cp == 1:
         return
     outer = cp // swap
-    pieces = lcm(2 * outer, cp) if algorithm not in ONE_PIECE and train.causal else cp
+    pieces = lcm(2 * outer, cp) if not plan.sequence.one_piece and train.causal else cp
     if train.seq_len % pieces:
         why = (
             "balanced causal attention takes an early and a late piece a rank"
@@ -133,6 +143,36 @@ def _grouped(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterat
         yield wrong("P060", message, f"sequence.groups = {word}", help)
 
 
+def _handed(plan: Plan, model: Model, cluster: Cluster, train: Train) -> Iterator[Diagnostic]:
+    """P075 for everything that keeps the states of layers from being handed on from rank to rank."""
+    sequence, cp = plan.sequence, plan.layout.cp
+    if sequence.scans != HANDED or cp == 1:
+        return
+    mixers = [block.mixer for block in model.blocks if block.mixer is not None]
+    found = []
+    if not mixers:
+        found.append((f"{model.name} has no layer whose state goes on from token to token", "drop scans="))
+    if model.attentions and sequence.algorithm not in ONE_PIECE:
+        found.append(
+            (
+                f"{sequence.algorithm} gives a rank an early and a late piece, and a state goes on through one",
+                f"say {' or '.join(ONE_PIECE)} for the layers with attention",
+            )
+        )
+    if sequence.groups != STATIC:
+        found.append((f"groups={sequence.groups} shares documents among other ranks every time", "drop groups="))
+    least = max((getattr(mixer, "kernel", 1) for mixer in mixers), default=1) - 1
+    if mixers and train.seq_len // cp < least:
+        found.append(
+            (
+                f"a rank's {train.seq_len // cp} tokens are fewer than the {least} that a convolution looks back",
+                "a smaller cp",
+            )
+        )
+    for message, help in found:
+        yield wrong("P075", message, f"sequence.scans = {HANDED}", help)
+
+
 def _split(plan: Plan) -> bool:
     return plan.layout.cp > 1
 
@@ -179,12 +219,23 @@ FIELDS = (
         decides=(LAYER,),
         with_sizes=True,
     ),
+    Field(
+        name="scans",
+        help="how layers with a state work on a sequence that is cut: heads swapped for tokens, or the state handed on",
+        form=names(*SCANS),
+        spelled=KEYED,
+        place=166,
+        decides=(LAYER,),
+        seen={LAYER: lambda plan: plan.layout.cp > 1 and plan.sequence.scans},
+        useful=_split,
+        with_sizes=True,
+    ),
 )
 FACET = Facet(
     name="sequence",
     help="how context parallelism exchanges",
     record=Sequence,
     fields=FIELDS,
-    rules=(_context, _grouped),
+    rules=(_context, _grouped, _handed),
     unexecutable=_unexecutable,
 )
