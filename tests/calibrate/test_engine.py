@@ -89,7 +89,8 @@ def test_tokens_a_second_count_where_no_time_per_token_is_known():
     assert figures(error, weights(measured)) == pytest.approx(said)
 
 
-def test_a_profile_is_written_as_the_catalog_holds_it(servers, tmp_path):
+def test_a_profile_is_written_as_the_catalog_holds_it(servers, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "STEPS", 3)
     found = fit("e-2024-12", told(servers, TRUE, noise=0.1), ("model", "hardware"))
     (path,) = write([found], tmp_path / "engines")
     table = tomllib.loads(path.read_text())
