@@ -147,6 +147,15 @@ def load(path: str | Path) -> EngineProfile:
         ) from None
 
 
+def of_a_server(path: str | Path) -> bool:
+    """Whether a file is the profile of one server, sound or not."""
+    try:
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(table.get("server"), dict)
+
+
 def _sound(profile: EngineProfile) -> EngineProfile:
     """Return a profile whose numbers are times, or raise what is wrong with them."""
     times = [value for value in msgspec.structs.astuple(profile) if isinstance(value, float)]

@@ -77,7 +77,7 @@ async def greet(client: HttpClient, *, model: str = "", chat: bool = False) -> S
         MeshwrightError: T001 where nobody answers, T002 for what is no such server or refuses its key, T003 for a model
             that it does not have.
     """
-    known = await _models(client)
+    known = await _models(client, needed=not model)
     names = [one.id for one in known]
     if not model and not names:
         help = "say which one: --model NAME"
@@ -97,7 +97,9 @@ async def greet(client: HttpClient, *, model: str = "", chat: bool = False) -> S
     raise _other(client, f"a completion of two tokens failed: {_said(why)}")
 
 
-async def _models(client: HttpClient) -> list[_Model]:
+async def _models(client: HttpClient, *, needed: bool) -> list[_Model]:
+    """Return the models that a server lists; none where it lists none and they are not needed, as some servers fail to
+    list a model that they were given as a folder."""
     try:
         reply = await client.ask("/v1/models")
     except HttpFault as fault:
@@ -108,10 +110,14 @@ async def _models(client: HttpClient) -> list[_Model]:
         message = f"the server refuses the key: {_said(reply)}"
         raise MeshwrightError.one("T002", message, place=client.where.text, help=help)
     if reply.status != 200:
-        raise _other(client, f"GET /v1/models: {_said(reply)}")
+        if needed:
+            raise _other(client, f"GET /v1/models: {_said(reply)} (--model NAME asks for one without the list)")
+        return []
     try:
         return msgspec.json.decode(reply.body, type=_Models).data
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        if not needed:
+            return []
         raise _other(client, f"GET /v1/models lists none: {error}") from None
 
 

@@ -244,7 +244,7 @@ class WorkloadReplay:
             heapq.heappush(self._due, (due, later))
             state.last_due_s = max(state.last_due_s, due)
         if self._waiting:
-            heapq.heappush(self._due, (record.end_s, self._waiting.popleft()))
+            heapq.heappush(self._due, (asyncio.get_running_loop().time() - self._zero, self._waiting.popleft()))
         if not record.error and record.finish != WITHDRAWN:
             self._count_answer(number)
             self._withdraw(number)
