@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from meshwright.run.data import Corpus, held_out
-from meshwright.run.judge import Judge
+from meshwright.run.judge import Judge, share_of
 from meshwright.run.settings import Settings
 from meshwright.spec.workload import Train
 from tests.run import local
@@ -23,14 +23,19 @@ CORPUS = Corpus(
 
 def judged(rank: int, text: str):
     trainer = local.begun(llama(layers=2), text, TRAIN, Settings(precision="float64", lr=0.0))
-    held, dp = held_out(CORPUS, 0.25)[1], trainer.mesh["dp"]
+    return before_and_after(trainer, held_out(CORPUS, 0.25)[1])
+
+
+def before_and_after(trainer, held):
+    """The judged loss, the mean of steps that change nothing on the same rows, and the judged loss behind them."""
     judge = Judge(trainer, held)
     before = judge.loss()
-    steps = [trainer.step(held.batch(i, dp.index, dp.size)).loss for i in range(judge.batches)]
+    steps = [trainer.step(share_of(trainer, held, i)).loss for i in range(judge.batches)]
     return before, sum(steps) / len(steps), judge.loss()
 
 
 PLANS = ["dp1 mb4", "dp2 mb2", "dp2 mb1", "dp2 mb2 fsdp", "dp1 tp2 mb2", "dp1 cp2 mb2", "dp1 pp2 mb1 1f1b"]
+POOLS = "a=[dp2 mb2 on=0:2 part=0:1] + b=[dp1 mb1 on=2:3 part=1:2]"  # other replicas, other microbatches
 
 
 @pytest.mark.parametrize("text", PLANS)
@@ -38,6 +43,13 @@ def test_a_judged_loss_is_the_mean_of_steps_without_a_learning_rate(text):
     ranks = 1 if text == "dp1 mb4" else 2
     for before, steps, after in launch(ranks, judged, text):
         assert before == pytest.approx(steps, rel=1e-12)
+        assert after == before
+
+
+def test_several_pools_judge_as_one_process_does():
+    ((_, _, expected),) = launch(1, judged, "dp1 mb4")
+    for before, steps, after in launch(3, judged, POOLS):
+        assert before == pytest.approx(steps, rel=1e-12) == pytest.approx(expected, rel=1e-12)
         assert after == before
 
 

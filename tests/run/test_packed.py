@@ -16,6 +16,7 @@ from meshwright.plan import parse as parse_plan
 from meshwright.run import data
 from meshwright.run.data import tokenizer
 from meshwright.run.groups import GroupRows
+from meshwright.run.judge import Judge
 from meshwright.run.mesh import alone as alone_mesh
 from meshwright.run.mesh import build
 from meshwright.run.parts import Pass
@@ -164,6 +165,23 @@ def test_documents_train_alike_in_groups_that_are_formed_for_the_batch(model, pl
     formed = found.formed(corpus(folder, pack, 1).batch(2), ranks=said.layout.dp * said.layout.cp)
     assert set(formed.degrees) == sizes and len(formed.rounds) > 1
     compare(model, plan, pack, folder)
+
+
+def judged_in_groups(rank: int, words: str, folder: str):
+    """The loss of held-out documents, and the mean of steps on them that change nothing."""
+    plan, train = parse_plan(words).on(2), parse("batch=8,seq=32,dtype=fp32,pack=packed")
+    said = {"settings": Settings(precision="float64", lr=0.0, weight_decay=0.0), "group_costs": GROUP_COSTS}
+    trainer = Trainer(MODELS["llama"](), plan, train, build(plan), **said)
+    text = data.load(Path(folder), train, vocab=VOCAB, seed=5, microbatch=1)
+    judge = Judge(trainer, data.held_out(text, 0.4)[1])
+    found = judge.loss()
+    steps = [trainer.step(judge.held.batch(i)).loss for i in range(judge.batches)]
+    return found, sum(steps) / len(steps), len(steps)
+
+
+def test_groups_that_are_formed_for_the_batch_judge_what_they_train(folder):
+    for found, steps, count in launch(2, judged_in_groups, "cp2 dp1 mb1 ring groups=flexsp", str(folder)):
+        assert count > 1 and found == pytest.approx(steps, rel=1e-12)
 
 
 @pytest.mark.parametrize("pack", PACKS)

@@ -172,13 +172,9 @@ def _read(given: RunOptions, wrong: list[Diagnostic]) -> tuple[Job, Callable[[An
     precision = "float64" if given.dtype == "float64" else ""
     from meshwright.plan import check
     from meshwright.plan.executable import unexecutable
-    from meshwright.plan.facets.sequence import STATIC
 
     if given.routing and not model.mixtures:
         wrong.append(bad(f"--routing {given.routing}", f"{model.name} has no experts that a router chooses among"))
-    if given.eval_every and (plan.several or plan.sequence.groups != STATIC):
-        why = "several pools" if plan.several else f"groups={plan.sequence.groups}"
-        wrong.append(bad(f"--eval-every {given.eval_every}", f"under {why} no loss is measured without training"))
     wrong += check(plan, model, cluster, train) or unexecutable(plan, model, train, precision=precision)
     if wrong:
         raise MeshwrightError(wrong)
@@ -291,8 +287,6 @@ def _check_held_out(text: Any, share: float, name: str) -> None:
         data.held_out(text, share)
     except ValueError as error:
         message = f"the text is too short to hold a part out: {error}"
-        if text.rows is not None:
-            message = "rows of whole documents (pack=) have no part that is held out"
         help = "more text, another --held-out, a smaller batch or seq, or no --eval-every"
         raise MeshwrightError.one("D005", message, place=f"--data {name}", help=help) from None
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
-from meshwright.run.data import Corpus
+from meshwright.run.data import Batch, Corpus
 from meshwright.run.record import Off, install, recorder
 from meshwright.run.trainer import Trainer
 
@@ -14,10 +14,19 @@ from meshwright.run.trainer import Trainer
 BATCHES = 8
 
 
+def share_of(trainer: Trainer, corpus: Corpus, number: int) -> Batch:
+    """Return what a rank takes of a global batch: its replica's rows, or, with groups of ranks, all of it."""
+    dp, rows = trainer.mesh["dp"], trainer.rows()
+    if trainer.groups is not None:
+        return corpus.batch(number)
+    return corpus.batch(number, dp.index, dp.size) if rows is None else corpus.batch(number).taking(rows)
+
+
 class Judge:
     """Judges what a trainer holds by held-out text: every replica its share of the rows, with its own parameters, so
     that of replicas that differ it is the mean of their losses. Ranks do the forwards of their schedule, without
-    dropout."""
+    dropout; those of several pools hand hidden states on as in a step, and groups of ranks are formed for each
+    batch."""
 
     def __init__(self, trainer: Trainer, held: Corpus):
         self.trainer, self.held = trainer, held
@@ -27,17 +36,16 @@ class Judge:
     def loss(self) -> float:
         """Mean loss per token; collective."""
         trainer, record = self.trainer, recorder()
-        mesh, dp = trainer.mesh, trainer.mesh["dp"]
+        mesh = trainer.mesh
         trainer.settle()
         total = torch.zeros((), dtype=torch.float64, device=mesh.device)
         install(Off())
         try:
             with torch.no_grad():
                 for number in range(self.batches):
-                    rows = trainer.rows()
-                    batch = self.held.batch(number, dp.index, dp.size) if rows is None else self.held.batch(number)
-                    batch = batch if rows is None else batch.taking(rows)
-                    plain = [one._replace(step=-1) for one in trainer.passes(batch)]
+                    plain = [one._replace(step=-1) for one in trainer.passes(share_of(trainer, self.held, number))]
+                    if trainer.groups is not None:  # as many passes as the batch's groups have rounds
+                        self.pipeline = trainer.forwards()
                     total += self.pipeline.run(plain)
         finally:
             install(record)

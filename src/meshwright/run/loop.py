@@ -28,7 +28,7 @@ from meshwright.run.exchanges import in_step
 from meshwright.run.gather import gather
 from meshwright.run.held import device_name, peak_bytes
 from meshwright.run.job import Job, RunSummary
-from meshwright.run.judge import Judge
+from meshwright.run.judge import Judge, share_of
 from meshwright.run.lora.peft import export
 from meshwright.run.mesh import ProcessMesh
 from meshwright.run.metrics import METRICS, Metrics, ProgressLine
@@ -223,12 +223,7 @@ class RankRun:
         """The rows of a step that this rank trains on."""
         if self.growth is not None:
             return self.corpus.share(self.sequences, self.trainer.train.global_batch, self.dp.index, self.dp.size)
-        if self.trainer.groups is not None:
-            return self.corpus.batch(step)
-        rows = self.trainer.rows()
-        if rows is None:
-            return self.corpus.batch(step, self.dp.index, self.dp.size)
-        return self.corpus.batch(step).taking(rows)
+        return share_of(self.trainer, self.corpus, step)
 
     def _grow(self) -> None:
         """Take the batch that the last step's gradient asks for."""

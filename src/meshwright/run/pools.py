@@ -40,10 +40,10 @@ class Places(NamedTuple):
     own: Place
 
     def links(
-        self, mesh: ProcessMesh, *, length: int, hidden: int, dtype: torch.dtype
+        self, mesh: ProcessMesh, *, length: int, hidden: int, dtype: torch.dtype, backward: bool = True
     ) -> tuple[Link | None, Link | None]:
         """This rank's side of the link before its pool and of the one after it, of sequences of `length` tokens; None
-        where there is none, or another rank has it."""
+        where there is none, or another rank has it. Without a `backward` gradients do not come back over it."""
         before = after = None
         by_name = {place.pool.name: place for place in self.every}
         for link in self.plan.links:
@@ -56,7 +56,7 @@ class Places(NamedTuple):
                     continue
                 groups = tuple(mesh[f"{way}{link.source}:{link.target}"] for way in LINKS)
                 made = Link(
-                    own, other, mesh, groups, source=is_source, back=not source.frozen,
+                    own, other, mesh, groups, source=is_source, back=backward and not source.frozen,
                     length=length, hidden=hidden, dtype=dtype,
                 )  # fmt: skip
                 before, after = (before, made) if is_source else (made, after)

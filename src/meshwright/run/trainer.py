@@ -165,7 +165,7 @@ class Trainer:
             train.causal and not plan.sequence.one_piece,
             ulysses=plan.sequence.ulysses,
         ).to(mesh.device)
-        before, after = self.places.links(mesh, length=self.shape.row_tokens, hidden=model.hidden, dtype=types.compute)
+        before, after = self._links()
         self.pipeline = self._pipeline(actions, before, after)
         links = [link.edges() for link in (before, after) if link is not None]
         connect([*self.pipeline.edges(), *itertools.chain(*links)], mesh.rank, mesh.device)
@@ -190,8 +190,13 @@ class Trainer:
             frozen=self.place.frozen or self.projected is not None,
         )
 
+    def _links(self, **said: bool) -> tuple[Link | None, Link | None]:
+        length, hidden = self.shape.row_tokens, self.model.hidden
+        return self.places.links(self.mesh, length=length, hidden=hidden, dtype=self.types.compute, **said)
+
     def forwards(self) -> RankPipeline:
         """The passes of a step without their backwards: those of held-out text."""
+        before, after = self._links(backward=False)
         actions = self.pipeline.actions
         actions = actions if self.projected is not None else actions.forwards()
         return RankPipeline(
@@ -202,8 +207,8 @@ class Trainer:
             blocking_sends=not self.plan.overlap.pp,
             due=np.zeros(len(actions.kind), bool),
             final=lambda stage: None,
-            before=self.pipeline.before,
-            after=self.pipeline.after,
+            before=before,
+            after=after,
             frozen=True,
         )
 

@@ -157,7 +157,7 @@ def held_out(text: Corpus | MixedText, share: float) -> tuple[Corpus, Corpus] | 
     same order whatever the seed.
 
     Raises:
-        ValueError: rows of whole documents, or parts of which one is shorter than a step's batch.
+        ValueError: one of the parts is shorter than a step's batch.
     """
     return text.held_out(share) if isinstance(text, MixedText) else halves(text, share, least=text.global_batch)
 

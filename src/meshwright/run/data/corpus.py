@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from meshwright.assign.packing import cut, taken
 from meshwright.atomic import write_bytes
-from meshwright.run.data.rows import NOTHING, PackedRows
+from meshwright.run.data.rows import NOTHING, PackedRows, laid_out
 from meshwright.spec.lengths import Lengths, of_counts
 
 ROUNDS = 6
@@ -185,24 +185,28 @@ def halves(corpus: Corpus, share: float, *, least: int) -> tuple[Corpus, Corpus]
     the same order whatever the seed.
 
     Raises:
-        ValueError: rows of whole documents, or parts of which one has less than so many sequences.
+        ValueError: one of the parts has less than so many sequences.
     """
     cut = len(corpus.tokens) - int(len(corpus.tokens) * share)
     before, behind = corpus.starts[corpus.starts < cut], corpus.starts[corpus.starts >= cut] - cut
     behind = np.append(0, behind[behind > 0])  # the document that the cut is in begins there anew
     parts = (
-        msgspec.structs.replace(corpus, tokens=corpus.tokens[:cut], starts=before, learnt=_part(corpus, slice(0, cut))),
-        msgspec.structs.replace(
-            corpus, tokens=corpus.tokens[cut:], starts=behind, seed=0, learnt=_part(corpus, slice(cut, None))
-        ),
+        _part(corpus, slice(0, cut), before),
+        msgspec.structs.replace(_part(corpus, slice(cut, None), behind), seed=0),
     )
-    if corpus.rows is not None or min(part.num_sequences for part in parts) < least:
+    if min(part.num_sequences for part in parts) < least:
         raise ValueError(f"{len(corpus.tokens):,} tokens, of which {share:.2%} are held out")
     return parts
 
 
-def _part(corpus: Corpus, some: slice) -> NDArray[np.uint8] | None:
-    return None if corpus.learnt is None else corpus.learnt[some]
+def _part(corpus: Corpus, some: slice, starts: NDArray[np.int64]) -> Corpus:
+    """A run of a corpus's tokens; documents that are kept whole are packed anew."""
+    tokens, rows = corpus.tokens[some], corpus.rows
+    learnt = None if corpus.learnt is None else corpus.learnt[some]
+    if rows is not None:
+        width = rows.laid.row_tokens
+        rows = laid_out(starts, len(tokens), rows.packing, corpus.seq_len, width, corpus.global_batch, learnt)
+    return msgspec.structs.replace(corpus, tokens=tokens, starts=starts, learnt=learnt, rows=rows)
 
 
 def sequences(place: NDArray[np.int64], count: int, seed: int) -> NDArray[np.int64]:

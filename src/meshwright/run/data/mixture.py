@@ -126,7 +126,7 @@ class MixedText(msgspec.Struct, frozen=True, kw_only=True):
         """Divide every text in two as :func:`~.corpus.held_out` divides one.
 
         Raises:
-            ValueError: rows of whole documents, or parts of which one has no sequence.
+            ValueError: one of the parts has no sequence.
         """
         parts = [halves(source, share, least=1) for source in self.sources]
         train, judged = (msgspec.structs.replace(self, sources=tuple(some)) for some in zip(*parts))

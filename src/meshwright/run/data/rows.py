@@ -77,15 +77,28 @@ def packed(
     if train.packing in ("", "concat"):
         return None
     row_tokens, rows, _ = shape(train, microbatch)
+    return laid_out(starts, num_tokens, train.packing, train.seq_len, row_tokens, rows, learnt)
+
+
+def laid_out(
+    starts: NDArray[np.int64],
+    num_tokens: int,
+    packing: str,
+    seq_len: int,
+    row_tokens: int,
+    rows: int,
+    learnt: NDArray[np.uint8] | None,
+) -> PackedRows:
+    """Return the rows of `row_tokens` tokens that a way of packing makes of documents, in pieces of `seq_len`, with so
+    many `rows` a step."""
     lengths = np.diff(np.append(starts, num_tokens))
-    pieces = cut(lengths, train.seq_len)[1]
+    pieces = cut(lengths, seq_len)[1]
     inside = np.cumsum(pieces) - pieces  # documents lie one behind the other, and so do their pieces
     ends = np.zeros(num_tokens, np.bool_)
     ends[starts[1:] - 1] = True
     ends[-1:] = True
     if learnt is not None:
         ends[:-1] |= learnt[1:] == 0
-    laid = lay(pieces, train.packing, row_tokens, rows)
-    return PackedRows(
-        packing=train.packing, laid=laid, first=inside, ends=ends, together=rows if train.packing == "balanced" else 1
-    )
+    laid = lay(pieces, packing, row_tokens, rows)
+    together = rows if packing == "balanced" else 1
+    return PackedRows(packing=packing, laid=laid, first=inside, ends=ends, together=together)
