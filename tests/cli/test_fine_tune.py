@@ -1,17 +1,24 @@
 """A fine-tune as a user types it: one command trains adapters on conversations and leaves what PEFT loads."""
 
 import json
+import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when its packages are: nothing here is asked for over a network
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from meshwright.cli import main
 from meshwright.run import data
 from meshwright.run.data import tokenizer
+from meshwright.run.lora.formats import FORMATS, quantise
 from meshwright.spec.workload import parse
 
 #: What PEFT asks of a model of `transformers` by a name that is on its way out.
@@ -31,7 +38,7 @@ TEMPLATE = (
 TRAIN = "batch=4,seq=16,dtype=fp32,phase=lora,rank=4,alpha=8,targets=q+v+o+down"
 TARGETS = ["q_proj", "v_proj", "o_proj", "down_proj"]
 STEPS, LR, DECAY = 6, 1e-2, 0.05
-HOW = ["--steps", str(STEPS), "--lr", str(LR), "--weight-decay", str(DECAY), "--clip", "0", "--dtype", "float64"]
+HOW = {"--steps": STEPS, "--lr": LR, "--weight-decay": DECAY, "--clip": 0, "--dtype": "float64"}
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +74,9 @@ def here(base, tmp_path, monkeypatch):
 
 
 def run(base, *words, train=TRAIN, plan="dp2 mb2", on="2xh100"):
-    asked = [str(base / "base"), "--on", on, "--train", train, "--plan", plan, "--data", str(base / "chat.jsonl")]
-    return main(["run", *asked, *HOW, *words])
+    usual = HOW | {"--on": on, "--train": train, "--plan": plan, "--data": base / "chat.jsonl"}
+    usual = [str(part) for word, said in usual.items() if word not in words for part in (word, said)]
+    return main(["run", str(base / "base"), *usual, *words])
 
 
 def metrics(folder):
@@ -152,3 +160,119 @@ def test_a_fine_tune_is_one_command_whose_losses_are_those_of_peft_and_whose_fol
     # the folder holds 32 bits of what was trained in 64
     assert torch.allclose(probe(tuned), probe(model), rtol=0, atol=1e-5)
     assert not torch.allclose(probe(tuned), probe(untouched(base)), rtol=0, atol=1e-2)
+
+
+def losses(folder):
+    return [line["loss"] for line in metrics(folder)]
+
+
+@pytest.mark.parametrize(("plan", "after"), [("fsdp mb2", "fsdp mb2"), ("tp2 mb2", "dp2 mb1")])
+def test_adapters_go_on_from_a_checkpoint_under_the_plan_that_saved_it_or_another(base, start, reference, plan, after):
+    """To the last bit under the same one; sums in another order under another."""
+    assert run(base, "--adapter", str(start), "--out", "half", "--steps", "3", plan=plan) == 0
+    assert run(base, "--out", "half", "--resume", plan=after) == 0
+    assert losses("half") == pytest.approx(reference[0], rel=1e-9, abs=0)
+    if plan == after:
+        assert run(base, "--adapter", str(start), "--out", "whole", plan=plan) == 0
+        assert losses("half") == losses("whole")
+        a, b = (load_file(f"{folder}/adapter/adapter_model.safetensors") for folder in ("half", "whole"))
+        assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_merged_weights_are_those_that_peft_merges(base, start):
+    words = ["--adapter", str(start), "--out", "merged"]
+    assert run(base, *words, "--export", "merged", plan="dp1 mb4", on="1xh100") == 0
+    assert main(["weights", "merged", "--to", "adapters"]) == 0  # the same checkpoint as adapters
+    tuned = PeftModel.from_pretrained(untouched(base), "./adapters", autocast_adapter_dtype=False).double()
+    ours = AutoModelForCausalLM.from_pretrained("merged/merged", dtype=torch.float64)
+    # published weights are in 32 bits, as those they were added to
+    assert torch.allclose(probe(ours), probe(tuned.merge_and_unload()), rtol=0, atol=1e-5)
+    assert (
+        Path("merged/merged/tokenizer_config.json").read_bytes()
+        == (base / "base" / "tokenizer_config.json").read_bytes()
+    )
+
+
+def test_a_quantised_base_is_trained_and_merged_into_what_it_stood_for(base, start):
+    """With a learning rate of nearly nothing the merged weights are those of the quantised base and the adapters that
+    training began with."""
+    words = ["--adapter", str(start), "--out", "q", "--export", "merged", "--lr", "1e-30", "--steps", "1"]
+    train = TRAIN.replace("fp32", "bf16")
+    assert run(base, *words, train=train, plan="dp1 mb4 params=nf4", on="1xh100") == 0
+    ours, whole = (load_file(f"{folder}/model.safetensors") for folder in ("q/merged", base / "base"))
+    factors = load_file(start / "adapter_model.safetensors")
+    for name in ("model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj"):
+        stood_for = quantise(whole[f"{name}.weight"], FORMATS["nf4"]).restored(FORMATS["nf4"], torch.float32)
+        if f"base_model.model.{name}.lora_A.weight" in factors:
+            a, b = (factors[f"base_model.model.{name}.lora_{side}.weight"].float() for side in "AB")
+            stood_for += 2 * (b @ a)
+        assert torch.allclose(ours[f"{name}.weight"], stood_for, rtol=0, atol=1e-6)
+    assert torch.equal(ours["lm_head.weight"], whole["lm_head.weight"])
+
+
+def changed(folder, to, **said):
+    """A folder of adapters with another configuration."""
+    shutil.copytree(folder, to)
+    config = json.loads((to / "adapter_config.json").read_text()) | said
+    (to / "adapter_config.json").write_text(json.dumps(config))
+    return to
+
+
+def refused(capfd, base, *words, **said):
+    assert run(base, *words, **said) == 2
+    return re.findall(r"^error\[(\w+)\]: (.*)$", capfd.readouterr().err, re.MULTILINE)
+
+
+def test_every_wrong_word_of_a_fine_tune_is_one_error_before_anything_is_written(base, start, capfd, tmp_path):
+    plain, out = "batch=4,seq=16,dtype=fp32", ["--out", "none"]
+
+    def says(code, part, *words, **how):
+        found = refused(capfd, base, *words, *out, **how)
+        assert {one for one, _ in found} == {code} and part in found[0][1], found
+
+    says("W002", "'q+z' is not", train=f"{plain},targets=q+z")
+    says("W002", "rank = '0' is not", train=f"{plain},rank=0")
+    says("W002", "alpha = '-1' is not", train=f"{plain},phase=lora,alpha=-1")
+    says("L005", "--export adapter cannot be", "--export", "adapter", train=plain)
+    says("L005", "--export all cannot be", "--export", "all")
+    says("L005", "--resume --adapter cannot be", "--resume", "--adapter", str(start))
+    says("H009", "FileNotFoundError", "--adapter", "absent")
+    says("H009", "rank=4", "--adapter", str(start), train=TRAIN.replace("rank=4", "rank=8"))
+    says("H009", "use_dora is not trained here", "--adapter", str(changed(start, tmp_path / "dora", use_dora=True)))
+    says("H009", "has no qkv", "--adapter", str(changed(start, tmp_path / "qkv", target_modules=["qkv"])))
+    says("P033", "int4 has a scale for 128 weights", train=TRAIN.replace("fp32", "bf16"), plan="dp2 mb2 params=int4")
+    says(
+        "P033",
+        "nf4 has a scale for 64 weights",
+        train=TRAIN.replace("fp32", "bf16"),
+        plan="tp4 mb2 params=nf4",
+        on="4xh100",
+    )
+    says("D009", "the weight -1 is not above 0", "--data", f"{base / 'chat.jsonl'}=1,x.jsonl=-1")
+    says("L008", "is not MODULE:FUNCTION", "--callback", "mine")
+    assert not Path("none").exists()
+
+
+def test_adapters_of_another_base_are_refused_by_what_they_are_of(base, start, capfd, tmp_path):
+    """By the shapes of their tensors, and by the weights that a run of ours says they were trained over."""
+    shutil.copytree(base / "base", tmp_path / "other")
+    held = load_file(base / "base" / "model.safetensors")
+    save_file(held | {"lm_head.weight": held["lm_head.weight"] + 1}, tmp_path / "other" / "model.safetensors")
+    assert run(base, "--out", "ours", "--steps", "1", plan="dp1 mb4", on="1xh100") == 0
+    capfd.readouterr()
+    other = ["--weights", str(tmp_path / "other"), "--steps", "2"]
+    one = {"plan": "dp1 mb4", "on": "1xh100"}
+    ((code, said),) = refused(capfd, base, "--adapter", "ours/adapter", *other, "--out", "b", **one)
+    assert code == "H009" and "other weights" in said
+    ((code, said),) = refused(capfd, base, "--resume", "--out", "ours", *other, **one)
+    assert code == "H009" and "other weights" in said
+    ((code, said),) = refused(capfd, base, "--resume", "--out", "ours", train=TRAIN.replace("rank=4", "rank=2"), **one)
+    assert code == "H009" and "rank=4" in said and "rank=2" in said
+    bent = tmp_path / "bent"
+    shutil.copytree(start, bent)
+    factors = load_file(start / "adapter_model.safetensors")
+    save_file(
+        {name: tensor[:, :-1].contiguous() for name, tensor in factors.items()}, bent / "adapter_model.safetensors"
+    )
+    ((code, said),) = refused(capfd, base, "--adapter", str(bent), "--out", "c", **one)
+    assert code == "H007" and "have another shape" in said

@@ -37,13 +37,12 @@ EXPERTS = transformer(**(DIMS | {"experts": 4, "top_k": 2, "moe_ffn": 24, "name"
 TUNED = "batch=4,seq=16,dtype=fp32,rank=4,targets=all,alpha=8"
 QUANTISED = TUNED.replace("fp32", "bf16")
 CASES = [
-    *((MODEL, words, TUNED) for words in ("dp2 mb2 zero1", "dp2 mb1 zero2", "fsdp mb1", "tp2 nosp mb2 full")),
-    *((MODEL, words, TUNED) for words in ("pp2 mb1 zb-h1", "cp2 mb2", "dp2 mb1 selective")),
-    (SHARED, "tp2 sp mb2", TUNED),
+    *((MODEL, words, TUNED) for words in ("dp2 mb2 zero1", "dp2 mb1 zero2", "pp2 mb1 zb-h1", "cp2 mb2")),
+    (SHARED, "tp2 sp mb2 full", TUNED),
     (EXPERTS, "dp2 mb2", TUNED.replace("all", "q+v+o")),
-    *((MODEL, words, f"{TUNED},lora_dropout=0.2") for words in ("tp2 sp mb2", "fsdp mb1")),
-    *((MODEL, f"{words} params=nf4", QUANTISED) for words in ("tp2 mb2", "pp2 mb1 full")),
-    *((MODEL, f"{words} params=nf4-dq", QUANTISED) for words in ("tp2 mb2", "fsdp mb1")),
+    *((MODEL, words, f"{TUNED},lora_dropout=0.2") for words in ("tp2 nosp mb2", "fsdp mb1")),
+    (MODEL, "tp2 mb2 params=nf4", QUANTISED),
+    (MODEL, "fsdp mb1 params=nf4-dq", QUANTISED),
     (MODEL, "tp2 mb2 params=int8", QUANTISED),
     (MODEL, "fsdp mb1 params=int4", QUANTISED),
 ]

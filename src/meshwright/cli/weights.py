@@ -22,6 +22,8 @@ CHECKPOINT may be a folder that torch.distributed.checkpoint wrote, too: of its 
 weights, or, with --format checkpoint and AdamW's moments in it, a checkpoint that meshwright run --resume goes on from
 under any plan. Nothing that is pickled in it is run.
 
+Of a run of adapters (phase=lora) the checkpoint has these alone: they become a folder that PEFT loads.
+
 One process does it, a tensor at a time; the plan and the number of processes that trained do not matter.
 
 Exit code 0: written; 2: the question is wrong, or the checkpoint is not whole; 130: ended by Ctrl-C or SIGTERM, which
@@ -122,6 +124,13 @@ def _own(given: WeightsOptions, config: Mapping[str, Any] | None) -> tuple[Path,
 
         refuse(Path(given.to))
         made = export_distributed(CheckpointReader(source), given.to, dtype=dtype)
+    elif "adapter" in read_index(source).meta.extra:  # of a frozen base a checkpoint has nothing
+        if given.dtype:
+            message = f"--dtype {given.dtype} of adapters, which are written as they were trained"
+            raise MeshwrightError.one("L005", message, place="meshwright weights", help="leave --dtype out")
+        from meshwright.run.lora.peft import export_adapter
+
+        made = export_adapter(source, given.to)
     else:
         made = export_weights(source, given.to, dtype=dtype, config=config)
     joined = read_index(source).meta.extra.get("joined", True)
