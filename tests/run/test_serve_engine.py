@@ -245,3 +245,42 @@ def test_an_iteration_is_cut_between_sequences_for_the_stages():
     assert (two.tokens, two.rows, two.wanted) == ([5, 6, 7, 8], rows[1:], [0, 3])
     assert [len(part.rows) for part in cut(packed, 9)] == [1, 1, 1, 1]
     assert cut(packed, 1) == [packed]
+
+
+def rounded(weight: torch.Tensor, largest: float, width: int, form: torch.dtype | None = None) -> torch.Tensor:
+    """A matrix as symmetric codes of runs of so many numbers stand for it."""
+    out = weight.clone()
+    for begin in range(0, weight.shape[1], width):
+        part = weight[:, begin : begin + width]
+        scale = part.abs().amax(1, keepdim=True) / largest
+        codes = part / scale
+        out[:, begin : begin + width] = (codes.round() if form is None else codes.to(form).to(part.dtype)) * scale
+    return out
+
+
+@pytest.mark.parametrize(
+    ("plan", "largest", "width", "form", "most"),
+    [
+        # uniform rounding errors are a step over the square root of 12; a row's largest number is 2 to 3 deviations
+        ("weights=int8", 127, 10**6, None, 0.01),
+        ("weights=int4", 7, 128, None, 0.15),
+        ("weights=fp8", 448, 10**6, torch.float8_e4m3fn, 0.04),  # three bits of mantissa: 2**-4 at most
+    ],
+)
+def test_stored_weights_compute_as_the_rounded_matrices_and_say_how_far_these_are(
+    tmp_path, plan, largest, width, form, most
+):
+    net = published("qwen3_moe", tmp_path)
+    one = engine(tmp_path, plan_of(plan), parse("block=4,kv_blocks=40"), dtype="float64")
+    apart = whole = 0.0
+    with torch.no_grad():
+        for name, weight in net.model.layers.named_parameters():
+            if weight.dim() < 2 or name.endswith("gate.weight"):
+                continue
+            for matrix in weight if weight.dim() == 3 else weight[None]:
+                new = rounded(matrix, largest, width, form)
+                apart, whole = apart + (new - matrix).square().sum(), whole + matrix.square().sum()
+                matrix.copy_(new)
+    assert answers(one, asked()) == generated(net)
+    rounding = one.executor.layers.rounding
+    assert rounding == pytest.approx((apart / whole).sqrt().item(), rel=1e-6) and 0 < rounding < most

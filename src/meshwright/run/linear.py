@@ -148,9 +148,11 @@ def _weight_gradient(
 
 
 def matmul(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any."""
+    """``x @ weight.T`` for x [..., k] and weight [n, k]; the weight gradient goes to the weight's sink, if any. In
+    inference a weight may be ``stored`` otherwise, and knows its product."""
     if torch.is_inference_mode_enabled():
-        return F.linear(x, weight)
+        stored = getattr(weight, "stored", None)
+        return F.linear(x, weight) if stored is None else stored.product(x)
     return _Product.apply(x, weight, None, False, False, False)
 
 
@@ -162,7 +164,7 @@ def column_parallel(
 
     Returns [S, b, n] of the whole sequence.
     """
-    if tp.alone:
+    if tp.alone or (not sequence and torch.is_inference_mode_enabled()):
         return matmul(x, weight)
     return _Product.apply(x, weight, tp, sequence, keep, tiles)
 
@@ -220,4 +222,7 @@ def _groups(counts: list[int]) -> Iterator[tuple[int, slice]]:
 def grouped_matmul(x: torch.Tensor, weight: torch.Tensor, counts: list[int]) -> torch.Tensor:
     """x [t, k] in consecutive groups of `counts` rows (sum t), each times its own weight [groups, n, k] transposed:
     [t, n]. The weight gradient goes to the weight's sink if it has one."""
+    stored = getattr(weight, "stored", None)
+    if stored is not None:
+        return torch.cat([stored[i].product(x[rows]) for i, rows in _groups(counts)])
     return _Grouped.apply(x, weight, counts)

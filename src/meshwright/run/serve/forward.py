@@ -23,6 +23,7 @@ from meshwright.run.rotary import rotaries
 from meshwright.run.self_attention import HeadsCore
 from meshwright.run.serve.packed import PackedTokens
 from meshwright.run.serve.paged import KvBlocks, PagedCore, kv_shape
+from meshwright.run.serve.stored import store
 from meshwright.run.weights import load_weights
 from meshwright.spec import naming
 from meshwright.spec.model import Model
@@ -32,7 +33,9 @@ class ServedLayers:
     """The layers of a model on one rank of a serving plan, with their keys and values once :meth:`cache` made room."""
 
     def __init__(self, model: Model, plan: Plan, mesh: ProcessMesh, *, dtype: torch.dtype, seed: int = 0):
-        self.model, self.mesh, self.dtype = model, mesh, dtype
+        self.model, self.plan, self.mesh, self.dtype = model, plan, mesh, dtype
+        #: The distance of stored weights from the published ones, relative to their size.
+        self.rounding = 0.0
         shared = Shared(
             model=model,
             plan=plan,
@@ -60,16 +63,19 @@ class ServedLayers:
         """
         pieces = [TensorPiece(PARAM, p.info, 0, p.numel(), p.data.view(-1), True) for p in self.stage.parameters()]
         load_weights(folder, pieces, self.model, self.mesh["world"], device=self.mesh.device)
-        self._lay_out()
+        self._settle()
 
     def draw(self, seed: int) -> None:
         """Fill the parameters with random values."""
         initialise(self.stage.parameters(), seed)
-        self._lay_out()
+        self._settle()
 
-    def _lay_out(self) -> None:
-        """Lay matrices out by columns on a processor, whose libraries multiply a few rows with those in two thirds of
-        the time."""
+    def _settle(self) -> None:
+        """Store weights as the plan says, and lay those that stay whole out by columns on a processor, whose libraries
+        multiply a few rows with such in two thirds of the time."""
+        precision = self.plan.precision
+        if precision.weights or precision.experts:
+            self.rounding = store(self.stage, precision.weights, precision.experts_format)
         if self.mesh.device.type != "cpu" or self.dtype not in (torch.float32, torch.float64):
             return
         looked_up = [m for m in self.stage.modules() if isinstance(m, EmbeddingModule)]

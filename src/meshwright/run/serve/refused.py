@@ -21,7 +21,9 @@ from meshwright.spec.model import Model
 from meshwright.spec.serve_values import AUTO_BUDGET
 
 #: Fields of a plan that lay out serving, and are served.
-SERVED = ("tp", "pp", "dp", "sp", "ep", "etp", "dtype", "order", "stages", "imbalance")
+SERVED = ("tp", "pp", "dp", "sp", "ep", "etp", "dtype", "weights", "expert_weights", "order", "stages", "imbalance")
+#: Formats of stored weights that are served (:mod:`meshwright.run.serve.stored`).
+STORED = ("int8", "fp8", "int4")
 #: Policies that take no guesses: their sequences compute one token each.
 UNGUESSED = ("static", "orca", "flover")
 
@@ -49,6 +51,9 @@ def _of_plan(plan: Plan) -> Iterator[Diagnostic]:
         yield _bad(
             f"dp{plan.layout.dp}: an engine is one replica", f"plan.layout.dp = {plan.layout.dp}", "start one a replica"
         )
+    for said in sorted({plan.precision.weights, plan.precision.experts} - {"", *STORED}):
+        help = f"weights of {', '.join(STORED)}"
+        yield _bad(f"weights in {said} are predicted, and not served", f"plan weights={said}", help)
     for name, field in fields().items():
         value = field.value(plan)
         if name not in SERVED and value != field.usual:
