@@ -23,18 +23,26 @@ from typing import Any, NamedTuple
 from fuzz.commands import Commands
 from fuzz.engine import Interleavings
 from fuzz.found import minimised
+from fuzz.http import Http
 from fuzz.questions import Questions
 from fuzz.served import Served
 from fuzz.texts import Texts
 
-CAMPAIGNS = {"texts": Texts, "predictions": Questions, "serving": Served, "commands": Commands, "engine": Interleavings}
+CAMPAIGNS = {
+    "texts": Texts,
+    "predictions": Questions,
+    "serving": Served,
+    "commands": Commands,
+    "http": Http,
+    "engine": Interleavings,
+}
 #: An example that takes more seconds of the processor hangs, and so does one that waits so many on the clock.
 LIMIT_S, LIMIT_CLOCK_S = 10.0, 600.0
 #: A worker's first example may be longer by so many times: it comes after imports and may compile.
 FIRST = 30
 MEMORY_BYTES = 12 * 2**30
 #: Examples between two reports of a worker.
-REPORT = {"texts": 500, "predictions": 20, "serving": 20, "commands": 20, "engine": 20}
+REPORT = {"texts": 500, "predictions": 20, "serving": 20, "commands": 20, "engine": 20, "http": 500}
 ROOT = Path(__file__).parent.parent
 
 

@@ -80,6 +80,7 @@ class App:
             middleware=[Middleware(Gate, host=served.host, keys=served.keys, slow_s=served.limits.slow_s)],
             exception_handlers={Refused: self._refused, HTTPException: _http, Exception: _fault},
         )
+        self.asgi.router.redirect_slashes = False
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
