@@ -23,13 +23,11 @@ MODELS = {
 }
 ALONE = [
     ("llama", "full mb2 recompute_portions=3 loss_portions=5"),
-    ("tied", "full mb4 recompute_portions=16 loss_portions=16"),
+    ("tied", "full mb4 recompute_portions=8 loss_portions=16"),
     ("gpt", "full mb2 recompute_portions=2 recompute_layers=1"),
-    ("gpt", "mb1 loss_portions=3"),
 ]
 TOGETHER = [
     ("gpt", "dp2 full mb1 recompute_portions=3 loss_portions=5"),
-    ("tied", "dp2 zero2 full mb1 recompute_portions=3 loss_portions=5"),
     ("tied", "dp2 zero3 full mb2 recompute_portions=3 loss_portions=5"),
     ("tied", "pp2 full mb1 recompute_portions=3 loss_portions=5"),
     ("llama", "tp2 nosp full mb2 recompute_portions=3 loss_portions=5"),
